@@ -1,0 +1,33 @@
+"""rfdlc: reliable decisions on long-tailed data. Train once, calibrate, decide for any utility.
+
+Public names load on first use, so that `import rfdlc` is cheap and never loads torch, pandas or matplotlib.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from rfdlc.decide.classes import Classes as Classes
+    from rfdlc.errors import InputError as InputError
+
+# Public name -> the module that defines it.
+_HOME = {
+    "Classes": "rfdlc.decide.classes",
+    "InputError": "rfdlc.errors",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rfdlc' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,226 @@
+"""Classes: names, training counts, frequency rank, regions and groups.
+
+Frequency rank, never the class index, decides what is head and what is tail.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rfdlc.errors import InputError, listing, suggestion
+
+Indices = NDArray[np.int64]
+
+MANY_SHOT, FEW_SHOT = 100, 20  # many: more than 100 training samples; few: fewer than 20 (Liu et al. 2019)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a problem, in a fixed order that every array of the library follows.
+
+    `counts` are numbers of training samples; without them there is no head and no tail, and what needs
+    them says so. `groups` are named sets of classes (metaclasses), such as vehicles.
+
+    >>> classes = Classes.from_counts({"cat": 10, "dog": 500, "newt": 3}, groups={"pets": ["cat", "dog"]})
+    >>> classes.rank.tolist()
+    [1, 0, 2]
+    >>> {region: classes.select(members) for region, members in classes.thirds.items()}
+    {'head': ('dog',), 'med': ('cat',), 'tail': ('newt',)}
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...] | None = None
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = tuple(str(name) for name in self.names)
+        object.__setattr__(self, "names", names)
+        if not names:
+            raise InputError("classes need at least one name, got none")
+        doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if doubled:
+            raise InputError(f"class names must differ, but these appear more than once: {listing(doubled)}")
+        if self.counts is not None:
+            object.__setattr__(self, "counts", _whole_counts(self.counts, names))
+        object.__setattr__(self, "groups", {str(k): self.select(self.encode(v)) for k, v in self.groups.items()})
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    # -- where classes come from ------------------------------------------------------------------------------
+
+    @classmethod
+    def from_labels(
+        cls, labels: ArrayLike, names: Sequence[str] | None = None, groups: Mapping[str, Sequence[str]] | None = None
+    ) -> "Classes":
+        """Count training labels: integers are class indices (0 to the largest seen), text is class names.
+
+        Pass `names` to fix the order, or to include classes that have no training sample.
+        """
+        labels = np.asarray(labels)
+        if labels.ndim != 1 or not len(labels):
+            raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
+        if names is None:
+            numeric = labels.dtype.kind in "iufb"
+            names = [str(i) for i in range(int(np.nanmax(labels)) + 1)] if numeric else np.unique(labels.astype(str))
+        bare = cls(tuple(names))
+        return cls(bare.names, tuple(np.bincount(bare.encode(labels), minlength=len(bare))), dict(groups or {}))
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int] | Sequence[int] | NDArray[Any],
+        names: Sequence[str] | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None,
+    ) -> "Classes":
+        """From a table {name: count}, or from counts in class order with or without names."""
+        if isinstance(counts, Mapping):
+            names, counts = list(counts), list(counts.values())
+        return cls(tuple(names or map(str, range(len(counts)))), tuple(counts), dict(groups or {}))
+
+    @classmethod
+    def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":
+        """From a file that `to_json` wrote, or from the table inside one."""
+        if isinstance(source, Mapping):
+            table = source
+        else:
+            try:
+                table = json.loads(Path(source).read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise InputError(f"{source}: cannot be read as classes in JSON ({error})") from error
+        if not isinstance(table, Mapping) or not isinstance(table.get("names"), list):
+            raise InputError(f"{source}: expected a JSON object with a list 'names' (and 'counts', 'groups')")
+        counts = table.get("counts")
+        return cls(tuple(table["names"]), tuple(counts) if counts is not None else None, table.get("groups") or {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and tables, ready for JSON."""
+        counts = None if self.counts is None else list(self.counts)
+        return {"names": list(self.names), "counts": counts, "groups": {k: list(v) for k, v in self.groups.items()}}
+
+    def to_json(self, path: str | Path) -> None:
+        """Write `to_dict()` as a JSON file."""
+        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+    # -- labels and names -------------------------------------------------------------------------------------
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    def encode(self, labels: ArrayLike, what: str = "label") -> Indices:
+        """Labels as class indices: integers are indices already and are checked, text is looked up by name.
+
+        >>> Classes(("a", "b")).encode(["b", "a", "b"]).tolist()
+        [1, 0, 1]
+        """
+        array = np.asarray(labels)
+        if array.dtype.kind in "iufb":
+            return self._check_indices(array, what)
+        try:
+            return np.array([self._index[str(name)] for name in array.reshape(-1)], dtype=np.int64).reshape(array.shape)
+        except KeyError as error:
+            name = error.args[0]
+            hint = suggestion(name, self.names)
+            raise InputError(f"{what} {name!r} is no class: expected one of {listing(self.names)}{hint}") from None
+
+    def _check_indices(self, array: NDArray[Any], what: str) -> Indices:
+        with np.errstate(invalid="ignore"):
+            wrong = (array < 0) | (array >= len(self)) | (array != np.floor(array)) | np.isnan(array)
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
+            raise InputError(
+                f"{what} {array.reshape(-1)[place]} at position {place} is out of range: "
+                f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes"
+            )
+        return array.astype(np.int64)
+
+    def select(self, indices: Iterable[int]) -> tuple[str, ...]:
+        """The names at these class indices."""
+        return tuple(self.names[i] for i in indices)
+
+    def members(self, group: str | Iterable[str]) -> Indices:
+        """Class indices of a named group, of one class, or of several named classes."""
+        if isinstance(group, str):
+            if group in self.groups:
+                return self.encode(self.groups[group])
+            if group not in self._index:
+                known = [*self.groups, *self.names]
+                hint = suggestion(group, known)
+                raise InputError(f"{group!r} is neither a group nor a class: known are {listing(known)}{hint}")
+            return self.encode([group])
+        return self.encode(list(group))
+
+    # -- head and tail ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def count_array(self) -> Indices:
+        """Training counts as an array; an error that says what to do where they are not known."""
+        if self.counts is None:
+            raise InputError(
+                "the classes have no training counts, so head and tail are not defined: "
+                "give them with Classes.from_labels(y_train) or Classes.from_counts({name: count})"
+            )
+        return np.array(self.counts, dtype=np.int64)
+
+    @cached_property
+    def order(self) -> Indices:
+        """Class indices by falling count, ties by class order."""
+        return np.argsort(-self.count_array, kind="stable")
+
+    @cached_property
+    def rank(self) -> Indices:
+        """Frequency rank of each class: 0 is the most frequent."""
+        rank = np.empty(len(self), dtype=np.int64)
+        rank[self.order] = np.arange(len(self))
+        return rank
+
+    @cached_property
+    def prior(self) -> NDArray[np.float64]:
+        """Training frequencies, summing to one."""
+        if not self.count_array.sum():
+            raise InputError("all training counts are zero, so there is no class prior: expected at least one sample")
+        return self.count_array / self.count_array.sum()
+
+    @property
+    def imbalance_factor(self) -> float:
+        """Largest over smallest training count (of the classes that have any)."""
+        present = self.count_array[self.count_array > 0]
+        return float(present.max() / present.min()) if len(present) else float("nan")
+
+    @cached_property
+    def thirds(self) -> dict[str, Indices]:
+        """Head, med and tail: equal thirds of the classes by rank (100 classes: 33, 33, 34)."""
+        head = max(1, len(self) // 3)
+        med = max(head, 2 * len(self) // 3)
+        return {"head": self.order[:head], "med": self.order[head:med], "tail": self.order[med:]}
+
+    @cached_property
+    def shots(self) -> dict[str, Indices]:
+        """Many (over 100 training samples), medium (20 to 100) and few (under 20)."""
+        counts = self.count_array
+        medium = (counts >= FEW_SHOT) & (counts <= MANY_SHOT)
+        masks = {"many": counts > MANY_SHOT, "medium": medium, "few": counts < FEW_SHOT}
+        return {name: self.order[mask[self.order]] for name, mask in masks.items()}
+
+    def head_mask(self, head_fraction: float) -> NDArray[np.bool_]:
+        """True for the most frequent share of the classes (rounded half up, as the paper's code does)."""
+        if not 0 < head_fraction < 1:
+            raise InputError(f"head_fraction {head_fraction} is not a share of the classes: expected 0 < share < 1")
+        return self.rank < int(len(self) * head_fraction + 0.5)
+
+
+def _whole_counts(counts: Iterable[Any], names: tuple[str, ...]) -> tuple[int, ...]:
+    values = list(counts)
+    if len(values) != len(names):
+        raise InputError(f"{len(values)} training counts for {len(names)} classes: expected one count a class")
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, str) or not np.isfinite(value) or value < 0 or value != int(value):
+            raise InputError(f"training count {value!r} of class {name!r} is not a whole number of samples (0 or more)")
+    return tuple(int(value) for value in values)

@@ -1,0 +1,40 @@
+"""The errors that users see: what was given, what is allowed, and the fix, in one line."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used. The command line prints it as one line and exits with 2."""
+
+
+def suggestion(given: str, allowed: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for a near miss, otherwise nothing.
+
+    >>> suggestion("birb", ["bird", "cat"])
+    "; did you mean 'bird'?"
+    """
+    close = get_close_matches(given, list(allowed), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def listing(names: Iterable[object], most: int = 8) -> str:
+    """The names for a message, shortened when there are many.
+
+    >>> listing(range(10), most=3)
+    '0, 1, 2, ... (10 in all)'
+    """
+    words = [str(name) for name in names]
+    return ", ".join(words) if len(words) <= most else ", ".join(words[:most]) + f", ... ({len(words)} in all)"
+
+
+def choose(what: str, given: str, allowed: Iterable[str]) -> str:
+    """`given` if it is allowed, else an error that says what is.
+
+    >>> choose("rule", "argmax", ["argmax", "expected-utility"])
+    'argmax'
+    """
+    allowed = list(allowed)
+    if given not in allowed:
+        raise InputError(f"{what} {given!r} is unknown: expected one of {listing(allowed, 40)}{suggestion(given, allowed)}")
+    return given

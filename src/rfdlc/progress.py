@@ -1,0 +1,35 @@
+"""Progress that a library may report and only a program shows: silent unless `shown()` is active."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+_SHOWN: ContextVar[bool] = ContextVar("rfdlc_progress_shown", default=False)
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Within it, `track` draws a bar with the time left on standard error. The command line turns it on."""
+    token = _SHOWN.set(True)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
+    """The items one by one, with a progress bar that goes away at the end where a program asked for bars.
+
+    >>> list(track([1, 2], "Counting"))
+    [1, 2]
+    """
+    if not _SHOWN.get():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track as rich_track
+
+    yield from rich_track(items, description, total=total, console=Console(stderr=True), transient=True)
