@@ -36,5 +36,6 @@ def choose(what: str, given: str, allowed: Iterable[str]) -> str:
     """
     allowed = list(allowed)
     if given not in allowed:
-        raise InputError(f"{what} {given!r} is unknown: expected one of {listing(allowed, 40)}{suggestion(given, allowed)}")
+        hint = suggestion(given, allowed)
+        raise InputError(f"{what} {given!r} is unknown: expected one of {listing(allowed, 40)}{hint}")
     return given

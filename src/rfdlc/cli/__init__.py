@@ -1,0 +1,46 @@
+"""The command line: thin. Each file holds one group of commands; heavy imports wait until a command runs."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from rfdlc import __version__
+from rfdlc.errors import InputError
+from rfdlc.progress import shown
+
+app = typer.Typer(
+    name="rfdlc",
+    help="Reliable decisions on long-tailed data: train once, calibrate, decide for any utility.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"rfdlc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command. Bad input is one clear line on standard error and exit code 2."""
+    try:
+        with shown():
+            app()
+    except InputError as error:
+        print(f"rfdlc: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
