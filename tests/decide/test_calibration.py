@@ -76,6 +76,41 @@ def test_bias_corrected_is_the_optimum_of_its_penalised_likelihood():
         assert other >= best - 1e-9
 
 
+def test_prior_corrected_temperature_finds_how_far_a_model_leans_to_the_head():
+    rng = np.random.default_rng(11)
+    z, y = sample(rng, 20_000, np.full(4, 0.25), sharpness=2)
+    counts = np.array([1000, 200, 50, 0])  # a class without training samples counts as if it had one
+    lean = 0.4 * np.log(np.maximum(counts, 1))
+    fitted = fit_calibration("prior-corrected-temperature", z + 2 * lean, y, training_counts=counts)
+    bias = np.array(fitted.bias)
+    assert fitted.temperature == pytest.approx(2, rel=0.05)
+    assert bias - bias[0] == pytest.approx(lean[0] - lean, abs=0.15)
+    assert fitted.prior == pytest.approx(np.full(4, 0.25), abs=0.02)
+
+
+def test_prior_corrected_temperature_is_the_optimum_of_its_penalised_likelihood():
+    rng = np.random.default_rng(12)
+    z, y = sample(rng, 300, [0.5, 0.3, 0.2], sharpness=2)
+    log_count = np.log([500, 50, 5])
+    weights = 1 / np.bincount(y)[y]
+    fitted = fit_calibration("prior-corrected-temperature", z, y, training_counts=np.array([500, 50, 5]), balanced=True)
+    strength = (fitted.bias[0] - fitted.bias[2]) / (log_count[2] - log_count[0])
+
+    def loss(t, d):
+        return nll(log_softmax(z / t - d * log_count, axis=1), y, weights) + d**2 / 2 / len(y)
+
+    best = loss(fitted.temperature, strength)
+    for t in np.linspace(0.8, 1.25, 11):
+        for d in np.linspace(-0.3, 0.3, 11):
+            assert loss(fitted.temperature * t, strength + d) >= best - 1e-9
+
+
+def test_prior_corrected_temperature_needs_training_counts():
+    decider = Decider(Utility.one_hot(2), calibration="prior-corrected-temperature")
+    with pytest.raises(InputError, match="needs training counts"):
+        decider.fit([[0.9, 0.1], [0.3, 0.7]], [0, 1])
+
+
 @pytest.mark.parametrize("kind", ["temperature", "bias-corrected-temperature"])
 @pytest.mark.parametrize("balanced", [False, True])
 def test_absent_classes_are_no_obstacle(kind, balanced):

@@ -41,7 +41,10 @@ ClassesOption = Annotated[
 CalibrateOption = Annotated[
     Path | None, typer.Option("--calibrate", help="Held-out predictions with targets, to fit the calibration on.")
 ]
-CalibrationOption = Annotated[str, typer.Option("--calibration", help="`temperature` or `bias-corrected-temperature`.")]
+CalibrationOption = Annotated[
+    str,
+    typer.Option("--calibration", help="`temperature`, or `bias-` or `prior-corrected-temperature`."),
+]
 BalancedOption = Annotated[bool, typer.Option("--balanced", help="Calibrate with equal total weight for every class.")]
 TrainPriorOption = Annotated[
     str | None,

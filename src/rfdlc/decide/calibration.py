@@ -1,7 +1,12 @@
 """Calibration: make probabilities mean what they say, fitted by likelihood on held-out data.
 
-Temperature (Guo et al. 2017): softmax(log p / T). Bias-corrected temperature (Alexandari et al. 2020):
-softmax(log p / T + b), one bias a class; the biases also move the class prior to that of the held-out data.
+- temperature (Guo et al. 2017): softmax(log p / T), one number;
+- bias-corrected temperature (Alexandari et al. 2020): softmax(log p / T + b), one bias a class;
+- prior-corrected temperature: biases in proportion to the log training frequency, b = -d log n: two numbers in all.
+  A rare class has too few held-out samples for a bias of its own, but all rare classes together show how far
+  the model still leans to the head.
+
+Biases also move the class prior of the result to that of the held-out data.
 """
 
 import warnings
@@ -11,14 +16,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.sparse import csr_array
 
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.scores import Floats, softmax
-from rfdlc.errors import choose
+from rfdlc.errors import InputError, choose
 
 COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these says that the held-out part is too small or the model broken
-BIAS_STRENGTH = 1.0  # a unit Gaussian on each bias: as weak as one sample, and a rare class does not run away
-KINDS = ("temperature", "bias-corrected-temperature")
+BIAS_STRENGTH = 1.0  # a unit Gaussian on each fitted number: as weak as one sample, and none runs away
+KINDS = ("temperature", "bias-corrected-temperature", "prior-corrected-temperature")
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,18 @@ class Calibration:
         return cls(float(table["temperature"]), bias and tuple(bias), prior and tuple(prior))
 
 
-def fit_calibration(kind: str, log_probabilities: Floats, targets: Indices, *, balanced: bool = False) -> Calibration:
+def fit_calibration(
+    kind: str,
+    log_probabilities: Floats,
+    targets: Indices,
+    *,
+    training_counts: Indices | None = None,
+    balanced: bool = False,
+) -> Calibration:
     """Fit by maximum likelihood on held-out log probabilities (N, C) and class indices (N,).
 
     `balanced` gives every class that is present the same total weight, as if the held-out data had a uniform prior.
-    Classes absent from the held-out data are no obstacle: their bias stays 0.
+    Classes absent from the held-out data are no obstacle: their own bias stays 0.
     """
     choose("calibration", kind, KINDS)
     log_p = np.asarray(log_probabilities, dtype=np.float64)
@@ -65,8 +79,9 @@ def fit_calibration(kind: str, log_probabilities: Floats, targets: Indices, *, b
     if kind == "temperature":
         calibration = Calibration(temperature)
     else:
-        temperature, bias = _fit_with_bias(log_p, targets, weights, counts > 0, temperature)
-        calibration = Calibration(temperature, tuple(bias), tuple(_held_out_prior(counts, balanced)))
+        directions = _bias_directions(kind, counts, training_counts)
+        temperature, bias = _fit_with_bias(log_p, targets, weights, directions, temperature)
+        calibration = Calibration(temperature, tuple(bias.tolist()), tuple(_held_out_prior(counts, balanced).tolist()))
     if not COLDEST * 1.001 < calibration.temperature < HOTTEST * 0.999:
         warnings.warn(
             f"the fitted temperature {calibration.temperature:g} lies at the edge of what is plausible "
@@ -110,28 +125,37 @@ def _fit_temperature(log_p: Floats, targets: Indices, weights: Floats) -> float:
     return float(1 / inverse)
 
 
-def _fit_with_bias(
-    log_p: Floats, targets: Indices, weights: Floats, present: NDArray[np.bool_], temperature: float
-) -> tuple[float, NDArray[np.float64]]:
-    """L-BFGS over (1/T, biases of the classes that are present); convex, so any start will do."""
-    from scipy.optimize import minimize
+def _bias_directions(kind: str, counts: NDArray[Any], training_counts: Indices | None) -> csr_array:
+    """(parameters, C): what each fitted number adds to the biases of the classes."""
+    if kind == "bias-corrected-temperature":
+        present = np.flatnonzero(counts)
+        return csr_array((np.ones(len(present)), (np.arange(len(present)), present)), shape=(len(present), len(counts)))
+    if training_counts is None:
+        raise InputError(
+            "calibration 'prior-corrected-temperature' needs training counts: give the utility classes that have them "
+            "(Classes.from_labels(y_train), --classes counts.csv)"
+        )
+    log_count = np.log(np.maximum(training_counts, 1))
+    return csr_array(np.atleast_2d(log_count.mean() - log_count))  # shifting all biases alike changes nothing
 
-    rows = np.arange(len(targets))
+
+def _fit_with_bias(
+    log_p: Floats, targets: Indices, weights: Floats, directions: csr_array, temperature: float
+) -> tuple[float, NDArray[np.float64]]:
+    """L-BFGS over (1/T, coefficients of the directions); convex, so any start will do."""
+    rows, free = np.arange(len(targets)), directions.shape[0]
     ridge = BIAS_STRENGTH / len(targets)
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        inverse, bias = parameters[0], np.zeros(log_p.shape[1])
-        bias[present] = parameters[1:]
-        p = softmax(inverse * log_p + bias)
+        inverse, coefficients = parameters[0], parameters[1:]
+        p = softmax(inverse * log_p + coefficients @ directions)
         excess = p * weights[:, None]  # d loss / d score = weight * (p - one-hot)
         nll = -weights @ np.log(np.maximum(p[rows, targets], 1e-300))
         excess[rows, targets] -= weights
-        gradient = np.concatenate([[(excess * log_p).sum()], excess.sum(axis=0)[present] + ridge * parameters[1:]])
-        return nll + ridge / 2 * (parameters[1:] ** 2).sum(), gradient
+        slope = directions @ excess.sum(axis=0) + ridge * coefficients
+        return nll + ridge / 2 * (coefficients**2).sum(), np.concatenate([[(excess * log_p).sum()], slope])
 
-    start = np.concatenate([[1 / temperature], np.zeros(int(present.sum()))])
-    bounds = [(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * int(present.sum())
+    start = np.concatenate([[1 / temperature], np.zeros(free)])
+    bounds = [(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * free
     fitted = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 500}).x
-    bias = np.zeros(log_p.shape[1])
-    bias[present] = fitted[1:]
-    return float(1 / fitted[0]), bias
+    return float(1 / fitted[0]), fitted[1:] @ directions

@@ -28,7 +28,7 @@ CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it te
 FORMAT, VERSION = "rfdlc-decider", 1
 NEEDS_TRAIN_PRIOR = (
     "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
-    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a fitted bias-corrected-temperature"
+    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration with biases, fitted"
 )
 
 
@@ -53,7 +53,8 @@ class Decider:
 
     - `combine`: how particles become one prediction: "mean-probabilities" (better calibrated) or "mean-logits";
       `weights` (M,) if particles count differently.
-    - `calibration`: what `fit` fits on held-out data: "temperature", "bias-corrected-temperature" or None.
+    - `calibration`: what `fit` fits on held-out data: "temperature", "bias-corrected-temperature",
+      "prior-corrected-temperature" (needs training counts) or None.
     - `train_prior`: the class prior that the scores carry: "train" (the training frequencies) for a plainly trained
       model, "uniform" after reweighting, balanced sampling or logit adjustment, or numbers.
     - `target_prior`: the class prior where decisions are made; needs `train_prior`. None leaves the prior alone.
@@ -89,7 +90,7 @@ class Decider:
         self._joint: NDArray[np.float64] | None = None
         self.train_prior = None if train_prior is None else as_prior(train_prior, utility.classes, "train_prior")
         self.target_prior = None if target_prior is None else as_prior(target_prior, utility.classes, "target_prior")
-        if self.target_prior is not None and self.train_prior is None and calibration != KINDS[1]:
+        if self.target_prior is not None and self.train_prior is None and calibration in (None, KINDS[0]):
             raise InputError(NEEDS_TRAIN_PRIOR)
         RULES[rule].prepare(utility, np.ones(len(utility.classes)))  # fails now rather than at the first decision
         if RULES[rule].warning:
@@ -106,7 +107,12 @@ class Decider:
         """
         checked, y = self.read_labelled(scores, targets, logits)
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
-        self.fitted = fit_calibration(self.calibration, log_p, y, balanced=balanced) if self.calibration else None
+        counts = None if self.utility.classes.counts is None else self.utility.classes.count_array
+        self.fitted = (
+            fit_calibration(self.calibration, log_p, y, training_counts=counts, balanced=balanced)
+            if self.calibration
+            else None
+        )
         if len(self.utility.classes) <= CHECKED_CLASSES:
             self._joint = joint_table(self.fitted.apply(log_p) if self.fitted else softmax(log_p), y)
         return self
