@@ -105,7 +105,7 @@ def _frontier(pyplot: Any, runs: Sequence[Run]) -> Any:
         points = figures.frontier(run, stratified(run.targets, figures.frontier_rows(run), seed=0))
         across = [point["false_head_rate"] for point in points]
         axes.plot(across, [p["accuracy"] for p in points], marker="o", markersize=4, label=run.name, **_run_style(i))
-        for point in points:
+        for point in points if i == 0 else ():  # every run has the same penalties, in the same order
             place = (point["false_head_rate"], point["accuracy"])
             axes.annotate(f"{point['penalty']:g}", place, (4, 3), textcoords="offset points", fontsize=7)
     axes.margins(0.08)
@@ -150,8 +150,9 @@ def _tail(pyplot: Any, runs: Sequence[Run]) -> Any:
     colours = [REGION_COLOURS[region_of[int(y)]] for y in order]
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(WIDTH, HEIGHT * 1.35), sharex=True)
     above.bar(places, np.maximum(classes.count_array[order], 0.8), width=0.9, color=colours)
-    above.set_yscale("log")
-    above.set_ylabel("training samples")
+    above.set(yscale="log", ylabel="training samples", ylim=(0.8, None))
+    above.yaxis.set_major_formatter("{x:,.0f}")
+    above.minorticks_off()
     for i, run in enumerate(runs):
         each = recalls(run.targets, run.decided, len(classes))[order]
         if len(runs) == 1:

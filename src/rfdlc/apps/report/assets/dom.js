@@ -1,4 +1,4 @@
-// Building the page. Text always goes in as text nodes: a class called <script> is a word like any other.
+// Building the page. Text always goes in as text nodes: whatever a class is called is a word like any other.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -52,7 +52,9 @@ function utilityCell(workbench, row, column, view) {
   if (row.single && column.single) return input;
   input.addEventListener("dblclick", () => view.open(row, column));
   input.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") view.open(row, column);
+    if (event.key !== "Enter") return;
+    event.preventDefault(); // or the same key press would push the button that gets the focus
+    view.open(row, column);
   });
   return input;
 }
@@ -168,7 +170,8 @@ function wirePrior(workbench) {
     workbench.changed(event.timeStamp);
   });
   byId("prior").addEventListener("change", (event) => {
-    workbench.prior.own ??= workbench.targetPrior(workbench.runs[0]) ?? workbench.carriedPrior(workbench.runs[0]) ?? workbench.namedPrior("uniform");
+    const [run] = workbench.runs;
+    workbench.prior.own ??= [...(workbench.targetPrior(run) ?? workbench.carriedPrior(run) ?? workbench.namedPrior("uniform"))];
     workbench.prior.target = event.target.value;
     drawOwnPrior(workbench);
     workbench.changed(event.timeStamp);

@@ -11,7 +11,7 @@ async function start() {
   const workbench = new Workbench(problem, await unpack(data.utility, Float64Array), runs, data.step);
   const page = new Page(data, workbench);
   // For tests, and for people who like consoles.
-  window.rfdlcReport = { workbench, page, ready: true };
+  window.rfdlcReport = { workbench, page, ready: true, openTime: performance.now() };
 }
 
 function say(text) {

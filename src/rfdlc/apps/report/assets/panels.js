@@ -61,7 +61,7 @@ function drawChanges(state) {
     return;
   }
   const rows = moved.moves.slice(0, 12).map((move) => [
-    el("span", {}, nameOf(problem.actions[move.from]), " → ", nameOf(problem.actions[move.to])),
+    el("span", { class: "kind" }, nameOf(problem.actions[move.from]), " → ", nameOf(problem.actions[move.to])),
     whole(move.count), whole(move.righted), whole(move.wronged), difference(move.gain, false)]);
   const more = moved.moves.length > 12 ? el("p", { class: "hint" }, `and ${plural(moved.moves.length - 12, "more kind", "more kinds")} of change`) : null;
   const samples = [...moved.samples].sort((a, b) => Math.abs(b.gain) - Math.abs(a.gain)).slice(0, 40);
@@ -141,7 +141,7 @@ function drawCostly(state) {
   const total = counts.reduce((sum, count, cell) => sum + count * costs[cell], 0);
   const cells = [...counts.keys()].filter((cell) => counts[cell] * costs[cell] > 0).sort((a, b) => counts[b] * costs[b] - counts[a] * costs[a]).slice(0, 9);
   const rows = cells.map((cell) => [
-    el("span", {}, nameOf(problem.names[Math.floor(cell / problem.actionCount)]), " → ", nameOf(problem.actions[cell % problem.actionCount])),
+    el("span", { class: "kind" }, nameOf(problem.names[Math.floor(cell / problem.actionCount)]), " → ", nameOf(problem.actions[cell % problem.actionCount])),
     whole(counts[cell]), short(costs[cell]), percent((counts[cell] * costs[cell]) / total, 0)]);
   replace(byId("costly"), rows.length ? table(["True → decided", "Samples", "Cost each", "Of the cost"], rows, { class: "figures", label: "Costliest cells" })
     : el("p", { class: "hint" }, "Nothing: every sample got the best action."));
