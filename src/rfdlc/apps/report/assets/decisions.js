@@ -32,8 +32,14 @@ function encodeColumns(U, classCount, actionCount, order) {
     starts[place + 1] = rows.length;
     previous = column;
   });
-  return { order: Int32Array.from(order), starts, follows, constants,
-    rows: Int32Array.from(rows), values: Float64Array.from(values) };
+  return {
+    order: Int32Array.from(order),
+    starts,
+    follows,
+    constants,
+    rows: Int32Array.from(rows),
+    values: Float64Array.from(values),
+  };
 }
 
 function cheapestBase(U, classCount, actionCount, column, previous) {
@@ -180,7 +186,10 @@ function figuresFrom(run, actions, counts, U, problem) {
     regions: Object.fromEntries(Object.entries(regions).map(([name, r]) => [name, meanOf(r.right, r.all)])),
     falseHeadBySize: bySize,
     falseHeadRates: rates,
-    falseHeadRate: meanOf(rates.reduce((a, b) => a + b, 0), rates.length),
+    falseHeadRate: meanOf(
+      rates.reduce((a, b) => a + b, 0),
+      rates.length,
+    ),
     meanUtility: meanOf(seen.utility, seen.all),
     meanRegret: meanOf(seen.regret, seen.all),
     abstention: 1 - meanOf(seen.kept, seen.all),
@@ -229,7 +238,10 @@ function calibrationError(confidence, likeliest, targets, bins = 15) {
     while (place < bins - 1 && confidence[i] > (place + 1) / bins) place++;
     gaps[place] += (likeliest[i] === targets[i] ? 1 : 0) - confidence[i];
   }
-  return meanOf(gaps.reduce((total, gap) => total + Math.abs(gap), 0), confidence.length);
+  return meanOf(
+    gaps.reduce((total, gap) => total + Math.abs(gap), 0),
+    confidence.length,
+  );
 }
 
 // Samples whose action differs, put together by where they went from and to.

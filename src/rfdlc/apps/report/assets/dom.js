@@ -53,12 +53,27 @@ const plural = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 
 // -- tables and downloads -----------------------------------------------------------------------------------------
 
 function table(headers, rows, attributes = {}) {
-  const head = el("thead", {}, el("tr", {}, headers.map((text) => el("th", { scope: "col" }, text))));
-  const lines = rows.map((row) =>
-    el("tr", {}, row.map((cell, i) => (i === 0 ? el("th", { scope: "row" }, cell) : el("td", {}, cell)))),
+  const head = el(
+    "thead",
+    {},
+    el(
+      "tr",
+      {},
+      headers.map((text) => el("th", { scope: "col" }, text)),
+    ),
   );
-  return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": attributes.label },
-    el("table", { class: attributes.class }, head, el("tbody", {}, lines)));
+  const lines = rows.map((row) =>
+    el(
+      "tr",
+      {},
+      row.map((cell, i) => (i === 0 ? el("th", { scope: "row" }, cell) : el("td", {}, cell))),
+    ),
+  );
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "group", "aria-label": attributes.label },
+    el("table", { class: attributes.class }, head, el("tbody", {}, lines)),
+  );
 }
 
 function download(name, kind, text) {

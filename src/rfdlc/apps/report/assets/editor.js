@@ -37,7 +37,11 @@ function cellsOf({ problem }, row, column) {
 
 function utilityCell(workbench, row, column, view) {
   const what = column.handsOver ? `choosing ${column.name}` : `deciding ${column.name}`;
-  const input = el("input", { inputmode: "decimal", autocomplete: "off", "aria-label": `Worth of ${what} when ${row.name} is true` });
+  const input = el("input", {
+    inputmode: "decimal",
+    autocomplete: "off",
+    "aria-label": `Worth of ${what} when ${row.name} is true`,
+  });
   input.cells = cellsOf(workbench, row, column);
   input.disabled = !input.cells.length;
   input.addEventListener("input", (event) => {
@@ -63,18 +67,21 @@ function paintUtility(workbench, view) {
   const { U } = workbench;
   const scale = U.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
   let blocks = false;
-  view.cells.forEach((line) => line.forEach((input) => {
-    const value = U[input.cells[0]];
-    const same = input.cells.every((cell) => U[cell] === value);
-    const mean = input.cells.reduce((total, cell) => total + U[cell], 0) / (input.cells.length || 1);
-    blocks ||= input.cells.length > 1;
-    shade(input, mean, scale);
-    input.placeholder = same ? "" : `≈ ${short(mean)}`;
-    if (input === document.activeElement) return;
-    input.value = same && input.cells.length ? signed(String(Number(value.toPrecision(6)))) : "";
-    input.setAttribute("aria-invalid", "false");
-  }));
-  const hint = "A cell of several classes sets all their mistakes at once; ≈ is the mean of different values. Enter or a double click opens it.";
+  view.cells.forEach((line) =>
+    line.forEach((input) => {
+      const value = U[input.cells[0]];
+      const same = input.cells.every((cell) => U[cell] === value);
+      const mean = input.cells.reduce((total, cell) => total + U[cell], 0) / (input.cells.length || 1);
+      blocks ||= input.cells.length > 1;
+      shade(input, mean, scale);
+      input.placeholder = same ? "" : `≈ ${short(mean)}`;
+      if (input === document.activeElement) return;
+      input.value = same && input.cells.length ? signed(String(Number(value.toPrecision(6)))) : "";
+      input.setAttribute("aria-invalid", "false");
+    }),
+  );
+  const hint =
+    "A cell of several classes sets all their mistakes at once; ≈ is the mean of different values. Enter or a double click opens it.";
   byId("utility-hint").textContent = blocks ? hint : "";
 }
 
@@ -87,18 +94,23 @@ function paintControls(workbench) {
   setPair("penalty", penalty ?? 0, penalty === null ? "" : short(penalty), !known);
   byId("penalty-hint").textContent = !known
     ? "Needs the training counts of the classes, which this report was made without."
-    : penalty === null ? "These cells differ now; the slider sets them all." : "";
+    : penalty === null
+      ? "These cells differ now; the slider sets them all."
+      : "";
   const abstains = problem.allowed[workbench.abstainAction];
   const value = workbench.abstainValue();
   byId("abstain").checked = abstains;
   setPair("abstain-range", value ?? 0, value === null ? "" : short(value), !abstains, "abstain-value");
   byId("abstain-hint").textContent = abstains
-    ? value === null ? "Different values for different classes; the slider sets them all." : "A decision expected to be worth less is handed over."
+    ? value === null
+      ? "Different values for different classes; the slider sets them all."
+      : "A decision expected to be worth less is handed over."
     : "";
   setPair("temperature", Math.log2(workbench.temperature), short(workbench.temperature), false);
   byId("prior").value = workbench.prior.target;
   paintPrior(workbench);
-  byId("command").textContent = "rfdlc decide PREDICTIONS --utility utility.csv uses the utility; --decider decider.json uses temperature and prior as well.";
+  byId("command").textContent =
+    "rfdlc decide PREDICTIONS --utility utility.csv uses the utility; --decider decider.json uses temperature and prior as well.";
 }
 
 function setPair(slider, value, text, disabled, field = `${slider}-value`) {
@@ -148,9 +160,15 @@ function wireSliders(workbench, repaint) {
   const same = (value) => value;
   wirePair(workbench, "penalty", "penalty-value", same, (value) => workbench.setPenalty(value));
   wirePair(workbench, "abstain-range", "abstain-value", same, (value) => workbench.setAbstain(true, value));
-  wirePair(workbench, "temperature", "temperature-value", (power) => Number((2 ** power).toPrecision(3)), (value) => {
-    if (value > 0) workbench.temperature = value;
-  });
+  wirePair(
+    workbench,
+    "temperature",
+    "temperature-value",
+    (power) => Number((2 ** power).toPrecision(3)),
+    (value) => {
+      if (value > 0) workbench.temperature = value;
+    },
+  );
   byId("abstain").addEventListener("change", (event) => {
     workbench.setAbstain(event.target.checked, workbench.abstainValue() ?? 0);
     repaint(true);
@@ -171,7 +189,9 @@ function wirePrior(workbench) {
   });
   byId("prior").addEventListener("change", (event) => {
     const [run] = workbench.runs;
-    workbench.prior.own ??= [...(workbench.targetPrior(run) ?? workbench.carriedPrior(run) ?? workbench.namedPrior("uniform"))];
+    workbench.prior.own ??= [
+      ...(workbench.targetPrior(run) ?? workbench.carriedPrior(run) ?? workbench.namedPrior("uniform")),
+    ];
     workbench.prior.target = event.target.value;
     drawOwnPrior(workbench);
     workbench.changed(event.timeStamp);
@@ -187,7 +207,9 @@ function paintPrior(workbench) {
   byId("own-prior").hidden = workbench.prior.target !== "own";
   byId("prior-hint").textContent = stuck
     ? "Say which prior the probabilities carry: without it nothing can be corrected."
-    : impossible ? "A class that was never trained cannot be corrected for: the prior is left alone." : "";
+    : impossible
+      ? "A class that was never trained cannot be corrected for: the prior is left alone."
+      : "";
 }
 
 // Shares of blocks of classes; inside a block they stay in proportion to what they were.
@@ -195,7 +217,13 @@ function drawOwnPrior(workbench) {
   const blocks = Object.values(divisions(workbench.problem))[0];
   const fields = blocks.map((block) => {
     const share = block.classes.reduce((total, y) => total + workbench.prior.own[y], 0);
-    return el("label", {}, nameOf(block.name), el("input", { inputmode: "decimal", value: String(Number((100 * share).toPrecision(4))) }), "%");
+    return el(
+      "label",
+      {},
+      nameOf(block.name),
+      el("input", { inputmode: "decimal", value: String(Number((100 * share).toPrecision(4))) }),
+      "%",
+    );
   });
   const inputs = fields.map((field) => field.querySelector("input"));
   const start = [...workbench.prior.own];
@@ -231,7 +259,10 @@ function wireAssignment(workbench) {
     const singles = problem.classOrder.map((y) => ({ name: problem.names[y], key: problem.names[y], classes: [y] }));
     assignable = {
       true: [everything, ...sets, ...singles],
-      decided: [everything, ...sets, ...singles].map((one) => ({ ...one, actions: one.classes.map((y) => problem.actionOf[y]).filter((a) => a >= 0) })),
+      decided: [everything, ...sets, ...singles].map((one) => ({
+        ...one,
+        actions: one.classes.map((y) => problem.actionOf[y]).filter((a) => a >= 0),
+      })),
     };
     problem.actions.forEach((name, a) => {
       if (problem.decidedClass[a] < 0 && problem.allowed[a]) assignable.decided.push({ name, key: name, actions: [a] });
@@ -239,7 +270,10 @@ function wireAssignment(workbench) {
     for (const side of ["true", "decided"]) {
       const select = byId(`assign-${side}`);
       const before = select.value;
-      replace(select, assignable[side].map((one, i) => el("option", { value: String(i) }, one.name)));
+      replace(
+        select,
+        assignable[side].map((one, i) => el("option", { value: String(i) }, one.name)),
+      );
       if (before && assignable[side][before]) select.value = before;
     }
   };
@@ -274,8 +308,12 @@ function aimAssignment(axis, block) {
 function wireFiles(workbench, repaint) {
   const runNow = () => Number(byId("run").value || 0);
   byId("save-utility").addEventListener("click", () => download("utility.csv", "text/csv", utilityCsv(workbench)));
-  byId("save-decisions").addEventListener("click", () => download("decisions.csv", "text/csv", decisionsCsv(workbench, runNow())));
-  byId("save-decider").addEventListener("click", () => download("decider.json", "application/json", deciderJson(workbench, runNow())));
+  byId("save-decisions").addEventListener("click", () =>
+    download("decisions.csv", "text/csv", decisionsCsv(workbench, runNow())),
+  );
+  byId("save-decider").addEventListener("click", () =>
+    download("decider.json", "application/json", deciderJson(workbench, runNow())),
+  );
   byId("open-utility").addEventListener("change", async (event) => {
     const file = event.target.files[0];
     if (!file) return;

@@ -13,8 +13,14 @@ function decisionsCsv(workbench, index) {
   const { problem, runs, results, base } = workbench;
   const run = runs[index];
   const lines = Array.from(run.targets, (y, i) =>
-    csvLine([run.embedded.ids?.[i] ?? run.rows[i], problem.names[y], problem.actions[results[index].actions[i]],
-      problem.actions[base[index].actions[i]], Number(results[index].confidence[i].toPrecision(6))]));
+    csvLine([
+      run.embedded.ids?.[i] ?? run.rows[i],
+      problem.names[y],
+      problem.actions[results[index].actions[i]],
+      problem.actions[base[index].actions[i]],
+      Number(results[index].confidence[i].toPrecision(6)),
+    ]),
+  );
   return csvLine(["id", "target", "action", "action_before", "largest_probability"]) + lines.join("");
 }
 
@@ -31,7 +37,11 @@ function deciderJson(workbench, index) {
     ...run.decider,
     rule: "expected-utility",
     calibration: run.decider.calibration ?? "temperature",
-    fitted: { temperature: fitted.temperature * temperature, bias: fitted.bias?.map((b) => b / temperature) ?? null, prior: fitted.prior },
+    fitted: {
+      temperature: fitted.temperature * temperature,
+      bias: fitted.bias?.map((b) => b / temperature) ?? null,
+      prior: fitted.prior,
+    },
     train_prior: run.decider.train_prior ?? carried,
     target_prior: carried ? target : null,
     utility: {
@@ -43,7 +53,9 @@ function deciderJson(workbench, index) {
 }
 
 const groupNames = (problem) =>
-  Object.fromEntries(Object.entries(problem.groups).map(([name, members]) => [name, members.map((y) => problem.names[y])]));
+  Object.fromEntries(
+    Object.entries(problem.groups).map(([name, members]) => [name, members.map((y) => problem.names[y])]),
+  );
 
 // -- reading --------------------------------------------------------------------------------------------------------
 
@@ -79,9 +91,12 @@ function readUtility(text, problem) {
   const rows = new Map(lines.map((line) => [line[0].trim(), line.slice(1).map(Number)]));
   const missing = problem.names.find((name) => !rows.has(name.trim()));
   if (missing !== undefined) return { problem: `it has no line for the class “${missing}”` };
-  if (rows.size !== problem.names.length) return { problem: `it has ${rows.size} classes, expected ${problem.names.length}` };
+  if (rows.size !== problem.names.length)
+    return { problem: `it has ${rows.size} classes, expected ${problem.names.length}` };
   if (new Set(actions).size !== actions.length) return { problem: "an action appears more than once" };
-  const bad = [...rows].find(([, values]) => values.length !== actions.length || values.some((v) => !Number.isFinite(v)));
+  const bad = [...rows].find(
+    ([, values]) => values.length !== actions.length || values.some((v) => !Number.isFinite(v)),
+  );
   if (bad) return { problem: `the line of “${bad[0]}” needs ${actions.length} finite numbers` };
   return { actions, rows: problem.names.map((name) => rows.get(name.trim())) };
 }

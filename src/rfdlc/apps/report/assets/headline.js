@@ -28,17 +28,28 @@ const shown = (value, percents) => (percents ? percent(value) : decimal(value));
 
 function intervalText(run, name, percents) {
   const bounds = run.figures.intervals[name];
-  return bounds ? `${shown(bounds[0], percents).replace(" %", "")} to ${shown(bounds[1], percents)}` : "";
+  return bounds && bounds[0] !== bounds[1]
+    ? `${shown(bounds[0], percents).replace(" %", "")} to ${shown(bounds[1], percents)}`
+    : "";
 }
 
 function lead(data, run) {
   const { names, counts } = data.classes;
-  const spread = counts ? `, ${whole(Math.max(...counts))} to ${whole(Math.min(...counts))} training samples a class` : "";
-  const how = run.decider.rule === "argmax" ? "the most probable class" : run.decider.rule === "expected-utility" ? "the highest expected utility" : `the rule ${run.decider.rule}`;
-  const calibrated = run.temperature === null ? "probabilities as the model gave them" : `probabilities calibrated at temperature ${short(run.temperature)}`;
+  const spread = counts
+    ? `, ${whole(Math.max(...counts))} to ${whole(Math.min(...counts))} training samples a class`
+    : "";
+  const how =
+    run.decider.rule === "argmax"
+      ? "the most probable class"
+      : run.decider.rule === "expected-utility"
+        ? "the highest expected utility"
+        : `the rule ${run.decider.rule}`;
+  const mean = run.decider.combine === "mean-logits" ? "mean logits" : "mean probabilities";
+  const source = run.particles > 1 ? `the ${mean} of ${run.particles} particles` : "the probabilities of the model";
+  const calibrated =
+    run.temperature === null ? "not calibrated" : `calibrated at temperature ${short(run.temperature)}`;
   const corrected = run.target_prior ? ", corrected for the class prior where decisions are made" : "";
-  const particles = run.particles > 1 ? ` of ${run.particles} particles` : "";
-  return `${plural(run.samples, "sample")} of ${plural(names.length, "class", "classes")}${spread}. Decided by ${how}, from ${calibrated}${particles}${corrected}.`;
+  return `${plural(run.samples, "sample")} of ${plural(names.length, "class", "classes")}${spread}. Decided by ${how}, from ${source}, ${calibrated}${corrected}.`;
 }
 
 function drawHeadline(data, run) {
@@ -48,37 +59,76 @@ function drawHeadline(data, run) {
   const card = (name, label, percents, extra = []) => {
     if (!isNumber(flat[name])) return null;
     const interval = intervalText(run, name, percents);
-    return el("div", { class: "card" }, el("h3", {}, label), el("p", { class: "value" }, shown(flat[name], percents)),
-      interval ? el("p", { class: "interval", title: level }, interval) : null, extra);
+    return el(
+      "div",
+      { class: "card" },
+      el("h3", {}, label),
+      el("p", { class: "value" }, shown(flat[name], percents)),
+      interval ? el("p", { class: "interval", title: level }, interval) : null,
+      extra,
+    );
   };
-  const regionBars = REGIONS.filter((region) => isNumber(flat[`accuracy_by_region.${region}`])).map((region) => meter(region, flat[`accuracy_by_region.${region}`]));
+  const regionBars = REGIONS.filter((region) => isNumber(flat[`accuracy_by_region.${region}`])).map((region) =>
+    meter(region, flat[`accuracy_by_region.${region}`]),
+  );
   replace(byId("cards"), [
     card("accuracy", "Accuracy", true, regionBars),
-    card("false_head_rate", "False head rate", true, [el("p", { class: "hint" }, "rare classes taken for frequent ones")]),
+    card("false_head_rate", "False head rate", true, [
+      el("p", { class: "hint" }, "rare classes taken for frequent ones"),
+    ]),
     card("mean_utility", "Mean utility", false, [el("p", { class: "hint" }, "by the utility of this report")]),
     card("ece", "Calibration error", true, [el("p", { class: "hint" }, "confidence against hits (ECE)")]),
-    card("abstention_rate", "Handed over", true, [el("p", { class: "hint" }, flat.abstention_rate > 0 ? `accuracy of the rest ${percent(flat.kept_accuracy)}` : "every sample was decided")]),
+    card("abstention_rate", "Handed over", true, [
+      el(
+        "p",
+        { class: "hint" },
+        flat.abstention_rate > 0 ? `accuracy of the rest ${percent(flat.kept_accuracy)}` : "every sample was decided",
+      ),
+    ]),
   ]);
-  const rows = HEADLINE.filter(([name]) => isNumber(flat[name])).map(([name, label, percents]) => [figureName(label), shown(flat[name], percents), intervalText(run, name, percents)]);
+  const rows = HEADLINE.filter(([name]) => isNumber(flat[name])).map(([name, label, percents]) => [
+    figureName(label),
+    shown(flat[name], percents),
+    intervalText(run, name, percents),
+  ]);
   replace(byId("all-figures"), table(["Figure", "Value", level], rows, { class: "figures", label: "All figures" }));
 }
 
 function meter(region, value) {
   const bar = el("span", { class: `fill ${region}` });
   bar.style.width = percent(value, 2).replace(" ", "");
-  return el("div", { class: "meter" }, el("span", { class: "name" }, region), el("span", { class: "track", "aria-hidden": "true" }, bar), el("span", { class: "number" }, percent(value, 0)));
+  return el(
+    "div",
+    { class: "meter" },
+    el("span", { class: "name" }, region),
+    el("span", { class: "track", "aria-hidden": "true" }, bar),
+    el("span", { class: "number" }, percent(value, 0)),
+  );
 }
 
 function drawRuns(data, runs) {
   byId("runs").hidden = runs.length < 2;
   if (runs.length < 2) return;
-  const rows = HEADLINE.filter(([name]) => runs.some((run) => isNumber(run.figures.flat[name]))).map(([name, label, percents, better]) => {
-    const values = runs.map((run) => run.figures.flat[name]);
-    const best = better === 0 ? null : (better > 0 ? Math.max : Math.min)(...values.filter(isNumber));
-    return [figureName(label), ...runs.map((run, i) => el("span", { class: values[i] === best ? "best" : "" }, shown(values[i], percents),
-      el("small", {}, intervalText(run, name, percents))))];
-  });
-  const heads = runs.map((run, i) => el("span", {}, el("span", { class: `key line run-${i}`, "aria-hidden": "true" }), nameOf(run.name)));
+  const rows = HEADLINE.filter(([name]) => runs.some((run) => isNumber(run.figures.flat[name]))).map(
+    ([name, label, percents, better]) => {
+      const values = runs.map((run) => run.figures.flat[name]);
+      const best = better === 0 ? null : (better > 0 ? Math.max : Math.min)(...values.filter(isNumber));
+      return [
+        figureName(label),
+        ...runs.map((run, i) =>
+          el(
+            "span",
+            { class: values[i] === best ? "best" : "" },
+            shown(values[i], percents),
+            el("small", {}, intervalText(run, name, percents)),
+          ),
+        ),
+      ];
+    },
+  );
+  const heads = runs.map((run, i) =>
+    el("span", {}, el("span", { class: `key line run-${i}`, "aria-hidden": "true" }), nameOf(run.name)),
+  );
   replace(byId("run-table"), table(["Figure", ...heads], rows, { class: "figures side", label: "Runs side by side" }));
 }
 
@@ -98,14 +148,47 @@ function drawMade(data, run) {
     "made with": `rfdlc ${made.rfdlc}, Python ${made.python}, numpy ${made.numpy}`,
     date: made.date,
     intervals: made.bootstrap ? `${100 * data.level} %, from ${made.bootstrap} resamplings, seed ${made.seed}` : "none",
-    "in the editor": run.size === run.samples ? `all ${whole(run.samples)} samples` : `${whole(run.size)} of ${whole(run.samples)} samples, drawn by class with seed ${made.seed}`,
+    "in the editor":
+      run.size === run.samples
+        ? `all ${whole(run.samples)} samples`
+        : `${whole(run.size)} of ${whole(run.samples)} samples, drawn by class with seed ${made.seed}`,
     probabilities: "16 bits each, within 0.02 % of their value",
   };
-  const decider = { ...run.decider, utility: undefined, weights: run.decider.weights ?? "equal", fitted: run.decider.fitted ?? "not calibrated",
-    train_prior: run.decider.train_prior ? "given" : "not given", target_prior: run.decider.target_prior ? "given" : "left alone" };
-  if (run.decider.fitted) decider.fitted = { temperature: run.decider.fitted.temperature, biases: run.decider.fitted.bias ? "one a class" : "none" };
-  const parts = { Report: report, Decider: decider, Data: run.made.source ? { source: run.made.source } : null, Settings: run.made.config, Environment: run.made.environment };
-  replace(byId("made-body"), Object.entries(parts).filter(([, part]) => part && Object.keys(part).length).map(([name, part]) =>
-    el("details", { open: name === "Report" || name === "Data" }, el("summary", {}, name),
-      table(["Setting", "Value"], flattened(part).filter(([, value]) => value !== "undefined"), { class: "settings", label: name }))));
+  const decider = {
+    ...run.decider,
+    utility: undefined,
+    weights: run.decider.weights ?? "equal",
+    fitted: run.decider.fitted ?? "not calibrated",
+    train_prior: run.decider.train_prior ? "given" : "not given",
+    target_prior: run.decider.target_prior ? "given" : "left alone",
+  };
+  if (run.decider.fitted)
+    decider.fitted = {
+      temperature: run.decider.fitted.temperature,
+      biases: run.decider.fitted.bias ? "one a class" : "none",
+    };
+  const parts = {
+    Report: report,
+    Decider: decider,
+    Data: run.made.source ? { source: run.made.source } : null,
+    Settings: run.made.config,
+    Environment: run.made.environment,
+  };
+  replace(
+    byId("made-body"),
+    Object.entries(parts)
+      .filter(([, part]) => part && Object.keys(part).length)
+      .map(([name, part]) =>
+        el(
+          "details",
+          { open: name === "Report" || name === "Data" },
+          el("summary", {}, name),
+          table(
+            ["Setting", "Value"],
+            flattened(part).filter(([, value]) => value !== "undefined"),
+            { class: "settings", label: name },
+          ),
+        ),
+      ),
+  );
 }

@@ -2,7 +2,9 @@
 
 async function start() {
   if (typeof DecompressionStream === "undefined") {
-    say("This browser is too old to open the probabilities inside this file (it lacks DecompressionStream). Any browser since 2023 can: Chrome or Edge 80, Firefox 113, Safari 16.4.");
+    say(
+      "This browser is too old to open the probabilities inside this file (it lacks DecompressionStream). Any browser since 2023 can: Chrome or Edge 80, Firefox 113, Safari 16.4.",
+    );
     return;
   }
   const data = JSON.parse(byId("data").textContent);
@@ -31,7 +33,11 @@ class Page {
     this.navigation();
     this.actionsShown = this.actionKey();
     workbench.onChange(() => this.afterEdit());
-    for (const [id, chartName] of [["uncertainty", "uncertainty"], ["history", "history"]]) byId(id).addEventListener("change", () => CHARTS[chartName](this));
+    for (const [id, chartName] of [
+      ["uncertainty", "uncertainty"],
+      ["history", "history"],
+    ])
+      byId(id).addEventListener("change", () => CHARTS[chartName](this));
     this.drawAll();
     this.redrawOnResize();
   }
@@ -42,7 +48,14 @@ class Page {
     this.now = workbench.results.map((result, i) => workbench.figures(i, result));
     this.before = workbench.base.map((result, i) => workbench.figures(i, result));
     const run = workbench.runs[this.index];
-    this.moved = changes(run, workbench.base[this.index].actions, workbench.results[this.index].actions, workbench.U, workbench.problem.decidedClass, workbench.problem.actionCount);
+    this.moved = changes(
+      run,
+      workbench.base[this.index].actions,
+      workbench.results[this.index].actions,
+      workbench.U,
+      workbench.problem.decidedClass,
+      workbench.problem.actionCount,
+    );
   }
 
   actionKey() {
@@ -77,16 +90,25 @@ class Page {
   }
 
   notes(run) {
-    const part = run.size < run.samples ? ` The editor and the confusion matrix use ${whole(run.size)} of the ${whole(run.samples)} samples, drawn by class, so that this file stays small; the headline and the charts use all.` : "";
-    const rule = run.decider.rule === "expected-utility" || run.decider.rule === "argmax" ? "" : ` This run was decided by the rule ${run.decider.rule}; the editor decides by expected utility.`;
+    const part =
+      run.size < run.samples
+        ? ` The editor and the confusion matrix use ${whole(run.size)} of the ${whole(run.samples)} samples, drawn by class, so that this file stays small; the headline and the charts use all.`
+        : "";
+    const rule =
+      run.decider.rule === "expected-utility" || run.decider.rule === "argmax"
+        ? ""
+        : ` This run was decided by the rule ${run.decider.rule}; the editor decides by expected utility.`;
     say((part + rule).trim());
-    byId("confusion-text").textContent = "Rows are what is true, columns what was decided; the cost of a cell is what the best action would have been worth more. It follows the editor.";
+    byId("confusion-text").textContent =
+      "Rows are what is true, columns what was decided; the cost of a cell is what the best action would have been worth more. It follows the editor.";
   }
 
   // -- what is out of sight waits ---------------------------------------------------------------------------------
 
   later(name, draw) {
-    const host = { changes: byId("changes"), confusion: byId("confusion-matrix"), mistakes: byId("mistake-list") }[name] ?? chartHost(name);
+    const host =
+      { changes: byId("changes"), confusion: byId("confusion-matrix"), mistakes: byId("mistake-list") }[name] ??
+      chartHost(name);
     host.draw = draw;
     if (this.visible.has(host)) draw();
     else this.waiting.add(host);
@@ -94,11 +116,15 @@ class Page {
   }
 
   watch() {
-    this.observer = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
-      if (isIntersecting) this.visible.add(target);
-      else this.visible.delete(target);
-      if (isIntersecting && this.waiting.delete(target)) target.draw();
-    }), { rootMargin: "200px" });
+    this.observer = new IntersectionObserver(
+      (entries) =>
+        entries.forEach(({ target, isIntersecting }) => {
+          if (isIntersecting) this.visible.add(target);
+          else this.visible.delete(target);
+          if (isIntersecting && this.waiting.delete(target)) target.draw();
+        }),
+      { rootMargin: "200px" },
+    );
     addEventListener("beforeprint", () => this.drawWaiting());
   }
 
@@ -113,7 +139,10 @@ class Page {
       if (innerWidth === width) return;
       width = innerWidth;
       clearTimeout(this.resizing);
-      this.resizing = setTimeout(() => Object.keys(CHARTS).forEach((name) => this.later(name, () => CHARTS[name](this))), 150);
+      this.resizing = setTimeout(
+        () => Object.keys(CHARTS).forEach((name) => this.later(name, () => CHARTS[name](this))),
+        150,
+      );
     });
   }
 
@@ -121,7 +150,10 @@ class Page {
 
   wireRuns() {
     const { runs } = this.workbench;
-    replace(byId("run"), runs.map((run, i) => el("option", { value: String(i) }, run.name)));
+    replace(
+      byId("run"),
+      runs.map((run, i) => el("option", { value: String(i) }, run.name)),
+    );
     byId("run-choice").hidden = runs.length < 2;
     byId("run").addEventListener("change", (event) => {
       this.index = Number(event.target.value);
@@ -131,8 +163,13 @@ class Page {
   }
 
   navigation() {
-    const sections = [...document.querySelectorAll("main section")].filter((section) => section.id !== "runs" || this.workbench.runs.length > 1);
-    replace(byId("sections"), sections.map((section) => el("a", { href: `#${section.id}` }, section.dataset.title)));
+    const sections = [...document.querySelectorAll("main section")].filter(
+      (section) => section.id !== "runs" || this.workbench.runs.length > 1,
+    );
+    replace(
+      byId("sections"),
+      sections.map((section) => el("a", { href: `#${section.id}` }, section.dataset.title)),
+    );
   }
 }
 

@@ -3,7 +3,12 @@
 const MOST_SHOWN = 50;
 const PARTS = 10; // a block too large to show its classes opens into this many
 
-const classBlock = (problem, y) => ({ name: problem.names[y], classes: [y], single: true, region: problem.regionOf?.[y] });
+const classBlock = (problem, y) => ({
+  name: problem.names[y],
+  classes: [y],
+  single: true,
+  region: problem.regionOf?.[y],
+});
 
 function blocksOf(problem, members) {
   if (members.length <= MOST_SHOWN) return members.map((y) => classBlock(problem, y));
@@ -44,8 +49,12 @@ function withTheRest(problem, grouped) {
 
 // Columns: the actions that decide for the classes of each block, then every action that hands over.
 function columnsFor(problem, blocks) {
-  const deciding = blocks.map((block) => ({ ...block, actions: block.classes.map((y) => problem.actionOf[y]).filter((a) => problem.allowed[a]) }));
-  const handing = [...problem.actions.keys()].filter((a) => problem.decidedClass[a] < 0 && problem.allowed[a])
+  const deciding = blocks.map((block) => ({
+    ...block,
+    actions: block.classes.map((y) => problem.actionOf[y]).filter((a) => problem.allowed[a]),
+  }));
+  const handing = [...problem.actions.keys()]
+    .filter((a) => problem.decidedClass[a] < 0 && problem.allowed[a])
     .map((a) => ({ name: problem.actions[a], actions: [a], classes: [], handsOver: true, single: true }));
   return [...deciding.filter((block) => block.actions.length), ...handing];
 }
@@ -86,13 +95,38 @@ class MatrixView {
   layOut() {
     const { rows, columns } = this.blocks();
     this.rows = rows;
-    this.columns = this.path.length ? columnsFor(this.problem, columns).filter((c) => !c.handsOver) : columnsFor(this.problem, columns);
+    this.columns = this.path.length
+      ? columnsFor(this.problem, columns).filter((c) => !c.handsOver)
+      : columnsFor(this.problem, columns);
     this.cells = rows.map((row) => this.columns.map((column) => this.spec.cell(row, column, this)));
     const size = Math.max(rows.length, this.columns.length);
     const density = size > 14 ? "dense" : size > 8 ? "wide" : "";
-    const grid = el("table", { class: `matrix ${density}`, "aria-label": this.spec.label },
-      el("thead", {}, el("tr", {}, el("td", { class: "corner" }, "true ↓ decided →"), this.columns.map((c) => this.header("column", c)))),
-      el("tbody", {}, rows.map((row, i) => el("tr", {}, this.header("row", row), this.cells[i].map((cell) => el("td", {}, cell))))));
+    const grid = el(
+      "table",
+      { class: `matrix ${density}`, "aria-label": this.spec.label },
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          el("td", { class: "corner" }, "true ↓ decided →"),
+          this.columns.map((c) => this.header("column", c)),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        rows.map((row, i) =>
+          el(
+            "tr",
+            {},
+            this.header("row", row),
+            this.cells[i].map((cell) => el("td", {}, cell)),
+          ),
+        ),
+      ),
+    );
     grid.addEventListener("keydown", (event) => this.moveFocus(event));
     replace(this.spec.host, this.steps(), el("div", { class: "scroll" }, grid));
     this.paint();
@@ -101,23 +135,48 @@ class MatrixView {
   header(axis, block) {
     const scope = axis === "row" ? "row" : "col";
     const face = [el("span", { class: `swatch ${block.region ?? ""}`, "aria-hidden": "true" }), nameOf(block.name)];
-    const title = block.classes.length > 1 ? `${block.name}: ${plural(block.classes.length, "class", "classes")}` : block.name;
+    const title =
+      block.classes.length > 1 ? `${block.name}: ${plural(block.classes.length, "class", "classes")}` : block.name;
     if (!this.spec.onHeader) return el("th", { scope, title }, el("span", { class: "name" }, face));
     const press = () => this.spec.onHeader(axis, block);
-    return el("th", { scope, title }, el("button", { type: "button", class: "name", onclick: press, "aria-label": `Set the ${axis} ${block.name}` }, face));
+    return el(
+      "th",
+      { scope, title },
+      el(
+        "button",
+        { type: "button", class: "name", onclick: press, "aria-label": `Set the ${axis} ${block.name}` },
+        face,
+      ),
+    );
   }
 
   steps() {
     const ways = Object.keys(divisions(this.problem));
-    const choose = el("select", { "aria-label": "How the matrix is divided", onchange: (event) => {
-      this.way = event.target.value;
-      this.goTo(0);
-    } }, ways.map((way) => el("option", { value: way }, way)));
+    const choose = el(
+      "select",
+      {
+        "aria-label": "How the matrix is divided",
+        onchange: (event) => {
+          this.way = event.target.value;
+          this.goTo(0);
+        },
+      },
+      ways.map((way) => el("option", { value: way }, way)),
+    );
     choose.value = this.way;
-    const trail = this.path.map((place, i) => el("button", { type: "button", class: "quiet", onclick: () => this.goTo(i + 1) }, nameOf(place.name)));
+    const trail = this.path.map((place, i) =>
+      el("button", { type: "button", class: "quiet", onclick: () => this.goTo(i + 1) }, nameOf(place.name)),
+    );
     if (!trail.length && ways.length < 2) return null;
-    return el("div", { class: "steps" }, ways.length > 1 ? choose : null,
-      trail.length ? el("button", { type: "button", class: "quiet", onclick: () => this.goTo(0) }, "← whole matrix") : null, trail);
+    return el(
+      "div",
+      { class: "steps" },
+      ways.length > 1 ? choose : null,
+      trail.length
+        ? el("button", { type: "button", class: "quiet", onclick: () => this.goTo(0) }, "← whole matrix")
+        : null,
+      trail,
+    );
   }
 
   paint() {
@@ -133,7 +192,10 @@ class MatrixView {
     if (row < 0) return;
     const column = this.cells[row].indexOf(event.target);
     const input = event.target;
-    const inside = input.value !== undefined && step[1] !== 0 && input.selectionStart === input.selectionEnd &&
+    const inside =
+      input.value !== undefined &&
+      step[1] !== 0 &&
+      input.selectionStart === input.selectionEnd &&
       (step[1] > 0 ? input.selectionEnd < input.value.length : input.selectionStart > 0);
     const next = this.cells[row + step[0]]?.[column + step[1]];
     if (inside || !next) return;

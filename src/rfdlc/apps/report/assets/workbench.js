@@ -7,12 +7,20 @@ const ABSTAIN = "abstain";
 function makeProblem(data) {
   const { names, counts, rank, regions, groups } = data.classes;
   const problem = {
-    names, counts, rank, regions, groups,
+    names,
+    counts,
+    rank,
+    regions,
+    groups,
     classCount: names.length,
     classOrder: [...names.keys()].sort((a, b) => (rank ? rank[a] - rank[b] : a - b)),
     regionOf: rank ? regionOfEach(regions, names.length) : null,
     headFractions: data.head_fractions,
-    actions: [], decidedClass: [], actionOf: names.map(() => -1), allowed: [], actionCount: 0,
+    actions: [],
+    decidedClass: [],
+    actionOf: names.map(() => -1),
+    allowed: [],
+    actionCount: 0,
   };
   data.actions.forEach((name) => addAction(problem, name));
   return problem;
@@ -96,8 +104,9 @@ class Workbench {
   decideRun(index) {
     const { problem, U } = this;
     const run = this.runs[index];
-    const choices = [...problem.classOrder.map((y) => problem.actionOf[y]), ...problem.actions.keys()]
-      .filter((a, i, all) => a >= 0 && problem.allowed[a] && all.indexOf(a) === i);
+    const choices = [...problem.classOrder.map((y) => problem.actionOf[y]), ...problem.actions.keys()].filter(
+      (a, i, all) => a >= 0 && problem.allowed[a] && all.indexOf(a) === i,
+    );
     const columns = encodeColumns(U, problem.classCount, problem.actionCount, choices);
     const levels = this.levels();
     const ratio = this.ratio(run);
@@ -182,7 +191,8 @@ class Workbench {
     this.falseHeads = { actionCount, cells };
     if (!counts) return cells;
     for (let y = 0; y < classCount; y++) {
-      for (let d = 0; d < classCount; d++) if (counts[d] > counts[y] && actionOf[d] >= 0) cells.push(y * actionCount + actionOf[d]);
+      for (let d = 0; d < classCount; d++)
+        if (counts[d] > counts[y] && actionOf[d] >= 0) cells.push(y * actionCount + actionOf[d]);
     }
     return cells;
   }
@@ -211,8 +221,11 @@ class Workbench {
   }
 
   isEdited() {
-    const same = this.problem.allowed.every((on, a) => on === (this.given.allowed[a] ?? false)) &&
-      this.U.every((value, i) => value === this.given.utility[i] || !this.problem.allowed[i % this.problem.actionCount]);
+    const same =
+      this.problem.allowed.every((on, a) => on === (this.given.allowed[a] ?? false)) &&
+      this.U.every(
+        (value, i) => value === this.given.utility[i] || !this.problem.allowed[i % this.problem.actionCount],
+      );
     return !same || this.temperature !== 1 || this.prior.target !== "given";
   }
 }
