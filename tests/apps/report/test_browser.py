@@ -221,6 +221,16 @@ def test_temperature_and_prior(page):
     page.agrees_with(utility, 2.5, target=np.array([10, 20, 30, 20, 20]) / 100, carried=train)
 
 
+def test_a_given_prior_is_corrected_and_another_rule_is_named(browser, tmp_path):
+    predictions = make_predictions(200)
+    utility = Utility.tail_sensitive(predictions.classes, -0.5)
+    decider = Decider(utility, train_prior="train", target_prior="uniform", rule="argmax")
+    path = rfdlc.report(predictions, None, tmp_path / "r.html", decider=decider, bootstrap=0)
+    page = Page(browser, path, as_runs(predictions, decider=decider)[0])
+    page.agrees_with(utility, target="uniform", carried="train")
+    assert "decided by the rule argmax" in page.element("#notice").text
+
+
 def test_rows_columns_and_groups(page):
     matrix = page.run.decider.utility.matrix.copy()
     page.assign("c4", "anything", "-2")

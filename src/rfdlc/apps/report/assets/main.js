@@ -95,7 +95,7 @@ class Page {
         ? ` The editor and the confusion matrix use ${whole(run.size)} of the ${whole(run.samples)} samples, drawn by class, so that this file stays small; the headline and the charts use all.`
         : "";
     const rule =
-      run.decider.rule === "expected-utility" || run.decider.rule === "argmax"
+      run.decider.rule === "expected-utility"
         ? ""
         : ` This run was decided by the rule ${run.decider.rule}; the editor decides by expected utility.`;
     say((part + rule).trim());
