@@ -3,7 +3,7 @@
 async function start() {
   if (typeof DecompressionStream === "undefined") {
     say(
-      "This browser is too old to open the probabilities inside this file (it lacks DecompressionStream). Any browser since 2023 can: Chrome or Edge 80, Firefox 113, Safari 16.4.",
+      "This browser is too old to open the probabilities inside this file (it lacks DecompressionStream). A current browser can.",
     );
     return;
   }
