@@ -2,16 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format clean
+.PHONY: demo test browser format clean
 
 demo: .venv/ready
 	$(BIN)/rfdlc demo
 
-test: .venv/ready
+test: .venv/ready browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -rs
+
+# The report is tested in a real browser. Where one may be installed (root on Debian) it is; elsewhere, or when that
+# fails, those tests are skipped and say how to get one. Never a reason to fail.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
+	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	     && echo "Installing Chromium for the tests of the report ..." \
+	     && apt-get update -qq >/dev/null 2>&1 \
+	     && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver >/dev/null 2>&1; } \
+	|| echo "No Chromium: the browser tests of the report are skipped. On Debian: apt-get install chromium chromium-driver"
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rfdlc.apps.report.report import report as report
     from rfdlc.decide.classes import Classes as Classes
     from rfdlc.decide.decider import Decider as Decider
     from rfdlc.decide.evaluation import Evaluation as Evaluation
@@ -26,6 +27,7 @@ _HOME = {
     "Predictions": "rfdlc.decide.predictions",
     "Utility": "rfdlc.decide.utility",
     "InputError": "rfdlc.errors",
+    "report": "rfdlc.apps.report.report",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

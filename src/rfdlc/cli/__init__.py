@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import decide, utility
+from rfdlc.cli import decide, report, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 
@@ -38,6 +38,8 @@ def _options(
 
 app.command("decide")(decide.decide)
 app.command("evaluate")(decide.evaluate)
+app.command("report")(report.report)
+app.command("plot")(report.plot)
 app.add_typer(utility.app, name="utility")
 
 

@@ -1,0 +1,1 @@
+"""How decisions reach people: the report, and whatever else is built on the rooms below."""

@@ -1,0 +1,86 @@
+// Building the page. Text always goes in as text nodes: whatever a class is called is a word like any other.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+const el = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
+const svg = (name, attributes = {}, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
+const byId = (id) => document.getElementById(id);
+
+// Names of classes may be written from right to left: each keeps its own direction and disturbs nobody's.
+const nameOf = (text, attributes = {}) => el("bdi", attributes, text);
+
+function replace(host, ...children) {
+  host.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+}
+
+// -- numbers as people read them ----------------------------------------------------------------------------------
+
+const MINUS = "−";
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const signed = (text) => text.replace("-", MINUS);
+const percent = (value, digits = 1) => (isNumber(value) ? signed(`${(100 * value).toFixed(digits)} %`) : "–");
+const decimal = (value, digits = 3) => (isNumber(value) ? signed(value.toFixed(digits)) : "–");
+const whole = (value) => (isNumber(value) ? value.toLocaleString("en-US") : "–");
+const short = (value) => (isNumber(value) ? signed(String(Number(value.toPrecision(3)))) : "–");
+
+function difference(value, percents) {
+  if (!isNumber(value)) return "";
+  const size = percents ? 100 * value : value;
+  const text = Math.abs(size).toFixed(percents ? 1 : 3);
+  if (Number(text) === 0) return "±0";
+  return (size > 0 ? "+" : MINUS) + text;
+}
+
+function parseNumber(text) {
+  const clean = text.trim().replace(MINUS, "-").replace(",", ".");
+  const value = clean === "" ? NaN : Number(clean);
+  return Number.isFinite(value) ? value : null;
+}
+
+const plural = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
+
+// -- tables and downloads -----------------------------------------------------------------------------------------
+
+function table(headers, rows, attributes = {}) {
+  const head = el(
+    "thead",
+    {},
+    el(
+      "tr",
+      {},
+      headers.map((text) => el("th", { scope: "col" }, text)),
+    ),
+  );
+  const lines = rows.map((row) =>
+    el(
+      "tr",
+      {},
+      row.map((cell, i) => (i === 0 ? el("th", { scope: "row" }, cell) : el("td", {}, cell))),
+    ),
+  );
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "group", "aria-label": attributes.label },
+    el("table", { class: attributes.class }, head, el("tbody", {}, lines)),
+  );
+}
+
+function download(name, kind, text) {
+  const address = URL.createObjectURL(new Blob([text], { type: kind }));
+  const link = el("a", { href: address, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}

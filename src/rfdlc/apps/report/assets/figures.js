@@ -1,0 +1,285 @@
+// The charts: what the library computed, and beside it what the editor makes of it.
+
+const chartHost = (name) => document.querySelector(`[data-chart="${name}"]`);
+const emptyChart = (name, text) => replace(chartHost(name), el("p", { class: "hint empty" }, text));
+const NEEDS_COUNTS =
+  "Needs the training counts of the classes: rfdlc report … --classes counts.csv, with columns class,count.";
+const several = (state) => state.workbench.runs.length > 1;
+
+const CHARTS = {
+  distribution(state) {
+    const { problem } = state.workbench;
+    if (!problem.counts) return emptyChart("distribution", NEEDS_COUNTS);
+    const bars = problem.classOrder.map((y, place) => ({
+      x: place,
+      end: place + 1,
+      y: Math.max(problem.counts[y], 0.8),
+      name: problem.names[y],
+      class: problem.regionOf[y],
+      region: problem.regionOf[y],
+      title: `${problem.names[y]}: ${whole(problem.counts[y])} training samples`,
+    }));
+    const series = REGIONS.map((region) => ({
+      kind: "bars",
+      name: region,
+      class: region,
+      gap: bars.length > 60 ? 0 : 1.5,
+      points: bars.filter((bar) => bar.region === region),
+    }));
+    const domain = [0.8, Math.max(...problem.counts) * 1.3];
+    chart(chartHost("distribution"), {
+      label: "Training samples of each class, by falling number",
+      series: series.filter((one) => one.points.length),
+      x: {
+        label: "classes by falling frequency",
+        domain: [0, bars.length],
+        format: whole,
+        ticks: niceTicks(0, bars.length, 5).filter(Number.isInteger),
+      },
+      y: { label: "training samples", domain, bend: Math.log, log: true, format: whole },
+    });
+  },
+
+  "by-class"(state) {
+    const { problem, runs } = state.workbench;
+    if (!problem.counts) return emptyChart("by-class", NEEDS_COUNTS);
+    const run = runs[state.index];
+    const edited = state.workbench.isEdited();
+    const now = edited ? classAccuracies(state.now[state.index].counts, problem) : run.by_class.accuracy;
+    const dots = (values, region) =>
+      problem.classOrder
+        .filter((y) => problem.regionOf[y] === region && isNumber(values[y]))
+        .map((y) => ({
+          x: Math.max(1, problem.counts[y]),
+          y: values[y],
+          r: problem.names.length > 60 ? 3.2 : 4.5,
+          name: problem.names[y],
+          title: `${problem.names[y]}: ${percent(values[y])} of ${plural(run.by_class.samples[y], "sample")}, ${whole(problem.counts[y])} in training`,
+        }));
+    const label = problem.names.length <= 12;
+    const series = REGIONS.map((region) => ({
+      kind: "points",
+      name: region,
+      class: region,
+      points: dots(now, region).map((dot) => ({ ...dot, text: label ? dot.name : null })),
+    }));
+    if (edited)
+      series.unshift({
+        kind: "points",
+        name: "as given",
+        class: "ghost",
+        points: REGIONS.flatMap((region) => dots(run.by_class.accuracy, region)),
+      });
+    chart(chartHost("by-class"), {
+      label: "Accuracy of each class against its training samples",
+      series: series.filter((one) => one.points.length),
+      x: logAxis("training samples", problem.counts),
+      y: percentAxis("accuracy", [0, 1.05]),
+    });
+  },
+
+  "false-head"(state) {
+    const { problem, runs } = state.workbench;
+    if (!problem.counts) return emptyChart("false-head", NEEDS_COUNTS);
+    const series = runs.map((run, i) => ({
+      kind: "line",
+      class: `run-${i}`,
+      name: several(state) ? run.name : state.workbench.isEdited() ? "as given" : null,
+      points: run.false_head_curve.map((point) => ({ x: point.share, y: point.rate })),
+    }));
+    if (state.workbench.isEdited()) {
+      const rates = state.now[state.index].falseHeadBySize;
+      series.push({
+        kind: "line",
+        class: "edited",
+        name: "with the edited utility",
+        points: runs[state.index].false_head_curve.map(({ share }) => ({
+          x: share,
+          y: rates[headSize(problem.classCount, share)],
+        })),
+      });
+    }
+    const most = Math.max(0.05, ...series.flatMap((one) => one.points.map((point) => point.y)));
+    chart(chartHost("false-head"), {
+      label: "False head rate against the share of head classes",
+      series,
+      x: percentAxis("share of the classes that count as head"),
+      y: percentAxis("tail decided as head", [0, Math.min(1, most * 1.1)]),
+    });
+  },
+
+  frontier(state) {
+    const { workbench, now, index } = state;
+    const { problem, runs } = workbench;
+    if (!problem.counts) return emptyChart("frontier", NEEDS_COUNTS);
+    const series = runs.map((run, i) => ({
+      kind: "path",
+      class: `run-${i}`,
+      name: several(state) ? run.name : null,
+      points: run.frontier.map((point) => ({
+        x: point.false_head_rate,
+        y: point.accuracy,
+        text: !several(state) || i === index ? short(point.penalty) : null,
+        name: `penalty ${short(point.penalty)}: ${short(point.false_head_rate)}`,
+        title: `penalty ${short(point.penalty)}: accuracy ${percent(point.accuracy)}, false heads ${percent(point.false_head_rate)}`,
+      })),
+    }));
+    const here = now[index];
+    series.push({
+      kind: "points",
+      class: "here",
+      name: workbench.isEdited() ? "the edited utility" : "this report",
+      points: [{ x: here.falseHeadRate, y: here.accuracy, r: 6, title: "now" }],
+    });
+    const all = series.flatMap((one) => one.points).filter((point) => isNumber(point.x));
+    const pad = (values, part) => {
+      const [low, high] = [Math.min(...values), Math.max(...values)];
+      const room = Math.max(0.01, (high - low) * part);
+      return [Math.max(0, low - room), Math.min(1, high + room)];
+    };
+    chart(chartHost("frontier"), {
+      label: "Accuracy against false head rate as the penalty grows",
+      series,
+      x: percentAxis(
+        "false head rate",
+        pad(
+          all.map((p) => p.x),
+          0.12,
+        ),
+      ),
+      y: percentAxis(
+        "accuracy",
+        pad(
+          all.map((p) => p.y),
+          0.15,
+        ),
+      ),
+    });
+    const run = runs[index];
+    const part = run.frontier_samples < run.samples ? ` From ${whole(run.frontier_samples)} samples.` : "";
+    byId("frontier-caption").textContent =
+      `The same probabilities, decided with a tail-sensitive utility: each dot is labelled with its penalty for false heads. Up and to the left is better.${part}`;
+  },
+
+  reliability(state) {
+    const run = state.workbench.runs[state.index];
+    const most = Math.max(...run.reliability.all.map((bin) => bin.samples));
+    const series = Object.entries(run.reliability)
+      .filter(([name, bins]) => bins.length && (name !== "all" || Object.keys(run.reliability).length === 1))
+      .map(([name, bins]) => ({
+        kind: "path",
+        class: name === "all" ? "run-0" : name,
+        name: `${name}${isNumber(run.figures.ece_by_region[name]) ? ` (ECE ${percent(run.figures.ece_by_region[name])})` : ""}`,
+        points: bins.map((bin) => ({
+          x: bin.confidence,
+          y: bin.accuracy,
+          r: 2 + 5 * Math.sqrt(bin.samples / most),
+          title: `${name}: confidence ${percent(bin.confidence)}, right ${percent(bin.accuracy)}, ${plural(bin.samples, "sample")}`,
+        })),
+      }));
+    series.unshift({
+      kind: "line",
+      class: "diagonal",
+      silent: true,
+      points: [
+        { x: 0, y: 0 },
+        { x: 1, y: 1 },
+      ],
+    });
+    chart(chartHost("reliability"), {
+      label: "Share of right answers against confidence, by region",
+      series,
+      x: percentAxis("confidence (largest probability)"),
+      y: percentAxis("right"),
+    });
+  },
+
+  "risk-coverage"(state) {
+    const { runs } = state.workbench;
+    const series = runs.map((run, i) => ({
+      kind: "line",
+      class: `run-${i}`,
+      name: several(state) ? run.name : null,
+      points: run.risk_coverage.map((point) => ({ x: point.coverage, y: point.risk })),
+    }));
+    const most = Math.max(0.05, ...series.flatMap((one) => one.points.map((point) => point.y)));
+    chart(chartHost("risk-coverage"), {
+      label: "Error rate against the share of samples that are decided",
+      series,
+      x: percentAxis("share of the samples that are decided"),
+      y: percentAxis("error rate", [0, Math.min(1, most * 1.1)]),
+    });
+  },
+
+  uncertainty(state) {
+    const run = state.workbench.runs[state.index];
+    const kinds = Object.keys(run.uncertainties);
+    if (!kinds.length) return emptyChart("uncertainty", "Every sample was handed over.");
+    const kind = chosenOption(byId("uncertainty"), kinds);
+    const { edges, right, wrong, auc } = run.uncertainties[kind];
+    const bars = (shares, name) => ({
+      kind: "bars",
+      class: name,
+      name: `${name} decisions`,
+      points: shares.map((share, i) => ({
+        x: edges[i],
+        end: edges[i + 1],
+        y: share,
+        title: `${percent(share)} of the ${name} decisions`,
+      })),
+    });
+    chart(chartHost("uncertainty"), {
+      label: "Uncertainty of right and of wrong decisions",
+      series: [bars(right, "right"), bars(wrong, "wrong")],
+      x: { label: kind, domain: [0, edges.at(-1)], format: short },
+      y: percentAxis("share of the decisions", [0, Math.max(...right, ...wrong) * 1.08]),
+    });
+    byId("uncertainty-caption").textContent =
+      `The farther apart, the better errors can be found by looking at what the model is unsure of.${isNumber(auc) ? ` A wrong decision is less sure than a right one with probability ${percent(auc)} (AUC).` : ""}`;
+  },
+
+  history(state) {
+    const run = state.workbench.runs[state.index];
+    const history = run.made.history ?? {};
+    const columns = Object.keys(history).filter((name) => name !== "epoch");
+    byId("history-figure").hidden = !columns.length;
+    if (!columns.length) return;
+    const column = chosenOption(byId("history"), columns);
+    const series = state.workbench.runs
+      .filter((one) => one.made.history?.[column])
+      .map((one, i) => ({
+        kind: "line",
+        class: `run-${i}`,
+        name: several(state) ? one.name : null,
+        points: one.made.history[column]
+          .map((value, row) => ({ x: one.made.history.epoch?.[row] ?? row + 1, y: value }))
+          .filter((point) => isNumber(point.y)),
+      }));
+    const points = series.flatMap((one) => one.points);
+    const [low, high] = [Math.min(...points.map((p) => p.y)), Math.max(...points.map((p) => p.y))];
+    chart(chartHost("history"), {
+      label: `${column} during training`,
+      series,
+      x: {
+        label: "epoch",
+        domain: [Math.min(...points.map((p) => p.x)), Math.max(...points.map((p) => p.x))],
+        format: short,
+      },
+      y: { label: column, domain: [low, high + (high - low) * 0.05 + 1e-9], format: short },
+    });
+  },
+};
+
+// These say something else once the utility is edited; the others are about the probabilities.
+const FOLLOWING = ["by-class", "false-head", "frontier"];
+
+function chosenOption(select, names) {
+  const before = names.includes(select.value) ? select.value : names[0];
+  if ([...select.options].map((option) => option.value).join("\n") !== names.join("\n"))
+    replace(
+      select,
+      names.map((name) => el("option", { value: name }, name)),
+    );
+  select.value = before;
+  return before;
+}

@@ -1,0 +1,160 @@
+"""`rfdlc report` writes the HTML report; `rfdlc plot` draws one figure for a paper."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rfdlc.cli.request import (
+    AbstainOption,
+    BalancedOption,
+    CalibrateOption,
+    CalibrationOption,
+    ClassesOption,
+    CombineOption,
+    CostsOption,
+    DeciderOption,
+    JsonOption,
+    LogitsOption,
+    PenaltyOption,
+    Request,
+    RuleOption,
+    TargetPriorOption,
+    TrainPriorOption,
+    UtilityOption,
+)
+from rfdlc.cli.writing import check_writable, print_json, print_rich
+
+if TYPE_CHECKING:
+    from rfdlc.apps.report.source import Run
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Run folders, or predictions with a `target` column: CSV, Parquet or `.npz`. Several stand side by side.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of the resampling and of the samples that are embedded.")]
+
+
+def report(
+    files: Files,
+    utility: UtilityOption = None,
+    costs: CostsOption = None,
+    penalty: PenaltyOption = -1.0,
+    abstain: AbstainOption = None,
+    classes: ClassesOption = None,
+    calibrate: CalibrateOption = None,
+    calibration: CalibrationOption = "temperature",
+    balanced: BalancedOption = False,
+    train_prior: TrainPriorOption = None,
+    target_prior: TargetPriorOption = None,
+    combine: CombineOption = None,
+    rule: RuleOption = None,
+    logits: LogitsOption = False,
+    decider: DeciderOption = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option("--title", help="Heading of the report.", show_default=False)] = None,
+    images: Annotated[
+        Path | None, typer.Option("--images", help="Folder under which the ids are image files: shows thumbnails.")
+    ] = None,
+    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamplings for 95% intervals; 0 for none.")] = 200,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Write one HTML file to look at, in which the utility can be edited; it opens anywhere, offline.
+
+    **Examples**
+
+    - `rfdlc report runs/a -o report.html`
+    - `rfdlc report runs/a runs/b --utility U.csv -o report.html`
+    - `rfdlc report probs.csv --classes counts.csv --utility tail-sensitive --abstain 0.2 --calibrate val.csv`
+    """
+    from rfdlc.apps.report.report import write_report
+
+    check_writable(out)
+    options = (
+        utility, costs, penalty, abstain, classes, calibrate, calibration, balanced, train_prior, target_prior,
+        combine, rule, logits, decider,
+    )  # fmt: skip
+    runs = _prepare(files, options)
+    written = write_report(runs, out, images=images, title=title, bootstrap=bootstrap, seed=seed)
+    if json:
+        figures = {name: evaluation.to_dict() for name, evaluation in written.evaluations.items()}
+        print_json({"out": str(written.path), "bytes": written.path.stat().st_size, "runs": figures})
+        return
+    for name, evaluation in written.evaluations.items():
+        print_rich(f"[bold]{_escaped(name)}[/bold]", evaluation)
+    print_rich(f"Written to {_escaped(str(written.path))}: open it in a browser.")
+
+
+def plot(
+    files: Files,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind",
+            "-k",
+            help="`frontier`, `reliability`, `tail`, `confusion` or `risk-coverage`.",
+            show_default=False,
+        ),
+    ],
+    utility: UtilityOption = None,
+    costs: CostsOption = None,
+    penalty: PenaltyOption = -1.0,
+    abstain: AbstainOption = None,
+    classes: ClassesOption = None,
+    calibrate: CalibrateOption = None,
+    calibration: CalibrationOption = "temperature",
+    balanced: BalancedOption = False,
+    train_prior: TrainPriorOption = None,
+    target_prior: TargetPriorOption = None,
+    combine: CombineOption = None,
+    rule: RuleOption = None,
+    logits: LogitsOption = False,
+    decider: DeciderOption = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file to write; its ending says what: svg, pdf or png.")
+    ] = Path("figure.svg"),
+    json: JsonOption = False,
+) -> None:
+    """Draw one figure for a paper or a slide; several runs are drawn together.
+
+    **Examples**
+
+    - `rfdlc plot runs/a --kind reliability -o reliability.svg`
+    - `rfdlc plot runs/a runs/b --kind frontier -o frontier.pdf`
+    - `rfdlc plot probs.csv --classes counts.csv --kind tail -o tail.png`
+    """
+    from rfdlc.apps.report import plots
+
+    check_writable(out)
+    plots.check(kind, out)
+    options = (
+        utility, costs, penalty, abstain, classes, calibrate, calibration, balanced, train_prior, target_prior,
+        combine, rule, logits, decider,
+    )  # fmt: skip
+    plots.draw(_prepare(files, options), kind, out)
+    if json:
+        print_json({"out": str(out), "kind": kind, "runs": [str(file) for file in files]})
+    else:
+        print_rich(f"Written to {_escaped(str(out))}.")
+
+
+def _prepare(files: list[Path], options: tuple[Any, ...]) -> "list[Run]":
+    """Each file with the same options, as `evaluate` reads them."""
+    from rfdlc.apps.report.source import Run, alike, folder_notes, run_names, with_known_classes
+
+    runs = []
+    for file, name in zip(files, run_names(files), strict=True):
+        predictions, decider = Request(file, *options).prepare()
+        known = with_known_classes(name, predictions, decider, file)
+        runs.append(Run(name, predictions, known, folder_notes(file)))
+    return alike(runs)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
