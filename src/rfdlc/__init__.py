@@ -10,11 +10,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rfdlc.decide.classes import Classes as Classes
+    from rfdlc.decide.decider import Decider as Decider
+    from rfdlc.decide.evaluation import Evaluation as Evaluation
+    from rfdlc.decide.evaluation import evaluate as evaluate
+    from rfdlc.decide.predictions import Predictions as Predictions
+    from rfdlc.decide.utility import Utility as Utility
     from rfdlc.errors import InputError as InputError
 
 # Public name -> the module that defines it.
 _HOME = {
     "Classes": "rfdlc.decide.classes",
+    "Decider": "rfdlc.decide.decider",
+    "Evaluation": "rfdlc.decide.evaluation",
+    "evaluate": "rfdlc.decide.evaluation",
+    "Predictions": "rfdlc.decide.predictions",
+    "Utility": "rfdlc.decide.utility",
     "InputError": "rfdlc.errors",
 }
 

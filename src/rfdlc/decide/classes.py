@@ -141,6 +141,17 @@ class Classes:
             )
         return array.astype(np.int64)
 
+    def in_order(self, names: Sequence[str]) -> "Classes":
+        """The same classes in the order of `names`, which must be the same set."""
+        if set(names) != set(self.names) or len(names) != len(self):
+            odd = sorted(set(names) ^ set(self.names)) or ["?"]
+            raise InputError(
+                f"classes {listing(self.names)} do not match {listing(names)}: "
+                f"{odd[0]!r} is in one only{suggestion(odd[0], odd[1:])}"
+            )
+        counts = None if self.counts is None else tuple(self.counts[self._index[name]] for name in names)
+        return Classes(tuple(names), counts, self.groups)
+
     def select(self, indices: Iterable[int]) -> tuple[str, ...]:
         """The names at these class indices."""
         return tuple(self.names[i] for i in indices)

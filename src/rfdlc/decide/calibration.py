@@ -1,0 +1,137 @@
+"""Calibration: make probabilities mean what they say, fitted by likelihood on held-out data.
+
+Temperature (Guo et al. 2017): softmax(log p / T). Bias-corrected temperature (Alexandari et al. 2020):
+softmax(log p / T + b), one bias a class; the biases also move the class prior to that of the held-out data.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.scores import Floats, softmax
+from rfdlc.errors import choose
+
+COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these says that the held-out part is too small or the model broken
+BIAS_STRENGTH = 1.0  # a unit Gaussian on each bias: as weak as one sample, and a rare class does not run away
+KINDS = ("temperature", "bias-corrected-temperature")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """softmax(log p / temperature + bias). `prior` is the class prior that the result carries when biases moved it."""
+
+    temperature: float = 1.0
+    bias: tuple[float, ...] | None = None
+    prior: tuple[float, ...] | None = None
+
+    def apply(self, log_probabilities: Floats) -> Floats:
+        """Calibrated probabilities (N, C) from logits or log probabilities (N, C)."""
+        scores = log_probabilities * log_probabilities.dtype.type(1 / self.temperature)
+        if self.bias is not None:
+            scores += np.asarray(self.bias, dtype=scores.dtype)
+        return softmax(scores)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, ready for JSON."""
+        return {
+            "temperature": self.temperature,
+            "bias": None if self.bias is None else list(self.bias),
+            "prior": None if self.prior is None else list(self.prior),
+        }
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> "Calibration":
+        """The inverse of `to_dict`."""
+        bias, prior = table.get("bias"), table.get("prior")
+        return cls(float(table["temperature"]), bias and tuple(bias), prior and tuple(prior))
+
+
+def fit_calibration(kind: str, log_probabilities: Floats, targets: Indices, *, balanced: bool = False) -> Calibration:
+    """Fit by maximum likelihood on held-out log probabilities (N, C) and class indices (N,).
+
+    `balanced` gives every class that is present the same total weight, as if the held-out data had a uniform prior.
+    Classes absent from the held-out data are no obstacle: their bias stays 0.
+    """
+    choose("calibration", kind, KINDS)
+    log_p = np.asarray(log_probabilities, dtype=np.float64)
+    counts = np.bincount(targets, minlength=log_p.shape[1])
+    weights = class_weights(counts, balanced)[targets] / len(targets)
+    temperature = _fit_temperature(log_p, targets, weights)
+    if kind == "temperature":
+        calibration = Calibration(temperature)
+    else:
+        temperature, bias = _fit_with_bias(log_p, targets, weights, counts > 0, temperature)
+        calibration = Calibration(temperature, tuple(bias), tuple(_held_out_prior(counts, balanced)))
+    if not COLDEST * 1.001 < calibration.temperature < HOTTEST * 0.999:
+        warnings.warn(
+            f"the fitted temperature {calibration.temperature:g} lies at the edge of what is plausible "
+            f"({COLDEST} to {HOTTEST}): the {len(targets)} held-out samples may be too few, all right, or all wrong",
+            stacklevel=3,
+        )
+    return calibration
+
+
+def class_weights(counts: NDArray[Any], balanced: bool) -> NDArray[np.float64]:
+    """Weight a sample of each class: 1, or such that all classes present weigh the same and the mean stays 1."""
+    if not balanced:
+        return np.ones(len(counts))
+    present = max(1, int((counts > 0).sum()))
+    return counts.sum() / (present * np.maximum(counts, 1))
+
+
+def _held_out_prior(counts: NDArray[Any], balanced: bool) -> NDArray[np.float64]:
+    """The prior that the biases were fitted to; one sample is added to each class so that none is impossible."""
+    if balanced:
+        return np.full(len(counts), 1 / len(counts))
+    smoothed: NDArray[np.float64] = (counts + 1) / (counts.sum() + len(counts))
+    return smoothed
+
+
+def _fit_temperature(log_p: Floats, targets: Indices, weights: Floats) -> float:
+    """The negative log-likelihood is convex in 1/T: Newton's method, kept inside a shrinking bracket."""
+    true = log_p[np.arange(len(targets)), targets]
+    low, high, inverse = 1 / HOTTEST, 1 / COLDEST, 1.0
+    for _ in range(60):
+        p = softmax(inverse * log_p)
+        mean = (p * log_p).sum(axis=1)
+        slope = weights @ (mean - true)
+        curvature = weights @ ((p * log_p**2).sum(axis=1) - mean**2)
+        low, high = (low, inverse) if slope > 0 else (inverse, high)
+        step = inverse - slope / curvature if curvature > 0 else low - 1
+        step = step if low < step < high else (low + high) / 2
+        if abs(step - inverse) < 1e-10 * inverse:
+            break
+        inverse = step
+    return float(1 / inverse)
+
+
+def _fit_with_bias(
+    log_p: Floats, targets: Indices, weights: Floats, present: NDArray[np.bool_], temperature: float
+) -> tuple[float, NDArray[np.float64]]:
+    """L-BFGS over (1/T, biases of the classes that are present); convex, so any start will do."""
+    from scipy.optimize import minimize
+
+    rows = np.arange(len(targets))
+    ridge = BIAS_STRENGTH / len(targets)
+
+    def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        inverse, bias = parameters[0], np.zeros(log_p.shape[1])
+        bias[present] = parameters[1:]
+        p = softmax(inverse * log_p + bias)
+        excess = p * weights[:, None]  # d loss / d score = weight * (p - one-hot)
+        nll = -weights @ np.log(np.maximum(p[rows, targets], 1e-300))
+        excess[rows, targets] -= weights
+        gradient = np.concatenate([[(excess * log_p).sum()], excess.sum(axis=0)[present] + ridge * parameters[1:]])
+        return nll + ridge / 2 * (parameters[1:] ** 2).sum(), gradient
+
+    start = np.concatenate([[1 / temperature], np.zeros(int(present.sum()))])
+    bounds = [(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * int(present.sum())
+    fitted = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 500}).x
+    bias = np.zeros(log_p.shape[1])
+    bias[present] = fitted[1:]
+    return float(1 / fitted[0]), bias

@@ -1,0 +1,176 @@
+"""Predictions: what a model said of some samples, with what is known of them; saved without pickle."""
+
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.scores import Scores, as_scores
+from rfdlc.decide.tables import read_csv, read_parquet
+from rfdlc.errors import InputError, listing
+
+# Names that people give to the same thing in an .npz file; the first is the one that we write.
+SCORE_KEYS = {"logits": ("logits",), "probabilities": ("probabilities", "probs", "proba")}
+OTHER_KEYS = {"targets": ("targets", "target", "labels", "y"), "ids": ("ids", "id"), "classes": ("classes", "names")}
+
+
+class Predictions:
+    """Particle scores (M, N, C) of N samples, either logits or probabilities; targets, ids and classes if known.
+
+    >>> predictions = Predictions(probabilities=[[0.9, 0.1], [0.2, 0.8]], targets=[0, 1])
+    >>> predictions
+    Predictions(1 particle, 2 samples, 2 classes, probabilities, with targets)
+    """
+
+    def __init__(
+        self,
+        *,
+        logits: ArrayLike | None = None,
+        probabilities: ArrayLike | None = None,
+        targets: ArrayLike | None = None,
+        ids: Sequence[str] | NDArray[Any] | None = None,
+        classes: Classes | None = None,
+    ) -> None:
+        if (logits is None) == (probabilities is None):
+            raise InputError("predictions hold either logits or probabilities: expected exactly one of the two")
+        given = probabilities if logits is None else logits
+        self.named = classes is not None  # whether columns have names, or only positions
+        if classes is None:
+            width = np.shape(given)[-1] if np.ndim(given) else 0
+            classes = Classes(tuple(str(i) for i in range(width or 1)))
+        self.classes = classes
+        self.scores: Scores = as_scores(given, classes, logits=logits is not None)
+        self.targets: Indices | None = None if targets is None else encode_targets(targets, classes)
+        self.ids: NDArray[np.str_] | None = None if ids is None else np.asarray(ids).astype(str)
+        for what, values in (("targets", self.targets), ("ids", self.ids)):
+            if values is not None and values.shape != (len(self),):
+                raise InputError(f"{what} have shape {values.shape} for {len(self)} samples: expected one a sample")
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __repr__(self) -> str:
+        particles, samples, classes = self.scores.values.shape
+        kind = "logits" if self.scores.logits else "probabilities"
+        known = "with targets" if self.targets is not None else "without targets"
+        plural = "" if particles == 1 else "s"
+        return f"Predictions({particles} particle{plural}, {samples} samples, {classes} classes, {kind}, {known})"
+
+    def with_classes(self, classes: Classes) -> "Predictions":
+        """The same predictions in the order of `classes`, matched by name where both have names."""
+        if not self.named or self.classes.names == classes.names:
+            if len(self.classes) != len(classes):
+                raise InputError(f"predictions have {len(self.classes)} classes: expected {len(classes)}")
+            return self._changed(self.scores.values, self.targets, classes)
+        if set(classes.names) != set(self.classes.names):
+            odd = sorted(set(classes.names) ^ set(self.classes.names))
+            raise InputError(
+                f"predictions are for classes {listing(self.classes.names)}, but {listing(classes.names)} are "
+                f"expected: {odd[0]!r} is in one only; the names must match"
+            )
+        place = classes.encode(list(self.classes.names))
+        order = self.classes.encode(list(classes.names))
+        targets = None if self.targets is None else place[self.targets]
+        return self._changed(self.scores.values[:, :, order], targets, classes)
+
+    def _changed(self, values: NDArray[Any], targets: Indices | None, classes: Classes) -> "Predictions":
+        kind = "logits" if self.scores.logits else "probabilities"
+        return Predictions(**{kind: values}, targets=targets, ids=self.ids, classes=classes)
+
+    # -- files ------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write an .npz file that holds plain arrays only."""
+        arrays = {"logits" if self.scores.logits else "probabilities": self.scores.values}
+        if self.named:
+            arrays["classes"] = np.array(json.dumps(self.classes.to_dict(), ensure_ascii=False))
+        if self.targets is not None:
+            arrays["targets"] = self.targets
+        if self.ids is not None:
+            arrays["ids"] = self.ids
+        with open(path, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+
+    @classmethod
+    def load(cls, path: str | Path, classes: Classes | None = None, *, logits: bool = False) -> "Predictions":
+        """Read .npz, .csv, .tsv or .parquet.
+
+        Tables have one column a class, named after it, and optionally `target` and `id`. An .npz file has `logits`
+        or `probabilities`, and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups.
+        `logits` says that a table holds logits.
+        """
+        path = Path(path)
+        reader = _READERS.get(path.suffix.lower())
+        if reader is None:
+            raise InputError(f"{path}: unknown kind of file {path.suffix!r}: expected {listing(_READERS)}")
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        try:
+            return reader(path, classes, logits)
+        except InputError as error:
+            message = str(error)
+            raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+
+
+def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
+    """Targets as class indices: numbers are indices, text is names, or indices where no class is called by a number."""
+    array = np.asarray(targets)
+    text = array.dtype.kind in "OUS" and not any(map(_is_index, classes.names))
+    if text and all(map(_is_index, array.reshape(-1))):
+        return classes.encode(array.astype(str).astype(np.int64), "target")
+    return classes.encode(array.astype(str) if array.dtype.kind in "OS" else array, "target")
+
+
+def _is_index(value: Any) -> bool:
+    return str(value).lstrip("-").isdecimal()
+
+
+def _from_table(reader: Any) -> Any:
+    def read(path: Path, classes: Classes | None, logits: bool) -> Predictions:
+        table = reader(path, classes)
+        kind = "logits" if logits else "probabilities"
+        return Predictions(**{kind: table.values}, targets=table.targets, ids=table.ids, classes=table.classes)
+
+    return read
+
+
+def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            found = {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise InputError(f"cannot be read as .npz without pickle: damaged, or it holds objects ({error})") from None
+    arrays: dict[str, Any] = {}
+    for name, keys in (SCORE_KEYS | OTHER_KEYS).items():
+        present = [key for key in keys if key in found]
+        if len(present) > 1:
+            raise InputError(f"holds both {present[0]!r} and {present[1]!r}: expected one of them")
+        if present:
+            arrays[name] = found[present[0]]
+    if not set(SCORE_KEYS) & set(arrays):
+        raise InputError(f"holds {listing(found) or 'nothing'}: expected an array 'probabilities' or 'logits'")
+    own = _classes_in(arrays.pop("classes", None), found.get("counts"))
+    predictions = Predictions(**arrays, classes=own or classes)
+    return predictions.with_classes(classes) if classes is not None else predictions
+
+
+def _classes_in(array: NDArray[Any] | None, counts: NDArray[Any] | None) -> Classes | None:
+    """Classes as we write them (JSON), or a plain array of names beside one of counts."""
+    if array is None:
+        return None
+    if array.ndim == 0:
+        return Classes.from_json(json.loads(str(array)))
+    return Classes(tuple(array.astype(str)), None if counts is None else tuple(counts.tolist()))
+
+
+_READERS = {
+    ".npz": _from_npz,
+    ".csv": _from_table(read_csv),
+    ".tsv": _from_table(read_csv),
+    ".parquet": _from_table(read_parquet),
+}

@@ -1,0 +1,63 @@
+"""Decision rules: each maps probabilities (n, C) to a gain for each action (n, A); the largest gain is chosen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.decide.scores import Floats, safe_log
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError
+
+Gain = Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`prepare(utility, ratio)` gives the gain function; `ratio` (C,) is the prior correction still to be applied.
+
+    `linear` rules take the ratio into their matrix, so that probabilities need no correction one by one.
+    """
+
+    prepare: Callable[[Utility, NDArray[np.float64]], Gain]
+    linear: bool
+    warning: str | None = None
+
+
+def _expected_utility(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
+    """sum_y U[y, d] p(y): with p(y) proportional to q(y) ratio(y), the correction belongs to the rows of U."""
+    matrix = utility.matrix * ratio[:, None]
+    return lambda p: p @ matrix.astype(p.dtype)
+
+
+def _argmax(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
+    if (utility.class_action < 0).any():
+        raise InputError("rule 'argmax' decides for a class: expected a utility with an action for every class")
+    matrix = np.zeros_like(utility.matrix)
+    matrix[np.arange(len(utility.classes)), utility.class_action] = ratio
+    handed_over = np.where(utility.decided_class < 0, -1.0, 0.0)  # less than any probability
+    return lambda p: p @ matrix.astype(p.dtype) + handed_over.astype(p.dtype)
+
+
+def _paper_eq12(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
+    return lambda p: safe_log(p) @ utility.matrix.astype(p.dtype)
+
+
+def _cobb(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
+    shifted = utility.matrix - utility.matrix.min() + 1
+    return lambda p: np.log(p @ shifted.astype(p.dtype))
+
+
+RULES = {
+    "expected-utility": Rule(_expected_utility, linear=True),
+    "argmax": Rule(_argmax, linear=True),
+    "paper-eq12": Rule(
+        _paper_eq12,
+        linear=False,
+        warning="rule 'paper-eq12' is the paper's Eq. 12 as printed, kept to rerun the paper: log p <= 0, so a "
+        "negative utility times log p is a reward, and the rule prefers the action with the most penalties; "
+        "use 'expected-utility' for decisions",
+    ),
+    "cobb": Rule(_cobb, linear=False),
+}

@@ -1,0 +1,150 @@
+"""The door: anybody's probabilities or logits become one checked array (M particles, N samples, C classes)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.decide.classes import Classes
+from rfdlc.errors import InputError, listing, suggestion
+
+Floats = NDArray[np.floating[Any]]
+
+BOOK_KEEPING = ("id", "target")  # columns of a table that are no class
+SUM_TOLERANCE = 0.01  # rows may miss 1 by this much: probabilities are often rounded when they are written to a file
+PROBABILITY_FLOOR = 1e-12  # the least probability whose logarithm is taken
+CHUNK_ELEMENTS = 1 << 18  # work in pieces that stay in the processor's cache
+
+
+class CorrectedProbabilities(np.ndarray[Any, np.dtype[Any]]):
+    """Probabilities that a Decider has calibrated and corrected: plain numbers that no Decider takes again.
+
+    `np.asarray(p)` gives an ordinary array to whoever wants to treat them as a new model's output.
+    """
+
+    # Sums, sorts and comparisons are no longer probabilities: only views and copies of the same kind keep the mark.
+    def __array_wrap__(self, array: NDArray[Any], context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if return_scalar else np.asarray(array)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Probabilities, or logits, of shape (M, N, C). Shapes are checked here, values chunk by chunk as they are read."""
+
+    values: Floats
+    logits: bool
+
+    def __len__(self) -> int:
+        return int(self.values.shape[1])
+
+    def chunks(self) -> Iterator[tuple[slice, Floats]]:
+        """Checked pieces (M, n, C), each small enough to stay in the cache."""
+        particles, samples, classes = self.values.shape
+        rows = max(1, CHUNK_ELEMENTS // (particles * classes))
+        for start in range(0, samples, rows):
+            piece = self.values[:, start : start + rows]
+            _check_values(piece, start, self.logits)
+            yield slice(start, start + rows), piece
+
+
+def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
+    """An array, tensor or data frame as Scores with one column a class, in the order of `classes`."""
+    if isinstance(given, CorrectedProbabilities):
+        raise InputError(
+            "these probabilities have been calibrated and corrected by a Decider already, and doing it twice would "
+            "distort them: pass the model's own output (or np.asarray(p) to treat them as a new model's)"
+        )
+    values = _frame_values(given, classes) if hasattr(given, "columns") else _plain_array(given)
+    if values.ndim == 2:
+        values = values[None]
+    if values.ndim != 3:
+        raise InputError(
+            f"scores have shape {values.shape}: expected (samples, classes) or (particles, samples, classes)"
+        )
+    if values.shape[2] != len(classes):
+        raise InputError(
+            f"scores have {values.shape[2]} columns but there are {len(classes)} classes "
+            f"({listing(classes.names, 4)}): expected one column a class"
+        )
+    if 0 in values.shape:
+        raise InputError(f"scores have shape {values.shape}: expected at least one particle and one sample")
+    return Scores(values, logits)
+
+
+def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
+    """Where each class stands among the columns, matched by name; every other column must be `id` or `target`."""
+    doubled = sorted({name for name in columns if columns.count(name) > 1}) if len(set(columns)) < len(columns) else []
+    if doubled:
+        raise InputError(f"{where}: column {doubled[0]!r} appears more than once; every column name must differ")
+    place = {name: i for i, name in enumerate(columns)}
+    missing = [name for name in classes.names if name not in place]
+    unknown = [name for name in columns if name not in set(classes.names) and name not in BOOK_KEEPING]
+    if unknown:
+        hint = suggestion(unknown[0], missing or classes.names)
+        raise InputError(
+            f"{where}: column {unknown[0]!r} is no class; expected columns {listing(classes.names)} "
+            f"(and optionally {' and '.join(BOOK_KEEPING)}){hint}"
+        )
+    if missing:
+        raise InputError(f"{where}: no column for class {missing[0]!r}; the columns are {listing(columns)}")
+    return [place[name] for name in classes.names]
+
+
+def safe_log(probabilities: Floats) -> Floats:
+    """log p with p kept away from 0."""
+    logarithm: Floats = np.log(np.maximum(probabilities, PROBABILITY_FLOOR))
+    return logarithm
+
+
+def softmax(scores: Floats) -> Floats:
+    """Along the last axis; the argument is not changed."""
+    exponent = scores - scores.max(axis=-1, keepdims=True)
+    np.exp(exponent, out=exponent)
+    exponent /= exponent.sum(axis=-1, keepdims=True)
+    return exponent
+
+
+def _frame_values(frame: Any, classes: Classes) -> Floats:
+    columns = [str(name) for name in frame.columns]
+    order = column_order(columns, classes, "data frame")
+    return np.stack([_plain_array(frame[list(frame.columns)[i]]) for i in order], axis=1)
+
+
+def _plain_array(given: Any) -> Floats:
+    if type(given).__module__.split(".")[0] == "torch":
+        given = given.detach().cpu()
+        given = given.float().numpy() if "bfloat16" in str(given.dtype) else given.numpy()
+    try:
+        array = np.asarray(given)
+        if array.dtype in (np.float32, np.float64):
+            return array
+        return array.astype(np.float32 if array.dtype == np.float16 else np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"scores must be numbers, but they cannot be read as such ({error})") from None
+
+
+def _check_values(piece: Floats, start: int, logits: bool) -> None:
+    """Raise for the first bad row of a piece (M, n, C); the good case costs two passes over cached memory."""
+    total = piece.sum(axis=2)
+    if logits:
+        if not np.isfinite(total).all():
+            _raise_for(~np.isfinite(piece), piece, start, "expected finite logits")
+        return
+    if not (np.abs(total - 1) <= SUM_TOLERANCE).all() or piece.min() < 0:
+        _raise_for(~np.isfinite(piece), piece, start, "expected probabilities between 0 and 1")
+        _raise_for(piece < 0, piece, start, "expected probabilities between 0 and 1; for logits say so (logits)")
+        row = int(np.argwhere(np.abs(total - 1) > SUM_TOLERANCE)[0][1])
+        worst = float(total[:, row][np.argmax(np.abs(total[:, row] - 1))])
+        raise InputError(
+            f"row {start + row} of the probabilities sums to {worst:.6g}: expected rows that sum to 1; "
+            "divide each row by its sum, or say so if these are logits (logits)"
+        )
+
+
+def _raise_for(wrong: NDArray[np.bool_], piece: Floats, start: int, expected: str) -> None:
+    if wrong.any():
+        particle, row, column = (int(i) for i in np.argwhere(wrong)[0])
+        value = piece[particle, row, column]
+        raise InputError(f"scores hold {value} in row {start + row}, column {column}: {expected}")

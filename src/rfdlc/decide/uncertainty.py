@@ -1,0 +1,42 @@
+"""How unsure a prediction is, one number a sample: larger is less sure."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.decide.scores import Floats, safe_log, softmax
+
+
+def entropy(probabilities: Floats, *, normalised: bool = False) -> NDArray[np.floating]:
+    """-sum_c p(c) log p(c) in nats of (..., C); `normalised` divides by log C, so that 1 is complete ignorance.
+
+    >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]]), normalised=True).round(3).tolist()
+    [1.0, 0.0]
+    """
+    # 0 log 0 is 0: the floor inside the logarithm is multiplied by the 0 outside. `+ 0.0` turns -0 into 0.
+    nats = -np.einsum("...c,...c->...", probabilities, safe_log(probabilities)) + 0.0
+    return nats / np.log(probabilities.shape[-1]) if normalised and probabilities.shape[-1] > 1 else nats
+
+
+def max_probability(probabilities: Floats) -> NDArray[np.floating]:
+    """1 - max_c p(c) of (..., C) (Hendrycks and Gimpel 2017)."""
+    return 1 - probabilities.max(axis=-1)
+
+
+def mutual_information(probabilities: Floats) -> NDArray[np.floating]:
+    """Entropy of the mean less mean of the entropies over particles (M, N, C): what the particles disagree about.
+
+    >>> mutual_information(np.array([[[1.0, 0.0]], [[0.0, 1.0]]])).round(3).tolist()
+    [0.693]
+    """
+    return np.maximum(entropy(probabilities.mean(axis=0)) - entropy(probabilities).mean(axis=0), 0)
+
+
+def evidential(logits: Floats) -> NDArray[np.floating]:
+    """C / (sum_c max(logit_c, 0) + C) of (..., C): few positive logits are little evidence (the paper's form)."""
+    classes = logits.shape[-1]
+    return classes / (np.maximum(logits, 0).sum(axis=-1) + classes)
+
+
+def particle_probabilities(values: Floats, logits: bool) -> Floats:
+    """Each particle's own probabilities (M, N, C), uncalibrated."""
+    return softmax(values) if logits else values

@@ -1,0 +1,262 @@
+"""Utility U[true, action]: what each action is worth for each true class."""
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rfdlc.decide.classes import Classes, Indices
+from rfdlc.errors import InputError, listing
+
+ABSTAIN = "abstain"
+SHOWN_CLASSES = 12  # a larger matrix is summarised when printed
+
+
+class Utility:
+    """A matrix with one row a true class and one column an action, both named.
+
+    An action with the name of a class decides for that class; any other action (`abstain`, `call a doctor`)
+    hands the sample over. Values are on any scale: only differences within a row matter to a decision.
+
+    >>> utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"]).with_abstain(0.2)
+    >>> print(utility)
+    Utility of 2 classes and 3 actions
+    true \\ action  healthy  ill  abstain
+          healthy        1    0      0.2
+              ill       -5    1      0.2
+    """
+
+    def __init__(
+        self,
+        matrix: ArrayLike,
+        classes: Classes | Sequence[str] | None = None,
+        actions: Sequence[str] | None = None,
+    ) -> None:
+        values = _as_matrix(matrix)
+        if classes is None:
+            classes = [str(i) for i in range(len(values))]
+        self.classes = classes if isinstance(classes, Classes) else Classes(tuple(classes))
+        if len(values) != len(self.classes):
+            raise InputError(
+                f"utility has {len(values)} rows but there are {len(self.classes)} classes: expected one row a class"
+            )
+        self.actions = _action_names(actions, self.classes.names, values.shape[1])
+        self.matrix = values
+        self.matrix.setflags(write=False)
+
+    # -- builders ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def one_hot(cls, classes: Classes | Sequence[str] | int) -> "Utility":
+        """1 for the true class, 0 otherwise: expected utility is then accuracy."""
+        classes = _as_classes(classes)
+        return cls(np.eye(len(classes)), classes)
+
+    @classmethod
+    def tail_sensitive(cls, classes: Classes, penalty: float = -1.0, *, by_rank: bool = False) -> "Utility":
+        """One-hot, with `penalty` where the decided class is strictly more frequent than the true one.
+
+        Classes of equal count carry no penalty either way. `by_rank` takes the paper's strict order instead:
+        of two classes with equal counts the earlier one counts as more frequent.
+        """
+        _check_penalty(penalty)
+        order = -classes.rank if by_rank else classes.count_array
+        matrix = np.where(order[None, :] > order[:, None], penalty, 0.0)
+        np.fill_diagonal(matrix, 1.0)
+        return cls(matrix, classes)
+
+    @classmethod
+    def class_sensitive(cls, classes: Classes | Sequence[str], penalties: Mapping[tuple[str, str], float]) -> "Utility":
+        """One-hot, with a penalty for each (true class, decided class) named: `{("bird", "airplane"): -1}`."""
+        classes = _as_classes(classes)
+        matrix = np.eye(len(classes))
+        for (true, decided), penalty in penalties.items():
+            row, column = classes.encode([true, decided], "class")
+            if row == column:
+                raise InputError(f"a penalty for deciding {decided!r} when it is true: expected two different classes")
+            matrix[row, column] = penalty
+        return cls(matrix, classes)
+
+    @classmethod
+    def group_sensitive(
+        cls, classes: Classes, true: str | Sequence[str], decided: str | Sequence[str], penalty: float = -1.0
+    ) -> "Utility":
+        """One-hot, with `penalty` where a class of the group `true` is decided as one of the group `decided`.
+
+        A group is the name of one in `classes.groups`, a class, or a list of classes.
+        """
+        _check_penalty(penalty)
+        rows, columns = classes.members(true), classes.members(decided)
+        common = np.intersect1d(rows, columns)
+        if len(common):
+            raise InputError(f"groups overlap in {listing(classes.select(common))}: expected two disjoint groups")
+        matrix = np.eye(len(classes))
+        matrix[np.ix_(rows, columns)] = penalty
+        return cls(matrix, classes)
+
+    @classmethod
+    def from_costs(
+        cls, costs: ArrayLike, classes: Classes | Sequence[str] | None = None, actions: Sequence[str] | None = None
+    ) -> "Utility":
+        """A cost matrix [true, action] turned into a utility: U = -cost."""
+        return cls(-_as_matrix(costs) + 0.0, classes, actions)
+
+    def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
+        """One more action that hands over: worth `value` whatever is true, or one value a class."""
+        if name in self.actions:
+            raise InputError(f"utility has an action {name!r} already: choose another name for abstaining")
+        values = np.asarray(value, dtype=float)
+        if values.ndim > 1 or values.size not in (1, len(self.classes)):
+            raise InputError(
+                f"abstain has {values.size} values: expected one number, or one a class ({len(self.classes)})"
+            )
+        column = np.broadcast_to(values.reshape(-1), len(self.classes))
+        return Utility(np.column_stack([self.matrix, column]), self.classes, [*self.actions, name])
+
+    def with_classes(self, classes: Classes) -> "Utility":
+        """The same utility in the order of `classes`, matched by name, with their counts and groups."""
+        known = self.classes.in_order(classes.names)
+        if classes.counts is None:
+            classes = Classes(classes.names, known.counts, classes.groups or known.groups)
+        rows = self.classes.encode(list(classes.names))
+        others = [name for name in self.actions if name not in set(classes.names)]
+        actions = [name for name in classes.names if name in set(self.actions)] + others
+        columns = [self.actions.index(name) for name in actions]
+        return Utility(self.matrix[np.ix_(rows, columns)], classes, actions)
+
+    # -- files ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read_csv(cls, path: str | Path, classes: Classes | None = None) -> "Utility":
+        """A table with the action names in its first line and a true class in front of each further line.
+
+        Rows and columns are matched by name, never by position; they come out in the order of `classes` if given.
+        """
+        actions, names, rows = _read_matrix(Path(path))
+        try:
+            utility = cls(rows, names, actions)
+            return utility if classes is None else utility.with_classes(classes)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write what `read_csv` reads."""
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["true", *self.actions])
+            for name, row in zip(self.classes.names, self.matrix, strict=True):
+                writer.writerow([name, *(repr(float(value)).removesuffix(".0") for value in row)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and tables, ready for JSON."""
+        return {"classes": self.classes.to_dict(), "actions": list(self.actions), "matrix": self.matrix.tolist()}
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> "Utility":
+        """The inverse of `to_dict`."""
+        return cls(table["matrix"], Classes.from_json(table["classes"]), table["actions"])
+
+    # -- what others ask --------------------------------------------------------------------------------------
+
+    @cached_property
+    def decided_class(self) -> Indices:
+        """For each action the class that it decides for, or -1 where it hands the sample over."""
+        place = {name: i for i, name in enumerate(self.classes.names)}
+        return np.array([place.get(action, -1) for action in self.actions], dtype=np.int64)
+
+    @cached_property
+    def class_action(self) -> Indices:
+        """For each class the action that decides for it, or -1 where there is none."""
+        place = {name: i for i, name in enumerate(self.actions)}
+        return np.array([place.get(name, -1) for name in self.classes.names], dtype=np.int64)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Utility) and self.to_dict() == other.to_dict()
+
+    def __repr__(self) -> str:
+        title = f"Utility of {len(self.classes)} classes and {len(self.actions)} actions"
+        if max(len(self.classes), len(self.actions)) > SHOWN_CLASSES:
+            low, high = self.matrix.min(), self.matrix.max()
+            return f"{title}: values from {low:g} to {high:g}, {(self.matrix < 0).sum()} of them negative"
+        cells = [["true \\ action", *self.actions]]
+        cells += [[n, *(f"{v:g}" for v in row)] for n, row in zip(self.classes.names, self.matrix, strict=True)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+        return "\n".join([title, *("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in cells)])
+
+
+def _as_classes(classes: Classes | Sequence[str] | int) -> Classes:
+    if isinstance(classes, Classes):
+        return classes
+    return Classes(tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes))
+
+
+def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
+    try:
+        values = np.array(matrix, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"utility must be a table of numbers with rows of equal length ({error})") from None
+    if values.ndim != 2 or 0 in values.shape:
+        raise InputError(f"utility has shape {values.shape}: expected (classes, actions)")
+    if not np.isfinite(values).all():
+        row, column = np.argwhere(~np.isfinite(values))[0]
+        raise InputError(f"utility holds {values[row, column]} in row {row}, column {column}: expected finite numbers")
+    return values
+
+
+def _action_names(actions: Sequence[str] | None, classes: Sequence[str], columns: int) -> tuple[str, ...]:
+    if actions is None:
+        actions = [*classes, ABSTAIN][:columns] if columns in (len(classes), len(classes) + 1) else []
+    names = tuple(str(name) for name in actions)
+    if len(names) != columns:
+        raise InputError(
+            f"utility has {columns} columns for {len(classes)} classes: expected one column a class "
+            f"(and one more to abstain), or the names of {columns} actions; got {len(names)} names"
+        )
+    doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if doubled:
+        raise InputError(f"action {doubled[0]!r} appears more than once; every action name must differ")
+    return names
+
+
+def _check_penalty(penalty: float) -> None:
+    if not penalty <= 0:
+        raise InputError(f"penalty {penalty} is not a loss: expected 0 or less, such as -1")
+
+
+def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
+    """Action names, class names and values of a CSV file; the first line decides between `,` `;` and tab."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise InputError(f"{path}: cannot be read as a utility ({reason})") from None
+    header = text.partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)
+    lines = [
+        (i, row) for i, row in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1) if any(row)
+    ]
+    if len(lines) < 2:
+        raise InputError(
+            f"{path}: expected a first line of action names and one line a class, found {len(lines)} lines"
+        )
+    actions = [name.strip() for name in lines[0][1][1:]]
+    rows = [_read_row(path, line, row, actions) for line, row in lines[1:]]
+    return actions, [row[0].strip() for _, row in lines[1:]], rows
+
+
+def _read_row(path: Path, line: int, row: list[str], actions: list[str]) -> list[float]:
+    if len(row) != len(actions) + 1:
+        raise InputError(f"{path} line {line}: {len(row)} cells, expected {len(actions) + 1} (a class and its values)")
+    values = []
+    for action, cell in zip(actions, row[1:], strict=True):
+        try:
+            values.append(float(cell))
+        except ValueError:
+            raise InputError(f"{path} line {line}, column {action!r}: {cell!r} is not a number") from None
+    return values
