@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
 
@@ -78,11 +77,13 @@ class Margin(nn.Module):
     def __init__(self, margin: ArrayLike, scale: float) -> None:
         super().__init__()
         self.margin: Tensor
+        self.classes: Tensor
         self.register_buffer("margin", scale * _tensor(margin))
+        self.register_buffer("classes", torch.arange(len(self.margin)))
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        true = functional.one_hot(target, logits.shape[-1])  # (B, C)
-        return logits - true * self.margin[target][:, None]
+        true = self.classes == target[:, None]  # (B, C)
+        return logits - true * self.margin
 
 
 class PriorInLikelihood(nn.Module):

@@ -46,7 +46,7 @@ class Settings:
         (), "prior in the likelihood: tau, one value or one a particle; empty for none"
     )
     deferred: float = _setting(0.0, "class weights and the utility term start after this share of the epochs", 0, 1)
-    utility: str = _setting("none", "utility trained with: none, one-hot, tail-sensitive, or a CSV file")
+    utility: str = _setting("none", "utility trained with: none, one-hot, tail-sensitive[-by-rank], or a CSV file")
     penalty: float = _setting(
         -1.0, "entry of the tail-sensitive utility for taking a tail sample for a head class", high=0
     )
@@ -108,9 +108,8 @@ class Settings:
         for name, value in asdict(self).items():
             _check(name, value)
         if self.prior_tau and len(self.prior_tau) not in (1, self.particles):
-            raise InputError(
-                f"prior_tau has {len(self.prior_tau)} values for {self.particles} particles: expected one, or one a particle"
-            )
+            count = len(self.prior_tau)
+            raise InputError(f"prior_tau has {count} values for {self.particles} particles: expected one, or one each")
 
     @property
     def deferred_epoch(self) -> int:

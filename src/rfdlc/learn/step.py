@@ -22,6 +22,8 @@ Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), mixup 
 class Step:
     """Forward, objective, repulsion, backward, update. Call it with a batch; read `losses()` at the end of an epoch."""
 
+    capturing = True  # off for debugging and comparison
+
     def __init__(self, net: ParticleNet, objective: nn.Module, settings: Settings, trains: str = "all") -> None:
         self.net, self.objective, self.settings, self.trains = net, objective, settings, trains
         self.parameters: list[Tensor] = list((net if trains == "all" else net.head).parameters())
@@ -34,11 +36,11 @@ class Step:
         self.total = torch.zeros(net.runs, device=self.device)
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full((), -1, device=self.device, dtype=torch.int64)  # first step whose loss is no number
-        self.forward: Callable[[Tensor], Tensor] = net
-        if settings.compile and self.device.type == "cuda":
-            self.forward = torch.compile(net, dynamic=False)
+        compiling = settings.compile and self.device.type == "cuda"
+        self.compiled: Callable[[Tensor], Tensor] = torch.compile(net, dynamic=False) if compiling else net
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
-        self.capture = self.device.type == "cuda"
+        self.capture = self.capturing and self.device.type == "cuda"
 
     def begin_epoch(self, epoch: int, rate: float) -> None:
         """Set what changes between epochs, and start the sums anew."""
@@ -68,8 +70,10 @@ class Step:
         if self.settings.mixup:
             share = mix.to(inputs.dtype).view(-1, *[1] * (inputs.ndim - 1))
             inputs = share * inputs + (1 - share) * inputs.roll(1, 1)
-        with self._autocast():
-            logits = self.forward(inputs)  # (R, M, B, C)
+        # compiling is dear: only the shape of full batches is worth it
+        forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.net
+        with self._autocast(), torch.backends.cudnn.flags(benchmark=True):
+            logits = forward(inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
         losses = torch.stack([self.objective(logits[r], targets[r], self.epoch) for r in runs])
         if self.settings.mixup:
@@ -117,7 +121,7 @@ class Step:
                     self.compute(*static)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self.pool):  # one replays at a time: they share memory
                 self.compute(*static)
             self.graphs[shape] = (static, graph)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:

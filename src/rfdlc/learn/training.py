@@ -25,7 +25,8 @@ from rfdlc.learn.step import Step
 class Loader(Protocol):
     """Batches of R runs at once: inputs (R,B,...) ready for the networks, targets (R,B)."""
 
-    steps: int
+    @property
+    def steps(self) -> int: ...
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 
