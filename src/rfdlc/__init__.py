@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rfdlc.data.dataset import Dataset as Dataset
+    from rfdlc.data.dataset import Split as Split
+    from rfdlc.data.load import load as load
     from rfdlc.decide.classes import Classes as Classes
     from rfdlc.errors import InputError as InputError
 
 # Public name -> the module that defines it.
 _HOME = {
     "Classes": "rfdlc.decide.classes",
+    "Dataset": "rfdlc.data.dataset",
     "InputError": "rfdlc.errors",
+    "Split": "rfdlc.data.dataset",
+    "load": "rfdlc.data.load",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
