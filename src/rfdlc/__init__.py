@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rfdlc.data.dataset import Dataset as Dataset
+    from rfdlc.data.dataset import Split as Split
+    from rfdlc.data.load import load as load
     from rfdlc.decide.classes import Classes as Classes
     from rfdlc.decide.decider import Decider as Decider
     from rfdlc.decide.evaluation import Evaluation as Evaluation
@@ -25,7 +28,10 @@ _HOME = {
     "evaluate": "rfdlc.decide.evaluation",
     "Predictions": "rfdlc.decide.predictions",
     "Utility": "rfdlc.decide.utility",
+    "Dataset": "rfdlc.data.dataset",
     "InputError": "rfdlc.errors",
+    "Split": "rfdlc.data.dataset",
+    "load": "rfdlc.data.load",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

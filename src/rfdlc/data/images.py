@@ -1,0 +1,170 @@
+"""Image files: what is accepted, how they are decoded and resized, and a compact sequence of many of them."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.data.packed import PackedText
+from rfdlc.errors import InputError
+from rfdlc.progress import track
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
+FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
+
+
+class BrokenImage(InputError):
+    """One image file cannot be used; `skip_broken` counts these instead of stopping."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes of an image say: its size and whether it is grey."""
+
+    width: int
+    height: int
+    grey: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Image files under one root, decoded when they are asked for. `size` is the side of the square they end up as."""
+
+    root: Path
+    names: PackedText  # paths relative to the root
+    size: int
+    channels: int = 3
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> "ImageFiles":
+        return ImageFiles(self.root, self.names.take(positions), self.size, self.channels)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(N, channels, size, size): what the decoded images would have."""
+        return len(self), self.channels, self.size, self.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all decoded images together."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def path(self, index: int) -> Path:
+        """Where image `index` is."""
+        return self.root / self.names[index]
+
+    def decode(self) -> NDArray[np.uint8]:
+        """All images in memory, uint8 (N, channels, size, size); a broken one is an error that names it."""
+        images = np.empty(self.shape, dtype=np.uint8)
+
+        def fill(index: int) -> None:
+            images[index] = planes(fitted(open_image(self.path(index)), self.size, self.channels))
+
+        for _ in in_threads(fill, range(len(self)), "Decoding images"):
+            pass
+        return images
+
+
+def in_threads(function: Any, items: Sequence[Any], description: str) -> Iterator[Any]:
+    """`function` of each item, in order, on all cores (pillow decodes without the interpreter's lock), with a bar."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from track(pool.map(function, items), description, total=len(items))
+
+
+def open_image(path: Path) -> "Image":
+    """An image whose header was read and found usable; its pixels are not decoded yet."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        if not path.stat().st_size:
+            raise BrokenImage(f"{path}: the file is empty (0 bytes)")
+        image = Image.open(path)
+    except FileNotFoundError:
+        raise BrokenImage(f"{path}: there is no such file") from None
+    except UnidentifiedImageError:
+        raise BrokenImage(f"{path}: this is no image that pillow can read, or it is corrupt") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BrokenImage(f"{path}: the image cannot be opened ({error})") from None
+    trouble = _unusable(image)
+    if trouble:
+        raise BrokenImage(f"{path}: {trouble}")
+    return image
+
+
+def _unusable(image: "Image") -> str | None:
+    """Why these pixels would come out wrong, with the fix; None when they come out right."""
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # a photograph with a preview is one picture
+        return f"the image is animated ({image.n_frames} frames): save one frame of it as its own file"
+    if image.mode == "CMYK":
+        return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
+    if image.mode.startswith(("I", "F")) or any("16" in str(tile[3]) for tile in image.tile):
+        return "the image has 16 or more bits a channel: scale it to 8 bits, since only you know its range"
+    if image.mode not in GREY + COLOUR:
+        return f"the image has mode {image.mode}, which is not supported: convert it to grey or RGB with 8 bits"
+    return None
+
+
+def header(path: Path) -> Header:
+    """Size and kind of an image, read without decoding it."""
+    with open_image(path) as image:
+        width, height = image.size
+        return Header(width, height, image.mode in GREY)
+
+
+def fitted(image: "Image", size: int, channels: int) -> "Image":
+    """Decoded and resized: the shorter side to `size` (bilinear, antialiased), then the centre square."""
+    from PIL import Image
+
+    width, height = image.size
+    side = min(width, height)
+    if side > 2 * size:
+        image.draft(None, (2 * size * width // side, 2 * size * height // side))  # a JPEG can be decoded smaller
+    image = decoded(image, channels)
+    if image.size == (size, size):
+        return image
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+
+
+def decoded(image: "Image", channels: int) -> "Image":
+    """The pixels as 8-bit grey (1 channel) or RGB (3); damage is an error that names the file."""
+    name = getattr(image, "filename", "image")
+    try:
+        image.load()
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise BrokenImage(f"{name}: the image is truncated or corrupt ({error})") from None
+    mode = "L" if channels == 1 else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def planes(image: "Image") -> NDArray[np.uint8]:
+    """Pixels (channels, H, W)."""
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def default_size(headers: Iterable[Header]) -> int:
+    """The side of the square that suits these images: theirs if they share a small one, else a usual one below it.
+
+    >>> default_size([Header(28, 28, True)]), default_size([Header(500, 375, False), Header(640, 480, False)])
+    (28, 224)
+    """
+    sizes = {(h.width, h.height) for h in headers}
+    width, height = next(iter(sizes))
+    if len(sizes) == 1 and width == height <= 64:
+        return width
+    typical = float(np.median([min(pair) for pair in sizes]))
+    return max((side for side in (32, 64, 128, 224) if side <= typical), default=32)

@@ -1,0 +1,141 @@
+"""ResidentLoader: a data set that fits lives on the device; an epoch is prepared there in bulk."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rfdlc.data.augment import Augment, Draws
+from rfdlc.data.dataset import Normalisation, Split
+from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
+from rfdlc.errors import InputError
+
+# A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.
+BYTES_AT_ONCE = 2**28
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What R runs see in an epoch: which sample at each place, and what is drawn for its augmentation."""
+
+    order: Tensor  # (R, N) sample indices
+    draws: Draws  # each (R, N, ...)
+
+
+class ResidentLoader:
+    """Batches for a stack of R = len(seeds) runs. Run r depends on (seeds[r], epoch) alone, stacked or not.
+
+    Yields inputs (R, B, channels, H, W) or (R, B, F), augmented and normalised, and targets (R, B). The last batch of
+    an epoch may be smaller.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        normalisation: Normalisation | None = None,
+        *,
+        batch_size: int = 128,
+        seeds: Sequence[int] = (0,),
+        augment: Augment | None = None,
+        sampling: str = "shuffle",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.device, self.dtype = torch.device(device), dtype
+        self.batch_size, self.seeds = batch_size, tuple(seeds)
+        self.rank, self.world_size = rank, world_size
+        self.inputs = torch.from_numpy(split.array).to(self.device)  # (N, ...)
+        self.targets = torch.from_numpy(split.labels).to(self.device)  # (N,)
+        self.is_images = self.inputs.dtype == torch.uint8
+        if augment is not None and not self.is_images:
+            raise InputError("augment acts on images, but these samples are features: leave it out")
+        if not self.seeds:
+            raise InputError("seeds is empty: expected one seed a run, such as (0,)")
+        self.augment = augment or Augment()
+        self.slices = batch_slices(len(split), batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
+        self._order = EpochOrder(self.targets, sampling)
+        self._scale, self._shift = _scale_and_shift(normalisation, self.inputs)
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return len(self.slices)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
+        plan = self.plan(epoch)
+        step = start_step
+        while step < self.steps:
+            together = self._steps_together(step)
+            yield from self._prepared(plan, self.slices[step : step + together])
+            step += together
+
+    def plan(self, epoch: int) -> Plan:
+        """All random choices of an epoch, drawn in bulk on the device."""
+        orders = [self._order.draw(seeded(ORDER, seed, epoch, self.device)) for seed in self.seeds]
+        count = len(self.targets)
+        drawn = [self.augment.draw(count, seeded(AUGMENTATION, seed, epoch, self.device)) for seed in self.seeds]
+        return Plan(torch.stack(orders), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
+
+    def prepare(self, order: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Inputs (..., channels, H, W) or (..., F) and targets (...) for sample indices (...): a pure function."""
+        picked = self.inputs.index_select(0, order.reshape(-1))
+        if self.is_images:
+            picked = self.augment(picked, {name: drawn.flatten(0, order.ndim - 1) for name, drawn in draws.items()})
+        return self._normalised(picked).view(*order.shape, *self.inputs.shape[1:]), self.targets[order]
+
+    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample of this rank once, in the data set's order, not augmented: inputs (B, ...), targets (B,)."""
+        mine = shard(len(self.targets), self.rank, self.world_size)
+        for start in range(mine.start, mine.stop, self.batch_size):
+            part = slice(start, min(start + self.batch_size, mine.stop))
+            inputs = self.inputs[part]
+            yield self._normalised(inputs.float()), self.targets[part]
+
+    def _normalised(self, inputs: Tensor) -> Tensor:
+        return torch.addcmul(self._shift, inputs, self._scale).to(self.dtype)
+
+    def _steps_together(self, step: int) -> int:
+        """How many batches from `step` on to prepare in one call: equally large ones, as many as BYTES_AT_ONCE hold."""
+        if self.device.type == "cpu":
+            return 1
+        size = _length(self.slices[step])
+        sample = 4 * self.inputs[0].numel() * len(self.seeds)
+        most = max(1, BYTES_AT_ONCE // max(1, size * sample))
+        alike = 1
+        while alike < most and step + alike < self.steps and _length(self.slices[step + alike]) == size:
+            alike += 1
+        return alike
+
+    def _prepared(self, plan: Plan, slices: list[slice]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of equal size prepared together as (steps, R, B, ...), so that each is contiguous."""
+        order = _by_step(plan.order, slices)
+        inputs, targets = self.prepare(order, {name: _by_step(drawn, slices) for name, drawn in plan.draws.items()})
+        yield from zip(inputs.unbind(0), targets.unbind(0), strict=True)
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _by_step(values: Tensor, slices: list[slice]) -> Tensor:
+    """(R, N, ...) -> (steps, R, B, ...)."""
+    return torch.stack([values[:, part] for part in slices])
+
+
+def _scale_and_shift(normalisation: Normalisation | None, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Normalisation as `x * scale + shift`, shaped to broadcast over one sample; bytes are brought to 0..1 first."""
+    images = inputs.dtype == torch.uint8
+    channels = inputs.shape[1]
+    mean, std = (normalisation.mean, normalisation.std) if normalisation else ((0.0,) * channels, (1.0,) * channels)
+    if len(mean) != channels or len(std) != channels:
+        raise InputError(f"the normalisation has {len(mean)} values, the samples have {channels} channels or features")
+    shape = (-1,) + (1,) * (inputs.ndim - 2)
+    spread = torch.tensor(std, dtype=torch.float64)
+    scale = 1 / (spread * (255 if images else 1))
+    shift = -torch.tensor(mean, dtype=torch.float64) / spread
+    return scale.float().view(shape).to(inputs.device), shift.float().view(shape).to(inputs.device)
