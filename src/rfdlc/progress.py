@@ -32,4 +32,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
     from rich.console import Console
     from rich.progress import track as rich_track
 
-    yield from rich_track(items, description, total=total, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    yield from rich_track(
+        items, description, total=total, console=console, transient=True, disable=not console.is_terminal
+    )

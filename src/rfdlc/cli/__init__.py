@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rfdlc import __version__
+from rfdlc.cli import decide, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 
@@ -32,6 +33,11 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+app.command("decide")(decide.decide)
+app.command("evaluate")(decide.evaluate)
+app.add_typer(utility.app, name="utility")
 
 
 def main() -> None:

@@ -26,6 +26,10 @@ from rfdlc.errors import InputError, choose
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
 FORMAT, VERSION = "rfdlc-decider", 1
+NEEDS_TRAIN_PRIOR = (
+    "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
+    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a fitted bias-corrected-temperature"
+)
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,7 @@ class Decider:
         self.train_prior = None if train_prior is None else as_prior(train_prior, utility.classes, "train_prior")
         self.target_prior = None if target_prior is None else as_prior(target_prior, utility.classes, "target_prior")
         if self.target_prior is not None and self.train_prior is None and calibration != KINDS[1]:
-            raise InputError(
-                "target_prior needs train_prior, the class prior that the scores carry: "
-                "'train' for a plainly trained model, 'uniform' after reweighting or logit adjustment, or numbers"
-            )
+            raise InputError(NEEDS_TRAIN_PRIOR)
         RULES[rule].prepare(utility, np.ones(len(utility.classes)))  # fails now rather than at the first decision
         if RULES[rule].warning:
             warnings.warn(RULES[rule].warning or "", stacklevel=2)
@@ -120,7 +121,7 @@ class Decider:
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
         """The class prior of unlabelled data, by EM, with the BBSE estimate as a check after `fit`."""
         if self.effective_prior is None:
-            raise InputError("estimating a prior needs train_prior, the class prior that the scores carry")
+            raise InputError(NEEDS_TRAIN_PRIOR)
         checked = self.read(scores, logits)
         calibrated = np.concatenate([self._calibrated(piece, checked.logits) for _, piece in checked.chunks()])
         return estimate_prior(calibrated, self.effective_prior, self._joint)
@@ -132,6 +133,22 @@ class Decider:
         RULES[self.rule].prepare(changed.utility, np.ones(len(utility.classes)))
         return changed
 
+    def changed(
+        self,
+        *,
+        utility: Utility | None = None,
+        train_prior: PriorLike | None = None,
+        combine: str | None = None,
+        rule: str | None = None,
+    ) -> "Decider":
+        """A copy with some things replaced; the calibration stays."""
+        new = copy.copy(self if utility is None else self.with_utility(utility))
+        new.combine = choose("combine", combine, COMBINATIONS) if combine else self.combine
+        new.rule = choose("rule", rule, RULES) if rule else self.rule
+        if train_prior is not None:
+            new.train_prior = as_prior(train_prior, self.utility.classes, "train_prior")
+        return new
+
     def with_classes(self, classes: Classes) -> "Decider":
         """The same Decider with the training counts and groups of `classes`, matched by name."""
         changed = copy.copy(self)
@@ -142,7 +159,7 @@ class Decider:
     def with_target_prior(self, prior: PriorLike | PriorEstimate) -> "Decider":
         """The same Decider for data with another class prior, which replaces the one it had."""
         if self.effective_prior is None:
-            raise InputError("a target prior needs train_prior, the class prior that the scores carry")
+            raise InputError(NEEDS_TRAIN_PRIOR)
         changed = copy.copy(self)
         wanted = prior.prior if isinstance(prior, PriorEstimate) else prior
         changed.target_prior = as_prior(wanted, self.utility.classes, "target_prior")
@@ -275,7 +292,7 @@ class Decider:
         if target is None:
             return None
         if train is None:
-            raise InputError("target_prior needs train_prior, or fit() with 'bias-corrected-temperature' first")
+            raise InputError(NEEDS_TRAIN_PRIOR)
         return prior_ratio(target, train, self.utility.classes)
 
     def _stream_gains(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:

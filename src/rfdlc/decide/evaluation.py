@@ -81,6 +81,7 @@ class Evaluation:
 
     def __rich__(self) -> Any:
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(title=f"{self.samples:,} samples", title_justify="left")
         table.add_column("figure")
@@ -88,7 +89,7 @@ class Evaluation:
         if self.intervals:
             table.add_column(f"{LEVEL:.0%} interval")
         for row in self.rows():
-            table.add_row(*row[: 3 if self.intervals else 2])
+            table.add_row(*map(Text, row[: 3 if self.intervals else 2]))
         return table
 
 

@@ -1,0 +1,234 @@
+"""`rfdlc decide` and `rfdlc evaluate`: anybody's probabilities, decided and scored."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rfdlc.cli.request import (
+    AbstainOption,
+    BalancedOption,
+    CalibrateOption,
+    CalibrationOption,
+    ClassesOption,
+    CombineOption,
+    CostsOption,
+    DeciderOption,
+    File,
+    JsonOption,
+    LogitsOption,
+    PenaltyOption,
+    Request,
+    RuleOption,
+    TargetPriorOption,
+    TrainPriorOption,
+    UtilityOption,
+)
+from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, write_table
+from rfdlc.errors import InputError
+
+if TYPE_CHECKING:
+    from rfdlc.decide.decider import Decider
+    from rfdlc.decide.predictions import Predictions
+
+
+def decide(
+    file: File,
+    utility: UtilityOption = None,
+    costs: CostsOption = None,
+    penalty: PenaltyOption = -1.0,
+    abstain: AbstainOption = None,
+    classes: ClassesOption = None,
+    calibrate: CalibrateOption = None,
+    calibration: CalibrationOption = "temperature",
+    balanced: BalancedOption = False,
+    train_prior: TrainPriorOption = None,
+    target_prior: TargetPriorOption = None,
+    combine: CombineOption = None,
+    rule: RuleOption = None,
+    logits: LogitsOption = False,
+    decider: DeciderOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the decisions: CSV or Parquet.")] = None,
+    save_decider: Annotated[
+        Path | None, typer.Option("--save-decider", help="Write the fitted decider (JSON).")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Turn probabilities of any model into the actions with the highest expected utility.
+
+    **Examples**
+
+    - `rfdlc decide probs.csv --utility U.csv --out actions.csv`
+    - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain 0.2 --out actions.csv`
+    - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
+    """
+    for path in (out, save_decider):
+        if path is not None:
+            check_writable(path)
+    request = Request(
+        file, utility, costs, penalty, abstain, classes, calibrate, calibration, balanced, train_prior, target_prior,
+        combine, rule, logits, decider,
+    )  # fmt: skip
+    predictions, prepared = request.prepare()
+    explained = prepared.explain(predictions)
+    columns = _decision_columns(predictions, prepared, explained)
+    if out is not None:
+        write_table(out, columns)
+    if save_decider is not None:
+        with replacing(save_decider) as beside:
+            prepared.save(beside)
+    summary = _summary(prepared, explained) | {"out": None if out is None else str(out)}
+    if json:
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        print_json(summary if out is not None else summary | {"decisions": rows})
+    else:
+        print_rich(_summary_table(prepared, explained), *_summary_lines(summary))
+
+
+def evaluate(
+    file: File,
+    utility: UtilityOption = None,
+    costs: CostsOption = None,
+    penalty: PenaltyOption = -1.0,
+    abstain: AbstainOption = None,
+    classes: ClassesOption = None,
+    calibrate: CalibrateOption = None,
+    calibration: CalibrationOption = "temperature",
+    balanced: BalancedOption = False,
+    train_prior: TrainPriorOption = None,
+    target_prior: TargetPriorOption = None,
+    combine: CombineOption = None,
+    rule: RuleOption = None,
+    logits: LogitsOption = False,
+    decider: DeciderOption = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option("--rate", help="`TRUE:DECIDED`, classes or groups: share of TRUE decided as DECIDED. Repeatable."),
+    ] = None,
+    uncertainty: Annotated[
+        str,
+        typer.Option("--uncertainty", help="`max-probability`, `entropy`, `mutual-information` or `evidential`."),
+    ] = "max-probability",
+    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamplings for 95% intervals, such as 500.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Score predictions and the decisions made from them; the file needs a `target` column.
+
+    **Examples**
+
+    - `rfdlc evaluate probs.csv --utility U.csv`
+    - `rfdlc evaluate probs.csv -u tail-sensitive -c counts.csv --calibrate val.csv --bootstrap 500`
+    - `rfdlc evaluate runs/a --utility costs.csv --json`
+    """
+    from rfdlc.decide.evaluation import evaluate as score
+
+    request = Request(
+        file, utility, costs, penalty, abstain, classes, calibrate, calibration, balanced, train_prior, target_prior,
+        combine, rule, logits, decider,
+    )  # fmt: skip
+    predictions, prepared = request.prepare()
+    known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
+    result = score(
+        predictions,
+        decider=prepared,
+        classes=known,
+        groups=[_pair(text) for text in rate or []],
+        uncertainty=uncertainty,
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+    if json:
+        print_json(result.to_dict() | {"decider": _decider_summary(prepared)})
+        return
+    print_rich(result, repr(prepared))
+    if not result.accuracy_by_region:
+        print_rich("[dim]For head, tail and false head rate give training counts: --classes counts.csv[/dim]")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    true, _, wrong = text.partition(":")
+    if not true or not wrong:
+        raise InputError(f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
+    return true, wrong
+
+
+def _decision_columns(predictions: "Predictions", decider: "Decider", explained: Any) -> dict[str, Any]:
+    actions, names = decider.utility.actions, decider.utility.classes.names
+    ids = range(len(explained)) if predictions.ids is None else predictions.ids.tolist()
+    return {
+        "id": list(ids),
+        "action": [actions[i] for i in explained.action],
+        "expected_utility": _rounded(explained.value),
+        "runner_up": [actions[i] for i in explained.runner_up],
+        "runner_up_utility": _rounded(explained.runner_up_value),
+        "argmax": [names[i] for i in explained.argmax],
+        "argmax_probability": _rounded(explained.probability),
+    }
+
+
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _changed(decider: "Decider", explained: Any) -> Any:
+    """Which samples the utility decided otherwise than arg max."""
+    return decider.utility.decided_class[explained.action] != explained.argmax
+
+
+def _decider_summary(decider: "Decider") -> dict[str, Any]:
+    """What was fitted and corrected, for JSON."""
+    target, names = decider.target_prior, decider.utility.classes.names
+    return {
+        "rule": decider.rule,
+        "combine": decider.combine,
+        "temperature": decider.fitted.temperature if decider.fitted else None,
+        "target_prior": None if target is None else dict(zip(names, target.tolist(), strict=True)),
+    }
+
+
+def _summary(decider: "Decider", explained: Any) -> dict[str, Any]:
+    import numpy as np
+
+    counts = np.bincount(explained.action, minlength=len(explained.actions))
+    return {
+        "samples": len(explained),
+        "actions": dict(zip(explained.actions, counts.tolist(), strict=True)),
+        "mean_expected_utility": float(np.mean(explained.value)),
+        "changed_from_argmax": int(_changed(decider, explained).sum()),
+        **_decider_summary(decider),
+    }
+
+
+def _summary_table(decider: "Decider", explained: Any, most: int = 25) -> Any:
+    import numpy as np
+    from rich.table import Table
+    from rich.text import Text
+
+    names, total = decider.utility.classes.names, len(explained)
+    chosen = np.bincount(explained.action, minlength=len(explained.actions))
+    likely = np.bincount(explained.argmax, minlength=len(names))
+    table = Table(title=f"{total:,} decisions by {decider.rule}", title_justify="left")
+    for column in ("action", "decided", "share", "by arg max"):
+        table.add_column(column, justify="left" if column == "action" else "right")
+    order = np.argsort(-chosen, kind="stable")
+    for i in order[:most]:
+        klass = decider.utility.decided_class[i]
+        before = f"{likely[klass]:,}" if klass >= 0 else ""
+        table.add_row(Text(explained.actions[i]), f"{chosen[i]:,}", f"{chosen[i] / total:.1%}", before)
+    if len(order) > most:
+        rest = chosen[order[most:]].sum()
+        table.add_row(f"{len(order) - most} more actions", f"{rest:,}", f"{rest / total:.1%}", "")
+    return table
+
+
+def _summary_lines(summary: dict[str, Any]) -> list[str]:
+    lines = [
+        f"Mean expected utility {summary['mean_expected_utility']:.4f}; "
+        f"{summary['changed_from_argmax']:,} of {summary['samples']:,} decided otherwise than arg max."
+    ]
+    if summary["temperature"] is not None:
+        lines.append(f"Calibrated: temperature {summary['temperature']:.3f}.")
+    if summary["out"]:
+        lines.append(f"Written to {summary['out']}.")
+    return lines

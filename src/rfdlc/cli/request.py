@@ -1,0 +1,133 @@
+"""The options that `decide` and `evaluate` share, and what they ask for: predictions and a ready Decider."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rfdlc.cli.reading import BUILDERS, folder_decider, read_classes, read_predictions, read_prior, read_utility
+from rfdlc.errors import InputError
+
+if TYPE_CHECKING:
+    from rfdlc.decide.classes import Classes
+    from rfdlc.decide.decider import Decider
+    from rfdlc.decide.predictions import Predictions
+    from rfdlc.decide.utility import Utility
+
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="Predictions: CSV or Parquet with one column a class (and optionally `target`, `id`), "
+        "`.npz` with `probabilities` or `logits`, or a run folder.",
+        show_default=False,
+    ),
+]
+UtilityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--utility", "-u", help="CSV of U[true, action], or `one-hot`, `tail-sensitive`.", show_default="one-hot"
+    ),
+]
+CostsOption = Annotated[Path | None, typer.Option("--costs", help="CSV of costs instead of utilities: U = -cost.")]
+PenaltyOption = Annotated[float, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head.")]
+AbstainOption = Annotated[
+    float | None, typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true.")
+]
+ClassesOption = Annotated[
+    str | None,
+    typer.Option("--classes", "-c", help="Training counts and groups: CSV with columns class,count[,group], or JSON."),
+]
+CalibrateOption = Annotated[
+    Path | None, typer.Option("--calibrate", help="Held-out predictions with targets, to fit the calibration on.")
+]
+CalibrationOption = Annotated[str, typer.Option("--calibration", help="`temperature` or `bias-corrected-temperature`.")]
+BalancedOption = Annotated[bool, typer.Option("--balanced", help="Calibrate with equal total weight for every class.")]
+TrainPriorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--train-prior",
+        help="Class prior that the scores carry: `train` (the counts), `uniform` (after reweighting), "
+        "`a=0.9,b=0.1`, or CSV with columns class,share.",
+    ),
+]
+TargetPriorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target-prior",
+        help="Class prior where decisions are made: `uniform`, `train`, `estimate` (by EM from FILE itself), "
+        "`a=0.5,b=0.5`, or CSV. Without it the prior is left alone.",
+    ),
+]
+CombineOption = Annotated[
+    str | None, typer.Option("--combine", help="`mean-probabilities` or `mean-logits`, for several particles.")
+]
+RuleOption = Annotated[
+    str | None, typer.Option("--rule", help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")
+]
+LogitsOption = Annotated[bool, typer.Option("--logits", help="The tables hold logits, not probabilities.")]
+DeciderOption = Annotated[
+    Path | None, typer.Option("--decider", help="A decider saved before, instead of --calibrate and the priors.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One field an option above."""
+
+    file: Path
+    utility: str | None
+    costs: Path | None
+    penalty: float
+    abstain: float | None
+    classes: str | None
+    calibrate: Path | None
+    calibration: str
+    balanced: bool
+    train_prior: str | None
+    target_prior: str | None
+    combine: str | None
+    rule: str | None
+    logits: bool
+    decider: Path | None
+
+    def prepare(self) -> "tuple[Predictions, Decider]":
+        """Read everything, fit what is to be fitted."""
+        classes = None if self.classes is None else read_classes(self.classes)
+        predictions = read_predictions(self.file, classes, logits=self.logits)
+        decider = self._with_utility(predictions)
+        if self.calibrate is not None:
+            decider.fit(read_predictions(self.calibrate, classes, logits=self.logits), balanced=self.balanced)
+        if self.target_prior == "estimate":
+            decider = decider.with_target_prior(decider.estimate_prior(predictions))
+        elif self.target_prior is not None:
+            decider = decider.with_target_prior(read_prior(self.target_prior, "target prior"))
+        return predictions, decider
+
+    def _with_utility(self, predictions: "Predictions") -> "Decider":
+        """A new decider, or a saved one with what the command line changes of it."""
+        from rfdlc.decide.decider import Decider
+
+        saved = Decider.load(self.decider) if self.decider else folder_decider(self.file)
+        known = predictions.classes if predictions.named else None
+        utility = self._read_utility(known or (saved.utility.classes if saved else predictions.classes), bool(known))
+        changes: dict[str, Any] = {"combine": self.combine, "rule": self.rule}
+        if self.train_prior is not None:
+            changes["train_prior"] = read_prior(self.train_prior, "training prior")
+        given = {name: value for name, value in changes.items() if value is not None}
+        if saved is None:
+            from rfdlc.decide.utility import Utility
+
+            return Decider(utility or Utility.one_hot(predictions.classes), calibration=self.calibration, **given)
+        return saved.changed(utility=utility, **given)
+
+    def _read_utility(self, classes: "Classes", named: bool) -> "Utility | None":
+        if self.utility is not None and self.costs is not None:
+            raise InputError("--utility and --costs exclude each other: give one of them")
+        spec = str(self.costs) if self.costs else self.utility
+        if spec is None and self.abstain is None:
+            return None
+        read_as = classes if named or spec in (None, *BUILDERS) else None
+        utility = read_utility(spec or "one-hot", read_as, penalty=self.penalty, costs=self.costs is not None)
+        return utility if self.abstain is None else utility.with_abstain(self.abstain)

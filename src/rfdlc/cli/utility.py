@@ -1,0 +1,101 @@
+"""`rfdlc utility new` writes a matrix to edit; `rfdlc utility show` prints one in colour."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
+from rfdlc.cli.request import JsonOption
+from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing
+from rfdlc.errors import choose
+
+app = typer.Typer(help="Write and look at utility matrices U[true, action].", no_args_is_help=True)
+
+SHOWN = 30  # a larger matrix is summarised
+
+
+@app.command("new")
+def new(
+    out: Annotated[Path, typer.Argument(help="The CSV file to write.", show_default=False)],
+    classes: Annotated[
+        str,
+        typer.Option(
+            "--classes",
+            "-c",
+            help="Names such as `cat,dog,newt`, CSV with columns class,count, JSON, or a file of predictions.",
+            show_default=False,
+        ),
+    ],
+    kind: Annotated[
+        str, typer.Option("--kind", "-k", help="`one-hot` or `tail-sensitive` (needs counts).")
+    ] = "one-hot",
+    penalty: Annotated[
+        float, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head.")
+    ] = -1.0,
+    abstain: Annotated[
+        float | None, typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Write a utility as a CSV template: rows are true classes, columns are actions. Edit the numbers.
+
+    **Examples**
+
+    - `rfdlc utility new U.csv --classes healthy,ill --abstain 0.2`
+    - `rfdlc utility new U.csv --classes counts.csv --kind tail-sensitive --penalty -0.5`
+    - `rfdlc utility new U.csv --classes probs.csv`
+    """
+    check_writable(out, force=force)
+    utility = read_utility(choose("kind", kind, BUILDERS), read_classes(classes), penalty=penalty)
+    if abstain is not None:
+        utility = utility.with_abstain(abstain)
+    with replacing(out) as beside:
+        utility.to_csv(beside)
+    if json:
+        print_json({"out": str(out)} | utility.to_dict())
+    else:
+        print_rich(_heat_map(utility), f"Written to {out}: edit the numbers, then rfdlc decide FILE --utility {out}")
+
+
+@app.command("show")
+def show(
+    file: Annotated[Path, typer.Argument(help="A utility as CSV.", show_default=False)],
+    json: JsonOption = False,
+) -> None:
+    """Print a utility matrix in colour: green is gain, red is loss.
+
+    **Example**
+
+    - `rfdlc utility show U.csv`
+    """
+    utility = read_utility(str(file), None, penalty=0)
+    if json:
+        print_json(utility.to_dict())
+    else:
+        print_rich(_heat_map(utility))
+
+
+def _heat_map(utility: Any) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    if max(utility.matrix.shape) > SHOWN:
+        return repr(utility)
+    scale = float(abs(utility.matrix).max()) or 1.0
+    table = Table(title="Utility: rows are the truth, columns the action", title_justify="left", show_lines=False)
+    table.add_column("true", style="bold")
+    for action in utility.actions:
+        table.add_column(Text(action), justify="right", style="italic" if action not in utility.classes.names else "")
+    for name, row in zip(utility.classes.names, utility.matrix, strict=True):
+        table.add_row(Text(name), *(Text(f"{value:g}", style=_shade(value / scale)) for value in row))
+    return table
+
+
+def _shade(value: float) -> str:
+    """Black on green or red, the stronger the farther from 0."""
+    if value == 0:
+        return "dim"
+    strong = int(90 + 110 * abs(value))
+    return f"black on rgb({60},{strong},{60})" if value > 0 else f"white on rgb({strong},{40},{40})"

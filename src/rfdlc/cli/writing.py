@@ -1,0 +1,68 @@
+"""What several commands write: files that are whole or not there, JSON for machines, tables for people."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rfdlc.errors import InputError
+
+
+def check_writable(path: Path, *, force: bool = True) -> None:
+    """Fail before any long work where the result could not be written at its end."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"{path}: the folder {folder} does not exist; create it first")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(f"{path}: cannot be written; choose another file")
+    if path.exists() and not force:
+        raise InputError(f"{path}: exists already and may hold your edits; choose another name, or say --force")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to; it takes the place of `path` only when all went well."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield beside
+        os.replace(beside, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Columns of equal length as CSV or, by the file's ending, Parquet."""
+    with replacing(path) as beside:
+        if path.suffix.lower() == ".parquet":
+            _write_parquet(beside, columns)
+            return
+        with open(beside, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+
+
+def print_json(table: Mapping[str, Any]) -> None:
+    """One JSON object on standard output, and nothing else."""
+    print(json.dumps(table, ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def print_rich(*parts: Any) -> None:
+    """Tables and text for people."""
+    from rich.console import Console
+
+    Console().print(*parts, sep="\n")
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError(f'{path}: writing Parquet needs pyarrow: pip install "rfdlc[tables]"') from None
+    parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), path)

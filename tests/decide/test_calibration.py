@@ -1,0 +1,242 @@
+"""Calibration and priors on synthetic data whose truth is known."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
+from rfdlc.decide.calibration import COLDEST, HOTTEST, fit_calibration
+from rfdlc.decide.scores import CorrectedProbabilities
+
+
+def sample(rng, n, prior, sharpness=1.0, separation=2.0):
+    """Labels from `prior`, and logits whose softmax is the true posterior under that prior, times `sharpness`."""
+    classes = len(prior)
+    y = rng.choice(classes, n, p=prior)
+    x = rng.normal(size=(n, classes))
+    x[np.arange(n), y] += separation
+    return separation * x * sharpness + sharpness * np.log(prior), y  # log p(x|y) + log p(y), up to a constant
+
+
+def nll(log_p, y, weights=None):
+    return -np.average(log_p[np.arange(len(y)), y], weights=weights)
+
+
+def test_temperature_is_the_maximum_of_the_likelihood():
+    rng = np.random.default_rng(0)
+    z, y = sample(rng, 2000, [0.6, 0.3, 0.1], sharpness=3)
+    fitted = fit_calibration("temperature", z, y).temperature
+    best = minimize_scalar(lambda t: nll(log_softmax(z / t, axis=1), y), bounds=(0.1, 10), method="bounded")
+    assert fitted == pytest.approx(best.x, rel=1e-3)
+    assert fitted == pytest.approx(3, rel=0.1)
+
+
+def test_class_balanced_temperature_is_the_maximum_of_the_weighted_likelihood():
+    rng = np.random.default_rng(1)
+    z, y = sample(rng, 2000, [0.9, 0.08, 0.02], sharpness=2)
+    weights = 1 / np.bincount(y)[y]
+    fitted = fit_calibration("temperature", z, y, balanced=True).temperature
+    best = minimize_scalar(lambda t: nll(log_softmax(z / t, axis=1), y, weights), bounds=(0.1, 10), method="bounded")
+    assert fitted == pytest.approx(best.x, rel=1e-3)
+
+
+def test_over_confidence_is_mended_on_the_other_half():
+    rng = np.random.default_rng(2)
+    z, y = sample(rng, 8000, np.full(5, 0.2), sharpness=4, separation=1.2)
+    decider = Decider(Utility.one_hot(5)).fit(z[:4000], y[:4000], logits=True)
+    before = evaluate(z[4000:], y[4000:], utility=Utility.one_hot(5), logits=True).ece
+    after = evaluate(z[4000:], y[4000:], decider, logits=True).ece
+    assert before > 0.1
+    assert after < 0.02
+
+
+def test_bias_corrected_temperature_recovers_scale_and_biases():
+    rng = np.random.default_rng(3)
+    z, y = sample(rng, 20_000, [0.5, 0.3, 0.2], sharpness=2)
+    shift = np.array([1.0, 0.0, -1.0])
+    fitted = fit_calibration("bias-corrected-temperature", z - shift, y)
+    bias = np.array(fitted.bias)
+    assert fitted.temperature == pytest.approx(2, rel=0.05)
+    assert bias - bias.mean() == pytest.approx(shift / 2, abs=0.1)  # scores are divided by 2, so the shift is too
+    assert fitted.prior == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
+
+
+def test_bias_corrected_is_the_optimum_of_its_penalised_likelihood():
+    rng = np.random.default_rng(4)
+    z, y = sample(rng, 300, [0.5, 0.3, 0.2], sharpness=2)
+    fitted = fit_calibration("bias-corrected-temperature", z, y)
+
+    def loss(t, b):
+        return nll(log_softmax(z / t + b, axis=1), y) + (np.array(b) ** 2).sum() / 2 / len(y)
+
+    best = loss(fitted.temperature, fitted.bias)
+    for _ in range(50):
+        other = loss(fitted.temperature * np.exp(rng.normal(0, 0.05)), np.array(fitted.bias) + rng.normal(0, 0.05, 3))
+        assert other >= best - 1e-9
+
+
+@pytest.mark.parametrize("kind", ["temperature", "bias-corrected-temperature"])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_absent_classes_are_no_obstacle(kind, balanced):
+    rng = np.random.default_rng(5)
+    z, y = sample(rng, 400, [0.5, 0.3, 0.2])
+    z = np.column_stack([z, rng.normal(size=(400, 2))])  # two classes that the held-out part lacks
+    fitted = fit_calibration(kind, z, y, balanced=balanced)
+    assert np.isfinite(fitted.temperature)
+    if fitted.bias is not None:
+        assert fitted.bias[3:] == (0, 0)
+        assert min(fitted.prior) > 0
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.filterwarnings("ignore:the fitted temperature")
+def test_hopeless_held_out_data_stays_within_bounds_and_warns(right):
+    z = np.eye(3)[[0, 1, 2]] * 2
+    y = np.array([0, 1, 2] if right else [1, 2, 0])
+    fitted = fit_calibration("temperature", z, y)
+    assert COLDEST <= fitted.temperature <= HOTTEST
+    with pytest.warns(UserWarning, match="at the edge of what is plausible"):
+        fit_calibration("temperature", z, y)
+
+
+def test_zero_probabilities_are_no_obstacle():
+    decider = Decider(Utility.one_hot(2)).fit([[1, 0], [0, 1], [1, 0], [0, 1], [0.5, 0.5], [1, 0]], [0, 1, 0, 1, 0, 1])
+    assert np.isfinite(decider.probabilities([[1, 0], [0, 1]])).all()
+
+
+TRAIN, TARGET = np.array([0.7, 0.2, 0.08, 0.02]), np.array([0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.fixture(scope="module")
+def shifted():
+    """Posteriors under the training prior, of samples from the target prior."""
+    rng = np.random.default_rng(6)
+    z, y = sample(rng, 20_000, TARGET)
+    return z - np.log(TARGET) + np.log(TRAIN), y
+
+
+def test_em_recovers_a_shifted_prior(shifted):
+    z, _ = shifted
+    decider = Decider(Utility.one_hot(4), train_prior=TRAIN)
+    estimate = decider.estimate_prior(z, logits=True)
+    assert np.abs(estimate.prior - TARGET).sum() / 2 < 0.02
+    assert estimate.check is None  # no held-out labels were given
+
+
+def test_em_agrees_with_bbse_after_fitting(shifted):
+    rng = np.random.default_rng(7)
+    z, _ = shifted
+    held_out, y = sample(rng, 20_000, TRAIN)
+    for kind in ("temperature", "bias-corrected-temperature"):
+        decider = Decider(Utility.one_hot(4), calibration=kind, train_prior=TRAIN).fit(held_out, y, logits=True)
+        estimate = decider.estimate_prior(z, logits=True)
+        assert np.abs(estimate.prior - TARGET).sum() / 2 < 0.02
+        assert np.abs(estimate.check - TARGET).sum() / 2 < 0.04
+        assert estimate.disagreement < 0.04
+
+
+def test_a_wrong_training_prior_is_warned_of(shifted):
+    rng = np.random.default_rng(8)
+    held_out, y = sample(rng, 20_000, TRAIN)
+    mistaken = Decider(Utility.one_hot(4), train_prior="uniform").fit(held_out, y, logits=True)
+    with pytest.warns(UserWarning, match="EM and BBSE.*differ by"):
+        mistaken.estimate_prior(shifted[0], logits=True)
+
+
+def test_correction_equals_bayes_rule(shifted):
+    z, y = shifted
+    corrected = Decider(Utility.one_hot(4), train_prior=TRAIN, target_prior=TARGET).probabilities(z, logits=True)
+    naive = softmax(z, axis=1) * TARGET / TRAIN
+    assert np.asarray(corrected) == pytest.approx(naive / naive.sum(1, keepdims=True), abs=1e-12)
+    plain = evaluate(z, y, utility=Utility.one_hot(4), logits=True).accuracy
+    better = evaluate(z, y, Decider(Utility.one_hot(4), train_prior=TRAIN, target_prior=TARGET), logits=True).accuracy
+    assert better > plain + 0.05
+
+
+class TestNeverTwice:
+    decider = Decider(Utility.one_hot(4), train_prior=TRAIN, target_prior="uniform")
+
+    def test_corrected_probabilities_are_refused_everywhere(self, shifted):
+        corrected = self.decider.probabilities(shifted[0], logits=True)
+        other = Decider(Utility.one_hot(4), train_prior=TRAIN, target_prior="uniform")
+        piece = corrected[:10]
+        for use in (
+            lambda p: other.decide(p),
+            lambda p: other.probabilities(p),
+            lambda p: other.expected_utility(p),
+            lambda p: other.fit(p, [0] * len(p)),
+            lambda p: other.estimate_prior(p),
+            lambda p: Predictions(probabilities=p),
+            lambda p: evaluate(p, [0] * len(p)),
+        ):
+            for given in (corrected, piece, corrected[None]):
+                with pytest.raises(InputError, match="doing it twice would distort them"):
+                    use(given)
+
+    def test_fitting_and_estimating_again_start_anew(self, shifted):
+        z, _ = shifted
+        held_out, y = sample(np.random.default_rng(10), 5000, TRAIN)
+        once = Decider(Utility.one_hot(4), train_prior=TRAIN).fit(held_out, y, logits=True)
+        twice = Decider(Utility.one_hot(4), train_prior=TRAIN).fit(held_out, y, logits=True)
+        twice.fit(held_out, y, logits=True)
+        assert once.fitted == twice.fitted
+        first = once.with_target_prior(once.estimate_prior(z, logits=True))
+        again = first.with_target_prior(first.estimate_prior(z, logits=True))
+        assert first.target_prior == pytest.approx(again.target_prior, abs=1e-9)
+
+    def test_uniform_after_reweighting_is_left_alone(self):
+        p = np.array([[0.4, 0.3, 0.2, 0.1]])
+        same = Decider(Utility.one_hot(4), train_prior="uniform", target_prior="uniform").probabilities(p)
+        assert np.asarray(same) == pytest.approx(p)
+
+    def test_biases_move_the_prior_so_that_train_prior_no_longer_counts(self):
+        rng = np.random.default_rng(9)
+        z, y = sample(rng, 20_000, np.full(4, 0.25))
+        biased = z + np.log(TRAIN)  # a model trained on the long tail, its biases fitted on balanced held-out data
+        decider = Decider(
+            Utility.one_hot(4), calibration="bias-corrected-temperature", train_prior=TRAIN, target_prior="uniform"
+        ).fit(biased, y, logits=True)
+        assert decider.effective_prior == pytest.approx(np.full(4, 0.25), abs=0.01)
+        assert np.asarray(decider.probabilities(biased, logits=True)) == pytest.approx(softmax(z, axis=1), abs=0.05)
+
+    def test_the_training_prior_must_be_said(self):
+        with pytest.raises(InputError, match="needs the training prior"):
+            Decider(Utility.one_hot(4), target_prior="uniform")
+        with pytest.raises(InputError, match="needs the training prior"):
+            Decider(Utility.one_hot(4)).estimate_prior([[0.25] * 4])
+        unfitted = Decider(Utility.one_hot(4), target_prior="uniform", calibration="bias-corrected-temperature")
+        with pytest.raises(InputError, match="needs the training prior"):
+            unfitted.decide([[0.25] * 4])
+
+
+def test_the_mark_goes_with_slices_but_not_with_other_numbers():
+    p = np.full((3, 2), 0.5).view(CorrectedProbabilities)
+    assert isinstance(p[:1], CorrectedProbabilities)
+    assert type(p * 2) is np.ndarray
+    assert type(p.sum(axis=1)) is np.ndarray
+    assert isinstance(p.max(), float)
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ("unifrom", "did you mean 'uniform'"),
+        ([0.5, 0.5], r"shape \(2,\): expected one number a class \(4\)"),
+        ([0.5, 0.5, -0.1, 0.1], "shares of 0 or more"),
+        ([0, 0, 0, 0], "not all 0"),
+        ([np.nan, 1, 1, 1], "shares of 0 or more"),
+        ({"a": 1, "b": 1, "c": 1}, "no share for d"),
+        ({"a": 1, "b": 1, "c": 1, "e": 1}, "class 'e' is no class"),
+    ],
+)
+def test_bad_priors(prior, message):
+    with pytest.raises(InputError, match=message):
+        Decider(Utility.one_hot(list("abcd")), train_prior="uniform", target_prior=prior)
+
+
+def test_a_class_that_was_never_trained_cannot_be_corrected_for():
+    classes = Classes.from_counts({"a": 5, "b": 0})
+    decider = Decider(Utility.one_hot(classes), train_prior="train", target_prior="uniform")
+    with pytest.raises(InputError, match="training prior of b is 0"):
+        decider.decide([[0.5, 0.5]])

@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from rfdlc import Classes, InputError, Utility
+
+CLASSES = Classes.from_counts({"cat": 10, "dog": 30, "newt": 10}, groups={"pets": ["cat", "dog"]})
+
+
+def test_tail_sensitive_spares_ties_and_by_rank_does_not():
+    # rows true, columns decided; cat and newt have equal counts
+    assert Utility.tail_sensitive(CLASSES, -2).matrix.tolist() == [[1, -2, 0], [0, 1, 0], [0, -2, 1]]
+    assert Utility.tail_sensitive(CLASSES, -2, by_rank=True).matrix.tolist() == [[1, -2, 0], [0, 1, 0], [-2, -2, 1]]
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=12), st.floats(-5, 0))
+def test_tail_sensitive_equals_naive(counts, penalty):
+    naive = [
+        [1 if d == y else penalty if counts[d] > counts[y] else 0 for d in range(len(counts))]
+        for y in range(len(counts))
+    ]
+    assert Utility.tail_sensitive(Classes.from_counts(counts), penalty).matrix.tolist() == naive
+
+
+def test_class_and_group_sensitive():
+    assert Utility.class_sensitive(CLASSES, {("cat", "newt"): -1}).matrix.tolist() == [[1, 0, -1], [0, 1, 0], [0, 0, 1]]
+    grouped = Utility.group_sensitive(CLASSES, "pets", "newt", -3)
+    assert grouped.matrix.tolist() == [[1, 0, -3], [0, 1, -3], [0, 0, 1]]
+    assert Utility.group_sensitive(CLASSES, ["newt"], ["dog"], -1).matrix[2, 1] == -1
+
+
+def test_costs_and_abstain():
+    utility = Utility.from_costs([[0, 1], [5, 0]], ["a", "b"]).with_abstain([0.5, -1])
+    assert utility.matrix.tolist() == [[0, -1, 0.5], [-5, 0, -1]]
+    assert utility.actions == ("a", "b", "abstain")
+    assert utility.decided_class.tolist() == [0, 1, -1]
+    assert Utility([[1, 0, 0.3], [0, 1, 0.3]]).actions == ("0", "1", "abstain")
+
+
+def test_actions_need_not_be_classes():
+    utility = Utility([[1, 0], [0, 1], [0, 2]], ["a", "b", "c"], ["wait", "b"])
+    assert utility.decided_class.tolist() == [-1, 1]
+    assert utility.class_action.tolist() == [-1, 1, -1]
+
+
+@given(arrays(float, (3, 4), elements=st.floats(-1e6, 1e6)))
+def test_csv_round_trip(tmp_path_factory, matrix):
+    path = tmp_path_factory.mktemp("u") / "u.csv"
+    utility = Utility(matrix, ['a "quoted", name', "ünï", "<c>"])
+    utility.to_csv(path)
+    assert Utility.read_csv(path) == utility
+
+
+def test_csv_is_matched_by_name_never_by_position(tmp_path):
+    path = tmp_path / "u.csv"
+    path.write_text("true,newt,refer,dog,cat\ndog,1,2,3,4\ncat,5,6,7,8\nnewt,9,10,11,12\n")
+    utility = Utility.read_csv(path, CLASSES)
+    assert utility.actions == ("cat", "dog", "newt", "refer")
+    assert utility.matrix.tolist() == [[8, 7, 5, 6], [4, 3, 1, 2], [12, 11, 9, 10]]
+    assert utility.classes.counts == (10, 30, 10)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_csv_of_other_spreadsheets(tmp_path, delimiter):
+    path = tmp_path / "u.csv"
+    path.write_text("\ufeff,a,b\n\na,1,0\nb,-1,1\n".replace(",", delimiter), encoding="utf-8")
+    assert Utility.read_csv(path).matrix.tolist() == [[1, 0], [-1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "u.csv: expected a first line.* found 0 lines"),
+        ("true,a,b\n", "u.csv: expected a first line.* found 1 lines"),
+        ("true,a,b\na,1,0\nb,x,1\n", "u.csv line 3, column 'a': 'x' is not a number"),
+        ("true,a,b\na,1,0\nb,1\n", "u.csv line 3: 2 cells, expected 3"),
+        ("true,a,b\na,1,0\nb,nan,1\n", "u.csv: utility holds nan in row 1, column 0"),
+        ("true,a,a\na,1,0\nb,0,1\n", "u.csv: action 'a' appears more than once"),
+        ("true,a,b\na,1,0\na,0,1\n", "u.csv: class names must differ"),
+        ("true,a,b\na,1,0\nb,0,1\n", "u.csv: classes a, b do not match cat, dog, newt"),
+    ],
+)
+def test_bad_csv(tmp_path, text, message):
+    (tmp_path / "u.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        Utility.read_csv(tmp_path / "u.csv", CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Utility([1, 2]), r"shape \(2,\): expected \(classes, actions\)"),
+        (lambda: Utility([[1, 2], [3]]), "rows of equal length"),
+        (lambda: Utility([[1, "x"]]), "table of numbers"),
+        (lambda: Utility([[np.inf, 0], [0, 1]]), "holds inf in row 0, column 0"),
+        (lambda: Utility(np.eye(3), ["a", "b"]), "3 rows but there are 2 classes"),
+        (lambda: Utility(np.ones((2, 5))), "5 columns for 2 classes"),
+        (lambda: Utility.tail_sensitive(CLASSES, 1), "penalty 1 is not a loss"),
+        (lambda: Utility.tail_sensitive(CLASSES, float("nan")), "penalty nan"),
+        (lambda: Utility.tail_sensitive(Classes(("a", "b"))), "no training counts"),
+        (lambda: Utility.class_sensitive(CLASSES, {("cat", "dig"): -1}), "did you mean 'dog'"),
+        (lambda: Utility.class_sensitive(CLASSES, {("cat", "cat"): -1}), "two different classes"),
+        (lambda: Utility.group_sensitive(CLASSES, "pets", "cat"), "groups overlap in cat"),
+        (lambda: Utility.one_hot(2).with_abstain([1, 2, 3]), "abstain has 3 values"),
+        (lambda: Utility.one_hot(2).with_abstain(0).with_abstain(0), "action 'abstain' already"),
+        (lambda: Utility.read_csv("missing.csv"), "missing.csv: cannot be read"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_the_matrix_cannot_be_changed_behind_the_decider():
+    with pytest.raises(ValueError, match="read-only"):
+        Utility.one_hot(2).matrix[0, 0] = 5
+
+
+def test_repr_of_a_large_one_is_short():
+    assert repr(Utility.tail_sensitive(Classes.from_counts(range(1, 101)))) == (
+        "Utility of 100 classes and 100 actions: values from -1 to 1, 4950 of them negative"
+    )
