@@ -36,6 +36,7 @@ class Step:
         self.total = torch.zeros(net.runs, device=self.device)
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full((), -1, device=self.device, dtype=torch.int64)  # first step whose loss is no number
+        torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
         compiling = settings.compile and self.device.type == "cuda"
         self.compiled: Callable[[Tensor], Tensor] = torch.compile(net, dynamic=False) if compiling else net
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
@@ -72,7 +73,7 @@ class Step:
             inputs = share * inputs + (1 - share) * inputs.roll(1, 1)
         # compiling is dear: only the shape of full batches is worth it
         forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.net
-        with self._autocast(), torch.backends.cudnn.flags(benchmark=True):
+        with self._autocast():
             logits = forward(inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
         losses = torch.stack([self.objective(logits[r], targets[r], self.epoch) for r in runs])
