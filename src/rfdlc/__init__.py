@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions as Predictions
     from rfdlc.decide.utility import Utility as Utility
     from rfdlc.errors import InputError as InputError
+    from rfdlc.learn.fitting import fork as fork
+    from rfdlc.learn.fitting import resume as resume
+    from rfdlc.learn.fitting import train as train
+    from rfdlc.learn.model import Model as Model
 
 # Public name -> the module that defines it.
 _HOME = {
@@ -32,6 +36,10 @@ _HOME = {
     "InputError": "rfdlc.errors",
     "Split": "rfdlc.data.dataset",
     "load": "rfdlc.data.load",
+    "Model": "rfdlc.learn.model",
+    "fork": "rfdlc.learn.fitting",
+    "resume": "rfdlc.learn.fitting",
+    "train": "rfdlc.learn.fitting",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
