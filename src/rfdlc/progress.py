@@ -40,7 +40,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
 
 @contextmanager
 def live(total: int, description: str, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-    """A bar that is moved by hand and carries a line of text: `with live(100, "Training") as show: show(1, "loss 2")`."""
+    """A bar moved by hand, with a line of text: `with live(100, "Training") as show: show(1, "loss 2")`."""
     if not _SHOWN.get():
         yield lambda steps, text: None
         return

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import decide, utility
+from rfdlc.cli import decide, demo, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 
@@ -37,6 +37,11 @@ def _options(
 
 app.command("decide")(decide.decide)
 app.command("evaluate")(decide.evaluate)
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("resume")(train.resume)
+app.command("fork")(train.fork)
+app.command("predict")(train.predict)
 app.add_typer(utility.app, name="utility")
 
 

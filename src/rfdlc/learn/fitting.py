@@ -6,6 +6,7 @@ everything has been chosen and written.
 
 import hashlib
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,10 +73,11 @@ def train(
     `backbone` is the name of one, or a network of your own: a function that makes a module which maps a batch to
     features (called once a particle), or a module (copied). Other keywords are settings.
     """
-    given = data if isinstance(data, Dataset) else load(data, root=root)
     network = None if backbone is None or isinstance(backbone, str) else backbone
     if backbone is not None:
         settings = {**settings, "backbone": "own" if network is not None else backbone}
+    resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
+    given = data if isinstance(data, Dataset) else load(data, root=root)
     _, chosen = resolve(method, given.name, settings)
     _check_data(given, chosen)
     device = choose_device(chosen.device)
@@ -167,7 +169,6 @@ def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None) 
     if start is not None:
         job.run.write_history(history)
     done, state = (start.epoch, start.state) if start else (0, {})
-    average = [tensor.to(job.device) for name, tensor in sorted(state.items()) if name.startswith("average.")]
     last: Step | None = None
     label = f"Training {data.name}" + (" again, on everything" if phase else "")
     with live(settings.epochs, label, done) as show, _stop_at_epoch_end() as stopping:
@@ -263,12 +264,13 @@ def _averaged(net: ParticleNet, step: Step | None, state: Mapping[str, torch.Ten
 @contextmanager
 def _stop_at_epoch_end() -> Iterator[Any]:
     """Ctrl-C sets a mark, read at the end of an epoch; a second one stops at once."""
-    marked = []
+    marked: list[bool] = []
 
     def mark(signum: int, frame: Any) -> None:
         if marked:
             raise KeyboardInterrupt
         marked.append(True)
+        print("stopping at the end of this epoch; press Ctrl-C again to stop at once", file=sys.stderr)
 
     try:
         previous = signal.signal(signal.SIGINT, mark)

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,10 +176,8 @@ class Run:
             self._fail(name, temporary, error)
 
     def _fail(self, name: str, temporary: Path, error: OSError) -> None:
-        try:
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        except OSError:
-            pass
         found = self.path / "last.ckpt"
         state = f"last.ckpt is whole: then `rfdlc resume {self.path}`" if found.exists() else "nothing was trained yet"
         raise InputError(f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}") from None

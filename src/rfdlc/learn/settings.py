@@ -86,6 +86,7 @@ class Settings:
         "auto", "augmentation; auto: by the kind of data", among=("auto", "none", "crop-flip", "crop-flip-rotate")
     )
     mixup: float = _setting(0.0, "alpha of mixup's Beta(alpha, alpha), 0 for none", 0)
+    cutmix: float = _setting(0.0, "alpha of CutMix (images), 0 for none; not together with mixup", 0)
     hold_out: float = _setting(0.1, "share of the training data held out for calibration, 0 for none", 0, 0.9)
     refit: bool = _setting(False, "train again on everything and keep the calibration: twice the cost")
     # decisions
@@ -110,6 +111,9 @@ class Settings:
         if self.prior_tau and len(self.prior_tau) not in (1, self.particles):
             count = len(self.prior_tau)
             raise InputError(f"prior_tau has {count} values for {self.particles} particles: expected one, or one each")
+
+        if self.mixup and self.cutmix:
+            raise InputError("mixup and cutmix cannot be used together: set one of them to 0")
 
     @property
     def deferred_epoch(self) -> int:

@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
+from rfdlc.data.mixing import Mixed, cutmix, mixup
 from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.repulsion import repulsion
 from rfdlc.learn.settings import Settings
 
-Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), mixup weights (R,)
+Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
 
 
 class Step:
@@ -31,6 +32,7 @@ class Step:
         self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](
             self.parameters, [settings.weight_decay] * len(self.parameters), **_options(settings)
         )
+        self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
         self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
         self.rate, self.epoch = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         self.total = torch.zeros(net.runs, device=self.device)
@@ -66,24 +68,26 @@ class Step:
         return graph.replay()
 
     def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
-        """The step itself. `mix` (R,) weighs each sample against its neighbour in the batch, for mixup."""
-        runs = range(self.net.runs)
-        if self.settings.mixup:
-            share = mix.to(inputs.dtype).view(-1, *[1] * (inputs.ndim - 1))
-            inputs = share * inputs + (1 - share) * inputs.roll(1, 1)
+        """The step itself. The objective of mixed samples is weighed between both labels, whatever the objective."""
+        runs, mixed = range(self.net.runs), self.mixed(inputs, targets, mix)
+        inputs = mixed.inputs
         # compiling is dear: only the shape of full batches is worth it
         forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.net
         with self._autocast():
             logits = forward(inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
         losses = torch.stack([self.objective(logits[r], targets[r], self.epoch) for r in runs])
-        if self.settings.mixup:
-            others = torch.stack([self.objective(logits[r], targets[r].roll(1), self.epoch) for r in runs])
-            losses = mix * losses + (1 - mix) * others
+        if self.mixing is not None:
+            others = torch.stack([self.objective(logits[r], mixed.partners[r], self.epoch) for r in runs])
+            losses = mixed.lam * losses + (1 - mixed.lam) * others
         if self.settings.repulsion != "none" and self.net.particles > 1:
             kind, tau, strength = self.settings.repulsion, self.settings.repulsion_tau, self.settings.repulsion_strength
             losses = losses + repulsion(kind, self.net.head_weights, logits, self.epoch, tau, strength)
         self._update(losses)
+
+    def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
+        """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
+        return Mixed(inputs, targets, targets, mix[:, 0]) if self.mixing is None else self.mixing(inputs, targets, mix)
 
     def _update(self, losses: Tensor) -> None:
         found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rfdlc.data.mixing import draw_shares
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.schedules import rate
@@ -70,25 +71,17 @@ def epochs(
             load_state(step, state)
         for epoch in range(max(done, part.start) + 1, part.end + 1):
             factor = rate(epoch - part.start, part.end - part.start, settings.schedule, **_schedule(settings))
-            mixes = mixup_shares(net.seeds, epoch, part.loader.steps, settings.mixup).to(step.device)
+            mixes = draw_shares(settings.mixup or settings.cutmix or 1.0, part.loader.steps, net.seeds, epoch)
             torch.manual_seed(hash((net.seeds, epoch)) % 2**63)  # a user's network may draw from the global generator
             step.begin_epoch(epoch, settings.learning_rate * factor)
             began, count = time.perf_counter(), 0
-            for (inputs, targets), mix in zip(part.loader.epoch(epoch), mixes, strict=True):
+            for (inputs, targets), mix in zip(part.loader.epoch(epoch), mixes.to(step.device), strict=True):
                 step(inputs, targets, mix)
                 count += targets.numel()
             losses = step.losses()  # the one wait of the epoch
             _check_numbers(step, epoch, part.loader.steps)
             seconds = time.perf_counter() - began
             yield Epoch(epoch, losses, settings.learning_rate * factor, seconds, count / seconds, step)
-
-
-def mixup_shares(seeds: Sequence[int], epoch: int, steps: int, alpha: float) -> Tensor:
-    """Share of a sample against its neighbour, Beta(alpha, alpha), a step and run: (steps, R). One without mixup."""
-    if not alpha:
-        return torch.ones(steps, len(seeds))
-    draws = [np.random.default_rng([seed, epoch, 0x6D6978]).beta(alpha, alpha, steps) for seed in seeds]
-    return torch.tensor(np.stack(draws, axis=1), dtype=torch.float32)
 
 
 def spans(stages: Sequence[Stage], total: int) -> list[tuple[int, int]]:
