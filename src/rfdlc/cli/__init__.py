@@ -1,7 +1,8 @@
 """The command line: thin. Each file holds one group of commands; heavy imports wait until a command runs."""
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -45,10 +46,15 @@ app.command("predict")(train.predict)
 app.add_typer(utility.app, name="utility")
 
 
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"rfdlc: warning: {message}", file=sys.stderr)
+
+
 def main() -> None:
     """Run a command. Bad input is one clear line on standard error and exit code 2."""
     try:
-        with shown():
+        with warnings.catch_warnings(), shown():
+            warnings.showwarning = _print_warning
             app()
     except InputError as error:
         print(f"rfdlc: {' '.join(str(error).split())}", file=sys.stderr)

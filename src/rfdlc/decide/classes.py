@@ -36,7 +36,7 @@ class Classes:
 
     names: tuple[str, ...]
     counts: tuple[int, ...] | None = None
-    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
@@ -66,10 +66,9 @@ class Classes:
         labels = np.asarray(labels)
         if labels.ndim != 1 or not len(labels):
             raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
-        if names is None:
-            numeric = labels.dtype.kind in "iufb"
-            names = [str(i) for i in range(int(np.nanmax(labels)) + 1)] if numeric else np.unique(labels.astype(str))
-        bare = cls(tuple(names))
+        if names is None and labels.dtype.kind in "iufb":
+            names = [str(i) for i in range(int(np.nanmax(labels)) + 1)]
+        bare = cls(tuple(np.unique(labels.astype(str)) if names is None else names))
         return cls(bare.names, tuple(np.bincount(bare.encode(labels), minlength=len(bare))), dict(groups or {}))
 
     @classmethod

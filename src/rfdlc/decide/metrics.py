@@ -158,7 +158,7 @@ def classwise_gaps(probabilities: Floats, targets: Indices, bins: int = ECE_BINS
     """For each class and bin (C, bins) the sum over samples of 1{y = c} - p(c): additive over pieces of the data."""
     classes = probabilities.shape[1]
     place = bin_of(probabilities, bins) + np.arange(classes) * bins
-    gaps = -np.bincount(place.ravel(), weights=probabilities.ravel(), minlength=classes * bins)
+    gaps: NDArray[np.float64] = -np.bincount(place.ravel(), probabilities.ravel(), classes * bins).astype(np.float64)
     np.add.at(gaps, place[np.arange(len(targets)), targets], 1)
     return gaps.reshape(classes, bins)
 

@@ -38,7 +38,7 @@ class Predictions:
     ) -> None:
         if (logits is None) == (probabilities is None):
             raise InputError("predictions hold either logits or probabilities: expected exactly one of the two")
-        given = probabilities if logits is None else logits
+        given: Any = probabilities if logits is None else logits
         self.named = classes is not None  # whether columns have names, or only positions
         if classes is None:
             width = np.shape(given)[-1] if np.ndim(given) else 0
@@ -86,7 +86,7 @@ class Predictions:
 
     def save(self, path: str | Path) -> None:
         """Write an .npz file that holds plain arrays only."""
-        arrays = {"logits" if self.scores.logits else "probabilities": self.scores.values}
+        arrays: dict[str, NDArray[Any]] = {"logits" if self.scores.logits else "probabilities": self.scores.values}
         if self.named:
             arrays["classes"] = np.array(json.dumps(self.classes.to_dict(), ensure_ascii=False))
         if self.targets is not None:

@@ -44,8 +44,8 @@ def read_csv(path: Path, classes: Classes | None = None) -> ScoreTable:
         raise InputError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from None
     if not blocks:
         raise InputError(f"{path}: has column names but no rows: expected one row a sample")
-    ids, targets = (_joined([block[i] for block in blocks]) for i in (0, 1))
-    return ScoreTable(classes, np.concatenate([block[2] for block in blocks]), targets, ids)
+    ids, targets, values = zip(*blocks, strict=True)
+    return ScoreTable(classes, np.concatenate(values), _joined(targets), _joined(ids))
 
 
 def read_parquet(path: Path, classes: Classes | None = None) -> ScoreTable:
@@ -133,5 +133,5 @@ def _numbers(path: Path, name: str, column: Any) -> NDArray[np.float64]:
     return values.astype(np.float64)
 
 
-def _joined(parts: list[list[str] | None]) -> NDArray[np.str_] | None:
+def _joined(parts: Sequence[list[str] | None]) -> NDArray[np.str_] | None:
     return None if parts[0] is None else np.array([cell for part in parts if part is not None for cell in part])

@@ -128,7 +128,7 @@ class Utility:
         others = [name for name in self.actions if name not in set(classes.names)]
         actions = [name for name in classes.names if name in set(self.actions)] + others
         columns = [self.actions.index(name) for name in actions]
-        return Utility(self.matrix[np.ix_(rows, columns)], classes, actions)
+        return Utility(self.matrix[rows][:, columns], classes, actions)
 
     # -- files ------------------------------------------------------------------------------------------------
 

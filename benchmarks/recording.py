@@ -1,0 +1,81 @@
+"""What every benchmark writes: rows of a CSV file with the hardware, versions, commit and date they come from."""
+
+import csv
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+COLUMNS = ("what", "value", "unit", "reference", "ratio", "required", "hardware", "versions", "commit", "date")
+
+
+def hardware() -> str:
+    """Processor, cores and, where there is one, the GPU."""
+    names = [
+        line.partition(":")[2].strip() for line in _processor_lines() if line.startswith(("model name", "Model name"))
+    ]
+    text = f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+    try:
+        gpu = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return text
+    return f"{text}, {gpu}"
+
+
+def versions(packages: Iterable[str]) -> str:
+    """`python 3.11.7, numpy 2.4.6 ...`"""
+    found = [f"python {platform.python_version()}"]
+    for name in packages:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"{name} absent")
+    return ", ".join(found)
+
+
+def commit() -> str:
+    """The commit that was measured, marked where files differ from it."""
+    try:
+        head = _git("rev-parse", "--short=10", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks/*.py")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if changed else "")
+
+
+def write(name: str, rows: Iterable[dict[str, object]], packages: Iterable[str]) -> Path:
+    """Write `results/<name>.csv` and print the rows as a person reads them."""
+    common = {
+        "hardware": hardware(),
+        "versions": versions(packages),
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(row | common)
+            print("  ".join(f"{key} {value}" for key, value in row.items() if value != ""), flush=True)
+    return path
+
+
+def _git(*words: str) -> str:
+    folder = Path(__file__).parent.parent
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _processor_lines() -> list[str]:
+    try:
+        listed = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return listed.splitlines()

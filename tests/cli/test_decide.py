@@ -1,0 +1,212 @@
+"""The command line as a user runs it: exit codes, files, JSON, and one clear line for bad input."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas
+import pytest
+from scipy.special import softmax
+
+from rfdlc import Classes, Decider, Predictions, Utility, evaluate
+from rfdlc.cli import main
+
+NAMES = ("cat", "dog", "newt")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command line; returns (exit code, standard output, standard error)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["rfdlc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with predictions for test and held-out data, training counts and a utility."""
+    rng = np.random.default_rng(0)
+    for name in ("test", "val"):
+        y = rng.choice(3, 400, p=[0.7, 0.2, 0.1])
+        z = 3 * (rng.normal(size=(400, 3)) + 1.5 * np.eye(3)[y])
+        frame = pandas.DataFrame(softmax(z, axis=1)[:, [1, 2, 0]], columns=["dog", "newt", "cat"])
+        frame["target"], frame["id"] = np.array(NAMES)[y], [f"{name}-{i}" for i in range(400)]
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        frame.to_parquet(tmp_path / f"{name}.parquet")
+    (tmp_path / "counts.csv").write_text("class,count,group\ncat,500,pet\ndog,60,pet\nnewt,8,wild\n")
+    (tmp_path / "U.csv").write_text("true,cat,dog,newt,ask\ncat,1,0,0,0.3\ndog,-1,1,0,0.3\nnewt,-4,-1,1,0.3\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_decide_writes_what_the_library_decides(run, folder):
+    code, out, err = run("decide", "test.csv", "--utility", "U.csv", "--calibrate", "val.csv", "--out", "actions.csv")
+    assert (code, err) == (0, "")
+    assert "400 decisions" in out
+    utility = Utility.read_csv("U.csv")
+    decider = Decider(utility).fit(Predictions.load("val.csv"))
+    with open("actions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    why = decider.explain(Predictions.load("test.csv"))
+    assert [row["action"] for row in rows] == [utility.actions[a] for a in why.action]
+    assert [float(row["expected_utility"]) for row in rows] == pytest.approx(why.value.tolist(), rel=1e-4)
+    assert [row["argmax"] for row in rows] == [utility.classes.names[c] for c in why.argmax]
+    assert rows[7]["id"] == "test-7"
+    assert {"ask", "cat", "newt"} <= {row["action"] for row in rows}
+
+
+def test_json_is_all_that_is_printed(run, folder):
+    code, out, _ = run("decide", "test.csv", "-u", "U.csv", "--json")
+    table = json.loads(out)
+    assert code == 0
+    assert table["samples"] == 400 == sum(table["actions"].values()) == len(table["decisions"])
+    assert table["decisions"][0].keys() >= {"id", "action", "expected_utility", "runner_up", "argmax"}
+
+
+@pytest.mark.parametrize("source", ["test.parquet", "test.npz"])
+def test_other_formats_decide_alike(run, folder, source):
+    predictions = Predictions.load("test.csv", Classes(NAMES))
+    predictions.save("test.npz")
+    run("decide", "test.csv", "-u", "U.csv", "-o", "a.csv")
+    code, _, _ = run("decide", source, "-u", "U.csv", "-o", "b.parquet")
+    assert code == 0
+    assert pandas.read_parquet("b.parquet")["action"].tolist() == pandas.read_csv("a.csv")["action"].tolist()
+
+
+def test_evaluate_prints_what_the_library_computes(run, folder):
+    options = ("-u", "U.csv", "-c", "counts.csv", "--calibrate", "val.csv", "--rate", "wild:pet")
+    code, out, _ = run("evaluate", "test.csv", *options, "--json")
+    classes = Classes.from_counts({"cat": 500, "dog": 60, "newt": 8}, groups={"pet": ["cat", "dog"], "wild": ["newt"]})
+    decider = Decider(Utility.read_csv("U.csv", classes)).fit(Predictions.load("val.csv"))
+    expected = evaluate(Predictions.load("test.csv"), decider=decider, groups=[("wild", "pet")])
+    table = json.loads(out)
+    assert code == 0
+    assert table["false_head_rates"] == {str(k): v for k, v in expected.false_head_rates.items()}
+    assert table["group_rates"] == expected.group_rates
+    for name in ("accuracy", "mean_utility", "ece", "nll", "brier", "classwise_ece", "error_auc"):
+        assert table[name] == pytest.approx(getattr(expected, name), rel=1e-12), name
+    assert table["false_head_rate"] > 0
+    code, out, _ = run("evaluate", "test.csv", "-u", "tail-sensitive", "-c", "counts.csv", "--bootstrap", "20")
+    assert code == 0
+    assert "95% interval" in out
+    assert "false head rate" in out
+
+
+def test_priors_on_the_command_line(run, folder):
+    base = ("decide", "test.csv", "-u", "U.csv", "-c", "counts.csv", "--json", "--train-prior")
+    base = (*base, "cat=0.7,dog=0.2,newt=0.1", "--target-prior")
+    uniform = json.loads(run(*base, "uniform")[1])
+    by_name = json.loads(run(*base, "cat=1,dog=1,newt=1")[1])
+    (folder / "prior.csv").write_text("class,share\nnewt,0.2\ndog,0.2\ncat,0.2\n")
+    by_file = json.loads(run(*base, "prior.csv")[1])
+    assert uniform["target_prior"] == pytest.approx(dict.fromkeys(uniform["target_prior"], 1 / 3))
+    assert uniform["decisions"] == by_name["decisions"] == by_file["decisions"]
+    estimated = json.loads(run(*base, "estimate", "--calibrate", "val.csv")[1])
+    assert sum(estimated["target_prior"].values()) == pytest.approx(1)
+
+
+def test_a_saved_decider_decides_alike(run, folder):
+    options = ("--calibrate", "val.csv", "--train-prior", "train", "--target-prior", "uniform", "-c", "counts.csv")
+    run("decide", "test.csv", "-u", "U.csv", *options, "-o", "a.csv", "--save-decider", "d.json")
+    code, _, _ = run("decide", "test.csv", "--decider", "d.json", "-o", "b.csv")
+    assert code == 0
+    assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
+
+
+def test_a_folder_with_predictions_and_a_decider(run, folder):
+    (folder / "run").mkdir()
+    Predictions.load("test.csv").save("run/predictions.npz")
+    decider = Decider(Utility.one_hot(["dog", "newt", "cat"])).fit(Predictions.load("val.csv"))
+    decider.save("run/decider.json")
+    plain = json.loads(run("evaluate", "run", "--json")[1])
+    assert plain["decider"]["temperature"] == decider.fitted.temperature
+    changed = json.loads(run("evaluate", "run", "-u", "U.csv", "--json")[1])
+    assert changed["decider"]["temperature"] == decider.fitted.temperature
+    assert changed["abstention_rate"] > 0 == plain["abstention_rate"]
+
+
+def test_costs_and_abstain(run, folder):
+    (folder / "costs.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,9,2,0\n")
+    table = json.loads(run("decide", "test.csv", "--costs", "costs.csv", "--abstain", "-0.5", "--json")[1])
+    assert table["actions"]["abstain"] > 0
+    assert table["mean_expected_utility"] < 0
+
+
+def test_utility_new_and_show(run, folder):
+    code, out, _ = run("utility", "new", "new.csv", "-c", "counts.csv", "-k", "tail-sensitive", "--penalty", -2)
+    assert code == 0
+    assert "rfdlc decide FILE --utility new.csv" in out
+    assert Utility.read_csv("new.csv").matrix.tolist() == [[1, 0, 0], [-2, 1, 0], [-2, -2, 1]]
+    assert run("utility", "new", "new.csv", "-c", "a,b")[0] == 2  # never over a file that may hold edits
+    assert run("utility", "new", "new.csv", "-c", "test.csv", "--force", "--abstain", 0.1)[0] == 0
+    assert Utility.read_csv("new.csv").actions == ("dog", "newt", "cat", "abstain")
+    assert json.loads(run("utility", "show", "U.csv", "--json")[1])["actions"] == ["cat", "dog", "newt", "ask"]
+    assert "newt" in run("utility", "show", "U.csv")[1]
+
+
+def test_names_are_printed_as_they_are(run, folder):
+    (folder / "odd.csv").write_text("[red]x[/red],[b]\n0.9,0.1\n")
+    code, out, _ = run("decide", "odd.csv")
+    assert code == 0
+    assert "[red]x[/red]" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["decide", "none.csv"], "none.csv: no such file"),
+        (["decide", "test.csv", "-u", "none.csv"], "no such file; expected a CSV file or one of one-hot"),
+        (["decide", "test.csv", "-u", "tail-sensitive"], "needs training counts"),
+        (["decide", "test.csv", "-u", "counts.csv"], "is not a number"),
+        (["decide", "test.csv", "--rule", "best"], "rule 'best' is unknown"),
+        (["decide", "test.csv", "--target-prior", "uniform"], "--train-prior"),
+        (
+            ["decide", "test.csv", "--train-prior", "cat=x,dog=1,newt=1", "--target-prior", "uniform"],
+            "'x' is not a number",
+        ),
+        (["decide", "test.csv", "-u", "U.csv", "--costs", "U.csv"], "exclude each other"),
+        (["decide", "test.csv", "-o", "no/such/folder/a.csv"], "does not exist; create it first"),
+        (["decide", "test.csv", "-o", "."], "cannot be written"),
+        (["decide", "test.csv", "--logits", "--calibrate", "none.csv"], "none.csv: no such file"),
+        (["decide", "test.csv", "--classes", "a,b"], "is no class"),
+        (["evaluate", "bare.csv"], "no targets"),
+        (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
+        (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),
+        (["utility", "new", "x.csv", "-c", "nothing.json"], "no such file"),
+        (["utility", "new", "x.csv", "-c", "a,b", "-k", "magic"], "kind 'magic' is unknown"),
+        (["utility", "show", "none.csv"], "no such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, folder, words, message):
+    (folder / "bare.csv").write_text("a,b\n0.5,0.5\n")
+    (folder / "half.csv").write_text("a,b,target\n0.25,0.25,a\n")
+    before = sorted(path.name for path in folder.iterdir())
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("rfdlc: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(path.name for path in folder.iterdir()) == before  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["decide", "--help"], ["evaluate", "--help"], ["utility", "new", "--help"]]
+)
+def test_help_has_examples(run, words):
+    code, out, _ = run(*words)
+    assert code == 0
+    assert "rfdlc" in out
+    assert words == ["--help"] or "Examples" in out
+
+
+def test_python_dash_m(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "rfdlc", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("rfdlc 0.")

@@ -1,0 +1,298 @@
+"""The Decider against brute force and its own promises."""
+
+import json
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.special import softmax
+
+from rfdlc import Classes, Decider, InputError, Predictions, Utility
+
+
+@st.composite
+def problems(draw):
+    """Probabilities (N, C) and a utility (C, A) of small whole numbers, so that sums are exact enough to compare."""
+    n, c, a = draw(st.integers(1, 5)), draw(st.integers(2, 5)), draw(st.integers(2, 6))
+    weights = draw(arrays(np.int64, (n, c), elements=st.integers(0, 9)))
+    assume((weights.sum(axis=1) > 0).all())
+    matrix = draw(arrays(np.int64, (c, a), elements=st.integers(-5, 5)))
+    return weights / weights.sum(axis=1, keepdims=True), matrix.astype(float)
+
+
+def utility_of(matrix):
+    return Utility(matrix, [f"c{i}" for i in range(len(matrix))], [f"a{i}" for i in range(matrix.shape[1])])
+
+
+def gain_of(probabilities, matrix, action):
+    return sum(p * matrix[y, action] for y, p in enumerate(probabilities))
+
+
+@given(problems())
+def test_equals_brute_force_over_all_actions(problem):
+    p, matrix = problem
+    for row, action in zip(p, Decider(utility_of(matrix)).decide(p), strict=True):
+        best = max(gain_of(row, matrix, a) for a in range(matrix.shape[1]))
+        assert gain_of(row, matrix, action) == pytest.approx(best, abs=1e-12)
+
+
+@given(problems(), st.integers(-7, 7))
+def test_a_constant_in_a_row_changes_nothing(problem, constant):
+    p, matrix = problem
+    shifted = matrix.copy()
+    shifted[0] += constant
+    before, after = Decider(utility_of(matrix)).decide(p), Decider(utility_of(shifted)).decide(p)
+    for row, one, other in zip(p, before, after, strict=True):  # equal, or equally good
+        assert gain_of(row, matrix, one) == pytest.approx(gain_of(row, matrix, other), abs=1e-12)
+
+
+@given(problems(), st.randoms())
+def test_moves_with_a_permutation_of_classes(problem, random):
+    p, matrix = problem
+    order = list(range(len(matrix)))
+    random.shuffle(order)
+    before = Decider(utility_of(matrix)).expected_utility(p)
+    after = Decider(utility_of(matrix[order])).expected_utility(p[:, order])
+    assert before == pytest.approx(after, abs=1e-12)
+
+
+@given(problems())
+def test_one_hot_is_argmax_under_every_rule(problem):
+    p, _ = problem
+    top = np.sort(p, axis=1)
+    assume((top[:, -1] - top[:, -2] > 1e-9).all())
+    for rule in ("expected-utility", "argmax", "cobb"):
+        assert Decider(Utility.one_hot(p.shape[1]), rule=rule).decide(p).tolist() == p.argmax(axis=1).tolist()
+    with pytest.warns(UserWarning, match=r"paper's Eq. 12"):
+        paper = Decider(Utility.one_hot(p.shape[1]), rule="paper-eq12")
+    assert paper.decide(p).tolist() == p.argmax(axis=1).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:rule 'paper-eq12'")
+def test_equation_12_rewards_penalties():
+    """As the audit says: for the tail-sensitive utility it prefers the action with the most penalties, the head."""
+    classes = Classes.from_counts(range(30, 0, -1))
+    p = softmax(np.random.default_rng(0).normal(size=(500, 30)), axis=1)
+    utility = Utility.tail_sensitive(classes)
+    paper, bayes = Decider(utility, rule="paper-eq12").decide(p), Decider(utility).decide(p)
+    naive = [max(range(30), key=lambda d: sum(utility.matrix[y, d] * np.log(row[y]) for y in range(30))) for row in p]
+    assert paper.tolist() == naive
+    assert (paper == 0).mean() > 0.9  # the most frequent class has the most penalties in its column
+    assert (bayes == 0).mean() < 0.05
+    assert (paper != bayes).mean() > 0.5
+
+
+def test_cobb_is_the_log_of_shifted_expected_utility():
+    utility = Utility([[1, -3, 0], [0, 2, -1]], ["a", "b"])
+    p = np.array([[0.3, 0.7], [0.9, 0.1]])
+    decider = Decider(utility, rule="cobb")
+    assert decider.gains(p) == pytest.approx(np.log(p @ (utility.matrix + 4)))
+    assert decider.decide(p).tolist() == Decider(utility).decide(p).tolist()
+
+
+def test_argmax_never_hands_over_and_needs_every_class():
+    utility = Utility.one_hot(3).with_abstain(5)
+    p = np.array([[0.2, 0.5, 0.3]])
+    assert Decider(utility).decide(p).tolist() == [3]
+    assert Decider(utility, rule="argmax").decide(p).tolist() == [1]
+    with pytest.raises(InputError, match="an action for every class"):
+        Decider(Utility([[1, 0], [0, 1]], ["a", "b"], ["wait", "go"]), rule="argmax")
+
+
+def test_argmax_follows_the_corrected_prior():
+    decider = Decider(Utility.one_hot(2), train_prior=[0.9, 0.1], target_prior="uniform", rule="argmax")
+    assert decider.decide([[0.8, 0.2], [0.95, 0.05]]).tolist() == [1, 0]
+
+
+class TestCombination:
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=(3, 40, 4)).astype(np.float32)
+
+    def test_mean_probabilities(self):
+        naive = softmax(self.z, axis=2).mean(axis=0)
+        assert Decider(Utility.one_hot(4)).probabilities(self.z, logits=True) == pytest.approx(naive, abs=1e-6)
+
+    def test_mean_logits(self):
+        naive = softmax(self.z.mean(axis=0), axis=1)
+        decider = Decider(Utility.one_hot(4), combine="mean-logits")
+        assert decider.probabilities(self.z, logits=True) == pytest.approx(naive, abs=1e-6)
+        from_p = decider.probabilities(softmax(self.z, axis=2))
+        assert from_p == pytest.approx(naive, abs=1e-6)
+
+    def test_weights(self):
+        naive = np.tensordot([0.5, 0.25, 0.25], softmax(self.z, axis=2), axes=1)
+        decider = Decider(Utility.one_hot(4), weights=[2, 1, 1])
+        assert decider.probabilities(self.z, logits=True) == pytest.approx(naive, abs=1e-6)
+        with pytest.raises(InputError, match="3 weights for 1 particles"):
+            decider.decide(self.z[0], logits=True)
+
+    def test_one_particle_is_a_plain_model(self):
+        for combine in ("mean-probabilities", "mean-logits"):
+            decider = Decider(Utility.one_hot(4), combine=combine)
+            alone, stacked = (decider.probabilities(z, logits=True) for z in (self.z[0], self.z[:1]))
+            assert np.array_equal(alone, stacked)
+
+    def test_calibration_comes_after_combination(self):
+        y = self.rng.integers(0, 4, 40)
+        decider = Decider(Utility.one_hot(4)).fit(self.z, y, logits=True)
+        pooled = np.log(softmax(self.z, axis=2).mean(axis=0))
+        expected = softmax(pooled / decider.fitted.temperature, axis=1)
+        assert decider.probabilities(self.z, logits=True) == pytest.approx(expected, abs=1e-5)
+
+
+class TestWhatIsAccepted:
+    utility = Utility([[1, 0, 0], [-5, 1, 0], [-2, 0, 1]], ["cat", "dog", "newt"])
+    p = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+
+    def expected(self):
+        return Decider(self.utility).decide(self.p).tolist()
+
+    def test_lists_float32_float16_and_integers(self):
+        for given_scores in (self.p.tolist(), self.p.astype(np.float32), self.p.astype(np.float16)):
+            assert Decider(self.utility).decide(given_scores).tolist() == self.expected()
+        assert Decider(self.utility).decide([[1, 0, 0]]).tolist() == [0]
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_torch_tensors(self, dtype):
+        tensor = torch.tensor(self.p, dtype=dtype, requires_grad=True)
+        assert Decider(self.utility).decide(tensor).tolist() == self.expected()
+
+    def test_data_frames_are_matched_by_name(self):
+        frame = pandas.DataFrame(self.p, columns=["cat", "dog", "newt"])[["newt", "cat", "dog"]]
+        frame["target"] = ["cat", "dog"]
+        assert Decider(self.utility).decide(frame).tolist() == self.expected()
+        assert Decider(self.utility).fit(frame).fitted is not None  # takes the targets from their column
+
+    def test_predictions_are_matched_by_name(self):
+        predictions = Predictions(probabilities=self.p[:, [2, 0, 1]], classes=Classes(("newt", "cat", "dog")))
+        assert Decider(self.utility).decide(predictions).tolist() == self.expected()
+
+    def test_many_chunks_equal_one_row_at_a_time(self):
+        p = softmax(np.random.default_rng(0).normal(size=(3000, 300)), axis=1)
+        decider = Decider(Utility.tail_sensitive(Classes.from_counts(range(300, 0, -1))))
+        assert decider.decide(p).tolist() == [int(decider.decide(row[None])[0]) for row in p]
+
+    @pytest.mark.parametrize(
+        ("scores", "message"),
+        [
+            ([0.5, 0.3, 0.2], r"shape \(3,\): expected \(samples, classes\)"),
+            (np.zeros((1, 1, 1, 3)), r"shape \(1, 1, 1, 3\)"),
+            ([[0.5, 0.5]], "2 columns but there are 3 classes"),
+            (np.zeros((0, 3)), "at least one particle and one sample"),
+            ([[0.5, np.nan, 0.5]], "scores hold nan in row 0, column 1"),
+            ([[1, 0, 0], [np.inf, 0, 0]], "scores hold inf in row 1, column 0"),
+            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 1"),
+            ([[1, 0, 0], [0.5, 0.2, 0.2]], "row 1 of the probabilities sums to 0.9.*expected rows that sum to 1"),
+            ([["a", "b", "c"]], "scores must be numbers"),
+            ([[1, 0], [1, 0, 0]], "scores must be numbers"),
+            (pandas.DataFrame([[1, 0, 0]], columns=["cat", "dog", "newtt"]), "did you mean 'newt'"),
+            (pandas.DataFrame([[1, 0]], columns=["cat", "dog"]), "no column for class 'newt'"),
+            (pandas.DataFrame([[1, 0, 0]], columns=["cat", "cat", "dog"]), "'cat' appears more than once"),
+            (pandas.DataFrame([["x", 0, 0]], columns=["cat", "dog", "newt"]), "must be numbers"),
+        ],
+    )
+    def test_bad_scores(self, scores, message):
+        with pytest.raises(InputError, match=message):
+            Decider(self.utility).decide(scores)
+
+    def test_bad_values_late_in_the_data_name_their_row(self):
+        p = np.full((200_000, 3), 1 / 3, dtype=np.float32)
+        p[190_000, 2] = np.nan
+        with pytest.raises(InputError, match="row 190000, column 2"):
+            Decider(self.utility).decide(p)
+        with pytest.raises(InputError, match="expected finite logits"):
+            Decider(self.utility).decide(p, logits=True)
+
+    def test_rounded_probabilities_pass(self):
+        assert Decider(self.utility).decide([[0.333, 0.333, 0.333]]).tolist() == [1]
+
+    @pytest.mark.parametrize(
+        ("targets", "message"),
+        [
+            ([0], "1 targets for 2 samples"),
+            ([0, 3], "target 3 at position 1 is out of range"),
+            (["cat", "bird"], "target 'bird' is no class"),
+            (None, "no targets"),
+            ([0, np.nan], "out of range"),
+        ],
+    )
+    def test_bad_targets(self, targets, message):
+        with pytest.raises(InputError, match=message):
+            Decider(self.utility).fit(self.p, targets)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"rule": "max"}, "rule 'max' is unknown: expected one of expected-utility"),
+            ({"combine": "mean"}, "combine 'mean' is unknown"),
+            ({"calibration": "platt"}, "calibration 'platt' is unknown"),
+            ({"weights": [-1, 2]}, "no weights of particles"),
+        ],
+    )
+    def test_bad_options(self, options, message):
+        with pytest.raises(InputError, match=message):
+            Decider(self.utility, **options)
+
+    def test_a_matrix_is_no_utility_yet(self):
+        with pytest.raises(InputError, match="utility is a ndarray"):
+            Decider(np.eye(3))
+
+
+def test_explain():
+    utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"]).with_abstain(0.4)
+    why = Decider(utility).explain([[0.7, 0.3], [1.0, 0.0]])
+    # expected utilities: healthy .7 - 1.5 = -.8, ill .3, abstain .4; then healthy 1, ill 0, abstain .4
+    assert [why.actions[i] for i in why.action] == ["abstain", "healthy"]
+    assert why.value == pytest.approx([0.4, 1])
+    assert [why.actions[i] for i in why.runner_up] == ["ill", "abstain"]
+    assert why.runner_up_value == pytest.approx([0.3, 0.4])
+    assert why.argmax.tolist() == [0, 0]
+    assert why.probability == pytest.approx([0.7, 1])
+
+
+def test_a_new_utility_fits_nothing_again():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 200)
+    z = rng.normal(size=(200, 2)) * 3 + 2 * np.eye(2)[y]
+    decider = Decider(Utility([[1, 0], [0, 1]], ["a", "b"])).fit(z, y, logits=True)
+    other = decider.with_utility(Utility([[1, 0], [-9, 1]], ["b", "a"]))  # rows in another order: matched by name
+    assert other.fitted is decider.fitted
+    assert other.utility.matrix.tolist() == [[1, -9], [0, 1]]
+    assert decider.utility.matrix.tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("kind", ["temperature", "bias-corrected-temperature", None])
+def test_json_round_trip(tmp_path, kind):
+    rng = np.random.default_rng(0)
+    z, y = rng.normal(size=(2, 200, 3)) * 3, rng.integers(0, 3, 200)
+    classes = Classes.from_counts({"a": 5, "b": 3, "c": 2}, groups={"g": ["a"]})
+    decider = Decider(
+        Utility.tail_sensitive(classes).with_abstain(0.1),
+        combine="mean-logits",
+        weights=[1, 3],
+        calibration=kind,
+        train_prior="train",
+        target_prior={"a": 0.2, "b": 0.2, "c": 0.6},
+    ).fit(z, y, logits=True)
+    decider.save(tmp_path / "d.json")
+    loaded = Decider.load(tmp_path / "d.json")
+    assert loaded.to_dict() == decider.to_dict()
+    assert np.array_equal(loaded.probabilities(z, logits=True), decider.probabilities(z, logits=True))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": "rfdlc-decider", "version": 2}', '{"format": "rfdlc-decider", "version": 1}']
+)
+def test_a_damaged_file_is_refused(tmp_path, text):
+    (tmp_path / "d.json").write_text(text)
+    with pytest.raises(InputError, match=r"d.json: cannot be read as a decider"):
+        Decider.load(tmp_path / "d.json")
+
+
+def test_saved_deciders_hold_no_code(tmp_path):
+    Decider(Utility.one_hot(2)).save(tmp_path / "d.json")
+    assert json.loads((tmp_path / "d.json").read_text())["format"] == "rfdlc-decider"

@@ -1,0 +1,330 @@
+"""Every metric against a naive loop or scikit-learn, on random and on degenerate input."""
+
+import math
+
+import numpy as np
+import pytest
+import sklearn.metrics as reference
+from scipy.special import softmax
+
+from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
+from rfdlc.decide import metrics, uncertainty
+
+
+def case(name):
+    """(targets, decided, probabilities, classes) of a named situation."""
+    rng = np.random.default_rng(CASES.index(name))
+    c = 2 if name == "two classes" else 6
+    n = 1 if name == "one sample" else 300
+    y = rng.integers(0, c, n)
+    if name == "one class absent":
+        y[y == 2] = 3
+    if name == "one class only":
+        y[:] = 1
+    p = softmax(rng.normal(size=(n, c)) * 2, axis=1)
+    if name == "ties":
+        p = np.full((n, c), 1 / c)
+    if name == "certain":
+        p = np.eye(c)[rng.integers(0, c, n)]
+    decided = p.argmax(axis=1)
+    if name == "all wrong":
+        decided = (y + 1) % c
+    if name == "all right":
+        decided = y.copy()
+    if name in ("some abstained", "all abstained"):
+        decided = np.where(rng.random(n) < (0.3 if name == "some abstained" else 2), -1, decided)
+    return y, decided, p, Classes.from_counts(rng.integers(1, 200, c))
+
+
+CASES = [
+    "random", "two classes", "one sample", "one class absent", "one class only", "ties", "certain", "all wrong",
+    "all right", "some abstained", "all abstained",
+]  # fmt: skip
+
+
+def same(value, expected):
+    return (math.isnan(value) and math.isnan(expected)) or value == pytest.approx(expected, abs=1e-9)
+
+
+def average(values):
+    return sum(values) / len(values) if values else float("nan")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_decisions(name):
+    y, d, _, classes = case(name)
+    n, c = len(y), len(classes)
+    assert same(metrics.accuracy(y, d), sum(y[i] == d[i] for i in range(n)) / n)
+    per_class = [[d[i] == k for i in range(n) if y[i] == k] for k in range(c)]
+    assert same(metrics.balanced_accuracy(y, d, c), average([average(r) for r in per_class if r]))
+    assert same(metrics.abstention_rate(d), sum(x < 0 for x in d) / n)
+    assert same(metrics.kept_accuracy(y, d), average([y[i] == d[i] for i in range(n) if d[i] >= 0]))
+    f1 = []
+    for k in range(c):
+        hit = sum(y[i] == k and d[i] == k for i in range(n))
+        true, claimed = sum(y == k), sum(d == k)
+        if true + claimed:
+            f1.append(2 * hit / (true + claimed))
+    assert same(metrics.macro_f1(y, d, c), average(f1))
+    if (d >= 0).all():
+        assert same(metrics.accuracy(y, d), reference.accuracy_score(y, d))
+        assert same(metrics.macro_f1(y, d, c), reference.f1_score(y, d, average="macro", zero_division=0))
+        if set(d) <= set(y):
+            assert same(metrics.balanced_accuracy(y, d, c), reference.balanced_accuracy_score(y, d))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("fraction", metrics.HEAD_FRACTIONS)
+def test_false_head_rate(name, fraction):
+    y, d, _, classes = case(name)
+    by_count = sorted(range(len(classes)), key=lambda k: (-classes.counts[k], k))
+    head = set(by_count[: int(len(classes) * fraction + 0.5)])
+    naive = average([d[i] in head for i in range(len(y)) if y[i] not in head])
+    assert same(metrics.false_head_rate(y, d, classes, fraction), naive)
+
+
+def test_false_head_rate_is_about_the_heads_share():
+    """Audit 3: at 25% the first 25% of the classes are head and the other 75% are tail."""
+    classes = Classes.from_counts([8, 7, 6, 5, 4, 3, 2, 1])
+    y, d = np.array([7, 6, 5, 2, 0]), np.array([0, 2, 5, 1, 7])
+    assert metrics.false_head_rate(y, d, classes, 0.25) == 2 / 4  # 7 -> 0 and 2 -> 1; class 0 is head itself
+    assert metrics.false_head_rate(y, d, classes, 0.75) == 2 / 2  # of 7 and 6 both
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_groups_utility_and_regret(name):
+    y, d, _, classes = case(name)
+    true, wrong = np.array([1, 0]), np.array([len(classes) - 1])
+    naive = average([d[i] in wrong for i in range(len(y)) if y[i] in true])
+    assert same(metrics.group_rate(y, d, true, wrong), naive)
+    utility = Utility.tail_sensitive(classes, -2).with_abstain(0.3)
+    actions = np.where(d < 0, len(classes), d)
+    u = utility.matrix
+    assert same(metrics.mean_utility(y, actions, utility), average([u[y[i], actions[i]] for i in range(len(y))]))
+    naive = average([max(u[y[i]]) - u[y[i], actions[i]] for i in range(len(y))])
+    assert same(metrics.mean_regret(y, actions, utility), naive)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_detecting_errors(name):
+    y, d, p, _ = case(name)
+    correct, confidence = y == d, p.max(axis=1)
+    pairs = [
+        1.0 if confidence[i] > confidence[j] else 0.5 if confidence[i] == confidence[j] else 0.0
+        for i in range(len(y)) for j in range(len(y)) if correct[i] and not correct[j]
+    ]  # fmt: skip
+    assert same(metrics.error_auc(correct, confidence), average(pairs))
+    if 0 < correct.sum() < len(y):
+        assert same(metrics.error_auc(correct, confidence), reference.roc_auc_score(correct, confidence))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_risk_coverage(name):
+    y, d, p, _ = case(name)
+    correct, confidence = y == d, p.max(axis=1)
+    # Naive: within a tie every order is equally likely, so a sample counts with its tie's error rate.
+    order = sorted(range(len(y)), key=lambda i: -confidence[i])
+    errors = [average([not correct[j] for j in order if confidence[j] == confidence[i]]) for i in order]
+    naive = [sum(errors[: k + 1]) / (k + 1) for k in range(len(y))]
+    coverage, risk = metrics.risk_coverage(correct, confidence)
+    assert risk == pytest.approx(naive, abs=1e-9)
+    assert coverage == pytest.approx([(k + 1) / len(y) for k in range(len(y))])
+    assert same(metrics.risk_coverage_area(correct, confidence), average(naive))
+    shuffled = np.random.default_rng(0).permutation(len(y))
+    again = metrics.risk_coverage_area(correct[shuffled], confidence[shuffled])
+    assert same(again, average(naive))
+
+
+def naive_ece(confidence, correct, bins):
+    edges, total = np.linspace(0, 1, bins + 1), 0.0
+    for b in range(bins):
+        low = -1 if b == 0 else edges[b]  # 0 belongs to the first bin
+        inside = [i for i in range(len(confidence)) if low < confidence[i] <= edges[b + 1]]
+        if inside:
+            total += abs(sum(correct[i] for i in inside) - sum(confidence[i] for i in inside)) / len(confidence)
+    return total
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calibration_errors(name):
+    y, _, p, classes = case(name)
+    confidence, right = p.max(axis=1), p.argmax(axis=1) == y
+    assert same(metrics.ece(confidence, right), naive_ece(confidence, right, 15))
+    naive = average([naive_ece(p[:, k], y == k, 15) for k in range(len(classes))])
+    assert same(metrics.classwise_ece(p, y), naive)
+    onehot = np.eye(len(classes))[y]
+    assert same(metrics.brier(p, y).mean(), average([((p[i] - onehot[i]) ** 2).sum() for i in range(len(y))]))
+    assert same(
+        metrics.nll(p[np.arange(len(y)), y]).mean(), average([-math.log(max(p[i, y[i]], 1e-12)) for i in range(len(y))])
+    )
+    if len(set(y)) > 1 and p.min() > 0:
+        assert same(metrics.nll(p[np.arange(len(y)), y]).mean(), reference.log_loss(y, p, labels=range(len(classes))))
+
+
+@pytest.mark.parametrize("edge", np.linspace(0, 1, 16))
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below(edge):
+    assert metrics.bin_of(np.array([edge]))[0] == max(0, round(edge * 15) - 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_papers_ece(name):
+    y, _, p, _ = case(name)
+    entropy = [-sum(x * math.log(x) for x in row if x > 0) for row in p]
+    right, total = p.argmax(axis=1) == y, 0.0
+    for b in range(10):
+        inside = [i for i in range(len(y)) if b / 10 <= 1 - entropy[i] < (b + 1) / 10]
+        total += abs(sum(right[i] for i in inside) - sum(1 - entropy[i] for i in inside)) / len(y)
+    assert same(metrics.ece_paper(np.array(entropy), right), total)
+
+
+def test_the_papers_ece_drops_what_is_sure_and_what_is_unsure():
+    entropy = np.array([0.0, 1.5, 0.35])
+    assert metrics.ece_paper(entropy, np.array([False, True, True])) == pytest.approx((1 - 0.65) / 3)
+
+
+class TestUncertainty:
+    p = softmax(np.random.default_rng(0).normal(size=(4, 50, 5)), axis=2)
+
+    def test_entropy(self):
+        naive = [-sum(x * math.log(x) for x in row) for row in self.p[0]]
+        assert uncertainty.entropy(self.p[0]) == pytest.approx(naive)
+        assert uncertainty.entropy(self.p[0], normalised=True) == pytest.approx(np.array(naive) / math.log(5))
+        assert uncertainty.entropy(np.array([[1.0, 0.0]])).tolist() == [0]
+
+    def test_max_probability(self):
+        assert uncertainty.max_probability(self.p[0]) == pytest.approx([1 - max(row) for row in self.p[0]])
+
+    def test_mutual_information(self):
+        def entropy(row):
+            return -sum(x * math.log(x) for x in row)
+
+        naive = [
+            entropy(self.p[:, i].mean(axis=0)) - average([entropy(self.p[m, i]) for m in range(4)]) for i in range(50)
+        ]
+        assert uncertainty.mutual_information(self.p) == pytest.approx(naive)
+        assert uncertainty.mutual_information(self.p[:1]) == pytest.approx(np.zeros(50), abs=1e-12)
+
+    def test_evidential(self):
+        z = np.array([[1.0, -2.0, 3.0]])
+        assert uncertainty.evidential(z).tolist() == [3 / (4 + 3)]
+
+
+class TestEvaluate:
+    rng = np.random.default_rng(1)
+    classes = Classes.from_counts({"a": 200, "b": 50, "c": 10}, groups={"rare": ["b", "c"]})
+    y = rng.integers(0, 3, 5000)
+    z = rng.normal(size=(2, 5000, 3)) + 1.5 * np.eye(3)[y]
+    utility = Utility.tail_sensitive(classes, -1).with_abstain(0.5)
+
+    def test_every_figure_equals_its_function(self, monkeypatch):
+        """Across chunks, for several particles, with a fitted decider and abstention."""
+        monkeypatch.setattr("rfdlc.decide.scores.CHUNK_ELEMENTS", 4321)
+        decider = Decider(self.utility, train_prior="uniform", target_prior=[0.2, 0.3, 0.5])
+        decider.fit(self.z[:, :1000], self.y[:1000], logits=True)
+        result = evaluate(self.z, self.y, decider, logits=True, groups=[("rare", "a")])
+        p = np.asarray(decider.probabilities(self.z, logits=True))
+        actions = decider.decide(self.z, logits=True)
+        d = np.where(actions == 3, -1, actions)
+        confidence, right, kept = p.max(axis=1), p.argmax(axis=1) == self.y, d >= 0
+        y = self.y
+        expected = {
+            "accuracy": metrics.accuracy(y, d),
+            "balanced_accuracy": metrics.balanced_accuracy(y, d, 3),
+            "macro_f1": metrics.macro_f1(y, d, 3),
+            "mean_utility": metrics.mean_utility(y, actions, self.utility),
+            "mean_regret": metrics.mean_regret(y, actions, self.utility),
+            "abstention_rate": metrics.abstention_rate(d),
+            "kept_accuracy": metrics.kept_accuracy(y, d),
+            "error_auc": metrics.error_auc((d == y)[kept], confidence[kept]),
+            "risk_coverage_area": metrics.risk_coverage_area((d == y)[kept], confidence[kept]),
+            "ece": metrics.ece(confidence, right),
+            "ece_paper": metrics.ece_paper(uncertainty.entropy(p), right),
+            "classwise_ece": metrics.classwise_ece(p, y),
+            "brier": metrics.brier(p, y).mean(),
+            "nll": metrics.nll(p[np.arange(5000), y]).mean(),
+        }
+        for name, value in expected.items():
+            assert getattr(result, name) == pytest.approx(value, abs=1e-9), name
+        assert result.abstention_rate > 0.01
+        assert result.accuracy_by_region == pytest.approx(
+            {"head": (d == y)[y == 0].mean(), "med": (d == y)[y == 1].mean(), "tail": (d == y)[y == 2].mean()}
+        )
+        assert result.accuracy_by_shots == pytest.approx(
+            {"many": (d == y)[y == 0].mean(), "medium": (d == y)[y == 1].mean(), "few": (d == y)[y == 2].mean()}
+        )
+        assert result.ece_by_region["tail"] == pytest.approx(metrics.ece(confidence[y == 2], right[y == 2]))
+        assert result.false_head_rates == metrics.false_head_rates(y, d, self.classes)
+        assert result.false_head_rate == pytest.approx(np.mean(list(result.false_head_rates.values())))
+        assert result.group_rates == {"rare as a": (d[y > 0] == 0).mean()}
+
+    @pytest.mark.parametrize("kind", ["entropy", "mutual-information", "evidential"])
+    def test_other_uncertainties(self, kind):
+        result = evaluate(self.z, self.y, utility=Utility.one_hot(self.classes), logits=True, uncertainty=kind)
+        p = softmax(self.z, axis=2)
+        unsure = {
+            "entropy": uncertainty.entropy(p.mean(axis=0)),
+            "mutual-information": uncertainty.mutual_information(p),
+            "evidential": uncertainty.evidential(self.z.mean(axis=0)),
+        }[kind]
+        right = p.mean(axis=0).argmax(axis=1) == self.y
+        assert result.error_auc == pytest.approx(reference.roc_auc_score(right, -unsure), abs=1e-9)
+
+    def test_all_abstained_and_one_class_still_give_a_result(self):
+        everything = Utility.one_hot(self.classes).with_abstain(9)
+        result = evaluate(self.z, np.zeros(5000, int), utility=everything, logits=True)
+        assert result.abstention_rate == 1
+        assert math.isnan(result.kept_accuracy)
+        assert math.isnan(result.error_auc)
+        assert math.isnan(result.accuracy_by_region["tail"])
+        table = result.to_dict()
+        assert table["kept_accuracy"] is None
+        assert table["accuracy_by_region"]["tail"] is None
+        assert "accuracy where kept" not in str(result)
+
+    def test_without_counts_there_is_no_head(self):
+        result = evaluate(self.z, self.y, utility=Utility.one_hot(3), logits=True)
+        assert result.accuracy_by_region == {}
+        assert math.isnan(result.false_head_rate)
+        assert "false head rate" not in str(result)
+
+    def test_counts_can_come_late_and_in_another_order(self):
+        decider = Decider(Utility.one_hot(["a", "b", "c"]))
+        late = evaluate(self.z, self.y, decider, logits=True, classes=self.classes.in_order(["c", "a", "b"]))
+        assert late.false_head_rates == evaluate(self.z, self.y, classes=self.classes, logits=True).false_head_rates
+
+    def test_predictions_bring_all_they_need(self):
+        predictions = Predictions(logits=self.z, targets=self.y, classes=self.classes)
+        assert evaluate(predictions).flat() == evaluate(self.z, self.y, classes=self.classes, logits=True).flat()
+
+    def test_bootstrap_intervals_cover_and_shrink(self):
+        def width(n):
+            result = evaluate(self.z[:, :n], self.y[:n], classes=self.classes, logits=True, bootstrap=200)
+            low, high = result.intervals["accuracy"]
+            assert low <= result.accuracy <= high
+            assert set(result.intervals) >= {"accuracy_by_region.tail", "false_head_rate", "ece", "nll"}
+            return high - low, 2 * 1.96 * (result.accuracy * (1 - result.accuracy) / n) ** 0.5
+
+        for n in (400, 4000):
+            measured, normal = width(n)
+            assert measured == pytest.approx(normal, rel=0.3)
+
+    def test_the_same_seed_gives_the_same_intervals(self):
+        runs = [evaluate(self.z, self.y, logits=True, bootstrap=20, seed=s).intervals for s in (3, 3, 4)]
+        assert runs[0] == runs[1] != runs[2]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"uncertainty": "magic"}, "uncertainty 'magic' is unknown"),
+            ({"bootstrap": -1}, "bootstrap -1"),
+            ({"groups": [("rare", "a")]}, "'rare' is neither a group nor a class"),
+            ({"classes": Classes(("x", "y"))}, "3 columns but there are 2 classes"),
+        ],
+    )
+    def test_bad_options(self, options, message):
+        with pytest.raises(InputError, match=message):
+            evaluate(self.z, self.y, logits=True, **options)
+
+    def test_evidential_needs_logits(self):
+        with pytest.raises(InputError, match="made from logits"):
+            evaluate([[0.5, 0.5]], [0], uncertainty="evidential")

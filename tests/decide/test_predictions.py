@@ -1,0 +1,170 @@
+"""Predictions on disk: what is read, and what is refused."""
+
+import json
+
+import numpy as np
+import pandas
+import pytest
+
+from rfdlc import Classes, InputError, Predictions
+
+P = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+NAMES = ("cat", "dog", "newt")
+
+
+def test_npz_round_trip(tmp_path):
+    classes = Classes.from_counts({"cat": 3, "Ä": 2, "<c>": 1}, groups={"g": ["cat"]})
+    saved = Predictions(logits=np.log(P)[None].repeat(2, 0), targets=[2, 0], ids=["x/1.png", "y"], classes=classes)
+    saved.save(tmp_path / "p.npz")
+    loaded = Predictions.load(tmp_path / "p.npz")
+    assert np.array_equal(loaded.scores.values, saved.scores.values)
+    assert loaded.scores.logits
+    assert loaded.targets.tolist() == [2, 0]
+    assert loaded.ids.tolist() == ["x/1.png", "y"]
+    assert loaded.classes == classes
+
+
+def test_npz_of_other_people(tmp_path):
+    np.savez(tmp_path / "p.npz", probs=P, labels=[0, 2], names=np.array(NAMES), counts=[5, 3, 1])
+    loaded = Predictions.load(tmp_path / "p.npz")
+    assert loaded.classes == Classes.from_counts([5, 3, 1], NAMES)
+    assert loaded.targets.tolist() == [0, 2]
+    np.savez(tmp_path / "bare.npz", probabilities=P)
+    assert not Predictions.load(tmp_path / "bare.npz").named
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
+def test_tables_are_matched_by_name(tmp_path, kind):
+    frame = pandas.DataFrame(P[:, [2, 0, 1]], columns=["newt", "cat", "dog"])
+    frame["target"], frame["id"] = ["newt", "cat"], ["p1", "p2"]
+    path = tmp_path / f"p.{kind}"
+    frame.to_parquet(path) if kind == "parquet" else frame.to_csv(path, index=False, sep="\t" if kind == "tsv" else ",")
+    loaded = Predictions.load(path, Classes(NAMES))
+    assert loaded.scores.values[0] == pytest.approx(P)
+    assert loaded.targets.tolist() == [2, 0]
+    assert loaded.ids.tolist() == ["p1", "p2"]
+    assert Predictions.load(path).classes.names == ("newt", "cat", "dog")
+
+
+def test_csv_longer_than_a_block_with_blank_lines_and_quotes(tmp_path):
+    lines = ['id,"a,b",c', *(f'"s ""{i}""",0.{i % 10},{1 - i % 10 / 10}' for i in range(5000)), "", ""]
+    (tmp_path / "p.csv").write_text("\n".join(lines))
+    loaded = Predictions.load(tmp_path / "p.csv")
+    assert loaded.scores.values.shape == (1, 5000, 2)
+    assert loaded.classes.names == ("a,b", "c")
+    assert loaded.ids[4999] == 's "4999"'
+    assert loaded.scores.values[0, :, 0] == pytest.approx(np.arange(5000) % 10 / 10)
+
+
+@pytest.mark.parametrize(
+    ("names", "targets", "expected"),
+    [
+        (("cat", "dog"), ["1", "0"], [1, 0]),  # no class is called by a number: these are indices
+        (("1", "2"), ["1", "2"], [0, 1]),  # classes are called by numbers: these are names
+        (("1", "2"), [0, 1], [0, 1]),  # numbers are indices
+        (("cat", "dog"), np.array(["dog", "cat"], dtype=object), [1, 0]),
+    ],
+)
+def test_targets_by_name_and_by_index(names, targets, expected):
+    loaded = Predictions(probabilities=[[1, 0], [0, 1]], targets=targets, classes=Classes(names))
+    assert loaded.targets.tolist() == expected
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "p.csv: is empty"),
+        ("\n\n", "p.csv: is empty"),
+        ("cat,dog,newt\n", "p.csv: has column names but no rows"),
+        ("id,target\n1,cat\n", "p.csv: column|p.csv: no column for class"),
+        ("cat,dog,newt\n0.5,0.3,0.2\n0.5,oops,0.2\n", "p.csv line 3, column 'dog': 'oops' is not a number"),
+        ("cat,dog,newt\n0.5,,0.2\n", "p.csv line 2, column 'dog': '' is not a number"),
+        ("cat,dog,newt\n0.5,0.5\n", "p.csv line 2: 2 cells, expected 3"),
+        ("cat,dog,dog\n1,0,0\n", "p.csv: column 'dog' appears more than once"),
+        ("cat,dog,nwet\n1,0,0\n", "p.csv: column 'nwet' is no class.*did you mean 'newt'"),
+        ("cat,dog\n1,0\n", "p.csv: no column for class 'newt'"),
+        ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv: target 'bird' is no class"),
+        ("cat,dog,newt,target\n1,0,0,3\n", "p.csv: target 3 at position 0 is out of range"),
+    ],
+)
+def test_bad_csv(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        Predictions.load(write(tmp_path / "p.csv", text), Classes(NAMES))
+
+
+def test_duplicate_columns_without_known_classes(tmp_path):
+    with pytest.raises(InputError, match="'dog' appears more than once"):
+        Predictions.load(write(tmp_path / "p.csv", "cat,dog,dog\n1,0,0\n"))
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "p.csv").write_bytes(b"cat,dog\n\xff\xfe,1\n")
+    with pytest.raises(InputError, match=r"p.csv: cannot be read as CSV in UTF-8"):
+        Predictions.load(tmp_path / "p.csv")
+
+
+def test_truncated_parquet(tmp_path):
+    path = tmp_path / "p.parquet"
+    pandas.DataFrame(P, columns=NAMES).to_parquet(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"p.parquet: cannot be read as Parquet: truncated"):
+        Predictions.load(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"), [(["x", "y"], "column 'newt' holds .*not numbers"), ([0.1, None], "1 empty cells")]
+)
+def test_parquet_without_numbers(tmp_path, column, message):
+    pandas.DataFrame({"cat": P[:, 0], "dog": P[:, 1], "newt": column}).to_parquet(tmp_path / "p.parquet")
+    with pytest.raises(InputError, match=message):
+        Predictions.load(tmp_path / "p.parquet")
+
+
+def test_pickled_objects_are_refused(tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    np.savez(tmp_path / "p.npz", probabilities=np.array([Payload()], dtype=object))
+    with pytest.raises(InputError, match="without pickle"):
+        Predictions.load(tmp_path / "p.npz")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda d: Predictions.load(d / "p.xlsx"), r"unknown kind of file '.xlsx': expected .npz, .csv"),
+        (lambda d: Predictions.load(d / "p.csv"), "no such file"),
+        (lambda d: Predictions.load(write(d / "p.npz", "no zip")), "p.npz: cannot be read as .npz"),
+        (lambda d: Predictions(), "either logits or probabilities"),
+        (lambda d: Predictions(probabilities=P, logits=P), "exactly one of the two"),
+        (lambda d: Predictions(probabilities=P, targets=[0]), r"targets have shape \(1,\) for 2 samples"),
+        (lambda d: Predictions(probabilities=P, ids=["a", "b", "c"]), r"ids have shape \(3,\)"),
+        (lambda d: Predictions(probabilities=P).with_classes(Classes(("a", "b"))), "3 classes: expected 2"),
+        (
+            lambda d: Predictions(probabilities=P, classes=Classes(NAMES)).with_classes(Classes(("a", "b", "c"))),
+            "'a' is",
+        ),
+    ],
+)
+def test_bad_input(tmp_path, make, message):
+    with pytest.raises(InputError, match=message):
+        make(tmp_path)
+
+
+def test_npz_with_unknown_or_doubled_keys(tmp_path):
+    np.savez(tmp_path / "p.npz", scores=P)
+    with pytest.raises(InputError, match="holds scores: expected an array 'probabilities' or 'logits'"):
+        Predictions.load(tmp_path / "p.npz")
+    np.savez(tmp_path / "p.npz", probs=P, probabilities=P)
+    with pytest.raises(InputError, match="holds both 'probabilities' and 'probs'"):
+        Predictions.load(tmp_path / "p.npz")
+    np.savez(tmp_path / "p.npz", probs=P, classes=json.dumps({"names": ["a"]}))
+    with pytest.raises(InputError, match="3 columns but there are 1 classes"):
+        Predictions.load(tmp_path / "p.npz")
