@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rfdlc import __version__
+from rfdlc.cli import data
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 
@@ -32,6 +33,9 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+app.command("inspect")(data.inspect)
 
 
 def main() -> None:
