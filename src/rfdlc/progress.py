@@ -1,5 +1,6 @@
 """Progress that a library may report and only a program shows: silent unless `shown()` is active."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,7 +27,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
     >>> list(track([1, 2], "Counting"))
     [1, 2]
     """
-    if not _SHOWN.get():
+    if not (_SHOWN.get() and sys.stderr.isatty()):  # into a file, a bar would leave only empty lines
         yield from items
         return
     from rich.console import Console
@@ -41,7 +42,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
 @contextmanager
 def live(total: int, description: str, done: int = 0) -> Iterator[Callable[[int, str], None]]:
     """A bar moved by hand, with a line of text: `with live(100, "Training") as show: show(1, "loss 2")`."""
-    if not _SHOWN.get():
+    if not (_SHOWN.get() and sys.stderr.isatty()):
         yield lambda steps, text: None
         return
     from rich.console import Console

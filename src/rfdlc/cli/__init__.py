@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import decide, demo, train, utility
+from rfdlc.cli import data, decide, demo, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 
@@ -38,6 +38,7 @@ def _options(
 
 app.command("decide")(decide.decide)
 app.command("evaluate")(decide.evaluate)
+app.command("inspect")(data.inspect)
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("resume")(train.resume)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.packed import PackedText
+from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, listing
 
@@ -46,6 +47,7 @@ class Normalisation:
 
 # Measured on ImageNet by those who first published models for it; the usual choice for photographs.
 PHOTOGRAPHS = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+GREY_PHOTOGRAPHS = Normalisation((0.449,), (0.226,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +102,8 @@ class Dataset:
     test: Split | None = None
     normalisation: Normalisation | None = None
     notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # what was broken and left out, one message each
+    encoder: TableEncoder | None = None  # how rows of a table become features
 
     @classmethod
     def of(
@@ -124,8 +128,8 @@ class Dataset:
         absent = [n for n, count in zip(classes.names, classes.counts or (), strict=True) if not count]
         if absent:
             notes = [*notes, f"{len(absent)} of {len(classes)} classes have no training sample: {listing(absent, 5)}"]
-        parts = {key: part for key, part in splits.items() if key != "train" and len(part)}
-        return cls(name, classes, train, **parts, normalisation=normalisation or _measured(train), notes=tuple(notes))
+        val, test = (part if part is not None and len(part) else None for part in map(splits.get, ("val", "test")))
+        return cls(name, classes, train, val, test, normalisation or _measured(train), tuple(notes))
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -157,20 +161,24 @@ class Dataset:
         """
         if self.val is not None:
             raise InputError(f"{self.name} has {len(self.val)} validation samples already: hold_out needs val=None")
-        groups = self.train.groups if by_group else None
-        kept, held = hold_out_indices(self.train.labels, fraction, seed, groups)
+        kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups if by_group else None)
         if not len(held):
-            raise InputError(
-                f"{self.name}: no class has two samples (or groups), so none can be held out for validation"
-            )
+            raise InputError(f"{self.name}: no class has two samples (or groups), so none can be held out")
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)
 
+    def with_test(self, fraction: float, seed: int = 0) -> "Dataset":
+        """For data in one piece: a part held out for `test`, as `hold_out` does, and a note that says so."""
+        moved = self.hold_out(fraction, seed)
+        held = len(self.train) - len(moved.train)
+        note = f"the data has no test part: {held} of {len(self.train)} samples were held out for it (seed {seed})"
+        return replace(moved, val=None, test=moved.val, normalisation=_measured(moved.train), notes=(*self.notes, note))
+
 
 def _measured(train: Split) -> Normalisation:
     if isinstance(train.inputs, ImageFiles):
-        return PHOTOGRAPHS
+        return PHOTOGRAPHS if train.inputs.channels == 3 else GREY_PHOTOGRAPHS
     images = train.inputs.ndim == 4
     return Normalisation.of_images(train.inputs) if images else Normalisation.of_features(train.inputs)
 
@@ -184,13 +192,3 @@ def split_name(word: str) -> str | None:
     aliases = {"train": "train", "training": "train", "test": "test", "testing": "test"}
     aliases |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
     return aliases.get(word.lower())
-
-
-def with_test(splits: dict[str, Split], fraction: float, seed: int) -> tuple[dict[str, Split], list[str]]:
-    """For data in one piece: hold out a stratified test part (by group where groups are known), and say so."""
-    if not fraction:
-        return splits, []
-    whole = splits["train"]
-    kept, held = hold_out_indices(whole.labels, fraction, seed, whole.groups)
-    note = f"the data has no test part: {len(held)} of {len(whole)} samples were held out for it (seed {seed})"
-    return {**splits, "train": whole.take(kept), "test": whole.take(held)}, [note]

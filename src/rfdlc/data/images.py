@@ -1,11 +1,11 @@
 """Image files: what is accepted, how they are decoded and resized, and a compact sequence of many of them."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from rfdlc.progress import track
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Result = TypeVar("Result")
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
@@ -64,22 +66,36 @@ class ImageFiles:
         """Where image `index` is."""
         return self.root / self.names[index]
 
-    def decode(self) -> NDArray[np.uint8]:
-        """All images in memory, uint8 (N, channels, size, size); a broken one is an error that names it."""
-        images = np.empty(self.shape, dtype=np.uint8)
+    def decode(self) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
+        """All images in memory, uint8 (N, channels, size, size), and which of them are broken and why."""
+        images = np.zeros(self.shape, dtype=np.uint8)
 
         def fill(index: int) -> None:
             images[index] = planes(fitted(open_image(self.path(index)), self.size, self.channels))
 
-        for _ in in_threads(fill, range(len(self)), "Decoding images"):
-            pass
-        return images
+        return images, attempt(fill, range(len(self)), "Decoding images")[1]
 
 
-def in_threads(function: Any, items: Sequence[Any], description: str) -> Iterator[Any]:
-    """`function` of each item, in order, on all cores (pillow decodes without the interpreter's lock), with a bar."""
+def attempt(
+    function: Callable[[int], Result], items: Sequence[int], description: str
+) -> tuple[dict[int, Result], dict[int, BrokenImage]]:
+    """`function` of each item on all cores with a progress bar: what came out, and what was broken.
+
+    Threads do, since pillow decodes without the interpreter's lock.
+    """
+    done: dict[int, Result] = {}
+    broken: dict[int, BrokenImage] = {}
+
+    def tried(item: int) -> None:
+        try:
+            done[item] = function(item)
+        except BrokenImage as error:
+            broken[item] = error
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from track(pool.map(function, items), description, total=len(items))
+        for _ in track(pool.map(tried, items), description, total=len(items)):
+            pass
+    return done, broken
 
 
 def open_image(path: Path) -> "Image":
@@ -87,15 +103,16 @@ def open_image(path: Path) -> "Image":
     from PIL import Image, UnidentifiedImageError
 
     try:
-        if not path.stat().st_size:
-            raise BrokenImage(f"{path}: the file is empty (0 bytes)")
-        image = Image.open(path)
+        size = path.stat().st_size
+        image = Image.open(path) if size else None
     except FileNotFoundError:
         raise BrokenImage(f"{path}: there is no such file") from None
     except UnidentifiedImageError:
         raise BrokenImage(f"{path}: this is no image that pillow can read, or it is corrupt") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BrokenImage(f"{path}: the image cannot be opened ({error})") from None
+    if image is None:
+        raise BrokenImage(f"{path}: the file is empty (0 bytes)")
     trouble = _unusable(image)
     if trouble:
         raise BrokenImage(f"{path}: {trouble}")
@@ -148,6 +165,18 @@ def decoded(image: "Image", channels: int) -> "Image":
         raise BrokenImage(f"{name}: the image is truncated or corrupt ({error})") from None
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)
+
+
+def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Images in memory (N, channels, H, W) brought to `size`, as files are."""
+    from PIL import Image
+
+    channels = images.shape[1]
+    out = np.empty((len(images), channels, size, size), dtype=np.uint8)
+    for i, image in enumerate(images):
+        picture = Image.fromarray(image[0] if channels == 1 else image.transpose(1, 2, 0))
+        out[i] = planes(fitted(picture, size, channels))
+    return out
 
 
 def planes(image: "Image") -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import Dataset, Split, split_name, with_test
+from rfdlc.data.dataset import Dataset, Split, split_name
 from rfdlc.errors import InputError, listing
 
 # What the words in a key mean: `train_x`, `X_test`, `y`, `val_labels`, `groups`, ...
@@ -22,26 +22,26 @@ ROLES = {
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
 
-def read_npz(path: Path, *, test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+def read_npz(path: Path) -> Dataset:
     """One file with all arrays: `x` and `y`, or `train_x`, `train_y`, `test_x`, ..."""
-    return from_arrays(path.stem, open_npz(path), test_fraction=test_fraction, seed=seed)
+    return from_arrays(path.stem, open_npz(path))
 
 
-def read_npy(path: Path, *, labels: str | Path | None = None, test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
     """A pair of files: the features at `path`, the labels at `labels` (`y.npy` beside it if not given)."""
     beside = Path(labels) if labels is not None else path.with_name("y.npy")
     if not beside.is_file() or beside == path:
         raise InputError(f"{path}: there are no labels for it at {beside}; name them with labels=")
-    return from_arrays(path.stem, {"x": _npy(path), "y": _npy(beside)}, test_fraction=test_fraction, seed=seed)
+    return from_arrays(path.stem, {"x": _npy(path), "y": _npy(beside)})
 
 
-def read_folder(path: Path, *, test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+def read_folder(path: Path) -> Dataset:
     """A folder of `.npy` files named like the arrays in an `.npz`: `train_x.npy`, `train_y.npy`, ..."""
     arrays = {file.stem: _npy(file) for file in sorted(path.glob("*.npy"))}
-    return from_arrays(path.name, arrays, test_fraction=test_fraction, seed=seed)
+    return from_arrays(path.name, arrays)
 
 
-def from_memory(source: Any, *, name: str = "arrays", test_fraction: float = 0.2, seed: int = 0) -> Dataset:
+def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     """`(X, y)`, or a dict with the keys of an `.npz`, or `{"train": (X, y), "test": (X, y)}`."""
     if isinstance(source, Mapping):
         arrays: dict[str, Any] = {}
@@ -55,7 +55,7 @@ def from_memory(source: Any, *, name: str = "arrays", test_fraction: float = 0.2
     else:
         kind = type(source).__name__
         raise InputError(f"a {kind} cannot be loaded: expected a name, a path, (X, y) or a dict of splits")
-    return from_arrays(name, {k: np.asarray(v) for k, v in arrays.items()}, test_fraction=test_fraction, seed=seed)
+    return from_arrays(name, {k: np.asarray(v) for k, v in arrays.items()})
 
 
 def open_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -84,7 +84,7 @@ def _unreadable(path: Path, error: Exception) -> str:
 # -- from named arrays to a data set -----------------------------------------------------------------------------------
 
 
-def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]], *, test_fraction: float, seed: int) -> Dataset:
+def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     """A data set from arrays whose keys say split and role."""
     parts: dict[str | None, dict[str, NDArray[Any]]] = {}
     for key, array in arrays.items():
@@ -97,10 +97,7 @@ def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]], *, test_fraction:
     pieces = {"train": whole} if whole else {str(split): part for split, part in parts.items()}
     names = _class_names(name, pieces, given_names)
     splits = {split: _split(f"{name}, {split}", part, names) for split, part in pieces.items()}
-    notes: list[str] = []
-    if whole:
-        splits, notes = with_test(splits, test_fraction, seed)
-    return Dataset.of(name, names, splits, notes)
+    return Dataset.of(name, names, splits)
 
 
 def _meaning(name: str, key: str) -> tuple[str | None, str]:
