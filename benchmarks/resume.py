@@ -26,7 +26,14 @@ from rfdlc.learn.fitting import resume, train
 from rfdlc.learn.model import Model
 from rfdlc.learn.run import Run
 
-SETTINGS = {"epochs": 20, "widths": (16,), "average": 0.9, "refit": True, "evaluate_every": 3, "keep": (0.5,)}
+SETTINGS: dict[str, Any] = {
+    "epochs": 20,
+    "widths": (16,),
+    "average": 0.9,
+    "refit": True,
+    "evaluate_every": 3,
+    "keep": (0.5,),
+}
 
 
 def work(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """`rfdlc train`, `resume`, `fork` and `predict`: trainings and the run folders they leave."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,7 +95,8 @@ def fork(
         from rfdlc.learn.fitting import fork as fork_it
         from rfdlc.learn.settings import parse_pairs
 
-        _report(fork_it(run, out, at=at, **parse_pairs(settings or [])), json)
+        changes: dict[str, Any] = dict(parse_pairs(settings or []))
+        _report(fork_it(run, out, at=at, **changes), json)
 
 
 def predict(
@@ -179,7 +180,7 @@ def _table(columns: dict[str, dict[str, Any]]) -> Any:
     return table
 
 
-FIGURES = {
+FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "accuracy": lambda m: m["accuracy"],
     "  head": lambda m: m["accuracy_by_region"].get("head"),
     "  med": lambda m: m["accuracy_by_region"].get("med"),

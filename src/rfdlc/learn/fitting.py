@@ -141,13 +141,13 @@ def _carry_out(job: Job) -> Model:
     without = whole.hold_out(job.settings.hold_out, seed=job.settings.seed) if calibrating else whole
     phases = [without, whole] if job.settings.refit else [without]
     last = job.run.checkpoint()
-    reached = 0 if last is None else last.phase
+    reached, history = (0, []) if last is None else (last.phase, list(last.history))
     net = None
     for phase, data in enumerate(phases):
         if phase < reached:
             continue
         start = last if last is not None and last.phase == phase else None
-        net = _train_phase(job, data, phase, start)
+        net = _train_phase(job, data, phase, start, history)
         if data.val is not None:
             _calibrate(job, net, data)
     assert net is not None
@@ -157,17 +157,15 @@ def _carry_out(job: Job) -> Model:
     return model
 
 
-def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None) -> ParticleNet:
+def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None, history: Rows) -> ParticleNet:
     """Train to the last epoch, writing checkpoints; the result has the averaged weights where averaging is on."""
     settings, seeds = job.settings, (job.settings.seed,)
     net = build_net(settings, data.input_shape, len(data.classes), seeds, job.network)
     if start is not None:
         net.load_state_dict(start.net)
+        job.run.write_history(history)  # a crash may have come between the two files
     net = place(net, job.device)
     parts = build_parts(job.method, settings, data, seeds, job.device)
-    history: Rows = list(start.history) if start else []
-    if start is not None:
-        job.run.write_history(history)
     done, state = (start.epoch, start.state) if start else (0, {})
     last: Step | None = None
     label = f"Training {data.name}" + (" again, on everything" if phase else "")
