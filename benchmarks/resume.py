@@ -1,10 +1,10 @@
 """kill -9 at a random instant, then resume: the final weights equal those of an uninterrupted run, bit for bit.
 
-    python benchmarks/resume.py --times 50
+    python benchmarks/resume.py --times 50 --record        writes benchmarks/results/resume.csv
 
 Each time a training is started and killed at a random instant of its life, the folder is read, and the training is
-resumed (and killed again, half of the time) until it is done. A row a time goes to the CSV file; the exit code is 1
-where any run ended with other weights or a folder could not be read.
+resumed (and killed again, half of the time) until it is done. The exit code is 1 where any run ended with other
+weights or a folder could not be read.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from recording import write
 from rfdlc.data.load import load
 from rfdlc.learn.fitting import resume, train
 from rfdlc.learn.model import Model
@@ -101,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="CSV file for the rows")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/resume.csv")
     options = parser.parse_args()
     torch.set_num_threads(1)  # children are forked: no pool of threads may exist here
     load("digits-lt")  # read once, here
@@ -110,13 +111,11 @@ def main() -> None:
         _, duration = in_child(root / "whole", None)
         expected = digest(root / "whole")
         rows = [trial(i, root, expected, duration, rng) for i in range(options.times)]
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("w", newline="") as lines:
-            writer = csv.DictWriter(lines, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
     same, kills = sum(row["identical"] for row in rows), sum(row["kills"] for row in rows)
+    if options.record:
+        what = f"runs with identical final weights after kill -9 ({kills} in all) and resume"
+        record = {"what": what, "value": same, "unit": "runs", "reference": len(rows), "required": len(rows)}
+        write("resume", [record], ["rfdlc", "torch", "safetensors"])
     print(f"{same} of {len(rows)} runs identical after {kills} kills (a run takes {duration:.1f} s undisturbed)")
     sys.exit(same < len(rows))
 

@@ -258,6 +258,28 @@ def test_folders_of_strangers(tmp_path, whole):
         rfdlc.Model.load(bad)
 
 
+def test_a_table_is_encoded_as_in_training(tmp_path):
+    rng = np.random.default_rng(0)
+    kind = rng.choice(["x", "y", "z"], 90, p=[0.6, 0.3, 0.1])
+    colour = np.where(kind == "x", "red", np.where(kind == "y", "green", "blue"))
+    lines = [f"{rng.normal():.3f},{c},{k}" for c, k in zip(colour, kind, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["size,colour,target", *lines]))
+    model = rfdlc.train(tmp_path / "t.csv", out=tmp_path / "run", epochs=15, widths=(8,), learning_rate=0.05)
+    new = {"size": ["0.1", ""], "colour": ["blue", "red"]}
+    names = [model.classes.names[i] for i in model.decide(new)]
+    assert names == ["z", "x"]
+    (tmp_path / "new.csv").write_text("colour,size\nblue,0.1\nred,\n")
+    again = rfdlc.Model.load(tmp_path / "run").predict(tmp_path / "new.csv")
+    assert np.array_equal(again.scores.values, model.predict(new).scores.values)
+    assert len(model.predict(tmp_path / "t.csv")) == 90
+    rfdlc.resume(tmp_path / "run")
+
+
+def test_options_of_the_data_are_kept(tmp_path):
+    rfdlc.train("digits-lt", out=tmp_path / "run", data_options={"factor": 10}, epochs=1, widths=(8,))
+    assert rfdlc.resume(tmp_path / "run").classes.counts == rfdlc.load("digits-lt", factor=10).classes.counts
+
+
 def test_refit_where_validation_data_are_given(tmp_path):
     data = rfdlc.load("digits-lt").hold_out(0.2)
     with pytest.raises(InputError, match="has a validation part of its own"):

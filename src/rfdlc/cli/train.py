@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,11 +49,13 @@ def train(
 ) -> None:
     """Train on long-tailed data; calibrate on a held-out part; keep everything in a run folder.
 
-    Settings come from the data set's preset and the method; `key=value` overrides them. Ctrl-C stops at a checkpoint.
+    Settings come from the data set's preset and the method; `key=value` overrides them, `data.key=value` is an option
+    of the data set. Ctrl-C stops at a checkpoint.
 
     **Examples**
 
-    - `rfdlc train digits-lt --out runs/digits`
+    - `rfdlc train digits-lt --out runs/digits data.factor=20`
+    - `rfdlc train patients.csv --out runs/patients data.target=diagnosis`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
     """
@@ -62,7 +65,8 @@ def train(
 
         chosen: dict[str, Any] = dict(parse_pairs(settings or []))
         named = chosen.pop("method", method)
-        _report(train_it(source, named, out, root=root, **chosen), json)
+        options = {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
+        _report(train_it(source, named, out, root=root, data_options=_typed(options), **chosen), json)
 
 
 def resume(run: RunFolder, json: JsonOption = False) -> None:
@@ -152,6 +156,17 @@ def ready() -> Iterator[None]:
     except TrainingInterrupted as error:
         print(f"rfdlc: {error}", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _typed(options: dict[str, str]) -> dict[str, Any]:
+    """Numbers and true/false as such, the rest as text."""
+    plain: dict[str, Any] = {}
+    for name, text in options.items():
+        try:
+            plain[name] = loads(text)
+        except ValueError:
+            plain[name] = text
+    return plain
 
 
 def _report(model: "Model", as_json: bool) -> None:

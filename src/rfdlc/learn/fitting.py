@@ -65,24 +65,27 @@ def train(
     out: str | Path = "runs/rf-dlc",
     *,
     root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None,
     backbone: OwnBackbone | str | None = None,
     **settings: Any,
 ) -> Model:
     """Train on a Dataset, or on the name, path or arrays of one; everything is kept in the folder `out`.
 
     `backbone` is the name of one, or a network of your own: a function that makes a module which maps a batch to
-    features (called once a particle), or a module (copied). Other keywords are settings.
+    features (called once a particle), or a module (copied). Other keywords are settings. `root` and `data_options`
+    go to `rfdlc.load`.
     """
     network = None if backbone is None or isinstance(backbone, str) else backbone
     if backbone is not None:
         settings = {**settings, "backbone": "own" if network is not None else backbone}
     resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
-    given = data if isinstance(data, Dataset) else load(data, root=root)
-    _, chosen = resolve(method, given.name, settings)
+    options = dict(data_options or {})
+    given = data if isinstance(data, Dataset) else load(data, root=root, **options)
+    _, chosen = resolve(method, given.name, settings, given.kind)
     _check_data(given, chosen)
     device = choose_device(chosen.device)
     build_net(chosen, given.input_shape, len(given.classes), (chosen.seed,), network)  # fails now or never
-    source = {"source": str(data), "root": None if root is None else str(root)} if isinstance(data, str | Path) else {}
+    source = _source(data, root, options)
     config = {"method": method, "settings": chosen.to_dict(), "data": {**source, **_description(given)}}
     run = Run.create(out, config, given.classes)
     return _carry_out(Job(run, method, chosen, given, network, device))
@@ -305,6 +308,13 @@ def _check_data(data: Dataset, settings: Settings) -> None:
         raise InputError("refit needs a held-out part to calibrate on: set hold_out=0.1")
 
 
+def _source(data: Any, root: str | Path | None, options: dict[str, Any]) -> dict[str, Any]:
+    """How to load the data again, where they were loaded from somewhere."""
+    if not isinstance(data, str | Path):
+        return {}
+    return {"source": str(data), "root": None if root is None else str(root), "options": options}
+
+
 def _description(data: Dataset) -> dict[str, Any]:
     """What a model must know of its data, and a fingerprint by which a resumed run knows them again."""
     scale = data.normalisation
@@ -312,6 +322,7 @@ def _description(data: Dataset) -> dict[str, Any]:
         "name": data.name,
         "input_shape": list(data.input_shape),
         "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
+        "encoder": None if data.encoder is None else data.encoder.to_dict(),
         "fingerprint": _fingerprint(data),
     }
 
@@ -328,7 +339,7 @@ def _same_data(run: Run, table: Mapping[str, Any], data: Any) -> Dataset:
     if data is None and "source" not in table:
         raise InputError(f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
     given = data if data is not None else table["source"]
-    found = given if isinstance(given, Dataset) else load(given, root=table.get("root"))
+    found = given if isinstance(given, Dataset) else load(given, root=table.get("root"), **table.get("options", {}))
     if _fingerprint(found) != table["fingerprint"]:
         raise InputError(f"{run.path} was trained on other data than {found.name}: labels or samples differ")
     return found

@@ -124,8 +124,8 @@ METHODS: dict[str, Method] = {
 }
 
 
-def resolve(method: str, data_name: str, overrides: Mapping[str, Any]) -> tuple[Method, Settings]:
+def resolve(method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "") -> tuple[Method, Settings]:
     """The row and the settings: defaults, then the row's, then the data set's preset, then the user's."""
     choose("method", method, METHODS)
     row = METHODS[method]
-    return row, Settings().changed({**row.settings, **preset(data_name, method), **overrides})
+    return row, Settings().changed({**row.settings, **preset(data_name, method, kind), **overrides})

@@ -1,5 +1,6 @@
 """Model: a run folder made ready to predict and decide."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.load import load
+from rfdlc.data.sources.table import read_csv
+from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
@@ -35,10 +38,11 @@ class Model:
         settings: Settings,
         normalisation: Normalisation | None,
         input_shape: tuple[int, ...],
+        encoder: TableEncoder | None = None,
         path: Path | None = None,
     ) -> None:
         self.net, self.classes, self.decider, self.settings = net, classes, decider, settings
-        self.normalisation, self.input_shape, self.path = normalisation, input_shape, path
+        self.normalisation, self.input_shape, self.encoder, self.path = normalisation, input_shape, encoder, path
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
@@ -52,13 +56,16 @@ class Model:
         _load_weights(net, run)
         normalisation = data["normalisation"]
         known = None if normalisation is None else Normalisation(*(tuple(normalisation[k]) for k in ("mean", "std")))
+        encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
         net = place(net, choose_device(device))
-        return cls(net, classes, read_decider(run, settings, classes), settings, known, shape, run.path)
+        return cls(net, classes, read_decider(run, settings, classes), settings, known, shape, encoder, run.path)
 
     def predict(self, inputs: Any, *, split: str | None = None, root: str | Path | None = None) -> Predictions:
-        """Particle logits of samples: a Dataset, a Split, an array (N, ...), or a data set's name or path.
+        """Particle logits of samples: a Dataset, a Split, an array (N, ...), a table, or a data set's name or path.
 
-        Of a data set with parts, `split` names one; without it the test part, else val, else train.
+        Of a data set with parts, `split` names one; without it the test part, else val, else train. A table (CSV
+        file, data frame, columns by name) gives all its rows, encoded as the training rows were; labels in it are
+        not read.
         """
         chosen = self._split(inputs, split, root)
         shape = tuple(chosen.inputs.shape[1:])
@@ -78,6 +85,10 @@ class Model:
     def _split(self, inputs: Any, name: str | None, root: str | Path | None) -> Split:
         if isinstance(inputs, Split):
             return inputs
+        rows = None if self.encoder is None or _is_data_set(inputs, name) else _table(inputs, root)
+        if rows is not None and self.encoder is not None:
+            features = self.encoder.transform(rows)
+            return Split(features, np.full(len(features), -1, dtype=np.int64))
         if isinstance(inputs, str | Path):
             inputs = load(inputs, root=root)
         if isinstance(inputs, Dataset):
@@ -91,6 +102,22 @@ class Model:
             raise InputError(f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
         array = array if array.dtype == np.uint8 else array.astype(np.float32)
         return Split(array, np.full(len(array), -1, dtype=np.int64))
+
+
+def _is_data_set(inputs: Any, name: str | None) -> bool:
+    """Whether a data set with parts is meant, and not the rows of a table."""
+    return name is not None or isinstance(inputs, Dataset | np.ndarray)
+
+
+def _table(inputs: Any, root: str | Path | None) -> Mapping[str, Sequence[Any]] | None:
+    """Cells by column of a CSV file, a data frame or a mapping; nothing for other kinds of input."""
+    if isinstance(inputs, str | Path):
+        path = Path(inputs) if root is None else Path(root) / inputs
+        return read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else None
+    if isinstance(inputs, Mapping):
+        return inputs
+    columns = getattr(inputs, "columns", None)
+    return None if columns is None else {str(column): inputs[column].tolist() for column in columns}
 
 
 def read_decider(run: Run, settings: Settings, classes: Classes) -> Decider:

@@ -155,14 +155,17 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     return {key.strip().replace("-", "_"): value.strip() for key, value in (pair.split("=", 1) for pair in pairs)}
 
 
-def preset(data_name: str, method: str) -> dict[str, Any]:
+def preset(data_name: str, method: str, kind: str = "") -> dict[str, Any]:
     """Settings for a data set of this name from its TOML file: its top-level keys, and its table of the method.
 
-    Data without a preset of their own have none: the defaults and the method's row decide.
+    Data without a preset of their own have that of their kind: `images` or `features` (tables and embeddings).
     """
-    source = files("rfdlc.learn") / "presets" / f"{data_name}.toml"
-    if not source.is_file():
+    folder = files("rfdlc.learn") / "presets"
+    general = {"images": "images", "features": "table"}.get(kind, "")
+    names = [name for name in (data_name, general) if name and (folder / f"{name}.toml").is_file()]
+    if not names:
         return {}
+    source = folder / f"{names[0]}.toml"
     table = tomllib.loads(source.read_text(encoding="utf-8"))
     common = {key: value for key, value in table.items() if not isinstance(value, dict)}
     return {**common, **table.get(method, {})}
