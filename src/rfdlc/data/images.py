@@ -1,5 +1,6 @@
 """Image files: what is accepted, how they are decoded and resized, and a compact sequence of many of them."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -139,26 +140,39 @@ def header(path: Path) -> Header:
         return Header(width, height, image.mode in GREY)
 
 
-def fitted(image: "Image", size: int, channels: int) -> "Image":
-    """Decoded and resized: the shorter side to `size` (bilinear, antialiased), then the centre square."""
+def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Image":
+    """The centre square of `share` of the shorter side, resized to `size`: 224 / 256 is resize 256, centre crop 224."""
+    width, height = image.size
+    side = share * min(width, height)
+    return view(
+        image, ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2), size, channels
+    )
+
+
+def view(image: "Image", box: tuple[float, float, float, float], size: int, channels: int) -> "Image":
+    """What is inside the box (left, top, right, bottom), decoded and resized to `size` (bilinear, antialiased).
+
+    A large JPEG is decoded at a half, a quarter or an eighth of its size, where twice as many pixels as are needed
+    remain.
+    """
     from PIL import Image
 
     width, height = image.size
-    side = min(width, height)
-    if side > 2 * size:
-        image.draft(None, (2 * size * width // side, 2 * size * height // side))  # a JPEG can be decoded smaller
+    needed = 2 * size / min(box[2] - box[0], box[3] - box[1])
+    if needed <= 0.5:
+        image.draft(None, (math.ceil(width * needed), math.ceil(height * needed)))
     image = decoded(image, channels)
-    if image.size == (size, size):
+    across, down = image.size[0] / width, image.size[1] / height  # 1 unless it was decoded smaller
+    box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    whole = box == (0.0, 0.0, float(size), float(size))
+    if whole and image.size == (size, size):
         return image
-    width, height = image.size
-    side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
 
 
 def decoded(image: "Image", channels: int) -> "Image":
     """The pixels as 8-bit grey (1 channel) or RGB (3); damage is an error that names the file."""
-    name = getattr(image, "filename", "image")
+    name = getattr(image, "filename", "image")  # an image in memory has none
     try:
         image.load()
     except (OSError, SyntaxError, ValueError, EOFError) as error:

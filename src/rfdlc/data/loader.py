@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rfdlc.data.augment import Augment, Draws
 from rfdlc.data.dataset import Normalisation, Split
+from rfdlc.data.normaliser import Normaliser
 from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
 from rfdlc.errors import InputError
 
@@ -45,7 +46,7 @@ class ResidentLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.device, self.dtype = torch.device(device), dtype
+        self.device = torch.device(device)
         self.batch_size, self.seeds = batch_size, tuple(seeds)
         self.rank, self.world_size = rank, world_size
         self.inputs = torch.from_numpy(split.array).to(self.device)  # (N, ...)
@@ -58,7 +59,7 @@ class ResidentLoader:
         self.augment = augment or Augment()
         self.slices = batch_slices(len(split), batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
         self._order = EpochOrder(self.targets, sampling)
-        self._scale, self._shift = _scale_and_shift(normalisation, self.inputs)
+        self._normalised = Normaliser(normalisation, tuple(self.inputs.shape[1:]), self.device, dtype)
 
     @property
     def steps(self) -> int:
@@ -93,11 +94,7 @@ class ResidentLoader:
         mine = shard(len(self.targets), self.rank, self.world_size)
         for start in range(mine.start, mine.stop, self.batch_size):
             part = slice(start, min(start + self.batch_size, mine.stop))
-            inputs = self.inputs[part]
-            yield self._normalised(inputs.float()), self.targets[part]
-
-    def _normalised(self, inputs: Tensor) -> Tensor:
-        return torch.addcmul(self._shift, inputs, self._scale).to(self.dtype)
+            yield self._normalised(self.inputs[part]), self.targets[part]
 
     def _steps_together(self, step: int) -> int:
         """How many batches from `step` on to prepare in one call: equally large ones, as many as BYTES_AT_ONCE hold."""
@@ -125,17 +122,3 @@ def _length(part: slice) -> int:
 def _by_step(values: Tensor, slices: list[slice]) -> Tensor:
     """(R, N, ...) -> (steps, R, B, ...)."""
     return torch.stack([values[:, part] for part in slices])
-
-
-def _scale_and_shift(normalisation: Normalisation | None, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalisation as `x * scale + shift`, shaped to broadcast over one sample; bytes are brought to 0..1 first."""
-    images = inputs.dtype == torch.uint8
-    channels = inputs.shape[1]
-    mean, std = (normalisation.mean, normalisation.std) if normalisation else ((0.0,) * channels, (1.0,) * channels)
-    if len(mean) != channels or len(std) != channels:
-        raise InputError(f"the normalisation has {len(mean)} values, the samples have {channels} channels or features")
-    shape = (-1,) + (1,) * (inputs.ndim - 2)
-    spread = torch.tensor(std, dtype=torch.float64)
-    scale = 1 / (spread * (255 if images else 1))
-    shift = -torch.tensor(mean, dtype=torch.float64) / spread
-    return scale.float().view(shape).to(inputs.device), shift.float().view(shape).to(inputs.device)
