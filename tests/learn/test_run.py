@@ -275,6 +275,34 @@ def test_a_table_is_encoded_as_in_training(tmp_path):
     rfdlc.resume(tmp_path / "run")
 
 
+def test_image_files_are_streamed(tmp_path, monkeypatch):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name, level, count in (("dark", 40, 12), ("light", 200, 6)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = (level + rng.integers(-30, 30, (20, 20, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    monkeypatch.setattr("rfdlc.data.sources.files.FITS_IN_MEMORY", 0)
+    given = {
+        "backbone": "resnet8",
+        "epochs": 3,
+        "batch_size": 8,
+        "workers": 0,
+        "hold_out": 0.2,
+        "data_options": {"image_size": 16},
+    }
+    whole = rfdlc.train(tmp_path / "photos", out=tmp_path / "whole", **given)
+    interrupt_in(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(TrainingInterrupted):
+        rfdlc.train(tmp_path / "photos", out=tmp_path / "run", **given)
+    interrupt_in(monkeypatch, 99, lambda: None)
+    rfdlc.resume(tmp_path / "run")
+    assert weights(tmp_path / "run") == weights(whole.path)
+    assert len(rfdlc.Predictions.load(tmp_path / "run" / "predictions.npz")) > 0
+
+
 def test_options_of_the_data_are_kept(tmp_path):
     rfdlc.train("digits-lt", out=tmp_path / "run", data_options={"factor": 10}, epochs=1, widths=(8,))
     assert rfdlc.resume(tmp_path / "run").classes.counts == rfdlc.load("digits-lt", factor=10).classes.counts

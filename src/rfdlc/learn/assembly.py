@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from rfdlc.data.augment import Augment
 from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import ResidentLoader
+from rfdlc.data.streamed import StreamedLoader
+from rfdlc.data.views import View
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
@@ -19,7 +22,7 @@ from rfdlc.learn.methods import Matrix, Method
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.step import reduced
-from rfdlc.learn.training import Part, logits_of, spans
+from rfdlc.learn.training import Loader, Part, logits_of, spans
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
 
@@ -50,9 +53,7 @@ def build_net(
     """The stack of len(seeds) runs for samples of this shape; `network` is a backbone of the user's own."""
     if settings.backbone == "own" and network is None:
         raise InputError("this run has a backbone of its own, which a folder cannot hold: pass backbone=... again")
-    name = settings.backbone
-    if name == "auto":
-        name = "resnet32" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
+    name = _automatic(shape) if settings.backbone == "auto" else settings.backbone
     found = backbone(name, shape, settings.widths) if network is None else own(network, torch.zeros(2, *shape))
     return ParticleNet(
         found,
@@ -63,6 +64,12 @@ def build_net(
         head=settings.head,
         head_scale=settings.head_scale,
     )
+
+
+def _automatic(shape: tuple[int, ...]) -> str:
+    """A network by the shape of a sample: (F,), or (channels, height, width)."""
+    side = min(shape[1:]) if len(shape) == 3 else 0
+    return "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
 
 
 def place(net: ParticleNet, device: torch.device) -> ParticleNet:
@@ -79,17 +86,21 @@ def build_parts(
     parts = []
     for stage, (start, end) in zip(method.stages, spans(method.stages, settings.epochs), strict=True):
         make = stage.objective or method.objective
-        loader = ResidentLoader(
-            data.train,
-            data.normalisation,
-            batch_size=settings.batch_size,
-            seeds=seeds,
-            augment=augmentation(settings, data.kind),
-            sampling=stage.sampling or settings.sampling,
-            device=device,
-        )
+        sampling = stage.sampling or settings.sampling
+        loader = training_loader(settings, data, sampling, seeds, device)
         parts.append(Part(stage, start, end, loader, make(settings, data.classes, matrix).to(device)))
     return parts
+
+
+def training_loader(
+    settings: Settings, data: Dataset, sampling: str, seeds: Sequence[int], device: torch.device
+) -> Loader:
+    """Batches of the training part: from the device's memory, or decoded by workers where images are files."""
+    common: dict[str, Any] = {"batch_size": settings.batch_size, "seeds": seeds, "sampling": sampling, "device": device}
+    if isinstance(data.train.inputs, ImageFiles):
+        view = View(jitter=settings.jitter)
+        return StreamedLoader(data.train, data.normalisation, view=view, workers=_workers(settings), **common)
+    return ResidentLoader(data.train, data.normalisation, augment=augmentation(settings, data.kind), **common)
 
 
 def augmentation(settings: Settings, kind: str) -> Augment | None:
@@ -123,8 +134,16 @@ def split_logits(
 ) -> Tensor:
     """Particle logits (R, M, N, C) of a split, on the CPU. Its labels are not read."""
     bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
-    loader = ResidentLoader(bare, normalisation, batch_size=1000, device=device)
+    loader: ResidentLoader | StreamedLoader
+    if isinstance(split.inputs, ImageFiles):
+        loader = StreamedLoader(bare, normalisation, batch_size=256, workers=_workers(settings), device=device)
+    else:
+        loader = ResidentLoader(bare, normalisation, batch_size=1000, device=device)
     return logits_of(net, loader.in_order(), lambda: _precision(settings, device))
+
+
+def _workers(settings: Settings) -> int | None:
+    return None if settings.workers < 0 else settings.workers
 
 
 def _precision(settings: Settings, device: torch.device) -> Any:

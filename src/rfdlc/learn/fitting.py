@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save
 
 from rfdlc.data.dataset import Dataset
+from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import load
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
@@ -331,7 +332,9 @@ def _fingerprint(data: Dataset) -> str:
     """Of the labels in order, and of some samples."""
     digest = hashlib.sha256(np.ascontiguousarray(data.train.labels).tobytes())
     some = np.linspace(0, len(data.train) - 1, min(64, len(data.train))).astype(np.int64)
-    digest.update(np.ascontiguousarray(np.asarray(data.train.take(some).array)).tobytes())
+    few = data.train.take(some).inputs
+    shown = "\n".join(few.names).encode() if isinstance(few, ImageFiles) else np.ascontiguousarray(few).tobytes()
+    digest.update(shown)
     return digest.hexdigest()[:16]
 
 

@@ -29,9 +29,7 @@ class Settings:
     """What can be chosen about a training. `Settings.describe()` lists every key with its meaning."""
 
     # network
-    backbone: str = _setting(
-        "auto", "network; auto: mlp for features, resnet32 for images", among=("auto", "own", *BACKBONES)
-    )
+    backbone: str = _setting("auto", "network; auto: by the shape of a sample", among=("auto", "own", *BACKBONES))
     widths: tuple[int, ...] = _setting((256, 256), "hidden widths of an mlp", 1)
     particles: int = _setting(1, "particles M of the ensemble", 1, 64)
     shared_stages: int = _setting(0, "first stages of the backbone that the particles share", 0)
@@ -85,6 +83,8 @@ class Settings:
     augment: str = _setting(
         "auto", "augmentation; auto: by the kind of data", among=("auto", "none", "crop-flip", "crop-flip-rotate")
     )
+    jitter: float = _setting(0.0, "colour jitter of image files that are decoded while training", 0, 1)
+    workers: int = _setting(-1, "processes that decode image files; -1: one a core", -1)
     mixup: float = _setting(0.0, "alpha of mixup's Beta(alpha, alpha), 0 for none", 0)
     cutmix: float = _setting(0.0, "alpha of CutMix (images), 0 for none; not together with mixup", 0)
     hold_out: float = _setting(0.1, "share of the training data held out for calibration, 0 for none", 0, 0.9)
