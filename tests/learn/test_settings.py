@@ -4,8 +4,9 @@ from importlib.resources import files
 
 import pytest
 
+from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
-from rfdlc.learn.methods import METHODS, resolve
+from rfdlc.learn.methods import METHODS, carried_prior, resolve
 from rfdlc.learn.settings import Settings, parse_pairs, preset
 
 PRESETS = sorted(file.name.removesuffix(".toml") for file in (files("rfdlc.learn") / "presets").iterdir())
@@ -72,3 +73,20 @@ def test_pairs():
 
 def test_every_setting_is_described():
     assert all(text for _, text in Settings.describe().values())
+
+
+def test_the_prior_that_probabilities_carry():
+    classes = Classes.from_counts([80, 15, 5])
+    carried = lambda **settings: carried_prior(Settings(**settings), classes).tolist()  # noqa: E731
+    third, train = [1 / 3] * 3, [0.8, 0.15, 0.05]
+    assert carried() == pytest.approx(train)
+    assert carried(weights="linear") == pytest.approx(third)
+    assert carried(sampling="balanced") == pytest.approx(third)
+    assert carried(prior_tau=(1.0,)) == pytest.approx(third)
+    assert carried(prior_tau=(0.0, 1.0, 2.0), particles=3) == pytest.approx(third)
+    roots = [n**0.5 for n in (80, 15, 5)]
+    assert carried(weights="sqrt") == pytest.approx([root / sum(roots) for root in roots])
+    for aimed in ({"weights": "linear"}, {"prior_tau": (1.0,)}):
+        assert carried(target_prior=(0.5, 0.25, 0.25), **aimed) == pytest.approx([0.5, 0.25, 0.25])
+    with pytest.raises(InputError, match="target_prior has 2 numbers: expected 3"):
+        carried(target_prior=(0.5, 0.5), weights="linear")

@@ -223,7 +223,8 @@ def _calibrate(job: Job, net: ParticleNet, data: Dataset) -> None:
     predictions = _predictions(job, net, data)
     decider = new_decider(job.name, job.settings, job.data.classes)
     if decider.calibration is not None:
-        decider.fit(predictions, balanced=job.method.prior == "uniform")
+        uniform = decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9
+        decider.fit(predictions, balanced=bool(uniform))
     job.run.write_with("decider.json", decider.save)
     job.run.write_with("held-out.npz", predictions.save)
 
@@ -258,8 +259,12 @@ def score_test(run: Run, model: Model, data: Dataset) -> None:
 @torch.no_grad()
 def _averaged(net: ParticleNet, step: Step | None, state: Mapping[str, torch.Tensor]) -> ParticleNet:
     """Moving averages put in the weights' place; from the checkpoint where nothing was left to train."""
-    for i, weight in enumerate(net.parameters() if step is None else step.parameters):
-        weight.copy_(state[f"average.{i}"] if step is None else step.average[i])
+    averages = (
+        [state[f"average.{i}"] for i in range(len(state)) if f"average.{i}" in state] if step is None else step.average
+    )
+    weights = list(net.parameters())[-len(averages) :]  # all of them, or the head's, which come last
+    for weight, average in zip(weights, averages, strict=True):
+        weight.copy_(average)
     return net
 
 

@@ -133,7 +133,7 @@ def read_decider(run: Run, settings: Settings, classes: Classes) -> Decider:
 def new_decider(method: str, settings: Settings, classes: Classes) -> Decider:
     """Not fitted yet. It knows the prior that the method's probabilities carry."""
     kind = None if settings.calibration == "none" else settings.calibration
-    prior = METHODS[method].prior
+    prior = METHODS[method].prior(settings, classes)
     return Decider(Utility.one_hot(classes), combine=settings.combine, calibration=kind, train_prior=prior)
 
 

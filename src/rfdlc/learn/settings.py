@@ -37,6 +37,7 @@ class Settings:
     head_scale: float = _setting(30.0, "scale of a cosine head's logits", 1e-3)
     # objective
     weights: str = _setting("constant", "class weights 1/f(n): the form of f", among=WEIGHT_FORMS)
+    target_prior: tuple[float, ...] = _setting((), "class prior aimed at, one number a class; empty for uniform", 0)
     weight_power: float = _setting(0.5, "exponent of f(n) = n^power", 0)
     weight_beta: float = _setting(0.9999, "beta of the effective number", 0, 1)
     margin: float = _setting(0.0, "largest LDAM margin, 0 for none", 0)

@@ -119,7 +119,7 @@ class Step:
         saved = [tensor.detach().clone() for tensor in live]
         static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
         try:
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream(self.device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(3):

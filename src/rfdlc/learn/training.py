@@ -105,7 +105,8 @@ def optimiser_state(step: Step) -> dict[str, Tensor]:
 def load_state(step: Step, state: dict[str, Tensor]) -> None:
     """Put back what `optimiser_state` gave."""
     for name, tensor in optimiser_state(step).items():
-        tensor.copy_(state[name])
+        if name in state or not name.startswith("average."):  # a fork may begin to average
+            tensor.copy_(state[name])
 
 
 @torch.no_grad()
