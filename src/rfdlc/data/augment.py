@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rfdlc.data.affine import affine, compose, warp
+from rfdlc.data.affine import affine, bilinear, compose, nearest
 from rfdlc.data.policy import Policy
 from rfdlc.errors import InputError, choose
 
@@ -22,9 +22,9 @@ Draws = dict[str, Tensor]  # what was drawn for n images: tensors (n, ...)
 class Augment:
     """Random crop of the zero-padded image, horizontal flip, rotation up to +-`rotation` degrees, in this order.
 
-    Pixels that a rotation brings in from outside are zero (black). A `policy` of random operations acts between flip
-    and rotation; last, `cutout` blacks out a square of that side. The defaults change nothing; `Augment.paper()` is
-    what CIFAR-LT is trained with.
+    Pixels that come in from outside are zero (black). Of a `policy` of random operations, those on colours act first
+    and those on places between flip and rotation; last, `cutout` blacks out a square of that side. The defaults change
+    nothing; `Augment.paper()` is what CIFAR-LT is trained with.
     """
 
     crop_padding: int = 0
@@ -65,28 +65,31 @@ class Augment:
         return draws
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        """uint8 (B, C, H, W) and their draws -> float32 (B, C, H, W), still on the scale 0..255."""
-        if "crop" in draws:
-            images = _cropped(images, draws["crop"], self.crop_padding)
-        pixels = images.float()
-        if self.policy is not None:
-            pixels = self.policy.recolour(pixels, draws)
-        if self.rotation or self.policy is not None:
-            pixels = warp(pixels, self._matrix(draws, pixels), self.interpolation)
-        elif self.flip:
-            pixels = torch.where(draws["flip"][:, None, None, None], pixels.flip(-1), pixels)
+        """uint8 (B, C, H, W) and their draws -> (B, C, H, W), still on the scale 0..255; uint8 unless interpolated."""
+        pixels = images if self.policy is None else self.policy.recolour(images.float(), draws)
+        if draws.keys() & {"crop", "flip", "angle", "operation"}:
+            pixels = self._sampled(pixels, draws)
         return _cut_out(pixels, draws["cutout"], self.cutout) if self.cutout else pixels
 
-    def _matrix(self, draws: Draws, like: Tensor) -> Tensor:
+    def _sampled(self, pixels: Tensor, draws: Draws) -> Tensor:
+        """Crop, flip, policy and rotation as one sampling of the pixels."""
+        matrix = self._matrix(draws, len(pixels), pixels.device, pixels.shape[-1])
+        if self.interpolation == "bilinear":
+            cropped = _cropped(pixels, draws["crop"], self.crop_padding) if self.crop_padding else pixels
+            return bilinear(cropped.float(), matrix)
+        offset = draws["crop"] - self.crop_padding if self.crop_padding else matrix.new_zeros(len(pixels), 2)
+        return nearest(pixels, matrix, offset.to(matrix))
+
+    def _matrix(self, draws: Draws, count: int, device: torch.device, width: int) -> Tensor:
         """(B, 2, 3): from a place in the result to the place in the crop it shows; flip, policy, rotation composed."""
-        angle = draws["angle"] if self.rotation else like.new_zeros(len(like))
+        angle = draws["angle"] if self.rotation else torch.zeros(count, device=device)
         matrix = affine(angle.cos(), -angle.sin(), angle.sin(), angle.cos())
         if self.policy is not None:
-            matrix = compose(self.policy.matrix(draws, like.shape[-1]), matrix)
-        if self.flip:
-            sign = torch.where(draws["flip"], -1.0, 1.0).to(like)
-            matrix = torch.stack([matrix[:, 0] * sign[:, None], matrix[:, 1]], 1)
-        return matrix
+            matrix = compose(self.policy.matrix(draws, width), matrix)
+        if not self.flip:
+            return matrix
+        sign = torch.where(draws["flip"], -1.0, 1.0)
+        return torch.stack([matrix[:, 0] * sign[:, None], matrix[:, 1]], 1)
 
 
 def _cropped(images: Tensor, crop: Tensor, padding: int) -> Tensor:
@@ -105,4 +108,4 @@ def _cut_out(pixels: Tensor, centre: Tensor, side: int) -> Tensor:
     down = torch.arange(height, device=pixels.device) - top[:, None]  # (B, H)
     across = torch.arange(width, device=pixels.device) - left[:, None]  # (B, W)
     inside = ((down >= 0) & (down < side))[:, :, None] & ((across >= 0) & (across < side))[:, None, :]
-    return torch.where(inside[:, None], 0.0, pixels)
+    return pixels * ~inside[:, None]

@@ -28,4 +28,4 @@ class Normaliser:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Normalised, in the type asked for."""
-        return torch.addcmul(self._shift, inputs.float(), self._scale).to(self._dtype)
+        return (inputs * self._scale).add_(self._shift).to(self._dtype)
