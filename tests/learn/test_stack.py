@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 from rfdlc.errors import InputError
-from rfdlc.learn.backbones import backbone, own
+from rfdlc.learn.backbones import Bottleneck, backbone, own
 from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.stack import IN_CHANNELS, reset
 
 
 class PlainBlock(nn.Module):
@@ -77,6 +78,43 @@ def test_stack_equals_plain_networks_forward_and_backward():
                 assert torch.allclose(ours.grad.chunk(4)[network].reshape(theirs.shape), theirs.grad, atol=1e-9)
             statistics = net.branches[0].norm.mean.chunk(4)[network]
             assert torch.allclose(statistics, plain.norm.running_mean, atol=1e-12)
+
+
+class PlainBottleneck(nn.Module):
+    """Bottleneck block, written with plain torch layers."""
+
+    def __init__(self, inputs, middle, outputs, stride, groups):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inputs, middle, 1, bias=False), nn.BatchNorm2d(middle)
+        self.conv2 = nn.Conv2d(middle, middle, 3, stride, 1, groups=groups, bias=False)
+        self.norm2 = nn.BatchNorm2d(middle)
+        self.conv3, self.norm3 = nn.Conv2d(middle, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = functional.relu(self.norm1(self.conv1(x)))
+        y = functional.relu(self.norm2(self.conv2(y)))
+        return functional.relu(self.norm3(self.conv3(y)) + self.shortcut(x))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_bottleneck_stack_equals_plain_blocks(groups):
+    torch.manual_seed(0)
+    stack = Bottleneck(3, 6, 8, 16, 2, groups).double()
+    reset(stack, (0, 1, 2))
+    x = torch.randn(3, 4, 6, 8, 8, dtype=torch.float64)
+    ours = stack(IN_CHANNELS.fold(x))
+    weight = torch.randn_like(ours)
+    (ours * weight).sum().backward()
+    for k in range(3):
+        plain = PlainBottleneck(6, 8, 16, 2, groups).double()
+        for target, value in zip(plain.parameters(), stack.parameters(), strict=True):
+            target.data.copy_(value.chunk(3)[k])
+        expected = plain(x[k])
+        assert torch.allclose(ours.chunk(3, 1)[k], expected, atol=1e-10)
+        (expected * weight.chunk(3, 1)[k]).sum().backward()
+        for target, value in zip(plain.parameters(), stack.parameters(), strict=True):
+            assert torch.allclose(value.grad.chunk(3)[k], target.grad, atol=1e-9)
 
 
 def test_mlp_stack_equals_plain_networks():

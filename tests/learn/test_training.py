@@ -1,6 +1,8 @@
 """The loop: runs alone and stacked, deferral, optimisers, clipping, averaging, odd data, losses that are no numbers."""
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,3 +221,52 @@ def test_held_out_figures_as_if_balanced():
     measured = diversity(logits)
     assert measured["disagreement"] == pytest.approx(0.1)
     assert 0 < measured["mutual_information"] < 0.1
+
+
+class FakeGraph:
+    """Stands for a CUDA graph: remembers what was captured, and does it again on replay."""
+
+    work = None
+
+    def replay(self):
+        self.work()
+
+
+def test_a_captured_step_equals_the_eager_one(monkeypatch):
+    """The bookkeeping around capture, without a GPU: buffers filled, warm-up steps undone, shapes kept apart."""
+    data, graphs = features([40, 9, 4]), []
+    _, settings = resolve("rf-dlc", "blobs", {"epochs": 2, "widths": (8,), "batch_size": 16, "average": 0.9})
+    results = []
+    for capture in (False, True):
+        net = build_net(settings, data.input_shape, 3, (0, 1))
+        (part,) = build_parts(METHODS["rf-dlc"], settings, data, (0, 1), CPU)
+        step = Step(net, part.objective, settings)
+        if capture:
+            stream = SimpleNamespace(wait_stream=lambda other: None)
+
+            @contextmanager
+            def graph(recorded, pool, static=step):
+                computed = []
+                monkeypatch.setattr(static, "compute", lambda *batch: computed.append(batch))
+                yield
+                monkeypatch.undo()
+                patch()
+                recorded.work = lambda: Step.compute(static, *computed[0])
+                graphs.append(recorded)
+
+            def patch(stream=stream, graph=graph):
+                monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+                monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+                monkeypatch.setattr(torch.cuda, "stream", lambda side: nullcontext())
+                monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+                monkeypatch.setattr(torch.cuda, "graph", graph)
+
+            patch()
+            step.capture = True
+        for epoch in (1, 2):
+            step.begin_epoch(epoch, 0.1)
+            for inputs, targets in part.loader.epoch(epoch):
+                step(inputs, targets, torch.full((2, 3), 0.7))
+        results.append([*net.parameters(), *step.average, step.total, step.steps])
+    assert len(graphs) == 2  # full batches, and the last one
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
