@@ -15,8 +15,6 @@ that is in the file already is skipped, so an interrupted command is simply give
 
 import argparse
 import csv
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,9 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from recording import commit, hardware, versions
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
@@ -40,7 +39,7 @@ from rfdlc.learn.settings import Settings, parse_pairs
 from rfdlc.learn.training import epochs, optimiser_state
 
 PENALTIES = (-0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0)
-FIELDS = ("config", "mode", "seed", "decision", "metric", "value", "seconds", "device", "torch", "commit")
+FIELDS = ("config", "mode", "seed", "decision", "metric", "value", "seconds", "hardware", "versions", "commit")
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,8 @@ class Bench:
         self.kept: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
         self.began = time.perf_counter()
         self.done = _read_done(options.out)
+        measured = options.commit or commit()
+        self.stamp = {"hardware": hardware(), "versions": versions(["torch", "numpy"]), "commit": measured}
 
     def run(self) -> None:
         for name in self.options.configs:
@@ -208,7 +209,7 @@ class Bench:
             if decider.fitted is not None:
                 extra["temperature"] = decider.fitted.temperature
             rows += [{"seed": seed, "decision": "", "metric": m, "value": v} for m, v in extra.items()]
-        stamp = {"config": name, "mode": mode, "seconds": round(seconds, 1), **_stamp(self.device)}
+        stamp = {"config": name, "mode": mode, "seconds": round(seconds, 1), **self.stamp}
         _append(self.options.out, [{**row, "value": f"{row['value']:.6g}", **stamp} for row in rows])
         _print_table(name, mode, rows, seconds)
 
@@ -308,12 +309,6 @@ def _append(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def _stamp(device: torch.device) -> dict[str, str]:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"device": name, "torch": torch.__version__, "commit": found.stdout.strip()}
-
-
 def _small(data: Dataset, samples: int) -> Dataset:
     """Every k-th sample, to try the script on a CPU."""
     from dataclasses import replace
@@ -339,6 +334,7 @@ def main() -> None:
     parser.add_argument("--hold-out", type=float, default=0.2)
     parser.add_argument("--time-budget", type=float, default=1e9, help="start nothing after this many seconds")
     parser.add_argument("--logits", type=Path, help="keep test logits in this folder, float16")
+    parser.add_argument("--commit", help="commit to record, where the script runs outside the repository")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", type=int, default=0, help="about so many samples, to try the script")

@@ -179,8 +179,11 @@ class Run:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         found = self.path / "last.ckpt"
-        state = f"last.ckpt is whole: then `rfdlc resume {self.path}`" if found.exists() else "nothing was trained yet"
-        raise InputError(f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}") from None
+        state = "last.ckpt is whole" if found.exists() else "there was no checkpoint yet"
+        reason = error.strerror or error
+        raise InputError(
+            f"{self.path}/{name} cannot be written ({reason}); {state}: make room, then `rfdlc resume {self.path}`"
+        ) from None
 
 
 def environment() -> dict[str, Any]:
