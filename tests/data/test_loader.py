@@ -103,10 +103,12 @@ def test_a_resumed_epoch_continues_where_it_stopped(start: int) -> None:
 
 def test_preparing_many_batches_at_once_gives_the_same_batches() -> None:
     loader = ResidentLoader(pictures(), batch_size=16, seeds=(0, 1), augment=Augment.paper())
-    together = list(loader._prepared(loader.plan(0), loader.slices[:3]))
-    for (inputs, targets), (expected, expected_targets) in zip(together, loader.epoch(0), strict=False):
-        assert torch.equal(inputs, expected)
-        assert torch.equal(targets, expected_targets)
+    for first in (0, 1, 3):
+        together = list(loader._prepared(loader.plan(0), first, 4))
+        for (inputs, targets), (expected, expected_targets) in zip(together, loader.epoch(0, first), strict=True):
+            assert torch.equal(inputs, expected)
+            assert torch.equal(targets, expected_targets)
+            assert inputs.is_contiguous()
 
 
 def test_normalisation_by_hand() -> None:

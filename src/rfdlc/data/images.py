@@ -94,7 +94,9 @@ def attempt(
             broken[item] = error
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in track(pool.map(tried, items), description, total=len(items)):
+        # In portions: a pool makes an object for all that it is given at once.
+        portions = (items[i : i + 4096] for i in range(0, len(items), 4096))
+        for _ in track((_ for portion in portions for _ in pool.map(tried, portion)), description, total=len(items)):
             pass
     return done, broken
 

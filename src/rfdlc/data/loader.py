@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,6 +60,9 @@ class ResidentLoader:
         self.augment = augment or Augment()
         self.slices = batch_slices(len(split), batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
         self._order = EpochOrder(self.targets, sampling)
+        at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * batch_size)
+        self._together = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
+        self._known_places: dict[tuple[int, int], Tensor] = {}
         self._normalised = Normaliser(normalisation, tuple(self.inputs.shape[1:]), self.device, dtype)
 
     @property
@@ -69,11 +73,8 @@ class ResidentLoader:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
         plan = self.plan(epoch)
-        step = start_step
-        while step < self.steps:
-            together = self._steps_together(step)
-            yield from self._prepared(plan, self.slices[step : step + together])
-            step += together
+        for first in range(start_step, self.steps, self._together):
+            yield from self._prepared(plan, first, min(first + self._together, self.steps))
 
     def plan(self, epoch: int) -> Plan:
         """All random choices of an epoch, drawn in bulk on the device."""
@@ -96,29 +97,31 @@ class ResidentLoader:
             part = slice(start, min(start + self.batch_size, mine.stop))
             yield self._normalised(self.inputs[part]), self.targets[part]
 
-    def _steps_together(self, step: int) -> int:
-        """How many batches from `step` on to prepare in one call: equally large ones, as many as BYTES_AT_ONCE hold."""
-        if self.device.type == "cpu":
-            return 1
-        size = _length(self.slices[step])
-        sample = 4 * self.inputs[0].numel() * len(self.seeds)
-        most = max(1, BYTES_AT_ONCE // max(1, size * sample))
-        alike = 1
-        while alike < most and step + alike < self.steps and _length(self.slices[step + alike]) == size:
-            alike += 1
-        return alike
+    def _prepared(self, plan: Plan, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of steps first to last, prepared together; each is contiguous."""
+        places = self._places(first, last)
+        drawn = {name: values.flatten(0, 1)[places] for name, values in plan.draws.items()}
+        inputs, targets = self.prepare(plan.order.flatten()[places], drawn)
+        runs, sample = len(self.seeds), self.inputs.shape[1:]
+        size = _length(self.slices[first])
+        alike = last - first - (_length(self.slices[last - 1]) != size)  # only the last of an epoch can differ
+        end = alike * runs * size
+        yield from zip(
+            inputs[:end].view(alike, runs, size, *sample).unbind(0),
+            targets[:end].view(alike, runs, size).unbind(0),
+            strict=True,
+        )
+        if alike < last - first:
+            yield inputs[end:].view(runs, -1, *sample), targets[end:].view(runs, -1)
 
-    def _prepared(self, plan: Plan, slices: list[slice]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of equal size prepared together as (steps, R, B, ...), so that each is contiguous."""
-        order = _by_step(plan.order, slices)
-        inputs, targets = self.prepare(order, {name: _by_step(drawn, slices) for name, drawn in plan.draws.items()})
-        yield from zip(inputs.unbind(0), targets.unbind(0), strict=True)
+    def _places(self, first: int, last: int) -> Tensor:
+        """Where the samples of these steps lie in a flattened (R, N): by step, then by run. The same every epoch."""
+        if (first, last) not in self._known_places:
+            runs = len(self.targets) * np.arange(len(self.seeds))[:, None]
+            steps = [(runs + np.arange(part.start, part.stop)).reshape(-1) for part in self.slices[first:last]]
+            self._known_places[first, last] = torch.from_numpy(np.concatenate(steps)).to(self.device)
+        return self._known_places[first, last]
 
 
 def _length(part: slice) -> int:
     return int(part.stop - part.start)
-
-
-def _by_step(values: Tensor, slices: list[slice]) -> Tensor:
-    """(R, N, ...) -> (steps, R, B, ...)."""
-    return torch.stack([values[:, part] for part in slices])

@@ -4,7 +4,7 @@ import os
 import re
 import warnings
 from collections import defaultdict
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from rfdlc.data.dataset import Dataset, Normalisation, split_name
@@ -161,7 +161,7 @@ def _class_names(listed: dict[str, Listed]) -> list[str]:
     folders: dict[int, set[str]] = defaultdict(set)
     for part in listed.values():
         for name, label in zip(part.names, part.labels, strict=True):
-            folders[label].add(PurePosixPath(name).parent.name)
+            folders[label].add(name.rpartition("/")[0].rpartition("/")[2])
     alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
     names = [next(iter(folders[c])) for c in range(count)] if alone else []
     return names if len(set(names)) == count and all(names) else [str(c) for c in range(count)]
