@@ -1,6 +1,7 @@
 """From settings and data to what the loop needs: network, loaders, objectives, the training utility."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ AUGMENTATIONS = {
     "crop-flip": Augment(crop_padding=4, flip=True),
     "crop-flip-rotate": Augment.paper(),
 }
+SMALL_STEP = 10_000_000  # multiplications
 TRAINING_UTILITIES = ("none", "one-hot", "tail-sensitive", "tail-sensitive-by-rank")
 
 
@@ -76,6 +78,19 @@ def place(net: ParticleNet, device: torch.device) -> ParticleNet:
     """On the device, in the memory layout that is fast there."""
     moved = net.to(device)
     return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[call-overload]
+
+
+@contextmanager
+def sensible_threads(net: ParticleNet, settings: Settings) -> Iterator[None]:
+    """One thread for steps so small that handing work to others costs more than it saves (small MLPs on a CPU)."""
+    before, weights = torch.get_num_threads(), list(net.parameters())
+    small = all(w.ndim < 4 for w in weights) and sum(w.numel() for w in weights) * settings.batch_size < SMALL_STEP
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def build_parts(

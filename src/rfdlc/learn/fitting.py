@@ -24,7 +24,15 @@ from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.learn.assembly import OwnBackbone, build_net, build_parts, choose_device, place, split_logits
+from rfdlc.learn.assembly import (
+    OwnBackbone,
+    build_net,
+    build_parts,
+    choose_device,
+    place,
+    sensible_threads,
+    split_logits,
+)
 from rfdlc.learn.heldout import balanced, diversity
 from rfdlc.learn.methods import METHODS, Method, resolve
 from rfdlc.learn.model import Model, as_tensors, new_decider
@@ -173,7 +181,7 @@ def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None, 
     done, state = (start.epoch, start.state) if start else (0, {})
     last: Step | None = None
     label = f"Training {data.name}" + (" again, on everything" if phase else "")
-    with live(settings.epochs, label, done) as show, _stop_at_epoch_end() as stopping:
+    with live(settings.epochs, label, done) as show, _stop_at_epoch_end() as stopping, sensible_threads(net, settings):
         try:
             for epoch in epochs(net, parts, settings, state, done):
                 history.append(_row(job, net, data, phase, epoch))
