@@ -122,7 +122,7 @@ class Bench:
         logits = split_logits(net, data.test, data.normalisation, settings, self.device).numpy()
         fitted = deciders or [self.decider(data, settings)] * net.runs
         self.report(name, mode, settings, data, logits, data.test.labels, fitted, seconds)
-        self.keep_logits(name, logits)
+        self.keep_logits(name, logits, data.test.labels)
 
     def selection(self, name: str, mode: str = "selection") -> list[Decider]:
         """Train without the held-out part, fit the temperature on it, and score it as balanced data."""
@@ -135,6 +135,7 @@ class Bench:
         for decider, part in zip(deciders, logits, strict=True):
             decider.fit(part, data.val.labels, logits=True, balanced=True)
         self.report(name, mode, settings, data, logits, data.val.labels, deciders, seconds, balance=True)
+        self.keep_logits(f"{name}-held-out", logits, data.val.labels)
         return deciders
 
     def refit(self, name: str) -> None:
@@ -213,11 +214,12 @@ class Bench:
         _append(self.options.out, [{**row, "value": f"{row['value']:.6g}", **stamp} for row in rows])
         _print_table(name, mode, rows, seconds)
 
-    def keep_logits(self, name: str, logits: np.ndarray[Any, Any]) -> None:
+    def keep_logits(self, name: str, logits: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
         if self.options.logits:
             self.options.logits.mkdir(parents=True, exist_ok=True)
             for seed, part in zip(self.options.seeds, logits, strict=True):
-                np.savez_compressed(self.options.logits / f"{name}-{seed}.npz", logits=part.astype(np.float16))
+                path = self.options.logits / f"{name}-{seed}.npz"
+                np.savez_compressed(path, logits=part.astype(np.float16), targets=labels)
 
     def smoke(self, name: str) -> None:
         """Seconds an epoch: eager, captured, compiled and captured (the first epoch of each warms up)."""
@@ -333,7 +335,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="settings for every configuration")
     parser.add_argument("--hold-out", type=float, default=0.2)
     parser.add_argument("--time-budget", type=float, default=1e9, help="start nothing after this many seconds")
-    parser.add_argument("--logits", type=Path, help="keep test logits in this folder, float16")
+    parser.add_argument("--logits", type=Path, help="keep held-out and test logits in this folder, float16")
     parser.add_argument("--commit", help="commit to record, where the script runs outside the repository")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", default="auto")
