@@ -10,6 +10,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rfdlc.apps.report.report import report as report
+    from rfdlc.data.dataset import Dataset as Dataset
+    from rfdlc.data.dataset import Split as Split
+    from rfdlc.data.load import load as load
     from rfdlc.decide.classes import Classes as Classes
     from rfdlc.decide.decider import Decider as Decider
     from rfdlc.decide.evaluation import Evaluation as Evaluation
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions as Predictions
     from rfdlc.decide.utility import Utility as Utility
     from rfdlc.errors import InputError as InputError
+    from rfdlc.learn.fitting import fork as fork
+    from rfdlc.learn.fitting import resume as resume
+    from rfdlc.learn.fitting import train as train
+    from rfdlc.learn.model import Model as Model
 
 # Public name -> the module that defines it.
 _HOME = {
@@ -26,8 +33,15 @@ _HOME = {
     "evaluate": "rfdlc.decide.evaluation",
     "Predictions": "rfdlc.decide.predictions",
     "Utility": "rfdlc.decide.utility",
+    "Dataset": "rfdlc.data.dataset",
     "InputError": "rfdlc.errors",
     "report": "rfdlc.apps.report.report",
+    "Split": "rfdlc.data.dataset",
+    "load": "rfdlc.data.load",
+    "Model": "rfdlc.learn.model",
+    "fork": "rfdlc.learn.fitting",
+    "resume": "rfdlc.learn.fitting",
+    "train": "rfdlc.learn.fitting",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
