@@ -10,6 +10,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rfdlc.apps.report.report import report as report
+    from rfdlc.data.dataset import Dataset as Dataset
+    from rfdlc.data.dataset import Split as Split
+    from rfdlc.data.load import load as load
     from rfdlc.decide.classes import Classes as Classes
     from rfdlc.decide.decider import Decider as Decider
     from rfdlc.decide.evaluation import Evaluation as Evaluation
@@ -17,9 +20,17 @@ if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions as Predictions
     from rfdlc.decide.utility import Utility as Utility
     from rfdlc.errors import InputError as InputError
+    from rfdlc.learn.fitting import fork as fork
+    from rfdlc.learn.fitting import resume as resume
+    from rfdlc.learn.fitting import train as train
+    from rfdlc.learn.model import Model as Model
 
 # Public name -> the module that defines it.
 _HOME = {
+    "report": "rfdlc.apps.report.report",
+    "Dataset": "rfdlc.data.dataset",
+    "Split": "rfdlc.data.dataset",
+    "load": "rfdlc.data.load",
     "Classes": "rfdlc.decide.classes",
     "Decider": "rfdlc.decide.decider",
     "Evaluation": "rfdlc.decide.evaluation",
@@ -27,7 +38,10 @@ _HOME = {
     "Predictions": "rfdlc.decide.predictions",
     "Utility": "rfdlc.decide.utility",
     "InputError": "rfdlc.errors",
-    "report": "rfdlc.apps.report.report",
+    "fork": "rfdlc.learn.fitting",
+    "resume": "rfdlc.learn.fitting",
+    "train": "rfdlc.learn.fitting",
+    "Model": "rfdlc.learn.model",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

@@ -1,6 +1,7 @@
 """Progress that a library may report and only a program shows: silent unless `shown()` is active."""
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -26,7 +27,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
     >>> list(track([1, 2], "Counting"))
     [1, 2]
     """
-    if not _SHOWN.get():
+    if not (_SHOWN.get() and sys.stderr.isatty()):  # into a file, a bar would leave only empty lines
         yield from items
         return
     from rich.console import Console
@@ -36,3 +37,18 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
     yield from rich_track(
         items, description, total=total, console=console, transient=True, disable=not console.is_terminal
     )
+
+
+@contextmanager
+def live(total: int, description: str, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    """A bar moved by hand, with a line of text: `with live(100, "Training") as show: show(1, "loss 2")`."""
+    if not (_SHOWN.get() and sys.stderr.isatty()):
+        yield lambda steps, text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total, completed=done, text="")
+        yield lambda steps, text: bar.update(task, advance=steps, text=text)

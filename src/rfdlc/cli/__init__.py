@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import decide, report, utility
+from rfdlc.cli import data, decide, demo, report, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 
@@ -40,6 +40,12 @@ app.command("decide")(decide.decide)
 app.command("evaluate")(decide.evaluate)
 app.command("report")(report.report)
 app.command("plot")(report.plot)
+app.command("inspect")(data.inspect)
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("resume")(train.resume)
+app.command("fork")(train.fork)
+app.command("predict")(train.predict)
 app.add_typer(utility.app, name="utility")
 
 

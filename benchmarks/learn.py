@@ -1,0 +1,347 @@
+"""CIFAR-LT with ResNet-32: the paper's training and ours, several seeds as one stack, on one GPU.
+
+    python benchmarks/learn.py --data DIR --out results.csv --seeds 0 1 2 paper paper-utility
+    python benchmarks/learn.py --data DIR --out held.csv --mode selection --seeds 0 1 tau1 tau1-mixup
+    python benchmarks/learn.py --data DIR --out results.csv --mode refit --seeds 0 1 2 rf-dlc
+    python benchmarks/learn.py --data DIR --out smoke.csv --mode smoke --seeds 0 1 2 paper
+
+Modes: `test` trains on everything and scores the test split once. `selection` trains without a held-out part of the
+training data and scores that part as if it were balanced: settings are chosen on it. `refit` does both, and the
+test split is scored with the temperature fitted on the held-out part. `smoke` times a step eagerly, captured, compiled.
+
+DIR holds cifar-100-python/ and cifar-10-batches-py/. Each configuration's rows are appended as it finishes; one
+that is in the file already is skipped, so an interrupted command is simply given again.
+"""
+
+import argparse
+import csv
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from recording import commit, hardware, versions
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.load import load
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.evaluation import evaluate
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.utility import Utility
+from rfdlc.learn.assembly import build_net, build_parts, choose_device, place, split_logits
+from rfdlc.learn.heldout import balanced, diversity
+from rfdlc.learn.methods import METHODS, resolve
+from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.settings import Settings, parse_pairs
+from rfdlc.learn.training import epochs, optimiser_state
+
+PENALTIES = (-0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0)
+FIELDS = ("config", "mode", "seed", "decision", "metric", "value", "seconds", "hardware", "versions", "commit")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training: data, method, what differs from its preset, and from whose deferred epoch it may be forked."""
+
+    data: str
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    fork_of: str | None = None
+
+
+_UTILITY = {"utility": "tail-sensitive-by-rank"}
+
+
+def _ours(**settings: Any) -> Config:
+    return Config("cifar100-lt", "rf-dlc", settings)
+
+
+CONFIGS = {
+    "ce": Config("cifar100-lt", "ce"),
+    "paper": Config("cifar100-lt", "rf-dlc-paper"),
+    "paper-utility": Config("cifar100-lt", "rf-dlc-paper", _UTILITY, fork_of="paper"),
+    "paper-cifar10": Config("cifar10-lt", "rf-dlc-paper"),
+    "paper-cifar10-utility": Config("cifar10-lt", "rf-dlc-paper", _UTILITY, fork_of="paper-cifar10"),
+    "rf-dlc": _ours(),
+    "rf-dlc-cifar10": Config("cifar10-lt", "rf-dlc"),
+    "tau1": _ours(prior_tau=(1.0,), mixup=0.0, repulsion="head"),
+    "tau1-mixup": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head"),
+    "tau012-mixup": _ours(prior_tau=(0.0, 1.0, 2.0), mixup=0.4, repulsion="head"),
+    "tau012-mixup-logits": _ours(prior_tau=(0.0, 1.0, 2.0), mixup=0.4, repulsion="head", combine="mean-logits"),
+    "tau051-mixup": _ours(prior_tau=(0.5, 1.0, 1.5), mixup=0.4, repulsion="head"),
+    "tau1-mixup-normalised": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head-normalised"),
+    "tau1-mixup-predictions": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="predictions", repulsion_strength=0.1),
+    "tau1-mixup-alone": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="none"),
+    "tau1-mixup8": _ours(prior_tau=(1.0,), mixup=0.8, repulsion="head"),
+    "tau1-mixup2": _ours(prior_tau=(1.0,), mixup=0.2, repulsion="head"),
+    "tau1-mixup-step": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", schedule="step"),
+    "tau1-mixup-average": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", average=0.999),
+    "tau1-mixup-decay": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", weight_decay=1e-3),
+    "tau1-mixup-scale20": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", head_scale=20.0),
+    "tau1-mixup-scale15": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", head_scale=15.0),
+    "tau1-mixup-unshared": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", shared_stages=0),
+}
+
+
+class Bench:
+    """Data read once, stacks kept at their deferred epoch for forks, rows written as they come."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.device = options, choose_device(options.device)
+        self.data: dict[str, Dataset] = {}
+        self.kept: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
+        self.began = time.perf_counter()
+        self.done = _read_done(options.out)
+        measured = options.commit or commit()
+        self.stamp = {"hardware": hardware(), "versions": versions(["torch", "numpy"]), "commit": measured}
+
+    def run(self) -> None:
+        for name in self.options.configs:
+            if (name, self.options.mode) in self.done:
+                print(f"{name}: already in {self.options.out}", flush=True)
+                continue
+            if time.perf_counter() - self.began > self.options.time_budget:
+                print(f"{name}: not started, the time budget is spent", flush=True)
+                continue
+            modes: dict[str, Callable[[str], object]] = {
+                "smoke": self.smoke,
+                "test": self.test,
+                "selection": self.selection,
+                "refit": self.refit,
+            }
+            modes[self.options.mode](name)
+
+    def test(self, name: str, deciders: list[Decider] | None = None, mode: str = "test") -> None:
+        """Train on everything, score the test split once."""
+        method, settings, data = self.ready(name)
+        net, seconds = self.trained(name, method, settings, data)
+        assert data.test is not None
+        logits = split_logits(net, data.test, data.normalisation, settings, self.device).numpy()
+        fitted = deciders or [self.decider(data, settings)] * net.runs
+        self.report(name, mode, settings, data, logits, data.test.labels, fitted, seconds)
+        self.keep_logits(name, logits, data.test.labels)
+
+    def selection(self, name: str, mode: str = "selection") -> list[Decider]:
+        """Train without the held-out part, fit the temperature on it, and score it as balanced data."""
+        method, settings, whole = self.ready(name)
+        data = whole.hold_out(self.options.hold_out, seed=0)
+        net, seconds = self.trained(name + "-held-out", method, settings, data)
+        assert data.val is not None
+        logits = split_logits(net, data.val, data.normalisation, settings, self.device).numpy()
+        deciders = [self.decider(data, settings) for _ in range(net.runs)]
+        for decider, part in zip(deciders, logits, strict=True):
+            decider.fit(part, data.val.labels, logits=True, balanced=True)
+        self.report(name, mode, settings, data, logits, data.val.labels, deciders, seconds, balance=True)
+        self.keep_logits(f"{name}-held-out", logits, data.val.labels)
+        return deciders
+
+    def refit(self, name: str) -> None:
+        """The temperature of a run without the held-out part, for a run on everything."""
+        self.test(name, self.selection(name, "refit-held-out"), "refit")
+
+    # -- parts ------------------------------------------------------------------------------------------------
+
+    def ready(self, name: str) -> tuple[str, Settings, Dataset]:
+        config = CONFIGS[name]
+        changes: dict[str, Any] = {**config.settings, **parse_pairs(self.options.set)}
+        if self.options.epochs:
+            changes["epochs"] = self.options.epochs
+        changes["compile"] = self.options.compile
+        _, settings = resolve(config.method, config.data, changes)
+        if config.data not in self.data:
+            data = load(config.data, root=self.options.data)
+            self.data[config.data] = _small(data, self.options.tiny) if self.options.tiny else data
+        return config.method, settings, self.data[config.data]
+
+    def trained(self, name: str, method: str, settings: Settings, data: Dataset) -> tuple[ParticleNet, float]:
+        """The trained stack and the seconds it took; forked from the kept state of another one where there is such."""
+        seeds = self.options.seeds
+        net = place(build_net(settings, data.input_shape, len(data.classes), seeds), self.device)
+        parts = build_parts(METHODS[method], settings, data, seeds, self.device)
+        state: dict[str, torch.Tensor] = {}
+        source = CONFIGS[name].fork_of if name in CONFIGS else None
+        done = settings.deferred_epoch if source in self.kept else 0
+        if source in self.kept:
+            weights, state = self.kept[source]
+            net.load_state_dict(weights)
+        wanted = [n for n, config in CONFIGS.items() if config.fork_of == name and n in self.options.configs]
+        began = time.perf_counter()
+        for epoch in epochs(net, parts, settings, state, done):
+            if wanted and epoch.epoch == settings.deferred_epoch:
+                self.kept[name] = _cloned(net.state_dict()), _cloned(optimiser_state(epoch.step))
+            if epoch.epoch % max(1, settings.epochs // 10) == 0 or epoch.epoch <= 2:
+                losses = " ".join(f"{loss:.3f}" for loss in epoch.losses)
+                print(f"  {name} epoch {epoch.epoch} loss {losses} {epoch.seconds:.2f} s", flush=True)
+        if settings.average:
+            with torch.no_grad():
+                for weight, mean in zip(epoch.step.parameters, epoch.step.average, strict=True):
+                    weight.copy_(mean)
+        return net, time.perf_counter() - began
+
+    def decider(self, data: Dataset, settings: Settings) -> Decider:
+        utility = Utility.one_hot(data.classes)
+        return Decider(utility, combine=settings.combine, calibration="temperature", train_prior=None)
+
+    def report(
+        self,
+        name: str,
+        mode: str,
+        settings: Settings,
+        data: Dataset,
+        logits: np.ndarray[Any, Any],
+        labels: np.ndarray[Any, Any],
+        deciders: list[Decider],
+        seconds: float,
+        balance: bool = False,
+    ) -> None:
+        """Figures of every seed: arg max of both combinations, then expected utility at every penalty."""
+        counted = self.data[CONFIGS[name].data].classes
+        rows: list[dict[str, Any]] = []
+        for seed, part, decider in zip(self.options.seeds, logits, deciders, strict=True):
+            predictions = Predictions(logits=part, targets=labels, classes=counted)
+            predictions = balanced(predictions) if balance else predictions
+            for decision, chosen in _decisions(decider, predictions):
+                for metric, value in _figures(chosen, predictions).items():
+                    rows.append({"seed": seed, "decision": decision, "metric": metric, "value": value})
+            extra = diversity(part) | {"seconds": seconds}
+            if decider.fitted is not None:
+                extra["temperature"] = decider.fitted.temperature
+            rows += [{"seed": seed, "decision": "", "metric": m, "value": v} for m, v in extra.items()]
+        stamp = {"config": name, "mode": mode, "seconds": round(seconds, 1), **self.stamp}
+        _append(self.options.out, [{**row, "value": f"{row['value']:.6g}", **stamp} for row in rows])
+        _print_table(name, mode, rows, seconds)
+
+    def keep_logits(self, name: str, logits: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
+        if self.options.logits:
+            self.options.logits.mkdir(parents=True, exist_ok=True)
+            for seed, part in zip(self.options.seeds, logits, strict=True):
+                path = self.options.logits / f"{name}-{seed}.npz"
+                np.savez_compressed(path, logits=part.astype(np.float16), targets=labels)
+
+    def smoke(self, name: str) -> None:
+        """Seconds an epoch: eager, captured, compiled and captured (the first epoch of each warms up)."""
+        method, settings, data = self.ready(name)
+        from rfdlc.learn.step import Step
+
+        for variant in ("eager", "captured", "compiled"):
+            chosen = settings.changed({"compile": variant == "compiled"})
+            net = place(build_net(chosen, data.input_shape, len(data.classes), self.options.seeds), self.device)
+            parts = build_parts(METHODS[method], chosen, data, self.options.seeds, self.device)
+            Step.capturing = variant != "eager"
+            times = []
+            for epoch in epochs(net, parts, chosen, {}):
+                times.append(epoch.seconds)
+                if epoch.epoch == (2 if variant == "eager" else 4):
+                    break
+            Step.capturing = True
+            memory = torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
+            steps = parts[0].loader.steps
+            print(
+                f"{name} {variant}: first epoch {times[0]:.1f} s, then {min(times[1:]):.3f} s an epoch, "
+                f"{1000 * min(times[1:]) / steps:.2f} ms a step, {memory:.1f} GiB, loss {epoch.losses}",
+                flush=True,
+            )
+
+
+# -- figures ---------------------------------------------------------------------------------------------------
+
+
+def _decisions(decider: Decider, predictions: Predictions) -> Iterator[tuple[str, Decider]]:
+    classes = predictions.classes
+    for combine in ("mean-logits", "mean-probabilities"):
+        yield f"argmax {combine}", Decider(Utility.one_hot(classes), combine=combine, calibration=None)
+    plain = Decider(Utility.one_hot(classes), combine=decider.combine, calibration=None)
+    known = decider.with_classes(classes)
+    if decider.fitted is not None:
+        yield "argmax calibrated", known
+    for penalty in PENALTIES:
+        utility = Utility.tail_sensitive(classes, penalty)
+        yield f"expected-utility {penalty}", plain.with_utility(utility)
+        if decider.fitted is not None:
+            yield f"expected-utility calibrated {penalty}", known.with_utility(utility)
+
+
+def _figures(decider: Decider, predictions: Predictions) -> dict[str, float]:
+    """The standard figures; utility is always that of the penalty -1, whatever the decision was made for."""
+    result = evaluate(predictions, decider=decider)
+    judge = Utility.tail_sensitive(predictions.classes, -1.0)
+    assert predictions.targets is not None
+    gained = judge.matrix[predictions.targets, decider.decide(predictions)].mean()
+    rates = {f"fhr{round(100 * share)}": 100 * rate for share, rate in result.false_head_rates.items()}
+    regions = {region: 100 * value for region, value in result.accuracy_by_region.items()}
+    named = {"acc": 100 * result.accuracy, **regions, **rates, "fhr": 100 * result.false_head_rate}
+    return {**named, "utility": float(gained), "ece": 100 * result.ece, "nll": result.nll}
+
+
+def _print_table(name: str, mode: str, rows: list[dict[str, Any]], seconds: float) -> None:
+    print(f"== {name} ({mode}), {seconds:.0f} s, mean of {len({row['seed'] for row in rows})} seeds", flush=True)
+    shown = ("acc", "head", "med", "tail", "fhr25", "fhr50", "fhr75", "fhr", "utility", "ece", "nll")
+    decisions = dict.fromkeys(row["decision"] for row in rows if row["decision"])
+    brief = [d for d in decisions if "argmax" in d or d.endswith((" -0.1", " -0.25", " -1.0"))]  # the file has all
+    for decision in brief:
+        here = [row for row in rows if row["decision"] == decision]
+        means = {m: np.mean([row["value"] for row in here if row["metric"] == m]) for m in shown}
+        print(f"  {decision:34s}" + " ".join(f"{m} {means[m]:.3g}" for m in shown), flush=True)
+    for metric in ("disagreement", "mutual_information", "temperature"):
+        values = [row["value"] for row in rows if row["metric"] == metric]
+        if values:
+            print(f"  {metric} {np.mean(values):.3f}", flush=True)
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def _read_done(path: Path) -> set[tuple[str, str]]:
+    if not path.exists():
+        return set()
+    with path.open(newline="") as lines:
+        return {(row["config"], row["mode"]) for row in csv.DictReader(lines)}
+
+
+def _append(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as lines:
+        writer = csv.DictWriter(lines, FIELDS)
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def _small(data: Dataset, samples: int) -> Dataset:
+    """Every k-th sample, to try the script on a CPU."""
+    from dataclasses import replace
+
+    assert data.test is not None
+    few = [split.take(np.arange(0, len(split), max(1, len(split) // samples))) for split in (data.train, data.test)]
+    return replace(data, train=few[0], test=few[1])
+
+
+def _cloned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs="+", choices=sorted(CONFIGS))
+    parser.add_argument("--data", type=Path, required=True, help="folder with cifar-100-python/ and the like")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/learn.csv"))
+    parser.add_argument("--mode", choices=("test", "selection", "refit", "smoke"), default="test")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=0, help="other than the preset's")
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="settings for every configuration")
+    parser.add_argument("--hold-out", type=float, default=0.2)
+    parser.add_argument("--time-budget", type=float, default=1e9, help="start nothing after this many seconds")
+    parser.add_argument("--logits", type=Path, help="keep held-out and test logits in this folder, float16")
+    parser.add_argument("--commit", help="commit to record, where the script runs outside the repository")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tiny", type=int, default=0, help="about so many samples, to try the script")
+    Bench(parser.parse_args()).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Commands about data: `rfdlc inspect`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rfdlc.data.inspection import Inspection, Region
+
+MOST_CLASSES, ENDS = 30, 8  # up to so many classes are all listed; of more, so many from either end
+BAR = 24
+
+
+def inspect(
+    source: Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A known name, a file, or a folder.")],
+    root: Annotated[Path | None, typer.Option(help="Folder in which a named data set is looked for.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture of the tail, such as tail.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
+    skip_broken: Annotated[bool, typer.Option(help="Leave out what is broken, count it and report it.")] = False,
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The class column of a table.")] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(metavar="FILE_OR_COLUMN", help="What belongs together: a CSV file, or a column of a table."),
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="The labels of an .npy file of features.")] = None,
+    factor: Annotated[float | None, typer.Option(help="Imbalance factor of a data set that is thinned out.")] = None,
+    profile: Annotated[str | None, typer.Option(help="exponential or step.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side to which images are brought.")] = None,
+    test_fraction: Annotated[float | None, typer.Option(help="Share held out where there is no test part.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of what is drawn.")] = None,
+) -> None:
+    """Show the classes and the tail of a data set, and what is wrong with it: duplicates, leaks, broken files.
+
+    **Examples**
+
+    * `rfdlc inspect digits-lt`
+
+    * `rfdlc inspect cifar100-lt --root data --plot tail.png`
+
+    * `rfdlc inspect dermamnist --root data --groups lesions.csv`
+
+    * `rfdlc inspect photos/ --skip-broken --json`
+
+    * `rfdlc inspect patients.csv --target diagnosis --groups patient`
+    """
+    from rfdlc.data.inspection import Inspection
+    from rfdlc.data.load import load
+    from rfdlc.data.plot import plot_tail
+
+    options: dict[str, Any] = {
+        "root": root,
+        "target": target,
+        "groups": groups,
+        "labels": labels,
+        "factor": factor,
+        "profile": profile,
+        "image_size": image_size,
+        "test_fraction": test_fraction,
+        "seed": seed,
+        "skip_broken": skip_broken or None,
+    }
+    found = Inspection.of(load(source, **{name: value for name, value in options.items() if value is not None}))
+    if plot is not None:
+        plot_tail(found.data.classes, plot, found.data.name)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), ensure_ascii=False, indent=1))
+    else:
+        _show(found, plot)
+
+
+def _show(found: "Inspection", plot: Path | None) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    data = found.data
+    shape = "x".join(map(str, data.input_shape))
+    parts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
+    console.print(f"\n[bold]{_plain(data.name)}[/]: {data.kind} {shape}, {len(data.classes):,} classes; {parts}")
+    console.print(f"Imbalance factor [bold]{data.classes.imbalance_factor:,.1f}[/] (largest over smallest class)\n")
+    console.print(_class_table(found))
+    console.print(_region_table(found.thirds + found.shots, len(data.train)))
+    _show_checks(console, found)
+    if plot is not None:
+        console.print(f"The tail is drawn in [bold]{_plain(plot)}[/]")
+
+
+def _class_table(found: "Inspection") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    classes, splits = found.data.classes, found.data.splits
+    table = Table(box=box.SIMPLE_HEAD, title="Classes by training samples", title_justify="left", title_style="bold")
+    table.add_column("rank", justify="right")
+    table.add_column("class", overflow="fold")
+    for split in splits:
+        table.add_column(split, justify="right")
+    table.add_column("region")
+    table.add_column("")
+    counts = {split: found.counts(split) for split in splits}
+    region = {int(c): name for name, members in classes.thirds.items() for c in members}
+    most = max(1, int(counts["train"].max()))
+    order = classes.order.tolist()
+    shown = order if len(order) <= MOST_CLASSES else order[:ENDS] + order[-ENDS:]
+    for place, c in enumerate(shown):
+        if len(shown) < len(order) and place == ENDS:
+            table.add_row("...", f"{len(order) - 2 * ENDS:,} more", *["..."] * len(splits), "", "")
+        numbers = [f"{counts[split][c]:,}" for split in splits]
+        bar = "█" * max(1, round(BAR * counts["train"][c] / most)) if counts["train"][c] else ""
+        table.add_row(
+            str(classes.rank[c]), _plain(classes.names[c]), *numbers, region[c], f"[{COLOURS[region[c]]}]{bar}[/]"
+        )
+    return table
+
+
+COLOURS = {"head": "blue", "med": "green", "tail": "red"}
+
+
+def _region_table(regions: "list[Region]", samples: int) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title="Regions", title_justify="left", title_style="bold")
+    table.add_column("region")
+    for heading in ("classes", "samples", "share", "samples a class"):
+        table.add_column(heading, justify="right")
+    for region in regions:
+        span = f"{region.least:,}" if region.least == region.most else f"{region.least:,} to {region.most:,}"
+        share = f"{region.samples / samples:.1%}"
+        table.add_row(MEANING[region.name], f"{region.classes:,}", f"{region.samples:,}", share, span)
+        if region.name == "tail":
+            table.add_section()
+    return table
+
+
+MEANING = {
+    "head": "head (first third)",
+    "med": "med (second third)",
+    "tail": "tail (last third)",
+    "many": "many (over 100)",
+    "medium": "medium (20 to 100)",
+    "few": "few (under 20)",
+}
+
+
+def _show_checks(console: "Console", found: "Inspection") -> None:
+    data, leaks = found.data, found.leaks
+    console.print("[bold]Checks[/]")
+    several = len(data.splits) > 1
+    if several:
+        _check(console, leaks.across_splits, "no sample is in two splits", "samples are in more than one split")
+    _check(console, leaks.across_labels, "no sample has two labels", "samples occur with more than one label")
+    if leaks.groups_across_splits is None:
+        console.print("  [dim]-[/] groups are not known: give lesions, patients or tracks with --groups")
+    elif several:
+        _check(console, leaks.groups_across_splits, "no group is in two splits", "groups are in more than one split")
+    _check(console, leaks.broken, "every sample can be read", "files cannot be read")
+    if leaks.repeated:
+        console.print(f"  [dim]-[/] {leaks.repeated:,} different samples occur more than once, in whatever split")
+    if data.skipped:
+        _check(console, data.skipped, "", "broken files, lines or folders were skipped")
+    for note in data.notes:
+        console.print(f"  [dim]-[/] {_plain(note)}")
+
+
+def _check(console: "Console", wrong: tuple[str, ...], fine: str, bad: str) -> None:
+    if not wrong:
+        console.print(f"  [green]✓[/] {fine}")
+        return
+    from rfdlc.errors import listing
+
+    console.print(f"  [yellow]![/] [bold]{len(wrong):,}[/] {bad}: {_plain(listing(wrong, 3))}")
+
+
+def _plain(text: object) -> str:
+    """Text whose brackets are not markup."""
+    from rich.markup import escape
+
+    return escape(str(text))

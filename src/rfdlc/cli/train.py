@@ -1,0 +1,214 @@
+"""`rfdlc train`, `resume`, `fork` and `predict`: trainings and the run folders they leave."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rfdlc.cli.request import JsonOption
+from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing
+from rfdlc.errors import InputError
+
+if TYPE_CHECKING:
+    from rfdlc.learn.model import Model
+
+Source = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Root = Annotated[Path | None, typer.Option("--root", help="Folder in which a named data set is looked for.")]
+Pairs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings; `--settings` lists them.", show_default=False),
+]
+NEEDS_TORCH = 'training needs torch: pip install "rfdlc[train]"'
+
+
+def _print_settings(value: bool) -> None:
+    if not value:
+        return
+    with ready():
+        from rfdlc.learn.settings import Settings
+    for name, (default, text) in Settings.describe().items():
+        typer.echo(f"{name}={_shown(default)}".ljust(34) + text)
+    raise typer.Exit
+
+
+def train(
+    source: Source,
+    settings: Pairs = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
+    root: Root = None,
+    method: Annotated[str, typer.Option("--method", "-m", help="rf-dlc, rf-dlc-paper or ce.")] = "rf-dlc",
+    list_settings: Annotated[
+        bool, typer.Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train on long-tailed data; calibrate on a held-out part; keep everything in a run folder.
+
+    Settings come from the data set's preset and the method; `key=value` overrides them, `data.key=value` is an option
+    of the data set. Ctrl-C stops at a checkpoint.
+
+    **Examples**
+
+    - `rfdlc train digits-lt --out runs/digits data.factor=20`
+    - `rfdlc train patients.csv --out runs/patients data.target=diagnosis`
+    - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
+    - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
+    """
+    with ready():
+        from rfdlc.learn.fitting import train as train_it
+        from rfdlc.learn.settings import parse_pairs
+
+        chosen: dict[str, Any] = dict(parse_pairs(settings or []))
+        named = chosen.pop("method", method)
+        options = {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
+        _report(train_it(source, named, out, root=root, data_options=_typed(options), **chosen), json)
+
+
+def resume(run: RunFolder, json: JsonOption = False) -> None:
+    """Continue a training from its last checkpoint, with the settings it was started with.
+
+    **Examples**
+
+    - `rfdlc resume runs/a`
+    """
+    with ready():
+        from rfdlc.learn.fitting import resume as resume_it
+
+        _report(resume_it(run), json)
+
+
+def fork(
+    run: RunFolder,
+    settings: Pairs = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/fork"),
+    at: Annotated[int | None, typer.Option("--at", help="Epoch of a kept checkpoint (setting `keep`).")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Continue from another run's checkpoint with other settings: what differs only later shares what came before.
+
+    **Examples**
+
+    - `rfdlc fork runs/paper --at 160 --out runs/utility utility=tail-sensitive`
+    """
+    with ready():
+        from rfdlc.learn.fitting import fork as fork_it
+        from rfdlc.learn.settings import parse_pairs
+
+        changes: dict[str, Any] = dict(parse_pairs(settings or []))
+        _report(fork_it(run, out, at=at, **changes), json)
+
+
+def predict(
+    run: RunFolder,
+    source: Source,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")] = Path("predictions.npz"),
+    root: Root = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="train, val or test; by default the last there is.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Particle logits of a data set by a trained model; `rfdlc decide` and `evaluate` read the file.
+
+    **Examples**
+
+    - `rfdlc predict runs/a digits-lt --out predictions.npz`
+    - `rfdlc predict runs/a photos/ --out predictions.npz && rfdlc decide predictions.npz --decider runs/a/decider.json`
+    """
+    check_writable(out)
+    if out.suffix != ".npz":
+        raise InputError(f"{out}: predictions are written as .npz, such as predictions.npz")
+    with ready():
+        from rfdlc.learn.model import Model
+
+        found = Model.load(run).predict(source, split=split, root=root)
+    with replacing(out) as beside:
+        part = beside.with_suffix(".npz")
+        found.save(part)
+        part.replace(beside)
+    told = {"out": str(out), "samples": len(found), "particles": len(found.scores.values), "run": str(run)}
+    print_json(told) if json else print(f"{len(found):,} samples, {told['particles']} particles: {out}")
+
+
+# -- what they share -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def ready() -> Iterator[None]:
+    """One clear line where torch is missing, the loss is no number, or Ctrl-C was pressed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise InputError(NEEDS_TORCH) from None
+    from rfdlc.learn.fitting import TrainingInterrupted
+    from rfdlc.learn.training import TrainingStopped
+
+    try:
+        yield
+    except TrainingStopped as error:
+        print(f"rfdlc: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except TrainingInterrupted as error:
+        print(f"rfdlc: {error}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _typed(options: dict[str, str]) -> dict[str, Any]:
+    """Numbers and true/false as such, the rest as text."""
+    plain: dict[str, Any] = {}
+    for name, text in options.items():
+        try:
+            plain[name] = loads(text)
+        except ValueError:
+            plain[name] = text
+    return plain
+
+
+def _report(model: "Model", as_json: bool) -> None:
+    """What the folder now says, and what to do next."""
+    from rfdlc.learn.run import Run
+
+    assert model.path is not None
+    metrics = Run(model.path).read_json("metrics.json")
+    if as_json:
+        print_json({"run": str(model.path), **metrics})
+        return
+    known = {"test": "test", "test_tail_sensitive": "test, tail-sensitive", "held_out_balanced": "held out, balanced"}
+    print_rich(_table({title: metrics[name] for name, title in known.items() if name in metrics}))
+    print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc evaluate {model.path} --utility tail-sensitive")
+
+
+def _table(columns: dict[str, dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("figure")
+    for title in columns:
+        table.add_column(title, justify="right")
+    for label, read in FIGURES.items():
+        table.add_row(label, *(_number(read(column)) for column in columns.values()))
+    return table
+
+
+FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
+    "accuracy": lambda m: m["accuracy"],
+    "  head": lambda m: m["accuracy_by_region"].get("head"),
+    "  med": lambda m: m["accuracy_by_region"].get("med"),
+    "  tail": lambda m: m["accuracy_by_region"].get("tail"),
+    "false head rate": lambda m: m["false_head_rate"],
+    "mean utility": lambda m: m["mean_utility"],
+    "ECE": lambda m: m["ece"],
+}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,194 @@
+"""Dataset: train, val and test samples with their classes, whatever the format was on disk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.longtail import hold_out_indices
+from rfdlc.data.packed import PackedText
+from rfdlc.data.table import TableEncoder
+from rfdlc.decide.classes import Classes
+from rfdlc.errors import InputError, listing
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """`(x - mean) / std`, one value a channel (images, x in 0..1) or one a feature."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of_images(cls, images: NDArray[np.uint8]) -> "Normalisation":
+        """Per channel of uint8 images (N, channels, H, W).
+
+        >>> Normalisation.of_images(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
+        Normalisation(mean=(0.5,), std=(0.5,))
+        """
+        values = np.arange(256) / 255
+        counts = [np.bincount(images[:, channel].reshape(-1), minlength=256) for channel in range(images.shape[1])]
+        means = [float(np.average(values, weights=n)) for n in counts]
+        spreads = [float(np.average((values - m) ** 2, weights=n)) ** 0.5 for m, n in zip(means, counts, strict=True)]
+        return cls(tuple(means), tuple(spread or 1.0 for spread in spreads))
+
+    @classmethod
+    def of_features(cls, features: NDArray[np.float32]) -> "Normalisation":
+        """Per feature of (N, F); a constant feature keeps its scale."""
+        spreads = features.std(axis=0, dtype=np.float64)
+        means = features.mean(axis=0, dtype=np.float64)
+        return cls(tuple(means.tolist()), tuple(np.where(spreads > 1e-12, spreads, 1.0).tolist()))
+
+
+# Measured on ImageNet by those who first published models for it; the usual choice for photographs.
+PHOTOGRAPHS = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+GREY_PHOTOGRAPHS = Normalisation((0.449,), (0.226,))
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples: uint8 images (N, channels, H, W), float32 features (N, F), or image files that are decoded later."""
+
+    inputs: NDArray[Any] | ImageFiles
+    labels: NDArray[np.int64]  # (N,) class indices
+    ids: Sequence[str] | None = None  # stable names of the samples: paths, row ids
+    groups: NDArray[Any] | None = None  # (N,) lesion, patient, track: what must not be on two sides of a split
+
+    def __post_init__(self) -> None:
+        if self.ids is not None and not isinstance(self.ids, PackedText):
+            object.__setattr__(self, "ids", PackedText(self.ids))
+        parts = {"inputs": self.inputs, "labels": self.labels, "ids": self.ids, "groups": self.groups}
+        lengths = {name: len(part) for name, part in parts.items() if part is not None}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            raise InputError(f"a split has {told}: expected one of each a sample")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The inputs as an array in memory; an error that says what to do where they are files."""
+        if isinstance(self.inputs, ImageFiles):
+            raise InputError(
+                f"these {len(self)} images are not held in memory: use a StreamedLoader, or load them with a "
+                "smaller image_size so that they fit"
+            )
+        return self.inputs
+
+    def take(self, positions: NDArray[np.int64]) -> "Split":
+        """The samples at these positions, in that order."""
+        return Split(
+            self.inputs[positions],
+            self.labels[positions],
+            None if self.ids is None else PackedText(self.ids[i] for i in positions.tolist()),
+            None if self.groups is None else self.groups[positions],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set ready to train on. `classes` count the training part; `notes` say what was done while reading it."""
+
+    name: str
+    classes: Classes
+    train: Split
+    val: Split | None = None
+    test: Split | None = None
+    normalisation: Normalisation | None = None
+    notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # what was broken and left out, one message each
+    encoder: TableEncoder | None = None  # how rows of a table become features
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        names: Sequence[str],
+        splits: dict[str, Split],
+        notes: Sequence[str] = (),
+        normalisation: Normalisation | None = None,
+    ) -> "Dataset":
+        """From class names and splits: counts the classes, and measures the normalisation on the training part."""
+        train = splits.get("train")
+        if train is None or not len(train):
+            raise InputError(f"{name}: there is no training sample; expected a training part to learn from")
+        present = np.unique(train.labels)
+        if len(present) < 2:
+            only = names[int(present[0])]
+            raise InputError(
+                f"{name}: all {len(train)} training samples are of one class ({only!r}): expected 2 or more"
+            )
+        classes = Classes.from_labels(train.labels, names)
+        absent = [n for n, count in zip(classes.names, classes.counts or (), strict=True) if not count]
+        if absent:
+            notes = [*notes, f"{len(absent)} of {len(classes)} classes have no training sample: {listing(absent, 5)}"]
+        val, test = (part if part is not None and len(part) else None for part in map(splits.get, ("val", "test")))
+        return cls(name, classes, train, val, test, normalisation or _measured(train), tuple(notes))
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The parts that exist, by name: train, val, test."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample: (channels, H, W) or (F,)."""
+        return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def kind(self) -> str:
+        """`images` or `features`."""
+        return "images" if len(self.input_shape) == 3 else "features"
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        if self.kind != "images":
+            raise InputError(f"{self.name} has features of shape {self.input_shape} and no images")
+        return self.input_shape[1], self.input_shape[2]
+
+    def hold_out(self, fraction: float = 0.1, seed: int = 0, *, by_group: bool = True) -> "Dataset":
+        """Move a stratified part of the training samples into `val`; where groups are known, no group is on both sides.
+
+        The classes are counted again, on what remains.
+        """
+        if self.val is not None:
+            raise InputError(f"{self.name} has {len(self.val)} validation samples already: hold_out needs val=None")
+        kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups if by_group else None)
+        if not len(held):
+            raise InputError(f"{self.name}: no class has two samples (or groups), so none can be held out")
+        train = self.train.take(kept)
+        classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
+        return replace(self, train=train, val=self.train.take(held), classes=classes)
+
+    def with_test(self, fraction: float, seed: int = 0) -> "Dataset":
+        """For data in one piece: a part held out for `test`, as `hold_out` does, and a note that says so."""
+        moved = self.hold_out(fraction, seed)
+        held = len(self.train) - len(moved.train)
+        note = f"the data has no test part: {held} of {len(self.train)} samples were held out for it (seed {seed})"
+        return replace(moved, val=None, test=moved.val, normalisation=_measured(moved.train), notes=(*self.notes, note))
+
+
+def _measured(train: Split) -> Normalisation:
+    if isinstance(train.inputs, ImageFiles):
+        return PHOTOGRAPHS if train.inputs.channels == 3 else GREY_PHOTOGRAPHS
+    images = train.inputs.ndim == 4
+    return Normalisation.of_images(train.inputs) if images else Normalisation.of_features(train.inputs)
+
+
+def split_name(word: str) -> str | None:
+    """train, val or test for the ways people write them; None for any other word.
+
+    >>> split_name("Validation"), split_name("cats")
+    ('val', None)
+    """
+    aliases = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+    aliases |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
+    return aliases.get(word.lower())

@@ -1,0 +1,215 @@
+"""Image files: what is accepted, how they are decoded and resized, and a compact sequence of many of them."""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.data.packed import PackedText
+from rfdlc.errors import InputError
+from rfdlc.progress import track
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Result = TypeVar("Result")
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
+FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
+
+
+class BrokenImage(InputError):
+    """One image file cannot be used; `skip_broken` counts these instead of stopping."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes of an image say: its size and whether it is grey."""
+
+    width: int
+    height: int
+    grey: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Image files under one root, decoded when they are asked for. `size` is the side of the square they end up as."""
+
+    root: Path
+    names: PackedText  # paths relative to the root
+    size: int
+    channels: int = 3
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> "ImageFiles":
+        return ImageFiles(self.root, self.names.take(positions), self.size, self.channels)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(N, channels, size, size): what the decoded images would have."""
+        return len(self), self.channels, self.size, self.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all decoded images together."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def path(self, index: int) -> Path:
+        """Where image `index` is."""
+        return self.root / self.names[index]
+
+    def decode(self) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
+        """All images in memory, uint8 (N, channels, size, size), and which of them are broken and why."""
+        images = np.zeros(self.shape, dtype=np.uint8)
+
+        def fill(index: int) -> None:
+            images[index] = planes(fitted(open_image(self.path(index)), self.size, self.channels))
+
+        return images, attempt(fill, range(len(self)), "Decoding images")[1]
+
+
+def attempt(
+    function: Callable[[int], Result], items: Sequence[int], description: str
+) -> tuple[dict[int, Result], dict[int, BrokenImage]]:
+    """`function` of each item on all cores with a progress bar: what came out, and what was broken.
+
+    Threads do, since pillow decodes without the interpreter's lock.
+    """
+    done: dict[int, Result] = {}
+    broken: dict[int, BrokenImage] = {}
+
+    def tried(item: int) -> None:
+        try:
+            done[item] = function(item)
+        except BrokenImage as error:
+            broken[item] = error
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # In portions: a pool makes an object for all that it is given at once.
+        portions = (items[i : i + 4096] for i in range(0, len(items), 4096))
+        for _ in track((_ for portion in portions for _ in pool.map(tried, portion)), description, total=len(items)):
+            pass
+    return done, broken
+
+
+def open_image(path: Path) -> "Image":
+    """An image whose header was read and found usable; its pixels are not decoded yet."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        size = path.stat().st_size
+        image = Image.open(path) if size else None
+    except FileNotFoundError:
+        raise BrokenImage(f"{path}: there is no such file") from None
+    except UnidentifiedImageError:
+        raise BrokenImage(f"{path}: this is no image that pillow can read, or it is corrupt") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BrokenImage(f"{path}: the image cannot be opened ({error})") from None
+    if image is None:
+        raise BrokenImage(f"{path}: the file is empty (0 bytes)")
+    trouble = _unusable(image)
+    if trouble:
+        raise BrokenImage(f"{path}: {trouble}")
+    return image
+
+
+def _unusable(image: "Image") -> str | None:
+    """Why these pixels would come out wrong, with the fix; None when they come out right."""
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # a photograph with a preview is one picture
+        return f"the image is animated ({image.n_frames} frames): save one frame of it as its own file"
+    if image.mode == "CMYK":
+        return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
+    if image.mode.startswith(("I", "F")) or any("16" in str(tile[3]) for tile in image.tile):
+        return "the image has 16 or more bits a channel: scale it to 8 bits, since only you know its range"
+    if image.mode not in GREY + COLOUR:
+        return f"the image has mode {image.mode}, which is not supported: convert it to grey or RGB with 8 bits"
+    return None
+
+
+def header(path: Path) -> Header:
+    """Size and kind of an image, read without decoding it."""
+    with open_image(path) as image:
+        width, height = image.size
+        return Header(width, height, image.mode in GREY)
+
+
+def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Image":
+    """The centre square of `share` of the shorter side, resized to `size`: 224 / 256 is resize 256, centre crop 224."""
+    width, height = image.size
+    side = share * min(width, height)
+    return view(
+        image, ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2), size, channels
+    )
+
+
+def view(image: "Image", box: tuple[float, float, float, float], size: int, channels: int) -> "Image":
+    """What is inside the box (left, top, right, bottom), decoded and resized to `size` (bilinear, antialiased).
+
+    A large JPEG is decoded at a half, a quarter or an eighth of its size, where twice as many pixels as are needed
+    remain.
+    """
+    from PIL import Image
+
+    width, height = image.size
+    needed = 2 * size / min(box[2] - box[0], box[3] - box[1])
+    if needed <= 0.5:
+        image.draft(None, (math.ceil(width * needed), math.ceil(height * needed)))
+    image = decoded(image, channels)
+    across, down = image.size[0] / width, image.size[1] / height  # 1 unless it was decoded smaller
+    box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+    whole = box == (0.0, 0.0, float(size), float(size))
+    if whole and image.size == (size, size):
+        return image
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def decoded(image: "Image", channels: int) -> "Image":
+    """The pixels as 8-bit grey (1 channel) or RGB (3); damage is an error that names the file."""
+    name = getattr(image, "filename", "image")  # an image in memory has none
+    try:
+        image.load()
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise BrokenImage(f"{name}: the image is truncated or corrupt ({error})") from None
+    mode = "L" if channels == 1 else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Images in memory (N, channels, H, W) brought to `size`, as files are."""
+    from PIL import Image
+
+    channels = images.shape[1]
+    out = np.empty((len(images), channels, size, size), dtype=np.uint8)
+    for i, image in enumerate(images):
+        picture = Image.fromarray(image[0] if channels == 1 else image.transpose(1, 2, 0))
+        out[i] = planes(fitted(picture, size, channels))
+    return out
+
+
+def planes(image: "Image") -> NDArray[np.uint8]:
+    """Pixels (channels, H, W)."""
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def default_size(headers: Iterable[Header]) -> int:
+    """The side of the square that suits these images: theirs if they share a small one, else a usual one below it.
+
+    >>> default_size([Header(28, 28, True)]), default_size([Header(500, 375, False), Header(640, 480, False)])
+    (28, 224)
+    """
+    sizes = {(h.width, h.height) for h in headers}
+    width, height = next(iter(sizes))
+    if len(sizes) == 1 and width == height <= 64:
+        return width
+    typical = float(np.median([min(pair) for pair in sizes]))
+    return max((side for side in (32, 64, 128, 224) if side <= typical), default=32)

@@ -1,0 +1,111 @@
+"""`load`: the front door. A name, a path, arrays or a data frame in; a Dataset out."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.groups import with_groups
+from rfdlc.data.sources import arrays, cifar, digits, folder, listing, medmnist, table
+from rfdlc.errors import InputError, suggestion
+from rfdlc.errors import listing as told
+
+Reader = Callable[..., Dataset]
+
+# Data sets that have a name of their own: how each is read, and where in a root folder it is found.
+NAMES: dict[str, tuple[Reader, Callable[[Path], Path]]] = {
+    "digits-lt": (digits.read, Path),
+    "cifar10-lt": (cifar.read_cifar10, Path),
+    "cifar100-lt": (cifar.read_cifar100, Path),
+    **{name: (medmnist.read, partial(medmnist.find, name=name)) for name in medmnist.CLASS_NAMES},
+    **{name: (listing.read, partial(listing.find_named, name=name)) for name in listing.NAMES},
+}
+SUFFIXES: dict[str, Reader] = {
+    ".npz": arrays.read_npz,
+    ".npy": arrays.read_npy,
+    ".csv": table.read,
+    ".tsv": table.read,
+    ".parquet": table.read,
+    ".pq": table.read,
+    ".txt": listing.read,
+}
+
+
+def load(
+    source: Any,
+    *,
+    root: str | Path | None = None,
+    groups: str | Path | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    **options: Any,
+) -> Dataset:
+    """Read a data set: by name (`digits-lt`), by path, or from memory (`(X, y)`, a dict of splits, a data frame).
+
+    `root` is the folder in which a named data set is looked for (the current one if not given). `groups` is a CSV file
+    that says which samples belong together, or a column of a table. Data that comes in one piece has `test_fraction` of
+    it held out for testing (0: none). Other options depend on the source, `docs/data.md` lists them.
+
+    >>> data = load("digits-lt", factor=10)
+    >>> data.classes.count_array[[0, -1]].tolist(), data.input_shape
+    ([129, 12], (1, 8, 8))
+    """
+    reader, place = _reader(source, Path(root) if root is not None else None)
+    options |= {"seed": seed} if "seed" in _options(reader) else {}
+    if "groups" in _options(reader):  # a table: it has a column for them, and parts itself before it is encoded
+        return reader(place, **_checked(reader, source, options), groups=groups, test_fraction=test_fraction)
+    data = reader(place, **_checked(reader, source, options))
+    if groups is not None:
+        data = with_groups(data, Path(groups))
+    return data.with_test(test_fraction, seed) if list(data.splits) == ["train"] and test_fraction else data
+
+
+def _reader(source: Any, root: Path | None) -> tuple[Reader, Any]:
+    """What reads this source, and what to give it."""
+    if isinstance(source, str) and source.lower() in NAMES:
+        reader, find = NAMES[source.lower()]
+        return reader, find(root or Path())
+    if not isinstance(source, str | Path):
+        is_frame = type(source).__name__ == "DataFrame"
+        return (table.read if is_frame else arrays.from_memory), source
+    path = root / source if root is not None else Path(source)
+    if not path.exists():
+        raise InputError(
+            f"{str(source)!r} is neither a known data set nor an existing path ({path}): "
+            f"known are {told(NAMES, 40)}{suggestion(str(source), NAMES)}"
+        )
+    return _reader_of_path(path), path
+
+
+def _reader_of_path(path: Path) -> Reader:
+    if path.is_dir():
+        return _reader_of_folder(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{path}: files of this kind are not read: expected {told(SUFFIXES)}, or a folder of images")
+    reader = SUFFIXES[path.suffix.lower()]
+    return medmnist.read if reader is arrays.read_npz and medmnist.recognises(path) else reader
+
+
+def _reader_of_folder(path: Path) -> Reader:
+    if cifar.recognises(path):
+        return cifar.read_folder
+    if listing.find(path):
+        return listing.read_folder
+    return arrays.read_folder if any(path.glob("*.npy")) else folder.read
+
+
+def _options(reader: Reader) -> list[str]:
+    return [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def _checked(reader: Reader, source: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, if the reader takes them all."""
+    allowed = _options(reader)
+    for name in options:
+        if name not in allowed:
+            what = source if isinstance(source, str | Path) else "data in memory"
+            known = told(["root", "groups", "test_fraction", "seed", *allowed], 40)
+            raise InputError(f"{what} takes no option {name!r}: expected one of {known}{suggestion(name, allowed)}")
+    return options

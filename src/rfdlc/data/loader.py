@@ -1,0 +1,127 @@
+"""ResidentLoader: a data set that fits lives on the device; an epoch is prepared there in bulk."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rfdlc.data.augment import Augment, Draws
+from rfdlc.data.dataset import Normalisation, Split
+from rfdlc.data.normaliser import Normaliser
+from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
+from rfdlc.errors import InputError
+
+# A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.
+BYTES_AT_ONCE = 2**28
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What R runs see in an epoch: which sample at each place, and what is drawn for its augmentation."""
+
+    order: Tensor  # (R, N) sample indices
+    draws: Draws  # each (R, N, ...)
+
+
+class ResidentLoader:
+    """Batches for a stack of R = len(seeds) runs. Run r depends on (seeds[r], epoch) alone, stacked or not.
+
+    Yields inputs (R, B, channels, H, W) or (R, B, F), augmented and normalised, and targets (R, B). The last batch of
+    an epoch may be smaller.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        normalisation: Normalisation | None = None,
+        *,
+        batch_size: int = 128,
+        seeds: Sequence[int] = (0,),
+        augment: Augment | None = None,
+        sampling: str = "shuffle",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.device = torch.device(device)
+        self.batch_size, self.seeds = batch_size, tuple(seeds)
+        self.rank, self.world_size = rank, world_size
+        self.inputs = torch.from_numpy(split.array).to(self.device)  # (N, ...)
+        self.targets = torch.from_numpy(split.labels).to(self.device)  # (N,)
+        self.is_images = self.inputs.dtype == torch.uint8
+        if augment is not None and not self.is_images:
+            raise InputError("augment acts on images, but these samples are features: leave it out")
+        if not self.seeds:
+            raise InputError("seeds is empty: expected one seed a run, such as (0,)")
+        self.augment = augment or Augment()
+        self.slices = batch_slices(len(split), batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
+        self._order = EpochOrder(self.targets, sampling)
+        at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * batch_size)
+        self._together = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
+        self._known_places: dict[tuple[int, int], Tensor] = {}
+        self._normalised = Normaliser(normalisation, tuple(self.inputs.shape[1:]), self.device, dtype)
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return len(self.slices)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
+        plan = self.plan(epoch)
+        for first in range(start_step, self.steps, self._together):
+            yield from self._prepared(plan, first, min(first + self._together, self.steps))
+
+    def plan(self, epoch: int) -> Plan:
+        """All random choices of an epoch, drawn in bulk on the device."""
+        orders = [self._order.draw(seeded(ORDER, seed, epoch, self.device)) for seed in self.seeds]
+        count = len(self.targets)
+        drawn = [self.augment.draw(count, seeded(AUGMENTATION, seed, epoch, self.device)) for seed in self.seeds]
+        return Plan(torch.stack(orders), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
+
+    def prepare(self, order: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Inputs (..., channels, H, W) or (..., F) and targets (...) for sample indices (...): a pure function."""
+        picked = self.inputs.index_select(0, order.reshape(-1))
+        if self.is_images:
+            picked = self.augment(picked, {name: drawn.flatten(0, order.ndim - 1) for name, drawn in draws.items()})
+        return self._normalised(picked).view(*order.shape, *self.inputs.shape[1:]), self.targets[order]
+
+    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every sample of this rank once, in the data set's order, not augmented: inputs (B, ...), targets (B,)."""
+        mine = shard(len(self.targets), self.rank, self.world_size)
+        for start in range(mine.start, mine.stop, self.batch_size):
+            part = slice(start, min(start + self.batch_size, mine.stop))
+            yield self._normalised(self.inputs[part]), self.targets[part]
+
+    def _prepared(self, plan: Plan, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of steps first to last, prepared together; each is contiguous."""
+        places = self._places(first, last)
+        drawn = {name: values.flatten(0, 1)[places] for name, values in plan.draws.items()}
+        inputs, targets = self.prepare(plan.order.flatten()[places], drawn)
+        runs, sample = len(self.seeds), self.inputs.shape[1:]
+        size = _length(self.slices[first])
+        alike = last - first - (_length(self.slices[last - 1]) != size)  # only the last of an epoch can differ
+        end = alike * runs * size
+        yield from zip(
+            inputs[:end].view(alike, runs, size, *sample).unbind(0),
+            targets[:end].view(alike, runs, size).unbind(0),
+            strict=True,
+        )
+        if alike < last - first:
+            yield inputs[end:].view(runs, -1, *sample), targets[end:].view(runs, -1)
+
+    def _places(self, first: int, last: int) -> Tensor:
+        """Where the samples of these steps lie in a flattened (R, N): by step, then by run. The same every epoch."""
+        if (first, last) not in self._known_places:
+            runs = len(self.targets) * np.arange(len(self.seeds))[:, None]
+            steps = [(runs + np.arange(part.start, part.stop)).reshape(-1) for part in self.slices[first:last]]
+            self._known_places[first, last] = torch.from_numpy(np.concatenate(steps)).to(self.device)
+        return self._known_places[first, last]
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)

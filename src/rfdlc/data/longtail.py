@@ -1,0 +1,111 @@
+"""Long tails: imbalance profiles, seeded subsets that follow them, and hold-outs by class and by group."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rfdlc.errors import InputError, choose
+
+Indices = NDArray[np.int64]
+
+PROFILES = ("exponential", "step")
+
+
+def profile_counts(n_max: int, classes: int, factor: float, profile: str = "exponential") -> Indices:
+    """How many samples each class keeps: n_max for the first down to n_max / factor for the last.
+
+    exponential: `int(n_max * factor**(-c / (C - 1)))`; step: the first half n_max, the rest `int(n_max / factor)`.
+
+    >>> profile_counts(5000, 10, 100).tolist()
+    [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
+    >>> profile_counts(500, 4, 10, "step").tolist()
+    [500, 500, 50, 50]
+    """
+    choose("profile", profile, PROFILES)
+    if classes < 2:
+        raise InputError(f"an imbalance profile needs at least 2 classes, got {classes}")
+    if not 1 <= factor <= n_max:
+        raise InputError(
+            f"imbalance factor {factor} is out of range: expected 1 (balanced) to {n_max} (one sample in the last "
+            f"class), since the largest class has {n_max} samples"
+        )
+    place = np.arange(classes)
+    share = place / (classes - 1) if profile == "exponential" else (place >= (classes + 1) // 2).astype(float)
+    # The small term keeps a whole number whole: 49 * 49**-1.0 is 0.999... in floating point.
+    return np.floor(n_max * float(factor) ** -share + 1e-9).astype(np.int64)
+
+
+def subset(labels: Indices, counts: Indices, seed: int = 0) -> Indices:
+    """Positions, in order, of a seeded random subset with `counts[c]` samples of class c (all of them if it has fewer).
+
+    Each class has its own random numbers, so that another factor keeps nested samples: a smaller count is a part of
+    a larger one.
+    """
+    kept = [_shuffled(np.flatnonzero(labels == c), seed, c)[: counts[c]] for c in range(len(counts))]
+    return np.sort(np.concatenate(kept))
+
+
+def hold_out_indices(
+    labels: Indices, fraction: float, seed: int = 0, groups: NDArray[Any] | None = None
+) -> tuple[Indices, Indices]:
+    """Split positions into (kept, held out): about `fraction` of every class, seeded.
+
+    A class with two samples has at least one on each side; one with a single sample keeps it. With `groups` (N,), no
+    group is on both sides, and a class in two or more groups is kept on both sides wherever groups of several classes
+    allow it.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"hold-out fraction {fraction} is not a share of the samples: expected 0 < fraction < 1")
+    held = _held_samples(labels, fraction, seed) if groups is None else _held_groups(labels, fraction, seed, groups)
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _held_samples(labels: Indices, fraction: float, seed: int) -> NDArray[np.bool_]:
+    held = np.zeros(len(labels), dtype=bool)
+    for c in np.unique(labels):
+        members = _shuffled(np.flatnonzero(labels == c), seed, int(c))
+        held[members[: _share(len(members), fraction)]] = True
+    return held
+
+
+def _share(count: int, fraction: float) -> int:
+    """How many of `count` to hold out: at least one and not all where there are two, none of a single one."""
+    return 0 if count < 2 else min(max(1, round(count * fraction)), count - 1)
+
+
+def _held_groups(labels: Indices, fraction: float, seed: int, groups: NDArray[Any]) -> NDArray[np.bool_]:
+    """Decide group by group, the classes with the fewest groups first, since those have the least choice."""
+    _, group_of = np.unique(groups, return_inverse=True)
+    table = _class_group_counts(labels, group_of)  # {class: {group: samples}}
+    side: dict[int, bool] = {}  # group -> held out?
+    for c in sorted(table, key=lambda c: (len(table[c]), c)):
+        sizes = table[c]
+        held = sum(size for group, size in sizes.items() if side.get(group, False))
+        kept = any(side.get(group) is False for group in sizes)
+        wanted = _share(sum(sizes.values()), fraction)
+        undecided = [int(g) for g in _shuffled(np.array(sorted(sizes)), seed, c) if int(g) not in side]
+        if undecided and not kept:  # the largest, so that a single large group is never what is held out
+            stays = max(undecided, key=lambda group: sizes[group])
+            undecided.remove(stays)
+            side[stays] = False
+        for group in undecided:
+            side[group] = held + sizes[group] <= wanted
+            held += sizes[group] * side[group]
+        if undecided and not held:  # none is small enough: a class on one side only would be worse
+            side[min(undecided, key=lambda group: sizes[group])] = True
+    return np.array([side[int(g)] for g in group_of], dtype=bool)
+
+
+def _class_group_counts(labels: Indices, group_of: Indices) -> dict[int, dict[int, int]]:
+    table: dict[int, dict[int, int]] = defaultdict(dict)
+    pairs, sizes = np.unique(np.stack([labels, group_of]), axis=1, return_counts=True)
+    for (c, group), size in zip(pairs.T.tolist(), sizes.tolist(), strict=True):
+        table[c][group] = size
+    return table
+
+
+def _shuffled(positions: ArrayLike, seed: int, stream: int) -> Indices:
+    """The positions in a random order that depends on (seed, stream) alone."""
+    return np.random.default_rng([seed, stream]).permutation(np.asarray(positions, dtype=np.int64))

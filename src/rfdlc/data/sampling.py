@@ -1,0 +1,92 @@
+"""The order of an epoch: which sample comes when, for every run and rank, reproducible from (seed, epoch) alone."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rfdlc.errors import InputError, choose
+
+SAMPLINGS = ("shuffle", "balanced", "sqrt")
+ORDER, AUGMENTATION, MIXING = range(3)  # independent streams of random numbers
+
+
+def seeded(stream: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Random numbers that depend on (stream, seed, epoch) and the kind of device, and on nothing that ran before."""
+    if seed < 0 or epoch < 0:
+        raise InputError(f"seed {seed} and epoch {epoch} must both be 0 or larger")
+    state = np.random.SeedSequence([stream, seed, epoch]).generate_state(1, np.uint64)
+    return torch.Generator(device).manual_seed(int(state[0] >> np.uint64(1)))
+
+
+class EpochOrder:
+    """Draws the sample indices of an epoch, always as many as there are samples.
+
+    shuffle: each sample once. balanced: with replacement, every class equally often. sqrt: with replacement, class c
+    in proportion to the square root of its count.
+    """
+
+    def __init__(self, labels: Tensor, sampling: str = "shuffle") -> None:
+        self.sampling = choose("sampling", sampling, SAMPLINGS)
+        self.count = len(labels)
+        self._by_class = torch.argsort(labels, stable=True)
+        self._sizes = torch.bincount(labels)
+        self._starts = torch.cumsum(self._sizes, 0) - self._sizes
+        power = 0.5 if sampling == "sqrt" else 0.0
+        self._weights = torch.where(self._sizes > 0, self._sizes.double() ** power, 0.0)
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Sample indices (N,) on the generator's device, which must be that of the labels."""
+        device = generator.device
+        if self.sampling == "shuffle":
+            return torch.randperm(self.count, generator=generator, device=device)
+        classes = torch.multinomial(self._weights, self.count, replacement=True, generator=generator)
+        sizes = self._sizes[classes]
+        within = (torch.rand(self.count, generator=generator, device=device, dtype=torch.float64) * sizes).long()
+        return self._by_class[self._starts[classes] + within]
+
+
+def batch_slices(
+    count: int, batch_size: int, *, rank: int = 0, world_size: int = 1, drop_last: bool = False
+) -> list[slice]:
+    """Where the batches of one rank lie in the order of an epoch: all ranks together take every sample once.
+
+    Every rank has the same number of batches, as averaging gradients needs. The samples of the last step are shared
+    out evenly; where fewer remain than there are ranks, they join the step before, whose batches are then one larger
+    on some ranks. `drop_last` leaves them out instead (another few each epoch, since the order changes).
+
+    >>> [(s.start, s.stop) for s in batch_slices(10, 4)]
+    [(0, 4), (4, 8), (8, 10)]
+    >>> [[(s.start, s.stop) for s in batch_slices(10, 2, rank=r, world_size=2)] for r in (0, 1)]
+    [[(0, 2), (4, 6), (8, 9)], [(2, 4), (6, 8), (9, 10)]]
+    """
+    _check(count, batch_size, rank, world_size)
+    across = batch_size * world_size
+    full, remainder = divmod(count, across)
+    starts = [step * across for step in range(full)]
+    slices = [slice(start + rank * batch_size, start + (rank + 1) * batch_size) for start in starts]
+    if drop_last or not remainder:
+        return slices
+    if remainder < world_size:  # too few for a batch on every rank
+        slices, start = slices[:-1], starts[-1]
+    else:
+        start = full * across
+    bounds = start + np.arange(world_size + 1) * (count - start) // world_size
+    return [*slices, slice(int(bounds[rank]), int(bounds[rank + 1]))]
+
+
+def shard(count: int, rank: int = 0, world_size: int = 1) -> range:
+    """The samples that a rank evaluates: a contiguous part, so that all ranks in turn give every sample once, in order.
+
+    >>> [list(shard(5, r, 2)) for r in (0, 1)]
+    [[0, 1], [2, 3, 4]]
+    """
+    return range(count * rank // world_size, count * (rank + 1) // world_size)
+
+
+def _check(count: int, batch_size: int, rank: int, world_size: int) -> None:
+    if batch_size < 1:
+        raise InputError(f"batch_size {batch_size} is out of range: expected 1 or more")
+    if not 0 <= rank < world_size:
+        raise InputError(f"rank {rank} is out of range: expected 0 to {world_size - 1} for world_size {world_size}")
+    if count < world_size:
+        raise InputError(f"{count} samples cannot be shared by {world_size} ranks: use at most {count} processes")

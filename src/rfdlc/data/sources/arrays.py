@@ -1,0 +1,172 @@
+"""Arrays: features, embeddings or small images in `.npz`, `.npy` files, or in memory."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.data.dataset import Dataset, Split, split_name
+from rfdlc.errors import InputError, listing
+
+# What the words in a key mean: `train_x`, `X_test`, `y`, `val_labels`, `groups`, ...
+ROLES = {
+    "x": {"x", "features", "embeddings", "inputs", "data", "images"},
+    "y": {"y", "labels", "targets", "label", "target"},
+    "groups": {"groups", "group"},
+    "ids": {"ids", "id"},
+    "names": {"names", "classes"},
+}
+EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
+
+
+def read_npz(path: Path) -> Dataset:
+    """One file with all arrays: `x` and `y`, or `train_x`, `train_y`, `test_x`, ..."""
+    return from_arrays(path.stem, open_npz(path))
+
+
+def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
+    """A pair of files: the features at `path`, the labels at `labels` (`y.npy` beside it if not given)."""
+    beside = Path(labels) if labels is not None else path.with_name("y.npy")
+    if not beside.is_file() or beside == path:
+        raise InputError(f"{path}: there are no labels for it at {beside}; name them with labels=")
+    return from_arrays(path.stem, {"x": _npy(path), "y": _npy(beside)})
+
+
+def read_folder(path: Path) -> Dataset:
+    """A folder of `.npy` files named like the arrays in an `.npz`: `train_x.npy`, `train_y.npy`, ..."""
+    arrays = {file.stem: _npy(file) for file in sorted(path.glob("*.npy"))}
+    return from_arrays(path.name, arrays)
+
+
+def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
+    """`(X, y)`, or a dict with the keys of an `.npz`, or `{"train": (X, y), "test": (X, y)}`."""
+    if isinstance(source, Mapping):
+        arrays: dict[str, Any] = {}
+        for key, value in source.items():
+            if isinstance(value, tuple) and len(value) == 2:
+                arrays |= {f"{key}_x": value[0], f"{key}_y": value[1]}
+            else:
+                arrays[str(key)] = value
+    elif isinstance(source, tuple | list) and len(source) == 2:
+        arrays = {"x": source[0], "y": source[1]}
+    else:
+        kind = type(source).__name__
+        raise InputError(f"a {kind} cannot be loaded: expected a name, a path, (X, y) or a dict of splits")
+    return from_arrays(name, {k: np.asarray(v) for k, v in arrays.items()})
+
+
+def open_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays in an `.npz`; one that would need unpickling is refused."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in file.files}
+    except Exception as error:  # a damaged zip can fail in any way
+        raise InputError(_unreadable(path, error)) from None
+
+
+def _npy(path: Path) -> NDArray[Any]:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except Exception as error:
+        raise InputError(_unreadable(path, error)) from None
+    return np.asarray(array)
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    if "allow_pickle" in str(error):
+        return f"{path}: holds Python objects, which are never unpickled: save arrays of numbers or text instead"
+    return f"{path}: cannot be read as numpy arrays, it is damaged or of another format ({error})"
+
+
+# -- from named arrays to a data set -----------------------------------------------------------------------------------
+
+
+def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    """A data set from arrays whose keys say split and role."""
+    parts: dict[str | None, dict[str, NDArray[Any]]] = {}
+    for key, array in arrays.items():
+        split, role = _meaning(name, key)
+        parts.setdefault(split, {})[role] = array
+    whole = parts.pop(None, {})
+    given_names = whole.pop("names", None)
+    if whole and parts:
+        raise InputError(f"{name}: arrays with and without a split are mixed ({listing(arrays)}): expected {EXPECTED}")
+    pieces = {"train": whole} if whole else {str(split): part for split, part in parts.items()}
+    names = _class_names(name, pieces, given_names)
+    splits = {split: _split(f"{name}, {split}", part, names) for split, part in pieces.items()}
+    return Dataset.of(name, names, splits)
+
+
+def _meaning(name: str, key: str) -> tuple[str | None, str]:
+    """(split or None, role) of a key."""
+    words = [word for word in re.split(r"[_\-. ]+", key.lower()) if word]
+    splits = [split for split in map(split_name, words) if split]
+    roles = [role for word in words for role, aliases in ROLES.items() if word in aliases]
+    if len(roles) != 1 or len(splits) > 1 or len(words) != 1 + len(splits):
+        raise InputError(f"{name}: the array {key!r} has a name without meaning here: expected {EXPECTED}")
+    return (splits[0] if splits else None), roles[0]
+
+
+def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], given: Any) -> list[str]:
+    if given is not None:
+        return [str(n) for n in np.asarray(given).reshape(-1)]
+    train = pieces.get("train", {}).get("y")
+    if train is None or not train.size:
+        raise InputError(f"{name}: there are no training labels: expected {EXPECTED}")
+    if train.dtype.kind not in "iufb":
+        return [str(n) for n in np.unique(train.astype(str))]
+    largest = max(float(np.nanmax(part["y"])) for part in pieces.values() if "y" in part and part["y"].size)
+    return [str(c) for c in range(int(largest) + 1)]
+
+
+def _split(where: str, part: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Split:
+    if "x" not in part or "y" not in part:
+        raise InputError(f"{where}: has {listing(part)} but needs both inputs and labels: expected {EXPECTED}")
+    groups, ids = part.get("groups"), part.get("ids")
+    labels = as_labels(where, part["y"], names)
+    return Split(as_inputs(where, part["x"]), labels, None if ids is None else [str(i) for i in ids], groups)
+
+
+def as_labels(where: str, labels: NDArray[Any], names: Sequence[str]) -> NDArray[np.int64]:
+    """Class indices (N,) from numbers or names, a column of them included."""
+    from rfdlc.decide.classes import Classes
+
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1:
+        raise InputError(
+            f"{where}: labels have shape {labels.shape}: expected one class a sample (for one-hot: argmax)"
+        )
+    return Classes(tuple(names)).encode(labels, f"{where}: label")
+
+
+def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
+    """uint8 images as (N, channels, H, W), or finite float32 features (N, F)."""
+    if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
+        return as_images(where, inputs)
+    if inputs.ndim != 2 or inputs.dtype.kind not in "iufb":
+        raise InputError(
+            f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: expected numbers (N, features), "
+            "or uint8 images (N, H, W), (N, H, W, 3) or (N, 3, H, W)"
+        )
+    features = inputs.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    if len(wrong):
+        raise InputError(
+            f"{where}: row {wrong[0]} has a missing or infinite value ({len(wrong)} rows have): fill them first"
+        )
+    return features
+
+
+def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """uint8 (N, H, W), (N, H, W, channels) or (N, channels, H, W), with 1 or 3 channels, as (N, channels, H, W)."""
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim == 4 and images.shape[1] in (1, 3):
+        return images
+    if images.ndim == 4 and images.shape[3] in (1, 3):
+        return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+    raise InputError(f"{where}: images have shape {images.shape}: expected 1 or 3 channels, (N, H, W[, channels])")

@@ -1,0 +1,185 @@
+"""List files: lines of `path label`, as ImageNet-LT, Places-LT and iNaturalist 2018 come."""
+
+import os
+import re
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from rfdlc.data.dataset import Dataset, Normalisation, split_name
+from rfdlc.data.sources.files import Listed, read_images
+from rfdlc.errors import InputError
+from rfdlc.errors import listing as told
+
+
+class Published(NamedTuple):
+    """How many images and classes a data set has where it was published."""
+
+    images: dict[str, int]
+    classes: int
+    normalisation: Normalisation | None = None
+
+
+INATURALIST = Published(
+    {"train": 437_513, "val": 24_426}, 8_142, Normalisation((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
+)
+PUBLISHED = {
+    "imagenetlt": Published({"train": 115_846, "val": 20_000, "test": 50_000}, 1_000),
+    "placeslt": Published({"train": 62_500, "val": 7_300, "test": 36_500}, 365),
+    "inaturalist18": INATURALIST,
+    "inaturalist2018": INATURALIST,
+}
+
+NAMES = ("imagenet-lt", "places-lt", "inaturalist18", "inaturalist2018")
+
+
+def find(folder: Path) -> dict[str, dict[str, Path]]:
+    """List files in a folder: {what precedes the split in the name: {split: file}}."""
+    found: dict[str, dict[str, Path]] = defaultdict(dict)
+    for path in sorted(folder.glob("*.txt")):
+        stem, split = _parts(path)
+        if split is not None:
+            found[stem][split] = path
+    return {stem: files for stem, files in found.items() if "train" in files}
+
+
+def find_named(root: Path, name: str) -> Path:
+    """The training list of a data set by its name, such as imagenet-lt."""
+    wanted = re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
+    for stem, files in find(root).items() if root.is_dir() else ():
+        if _key(stem).replace("2018", "18") == wanted:
+            return files["train"]
+    raise InputError(f"{name} was not found in {root}: expected its lists there, such as ImageNet_LT_train.txt")
+
+
+def read_folder(path: Path, *, image_size: int | None = None, skip_broken: bool = False) -> Dataset:
+    """The one data set whose list files lie in this folder."""
+    stems = find(path)
+    if len(stems) > 1:
+        raise InputError(f"{path}: holds lists of several data sets ({told(stems)}): give the path of one train list")
+    return read(next(iter(stems.values()))["train"], image_size=image_size, skip_broken=skip_broken)
+
+
+def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False) -> Dataset:
+    """A training list and, beside it, those of val and test; paths in them are relative to their folder."""
+    stem, split = _parts(path)
+    files = find(path.parent).get(stem, {}) if split is not None else {"train": path}
+    if path not in files.values():
+        raise InputError(f"{path}: there is no training list beside it: expected {path.with_name(stem + '_train.txt')}")
+    root = path.parent.resolve()
+    skipped: list[str] = []
+    listed = {part: _read_list(file, root, skipped, skip_broken) for part, file in files.items()}
+    published = PUBLISHED.get(_key(stem))
+    names = _class_names(listed)
+    notes = _compare(path, listed, len(names), published)
+    return read_images(
+        stem or path.stem,
+        root,
+        listed,
+        names,
+        image_size=image_size,
+        skip_broken=skip_broken,
+        notes=notes,
+        skipped=skipped,
+        normalisation=published.normalisation if published else None,
+    )
+
+
+def _parts(path: Path) -> tuple[str, str | None]:
+    """(`ImageNet_LT`, `train`) of `ImageNet_LT_train.txt`."""
+    match = re.fullmatch(r"(?:(.*)[_\-. ])?([A-Za-z]+)", path.stem)
+    split = split_name(match.group(2)) if match else None
+    return (str(match.group(1) or ""), split) if match and split else (path.stem, None)
+
+
+def _key(stem: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", stem.lower())
+
+
+def _read_list(path: Path, root: Path, skipped: list[str], skip_broken: bool) -> Listed:
+    """Every line as a name and a class; what is wrong is said with its line."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as lines of 'path label' in UTF-8 ({error})") from None
+    listed, folders = Listed(), _Folders(root)
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, label, trouble = _parsed(line)
+        trouble = trouble or folders.trouble(name)
+        if not trouble:
+            listed.add(name, label, f"{path}, line {number}: ")
+        elif skip_broken:
+            skipped.append(f"{path}, line {number}: {trouble}")
+        else:
+            raise InputError(f"{path}, line {number}: {trouble}")
+    if not listed.names:
+        raise InputError(f"{path}: holds no usable line: expected lines of 'path label', such as 'train/a.jpg 0'")
+    return listed
+
+
+def _parsed(line: str) -> tuple[str, int, str]:
+    """(name, label, what is wrong); the label is what follows the last space, so that paths may have spaces."""
+    fields = line.strip().rsplit(None, 1)
+    if len(fields) != 2:
+        return "", 0, f"expected 'path label', got {line.strip()!r}"
+    name, label = fields
+    if not re.fullmatch(r"[0-9]{1,9}", label):
+        return name, 0, f"the label {label!r} is not a number: expected 'path label' with a class from 0 on"
+    return name, int(label), ""
+
+
+class _Folders:
+    """Which files exist under a root; each folder is read once, which is far quicker than asking file by file."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._content: dict[str, frozenset[str]] = {}
+
+    def trouble(self, name: str) -> str:
+        """Why this path cannot be used; nothing if it can."""
+        folder, _, file = name.rpartition("/")
+        if name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]:
+            return f"the path {name!r} leaves the root {self._root}: expected a path inside it"
+        if folder not in self._content:
+            self._content[folder] = self._read(folder)
+        return "" if file in self._content[folder] else f"there is no file {self._root / name}"
+
+    def _read(self, folder: str) -> frozenset[str]:
+        try:
+            with os.scandir(self._root / folder) as entries:
+                return frozenset(entry.name for entry in entries)
+        except OSError:
+            return frozenset()
+
+
+def _class_names(listed: dict[str, Listed]) -> list[str]:
+    """The folder that holds a class's images where each class has its own, otherwise numbers."""
+    count = 1 + max(label for part in listed.values() for label in part.labels)
+    folders: dict[int, set[str]] = defaultdict(set)
+    for part in listed.values():
+        for name, label in zip(part.names, part.labels, strict=True):
+            folders[label].add(name.rpartition("/")[0].rpartition("/")[2])
+    alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
+    names = [next(iter(folders[c])) for c in range(count)] if alone else []
+    return names if len(set(names)) == count and all(names) else [str(c) for c in range(count)]
+
+
+def _compare(path: Path, listed: dict[str, Listed], classes: int, published: Published | None) -> list[str]:
+    """A note, and a warning, where a published data set is here in other numbers."""
+    if published is None:
+        return []
+    wrong = [
+        f"{len(part.names)} {split} images (published: {published.images[split]})"
+        for split, part in listed.items()
+        if published.images.get(split, len(part.names)) != len(part.names)
+    ]
+    wrong += [f"{classes} classes (published: {published.classes})"] if classes != published.classes else []
+    wrong += [f"no {split} list" for split in published.images if split not in listed]
+    if not wrong:
+        return []
+    note = f"{path.parent}: differs from the published data set: {', '.join(wrong)}"
+    warnings.warn(note, stacklevel=4)
+    return [note]

@@ -1,0 +1,218 @@
+"""Tables: CSV, TSV, Parquet or a data frame with a target column; what is done to its columns is said."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.data.dataset import SPLITS, Dataset, Normalisation, Split, split_name
+from rfdlc.data.longtail import hold_out_indices
+from rfdlc.data.table import ColumnCode, TableEncoder, as_text, parse_column
+from rfdlc.errors import InputError, listing, suggestion
+
+Table = dict[str, list[Any]]  # cells by column
+TARGETS = ("target", "label", "class", "y")
+
+
+def read(
+    source: Any,
+    *,
+    target: str | None = None,
+    groups: str | None = None,
+    split: str | None = None,
+    drop: Sequence[str] = (),
+    skip_broken: bool = False,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    """One row a sample, one column the `target`. The encoding of the others is learned on the training rows alone.
+
+    `groups` and `split` name columns; without a split column a stratified test part is held out.
+    """
+    table, where = _cells(source)
+    if not any(table.values()):
+        raise InputError(f"{where}: has no rows, so there is no training sample")
+    target = _target(where, table, target)
+    for column in filter(None, (groups, split, *drop)):
+        _known(where, table, column)
+    table, skipped = _labelled(where, table, target, skip_broken)
+    labels, names = _classes(where, table.pop(target))
+    group_of = None if groups is None else _groups(where, groups, table.pop(groups))
+    positions, notes = _parts(where, table, split, labels, group_of, test_fraction, seed)
+    notes += [f"column {column!r} was left out as asked" for column in drop if table.pop(column, None) is not None]
+    ids = _identities(table, notes)
+    if not table:
+        raise InputError(f"{where}: no column is left to learn from beside the target {target!r}")
+    train = positions["train"].tolist()
+    encoder = TableEncoder.fit({name: [cells[i] for i in train] for name, cells in table.items()})
+    whole = Split(encoder.transform(table), labels, ids, group_of)
+    splits = {part: whole.take(place) for part, place in positions.items()}
+    notes += [note for column in encoder.columns for note in _told(column, table[column.name])]
+    data = Dataset.of(Path(where).stem, names, splits, notes, _scale(splits["train"], encoder))
+    return replace(data, encoder=encoder, skipped=tuple(skipped))
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def _cells(source: Any) -> tuple[Table, str]:
+    """The cells by column, and a name for messages."""
+    if not isinstance(source, Path):
+        return {str(column): source[column].tolist() for column in source.columns}, "data frame"
+    parquet = source.suffix.lower() in (".parquet", ".pq")
+    return (_read_parquet(source) if parquet else read_csv(source)), str(source)
+
+
+def read_csv(path: Path) -> Table:
+    """The cells of a CSV (comma, semicolon or tab between them), as text, by column."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+            names = [name.strip() for name in next(reader, [])]
+            if not names or len(set(names)) < len(names):
+                raise InputError(
+                    f"{path}, line 1: expected the names of the columns, all different, got {first[:80]!r}"
+                )
+            rows = []
+            for row in reader:
+                if row and len(row) != len(names):
+                    told = f"{len(row)} cells, but the first line names {len(names)} columns"
+                    raise InputError(f"{path}, line {reader.line_num}: {told}")
+                rows += [row] if row else []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as a table in UTF-8 ({error})") from None
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def _read_parquet(path: Path) -> Table:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError(f'{path}: Parquet files need pyarrow: pip install "rfdlc[tables]"') from None
+    try:
+        table: Table = parquet.read_table(path).to_pydict()
+    except Exception as error:  # a damaged file can fail in any way
+        raise InputError(f"{path}: cannot be read as Parquet, it is damaged or of another format ({error})") from None
+    return table
+
+
+# -- what the columns mean ---------------------------------------------------------------------------------------------
+
+
+def _known(where: str, table: Table, column: str) -> None:
+    if column not in table:
+        raise InputError(f"{where}: there is no column {column!r}: it has {listing(table)}{suggestion(column, table)}")
+
+
+def _target(where: str, table: Table, target: str | None) -> str:
+    if target is not None:
+        _known(where, table, target)
+        return target
+    usual = [column for column in table if column.lower() in TARGETS]
+    if len(usual) != 1:
+        raise InputError(f"{where}: which column is the class? Name it with target=; the columns are {listing(table)}")
+    return usual[0]
+
+
+def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[str]]:
+    """The rows that have a target."""
+    absent = [row for row, cell in enumerate(table[target]) if as_text(cell) is None]
+    if absent and not skip_broken:
+        rows = listing((row + 1 for row in absent), 5)
+        raise InputError(
+            f"{where}: the target {target!r} is missing in row {rows}; remove the rows, or skip broken ones"
+        )
+    gone = set(absent)
+    kept = {name: [cell for row, cell in enumerate(cells) if row not in gone] for name, cells in table.items()}
+    return kept, [f"{where}: row {row + 1} has no target" for row in absent]
+
+
+def _classes(where: str, cells: list[Any]) -> tuple[NDArray[np.int64], list[str]]:
+    """Class indices, and the names in order: numbers by value, text by alphabet."""
+    texts = [as_text(cell) or "" for cell in cells]
+    numbers = parse_column("target", cells) if texts else np.empty(0)
+    distinct = set(texts)
+    numeric = numbers.dtype == np.float64
+    if numeric and len(distinct) > max(20, len(texts) // 4) and (numbers % 1 != 0).any():
+        raise InputError(
+            f"{where}: the target has {len(distinct)} different fractions: expected classes, not measurements"
+        )
+    names = sorted(distinct, key=float) if numeric else sorted(distinct)
+    index = {name: i for i, name in enumerate(names)}
+    return np.array([index[text] for text in texts], dtype=np.int64), names
+
+
+def _groups(where: str, column: str, cells: list[Any]) -> NDArray[Any]:
+    texts = [as_text(cell) for cell in cells]
+    if None in texts:
+        raise InputError(f"{where}: the group column {column!r} is empty in row {texts.index(None) + 1}")
+    return np.array(texts)
+
+
+def _parts(
+    where: str,
+    table: Table,
+    split: str | None,
+    labels: NDArray[np.int64],
+    groups: NDArray[Any] | None,
+    test_fraction: float,
+    seed: int,
+) -> tuple[dict[str, NDArray[np.int64]], list[str]]:
+    """Rows of each part: by the split column (a column named `split` is one), else with a test part held out."""
+    column = split or ("split" if "split" in table else None)
+    if column is not None:
+        cells = table.pop(column)
+        parts = [split_name(str(cell).strip()) for cell in cells]
+        if None in parts:
+            row = parts.index(None)
+            raise InputError(
+                f"{where}: the split {cells[row]!r} in row {row + 1} is unknown: expected train, val or test"
+            )
+        return {part: np.flatnonzero(np.array(parts) == part) for part in SPLITS}, []
+    if not test_fraction:
+        return {"train": np.arange(len(labels))}, []
+    kept, held = hold_out_indices(labels, test_fraction, seed, groups)
+    note = f"the data has no test part: {len(held)} of {len(labels)} samples were held out for it (seed {seed})"
+    return {"train": kept, "test": held}, [note]
+
+
+def _identities(table: Table, notes: list[str]) -> list[str] | None:
+    """Take out columns that only name the rows; the first of them gives the ids."""
+    ids: list[str] | None = None
+    for name in list(table):
+        texts = [as_text(cell) for cell in table[name]]
+        numeric = parse_column(name, table[name]).dtype == np.float64
+        called_so = name.lower() in ("", "id", "index", "unnamed: 0") or name.lower().endswith(("_id", " id"))
+        if len(set(texts)) == len(texts) and None not in texts and (called_so or not numeric):
+            notes.append(
+                f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
+            )
+            ids = ids or [str(text) for text in texts]
+            del table[name]
+    return ids
+
+
+def _told(column: ColumnCode, cells: list[Any]) -> list[str]:
+    """What was done to a column, where it is not obvious."""
+    missing = sum(as_text(cell) is None for cell in cells)
+    if column.median is None:
+        said = f"column {column.name!r} became {len(column.features)} features, one a category"
+        return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
+    if not missing:
+        return []
+    flag = " and marked in a feature of their own" if column.flags_missing else ""
+    return [f"column {column.name!r}: {missing} missing values were filled with the median {column.median:g}{flag}"]
+
+
+def _scale(train: Split, encoder: TableEncoder) -> Normalisation:
+    """Numbers are standardised; 0/1 marks stay as they are, since a rare one would become huge."""
+    measured = Normalisation.of_features(train.array)
+    number = encoder.is_number
+    mean, std = np.where(number, measured.mean, 0.0), np.where(number, measured.std, 1.0)
+    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

@@ -1,0 +1,165 @@
+"""From settings and data to what the loop needs: network, loaders, objectives, the training utility."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rfdlc.data.augment import Augment
+from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.loader import ResidentLoader
+from rfdlc.data.streamed import StreamedLoader
+from rfdlc.data.views import View
+from rfdlc.decide.classes import Classes
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError
+from rfdlc.learn.backbones import backbone, own
+from rfdlc.learn.methods import Matrix, Method
+from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.settings import Settings
+from rfdlc.learn.step import reduced
+from rfdlc.learn.training import Loader, Part, logits_of, spans
+
+OwnBackbone = Callable[[], nn.Module] | nn.Module
+
+AUGMENTATIONS = {
+    "none": None,
+    "crop-flip": Augment(crop_padding=4, flip=True),
+    "crop-flip-rotate": Augment.paper(),
+}
+SMALL_STEP = 10_000_000  # multiplications
+TRAINING_UTILITIES = ("none", "one-hot", "tail-sensitive", "tail-sensitive-by-rank")
+
+
+def choose_device(wanted: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise InputError(f"setting device={wanted!r} is no device: expected auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"setting device={wanted!r} needs a GPU, but torch finds none: use device=cpu or device=auto")
+    return device
+
+
+def build_net(
+    settings: Settings, shape: tuple[int, ...], classes: int, seeds: Sequence[int], network: OwnBackbone | None = None
+) -> ParticleNet:
+    """The stack of len(seeds) runs for samples of this shape; `network` is a backbone of the user's own."""
+    if settings.backbone == "own" and network is None:
+        raise InputError("this run has a backbone of its own, which a folder cannot hold: pass backbone=... again")
+    name = _automatic(shape) if settings.backbone == "auto" else settings.backbone
+    found = backbone(name, shape, settings.widths) if network is None else own(network, torch.zeros(2, *shape))
+    return ParticleNet(
+        found,
+        classes,
+        particles=settings.particles,
+        seeds=seeds,
+        shared_stages=min(settings.shared_stages, len(found.stages) - (name == "mlp")),
+        head=settings.head,
+        head_scale=settings.head_scale,
+    )
+
+
+def _automatic(shape: tuple[int, ...]) -> str:
+    """A network by the shape of a sample: (F,), or (channels, height, width)."""
+    side = min(shape[1:]) if len(shape) == 3 else 0
+    return "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
+
+
+def place(net: ParticleNet, device: torch.device) -> ParticleNet:
+    """On the device, in the memory layout that is fast there."""
+    moved = net.to(device)
+    return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[call-overload]
+
+
+@contextmanager
+def sensible_threads(net: ParticleNet, settings: Settings) -> Iterator[None]:
+    """One thread for steps so small that handing work to others costs more than it saves (small MLPs on a CPU)."""
+    before, weights = torch.get_num_threads(), list(net.parameters())
+    small = all(w.ndim < 4 for w in weights) and sum(w.numel() for w in weights) * settings.batch_size < SMALL_STEP
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def build_parts(
+    method: Method, settings: Settings, data: Dataset, seeds: Sequence[int], device: torch.device
+) -> list[Part]:
+    """The method's stages with their loaders and objectives, which see the training part of the data alone."""
+    matrix = training_utility(settings, data.classes)
+    parts = []
+    for stage, (start, end) in zip(method.stages, spans(method.stages, settings.epochs), strict=True):
+        make = stage.objective or method.objective
+        sampling = stage.sampling or settings.sampling
+        loader = training_loader(settings, data, sampling, seeds, device)
+        parts.append(Part(stage, start, end, loader, make(settings, data.classes, matrix).to(device)))
+    return parts
+
+
+def training_loader(
+    settings: Settings, data: Dataset, sampling: str, seeds: Sequence[int], device: torch.device
+) -> Loader:
+    """Batches of the training part: from the device's memory, or decoded by workers where images are files."""
+    common: dict[str, Any] = {"batch_size": settings.batch_size, "seeds": seeds, "sampling": sampling, "device": device}
+    if isinstance(data.train.inputs, ImageFiles):
+        view = View(jitter=settings.jitter)
+        return StreamedLoader(data.train, data.normalisation, view=view, workers=_workers(settings), **common)
+    return ResidentLoader(data.train, data.normalisation, augment=augmentation(settings, data.kind), **common)
+
+
+def augmentation(settings: Settings, kind: str) -> Augment | None:
+    """Crop and flip for images unless something else is set; nothing for features."""
+    if kind != "images":
+        return None
+    return AUGMENTATIONS["crop-flip" if settings.augment == "auto" else settings.augment]
+
+
+def training_utility(settings: Settings, classes: Classes) -> Matrix | None:
+    """The matrix trained with. A tail-sensitive one has no diagonal, as the authors': the likelihood has it already."""
+    if settings.utility == "none":
+        return None
+    if settings.utility == "one-hot":
+        return np.eye(len(classes))
+    if settings.utility.startswith("tail-sensitive"):
+        by_rank = settings.utility == "tail-sensitive-by-rank"
+        matrix = Utility.tail_sensitive(classes, settings.penalty, by_rank=by_rank).matrix
+        return matrix - np.diag(np.diag(matrix))
+    if not Path(settings.utility).is_file():
+        known = ", ".join(TRAINING_UTILITIES)
+        raise InputError(f"setting utility={settings.utility!r} is neither a file nor one of {known}")
+    matrix = Utility.read_csv(settings.utility, classes).matrix
+    if matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"{settings.utility} has actions beyond the classes: training needs a square utility")
+    return matrix
+
+
+def split_logits(
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device
+) -> Tensor:
+    """Particle logits (R, M, N, C) of a split, on the CPU. Its labels are not read."""
+    bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
+    loader: ResidentLoader | StreamedLoader
+    if isinstance(split.inputs, ImageFiles):
+        loader = StreamedLoader(bare, normalisation, batch_size=256, workers=_workers(settings), device=device)
+    else:
+        loader = ResidentLoader(bare, normalisation, batch_size=1000, device=device)
+    return logits_of(net, loader.in_order(), lambda: _precision(settings, device))
+
+
+def _workers(settings: Settings) -> int | None:
+    return None if settings.workers < 0 else settings.workers
+
+
+def _precision(settings: Settings, device: torch.device) -> Any:
+    return torch.autocast(device.type, torch.bfloat16, enabled=reduced(settings, device))

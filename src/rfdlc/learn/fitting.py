@@ -1,0 +1,361 @@
+"""train, resume, fork: a training in a run folder, from settings to predictions.
+
+The trainer sees training data alone: held-out samples calibrate, and the test split is scored by `score_test` after
+everything has been chosen and written.
+"""
+
+import hashlib
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.load import load
+from rfdlc.decide.evaluation import evaluate
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError
+from rfdlc.learn.assembly import (
+    OwnBackbone,
+    build_net,
+    build_parts,
+    choose_device,
+    place,
+    sensible_threads,
+    split_logits,
+)
+from rfdlc.learn.heldout import balanced, diversity
+from rfdlc.learn.methods import METHODS, Method, resolve
+from rfdlc.learn.model import Model, as_tensors, new_decider
+from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.run import Checkpoint, Rows, Run
+from rfdlc.learn.settings import Settings
+from rfdlc.learn.step import Step
+from rfdlc.learn.training import Epoch, TrainingStopped, epochs, optimiser_state
+from rfdlc.progress import live
+
+FIXED_IN_FORKS = (
+    "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser",
+)  # fmt: skip
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Stopped by Ctrl-C; the message says where it stopped and how to go on."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a training in a folder needs."""
+
+    run: Run
+    name: str  # of the method
+    settings: Settings
+    data: Dataset
+    network: OwnBackbone | None
+    device: torch.device
+
+    @property
+    def method(self) -> Method:
+        return METHODS[self.name]
+
+
+def train(
+    data: Any,
+    method: str = "rf-dlc",
+    out: str | Path = "runs/rf-dlc",
+    *,
+    root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    backbone: OwnBackbone | str | None = None,
+    **settings: Any,
+) -> Model:
+    """Train on a Dataset, or on the name, path or arrays of one; everything is kept in the folder `out`.
+
+    `backbone` is the name of one, or a network of your own: a function that makes a module which maps a batch to
+    features (called once a particle), or a module (copied). Other keywords are settings. `root` and `data_options`
+    go to `rfdlc.load`.
+    """
+    network = None if backbone is None or isinstance(backbone, str) else backbone
+    if backbone is not None:
+        settings = {**settings, "backbone": "own" if network is not None else backbone}
+    resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
+    options = dict(data_options or {})
+    given = data if isinstance(data, Dataset) else load(data, root=root, **options)
+    _, chosen = resolve(method, given.name, settings, given.kind)
+    _check_data(given, chosen)
+    device = choose_device(chosen.device)
+    build_net(chosen, given.input_shape, len(given.classes), (chosen.seed,), network)  # fails now or never
+    source = _source(data, root, options)
+    config = {"method": method, "settings": chosen.to_dict(), "data": {**source, **_description(given)}}
+    run = Run.create(out, config, given.classes)
+    return _carry_out(Job(run, method, chosen, given, network, device))
+
+
+def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None = None) -> Model:
+    """Continue a training from its last checkpoint, or finish what was left undone after it.
+
+    `data` only for a run that was trained on data in memory; `backbone` only for one with a network of the user's own.
+    """
+    run = Run(path)
+    config = run.config
+    settings = Settings().changed(config["settings"])
+    found = _same_data(run, config["data"], data)
+    return _carry_out(Job(run, config["method"], settings, found, backbone, choose_device(settings.device)))
+
+
+def fork(
+    path: str | Path,
+    out: str | Path,
+    *,
+    at: int | None = None,
+    data: Any = None,
+    backbone: OwnBackbone | None = None,
+    **changes: Any,
+) -> Model:
+    """Continue from a checkpoint of another run in a folder of its own, with other settings.
+
+    `at` is the epoch of a kept checkpoint (setting `keep`); without it the last one is taken.
+    """
+    source = Run(path)
+    config = source.config
+    old = Settings().changed(config["settings"])
+    new = old.changed(changes)
+    moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(new, name)]
+    if moved:
+        raise InputError(f"a fork cannot change {', '.join(moved)}: its checkpoint has them inside; start a new run")
+    checkpoint = source.checkpoint("last.ckpt" if at is None else f"epoch-{at}.ckpt")
+    if checkpoint is None:
+        kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
+        raise InputError(f"{path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
+    origin = {"path": str(path), "epoch": checkpoint.epoch, "changes": {k: str(v) for k, v in changes.items()}}
+    table = {"method": config["method"], "settings": new.to_dict(), "data": config["data"], "forked_from": origin}
+    run = Run.create(out, table, source.classes)
+    run.save_checkpoint(checkpoint)
+    return resume(out, data, backbone=backbone)
+
+
+# -- the phases --------------------------------------------------------------------------------------------------
+
+
+def _carry_out(job: Job) -> Model:
+    """Train (twice with `refit`: first without the held-out part, which calibrates), then write what is asked for."""
+    whole = job.data
+    calibrating = whole.val is None and job.settings.hold_out > 0
+    without = whole.hold_out(job.settings.hold_out, seed=job.settings.seed) if calibrating else whole
+    phases = [without, whole] if job.settings.refit else [without]
+    last = job.run.checkpoint()
+    reached, history = (0, []) if last is None else (last.phase, list(last.history))
+    net = None
+    for phase, data in enumerate(phases):
+        if phase < reached:
+            continue
+        start = last if last is not None and last.phase == phase else None
+        net = _train_phase(job, data, phase, start, history)
+        if data.val is not None:
+            _calibrate(job, net, data)
+    assert net is not None
+    job.run.write("model.safetensors", save(as_tensors(net)))
+    model = Model.load(job.run.path, backbone=job.network, device=job.settings.device)
+    score_test(job.run, model, whole)
+    return model
+
+
+def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None, history: Rows) -> ParticleNet:
+    """Train to the last epoch, writing checkpoints; the result has the averaged weights where averaging is on."""
+    settings, seeds = job.settings, (job.settings.seed,)
+    net = build_net(settings, data.input_shape, len(data.classes), seeds, job.network)
+    if start is not None:
+        net.load_state_dict(start.net)
+        job.run.write_history(history)  # a crash may have come between the two files
+    net = place(net, job.device)
+    parts = build_parts(job.method, settings, data, seeds, job.device)
+    done, state = (start.epoch, start.state) if start else (0, {})
+    last: Step | None = None
+    label = f"Training {data.name}" + (" again, on everything" if phase else "")
+    with live(settings.epochs, label, done) as show, _stop_at_epoch_end() as stopping, sensible_threads(net, settings):
+        try:
+            for epoch in epochs(net, parts, settings, state, done):
+                history.append(_row(job, net, data, phase, epoch))
+                _keep(job, net, phase, epoch, history, stopping())
+                last, done = epoch.step, epoch.epoch
+                show(1, f"loss {epoch.losses[0]:.3f}  rate {epoch.rate:.2g}  {epoch.samples_per_second:,.0f} samples/s")
+                if stopping() and done < settings.epochs:
+                    raise TrainingInterrupted(_how_to_go_on(job, done))
+        except TrainingStopped as error:
+            raise TrainingStopped(f"{error}; {_last_good(job)}") from None
+        except KeyboardInterrupt as error:
+            raise TrainingInterrupted(str(error) or _how_to_go_on(job, _saved_epoch(job))) from None
+    return _averaged(net, last, state) if settings.average else net
+
+
+def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) -> dict[str, Any]:
+    """History of one epoch; with figures on held-out data, as if balanced, where they are due."""
+    row: dict[str, Any] = {
+        "phase": phase,
+        "epoch": epoch.epoch,
+        "loss": epoch.losses[0],
+        "learning_rate": epoch.rate,
+        "seconds": round(epoch.seconds, 3),
+        "samples_per_second": round(epoch.samples_per_second, 1),
+    }
+    every = job.settings.evaluate_every
+    due = epoch.epoch == job.settings.epochs or (every and epoch.epoch % every == 0)
+    if data.val is None or not due:
+        return row
+    predictions = _predictions(job, net, data)
+    figures = evaluate(balanced(predictions), decider=new_decider(job.name, job.settings, data.classes))
+    held = {"accuracy": figures.accuracy, "ece": figures.ece, "nll": figures.nll}
+    return {**row, **{f"held_out_{k}": v for k, v in held.items()}, **diversity(predictions.scores.values)}
+
+
+def _keep(job: Job, net: ParticleNet, phase: int, epoch: Epoch, history: Rows, now: bool) -> None:
+    """Write a checkpoint where one is due."""
+    settings, number = job.settings, epoch.epoch
+    kept = number in {round(share * settings.epochs) for share in settings.keep}
+    if now or kept or number == settings.epochs or number % settings.checkpoint_every == 0:
+        checkpoint = Checkpoint(phase, number, net.state_dict(), optimiser_state(epoch.step), history)
+        job.run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
+
+
+def _calibrate(job: Job, net: ParticleNet, data: Dataset) -> None:
+    """Fit the Decider on held-out data, weighted to the prior that the probabilities carry."""
+    predictions = _predictions(job, net, data)
+    decider = new_decider(job.name, job.settings, job.data.classes)
+    if decider.calibration is not None:
+        uniform = decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9
+        decider.fit(predictions, balanced=bool(uniform))
+    job.run.write_with("decider.json", decider.save)
+    job.run.write_with("held-out.npz", predictions.save)
+
+
+def _predictions(job: Job, net: ParticleNet, data: Dataset) -> Predictions:
+    assert data.val is not None
+    logits = split_logits(net, data.val, data.normalisation, job.settings, job.device)[0].numpy()
+    ids = None if data.val.ids is None else list(data.val.ids)
+    return Predictions(logits=logits, targets=data.val.labels, ids=ids, classes=job.data.classes)
+
+
+def score_test(run: Run, model: Model, data: Dataset) -> None:
+    """The one place where test labels are read: predictions.npz and metrics.json, after everything was chosen."""
+    metrics: dict[str, Any] = {}
+    if (run.path / "held-out.npz").exists():
+        held = balanced(Predictions.load(run.path / "held-out.npz"))
+        metrics["held_out_balanced"] = evaluate(held, decider=model.decider).to_dict()
+    if data.test is not None:
+        predictions = model.predict(data.test)
+        run.write_with("predictions.npz", predictions.save)
+        metrics["test"] = evaluate(predictions, decider=model.decider).to_dict()
+        metrics["diversity"] = diversity(predictions.scores.values)
+        if data.classes.imbalance_factor > 1:
+            decider = model.decider.with_utility(Utility.tail_sensitive(data.classes))
+            metrics["test_tail_sensitive"] = evaluate(predictions, decider=decider).to_dict()
+    run.write_json("metrics.json", metrics)
+
+
+# -- small things --------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _averaged(net: ParticleNet, step: Step | None, state: Mapping[str, torch.Tensor]) -> ParticleNet:
+    """Moving averages put in the weights' place; from the checkpoint where nothing was left to train."""
+    averages = (
+        [state[f"average.{i}"] for i in range(len(state)) if f"average.{i}" in state] if step is None else step.average
+    )
+    weights = list(net.parameters())[-len(averages) :]  # all of them, or the head's, which come last
+    for weight, average in zip(weights, averages, strict=True):
+        weight.copy_(average)
+    return net
+
+
+@contextmanager
+def _stop_at_epoch_end() -> Iterator[Any]:
+    """Ctrl-C sets a mark, read at the end of an epoch; a second one stops at once."""
+    marked: list[bool] = []
+
+    def mark(signum: int, frame: Any) -> None:
+        if marked:
+            raise KeyboardInterrupt
+        marked.append(True)
+        print("stopping at the end of this epoch; press Ctrl-C again to stop at once", file=sys.stderr)
+
+    try:
+        previous = signal.signal(signal.SIGINT, mark)
+    except ValueError:  # not in the main thread: Ctrl-C is not ours to handle
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(marked)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _saved_epoch(job: Job) -> int:
+    found = job.run.checkpoint()
+    return 0 if found is None else found.epoch
+
+
+def _how_to_go_on(job: Job, epoch: int) -> str:
+    return f"stopped after epoch {epoch} of {job.settings.epochs}; go on with `rfdlc resume {job.run.path}`"
+
+
+def _last_good(job: Job) -> str:
+    epoch = _saved_epoch(job)
+    return f"the last good checkpoint is epoch {epoch} in {job.run.path}" if epoch else "there is no checkpoint yet"
+
+
+def _check_data(data: Dataset, settings: Settings) -> None:
+    if settings.refit and data.val is not None:
+        raise InputError(
+            f"refit trains again on held-out samples, but {data.name} has a validation part of its own "
+            f"({len(data.val)} samples) that only calibrates: leave refit out"
+        )
+    if settings.refit and not settings.hold_out:
+        raise InputError("refit needs a held-out part to calibrate on: set hold_out=0.1")
+
+
+def _source(data: Any, root: str | Path | None, options: dict[str, Any]) -> dict[str, Any]:
+    """How to load the data again, where they were loaded from somewhere."""
+    if not isinstance(data, str | Path):
+        return {}
+    return {"source": str(data), "root": None if root is None else str(root), "options": options}
+
+
+def _description(data: Dataset) -> dict[str, Any]:
+    """What a model must know of its data, and a fingerprint by which a resumed run knows them again."""
+    scale = data.normalisation
+    return {
+        "name": data.name,
+        "input_shape": list(data.input_shape),
+        "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
+        "encoder": None if data.encoder is None else data.encoder.to_dict(),
+        "fingerprint": _fingerprint(data),
+    }
+
+
+def _fingerprint(data: Dataset) -> str:
+    """Of the labels in order, and of some samples."""
+    digest = hashlib.sha256(np.ascontiguousarray(data.train.labels).tobytes())
+    some = np.linspace(0, len(data.train) - 1, min(64, len(data.train))).astype(np.int64)
+    few = data.train.take(some).inputs
+    shown = "\n".join(few.names).encode() if isinstance(few, ImageFiles) else np.ascontiguousarray(few).tobytes()
+    digest.update(shown)
+    return digest.hexdigest()[:16]
+
+
+def _same_data(run: Run, table: Mapping[str, Any], data: Any) -> Dataset:
+    if data is None and "source" not in table:
+        raise InputError(f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
+    given = data if data is not None else table["source"]
+    found = given if isinstance(given, Dataset) else load(given, root=table.get("root"), **table.get("options", {}))
+    if _fingerprint(found) != table["fingerprint"]:
+        raise InputError(f"{run.path} was trained on other data than {found.name}: labels or samples differ")
+    return found

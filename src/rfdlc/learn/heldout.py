@@ -1,0 +1,42 @@
+"""Held-out data of a long-tailed training set are long-tailed too: figures for balanced data need balanced weights."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.scores import Floats, softmax
+
+
+def balanced_positions(labels: NDArray[np.int64], repeats: int = 1) -> NDArray[np.int64]:
+    """Positions in which every class that occurs appears equally often: rare samples are repeated evenly.
+
+    >>> balanced_positions(np.array([0, 0, 0, 0, 1, 1])).tolist()
+    [0, 1, 2, 3, 4, 5, 4, 5]
+    """
+    members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    largest = repeats * max(len(positions) for positions in members)
+    return np.concatenate([np.resize(positions, largest) for positions in members])
+
+
+def balanced(predictions: Predictions) -> Predictions:
+    """The predictions as if every class were equally frequent; what `evaluate` then says estimates balanced data."""
+    assert predictions.targets is not None
+    positions = balanced_positions(predictions.targets, repeats=4)
+    kind = "logits" if predictions.scores.logits else "probabilities"
+    values = predictions.scores.values[:, positions]
+    return Predictions(**{kind: values}, targets=predictions.targets[positions], classes=predictions.classes)
+
+
+def diversity(logits: Floats) -> dict[str, float]:
+    """How far particles (M, N, C) differ: pairwise disagreement of their arg max, and mutual information in nats."""
+    chosen = logits.argmax(-1)  # (M, N)
+    particles = len(chosen)
+    pairs = [(i, j) for i in range(particles) for j in range(i)]
+    disagreement = float(np.mean([np.mean(chosen[i] != chosen[j]) for i, j in pairs])) if pairs else 0.0
+    p = softmax(logits)
+    information = _entropy(p.mean(0)) - _entropy(p).mean(0)
+    return {"disagreement": disagreement, "mutual_information": float(information.mean())}
+
+
+def _entropy(p: Floats) -> Floats:
+    return -(p * np.log(np.maximum(p, 1e-12))).sum(-1)

@@ -1,0 +1,197 @@
+"""The integrated gain, term by term. Every class here maps (logits (M,B,C), target (B,), epoch) to one number.
+
+`epoch` is a 0-d tensor counted from 1; what starts late compares against it, so that one captured graph serves
+a whole training. Mixup needs nothing here: the loop weighs the objective of both targets.
+Log-probabilities of the paper's gain are inside every term: log p(y|x) and sum_c U[y,c] log p(c|x).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from rfdlc.errors import InputError, choose
+
+# -- class weights ---------------------------------------------------------------------------------------------
+
+WEIGHT_FORMS = ("constant", "linear", "sqrt", "log", "power", "effective")
+
+
+def class_weights(
+    counts: ArrayLike,
+    form: str = "linear",
+    *,
+    power: float = 0.5,
+    beta: float = 0.9999,
+    target_prior: ArrayLike | None = None,
+) -> NDArray[np.float64]:
+    """p_target(y) / f(n_y), up to a constant: the discrepancy ratio of the paper.
+
+    f is n (linear), n^power, sqrt(n), log(1 + n), the effective number (1 - beta^n) / (1 - beta), or one.
+    A class without samples counts as if it had one. Without `target_prior` it is uniform.
+
+    >>> class_weights([100, 4, 0], "linear").tolist()
+    [0.01, 0.25, 1.0]
+    """
+    n = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
+    choose("weights", form, WEIGHT_FORMS)
+    f = {
+        "constant": lambda: np.ones_like(n),
+        "linear": lambda: n,
+        "sqrt": lambda: np.sqrt(n),
+        "log": lambda: np.log1p(n),
+        "power": lambda: n**power,
+        "effective": lambda: -np.expm1(n * np.log(beta)) / (1 - beta),
+    }[form]()
+    target = np.ones_like(n) if target_prior is None else np.asarray(target_prior, dtype=np.float64) * len(n)
+    weights: NDArray[np.float64] = target / f
+    return weights
+
+
+def margins(counts: ArrayLike, largest: float = 0.5) -> NDArray[np.float64]:
+    """LDAM margins n^(-1/4), scaled so that the rarest class has the largest (Cao et al. 2019).
+
+    >>> margins([16, 1]).tolist()
+    [0.25, 0.5]
+    """
+    margin = np.maximum(np.asarray(counts, dtype=np.float64), 1.0) ** -0.25
+    scaled: NDArray[np.float64] = margin * (largest / margin.max())
+    return scaled
+
+
+def log_prior(counts: ArrayLike) -> NDArray[np.float64]:
+    """log of the training frequencies; a class without samples counts as if it had one."""
+    n = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
+    logs: NDArray[np.float64] = np.log(n / n.sum())
+    return logs
+
+
+# -- what is done to logits before any term --------------------------------------------------------------------
+
+
+class Margin(nn.Module):
+    """Subtract scale * margin[y] from the true class's logit."""
+
+    def __init__(self, margin: ArrayLike, scale: float) -> None:
+        super().__init__()
+        self.margin: Tensor
+        self.classes: Tensor
+        self.register_buffer("margin", scale * _tensor(margin))
+        self.register_buffer("classes", torch.arange(len(self.margin)))
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        true = self.classes == target[:, None]  # (B, C)
+        return logits - true * self.margin
+
+
+class PriorInLikelihood(nn.Module):
+    """Add tau * log prior: softmax(z + tau log p_train) is fitted, softmax(z) then belongs to a flat prior.
+
+    `tau` is one value, or one a particle (Menon et al. 2021; Aimar et al. 2023 give each expert its own).
+    """
+
+    def __init__(self, log_prior: ArrayLike, tau: Sequence[float]) -> None:
+        super().__init__()
+        self.shift: Tensor
+        self.register_buffer("shift", _tensor(tau)[:, None, None] * _tensor(log_prior))  # (M or 1, 1, C)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return logits + self.shift
+
+
+# -- terms -----------------------------------------------------------------------------------------------------
+
+
+class NegativeLogLikelihood(nn.Module):
+    """-log p(y), a mean over the batch weighted by class (divided by the batch's sum of weights), then over particles.
+
+    Weights are one until epoch `after`.
+    """
+
+    def __init__(self, weights: ArrayLike, after: int = 0) -> None:
+        super().__init__()
+        self.after = after
+        self.weights: Tensor
+        self.register_buffer("weights", _tensor(weights))
+
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+        weights = torch.where(epoch > self.after, self.weights, torch.ones_like(self.weights))[target]  # (B,)
+        true = log_p.gather(-1, target.expand(len(log_p), -1)[..., None])[..., 0]  # (M, B)
+        return -((true * weights).sum(-1) / weights.sum()).mean()
+
+
+class LogGain(nn.Module):
+    """-1/alpha sum_c U[y,c] log p(c): the paper's utility term, from the row of U, after epoch `after`.
+
+    It has no lower bound where U < 0, which ruins calibration; `ExpectedGain` is bounded.
+    `column_weights` are the authors' 1/n of the column's class inside the sum; then the mean is over the batch
+    alone. `sample_weights` weigh samples by their own class and the mean is divided by the sum of weights.
+    """
+
+    def __init__(
+        self,
+        utility: ArrayLike,
+        alpha: float,
+        *,
+        sample_weights: ArrayLike | None = None,
+        column_weights: ArrayLike | None = None,
+        after: int = 0,
+    ) -> None:
+        super().__init__()
+        self.after = after
+        matrix = _tensor(utility) / alpha
+        self.gain: Tensor
+        self.weights: Tensor
+        self.register_buffer("gain", matrix if column_weights is None else matrix * _tensor(column_weights))
+        self.register_buffer("weights", torch.ones(len(matrix)) if sample_weights is None else _tensor(sample_weights))
+
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+        weights = self.weights[target]  # (B,)
+        gain = (log_p * self.gain[target]).sum(-1)  # (M, B)
+        started = (epoch > self.after).to(log_p.dtype)
+        return -started * ((gain * weights).sum(-1) / weights.sum()).mean()
+
+
+class ExpectedGain(nn.Module):
+    """-1/alpha sum_c p(c) U[y,c]: minus the expected utility of acting at random from p. Bounded."""
+
+    def __init__(
+        self, utility: ArrayLike, alpha: float, *, sample_weights: ArrayLike | None = None, after: int = 0
+    ) -> None:
+        super().__init__()
+        self.log_gain = LogGain(utility, alpha, sample_weights=sample_weights, after=after)
+
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+        value: Tensor = self.log_gain(log_p.exp(), target, epoch)  # the same sum, over p instead of log p
+        return value
+
+
+# -- the whole -------------------------------------------------------------------------------------------------
+
+
+class Objective(nn.Module):
+    """Shifts of the logits, log-softmax, then the sum of the terms. One signature for every method.
+
+    >>> objective = Objective([], [NegativeLogLikelihood([1.0, 1.0])])
+    >>> float(objective(torch.zeros(3, 5, 2), torch.zeros(5, dtype=torch.long), torch.tensor(1)).exp())
+    2.0
+    """
+
+    def __init__(self, shifts: Sequence[nn.Module], terms: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not terms:
+            raise InputError("an objective needs at least one term")
+        self.shifts, self.terms = nn.ModuleList(shifts), nn.ModuleList(terms)
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+        for shift in self.shifts:
+            logits = shift(logits, target)
+        log_p = logits.log_softmax(-1)  # (M, B, C)
+        total: Tensor = torch.stack([term(log_p, target, epoch) for term in self.terms]).sum()
+        return total
+
+
+def _tensor(values: ArrayLike) -> Tensor:
+    return torch.as_tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())

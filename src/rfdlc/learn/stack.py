@@ -1,0 +1,118 @@
+"""Layers that hold K networks as one: grouped convolutions and batched matrix products.
+
+Dimension 0 of every parameter and buffer runs over the networks, run by run, so that `tensor.chunk(R)` is
+the state of each of R runs. A run's draws depend on its own generator alone: a network has the same
+weights whether it is built by itself or inside a stack.
+
+Images are folded into channels, (B, K*C, H, W): convolutions then are grouped and memory stays channels-last.
+Everything else leads with the networks, (K, B, F).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Generators = Sequence[torch.Generator]  # one a run
+
+
+class Conv(nn.Module):
+    """K convolutions without bias: (B, K*inputs, H, W) -> (B, K*outputs, H', W'). He initialisation."""
+
+    def __init__(self, networks: int, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.stride, self.padding, self.groups = stride, kernel // 2, networks * groups
+        self.weight = nn.Parameter(torch.empty(networks * outputs, inputs // groups, kernel, kernel))
+
+    def reset(self, generators: Generators) -> None:
+        """Normal with variance 2 / fan-in."""
+        deviation = (2 / self.weight[0].numel()) ** 0.5
+        for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
+            part.normal_(0, deviation, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.conv2d(x, self.weight, None, self.stride, self.padding, 1, self.groups)
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation of K networks' channels: each network's statistics are its own."""
+
+    def __init__(self, networks: int, channels: int) -> None:
+        super().__init__()
+        size = networks * channels
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.ones(size))
+        self.mean: Tensor
+        self.variance: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(x, self.mean, self.variance, self.weight, self.bias, self.training, 0.1, 1e-5)
+
+
+class Linear(nn.Module):
+    """K affine maps: (K, B, inputs) -> (K, B, outputs). He initialisation, bias zero."""
+
+    def __init__(self, networks: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(networks, inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(networks, 1, outputs))
+
+    def reset(self, generators: Generators) -> None:
+        """Normal with variance 2 / fan-in."""
+        deviation = (2 / self.weight.shape[1]) ** 0.5
+        for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
+            part.normal_(0, deviation, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias.to(x.dtype), x, self.weight.to(x.dtype))
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation with K scales and shifts, on (K, B, F)."""
+
+    def __init__(self, networks: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(networks, 1, features))
+        self.bias = nn.Parameter(torch.zeros(networks, 1, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+
+
+@torch.no_grad()
+def reset(module: nn.Module, seeds: Sequence[int]) -> None:
+    """Draw the weights of every layer that has any to draw; run r uses seeds[r] alone, in module order."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    for layer in module.modules():
+        draw = getattr(layer, "reset", None)
+        if draw is not None:
+            draw(generators)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the networks' axis lies: how a batch (R, B, ...) enters a stack, spreads over branches, and leaves it."""
+
+    fold: Callable[[Tensor], Tensor]  # (R, B, ...) -> stacked for R networks
+    spread: Callable[[Tensor, int, int], Tensor]  # stacked for R, (R, M) -> stacked for R*M
+    unfold: Callable[[Tensor, int], Tensor]  # pooled features stacked for K -> (K, B, F)
+
+
+def _fold_channels(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+
+
+def _spread_channels(x: Tensor, runs: int, particles: int) -> Tensor:
+    batch, _, *size = x.shape  # written over the last axis, so that channels-last stays channels-last
+    pixels = x.permute(0, 2, 3, 1).unflatten(-1, (runs, 1, -1))
+    wide = pixels.expand(batch, *size, runs, particles, pixels.shape[-1]).flatten(3)
+    return wide.permute(0, 3, 1, 2)
+
+
+IN_CHANNELS = Layout(
+    _fold_channels, _spread_channels, lambda x, networks: x.unflatten(1, (networks, -1)).transpose(0, 1)
+)
+IN_FRONT = Layout(lambda x: x, lambda x, runs, particles: x.repeat_interleave(particles, 0), lambda x, networks: x)

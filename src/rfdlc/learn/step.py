@@ -1,0 +1,153 @@
+"""One optimisation step of a stack of runs, without a host value inside: on a GPU it is captured as a CUDA graph.
+
+Learning rate and epoch are 0-d tensors on the device; losses are summed there and read once an epoch.
+A shape of batch is captured once: the shorter last batch of an epoch has a graph of its own.
+"""
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from rfdlc.data.mixing import Mixed, cutmix, mixup
+from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
+from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.repulsion import repulsion
+from rfdlc.learn.settings import Settings
+
+Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
+
+
+class Step:
+    """Forward, objective, repulsion, backward, update. Call it with a batch; read `losses()` at the end of an epoch."""
+
+    capturing = True  # off for debugging and comparison
+
+    def __init__(self, net: ParticleNet, objective: nn.Module, settings: Settings, trains: str = "all") -> None:
+        self.net, self.objective, self.settings, self.trains = net, objective, settings, trains
+        self.parameters: list[Tensor] = list((net if trains == "all" else net.head).parameters())
+        self.device = self.parameters[0].device
+        self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](
+            self.parameters, [settings.weight_decay] * len(self.parameters), **_options(settings)
+        )
+        self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
+        self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
+        self.rate, self.epoch = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        self.total = torch.zeros(net.runs, device=self.device)
+        self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
+        self.first_bad = torch.full((), -1, device=self.device, dtype=torch.int64)  # first step whose loss is no number
+        torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
+        compiling = settings.compile and self.device.type == "cuda"
+        self.compiled: Callable[[Tensor], Tensor] = torch.compile(net, dynamic=False) if compiling else net
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
+        self.capture = self.capturing and self.device.type == "cuda"
+
+    def begin_epoch(self, epoch: int, rate: float) -> None:
+        """Set what changes between epochs, and start the sums anew."""
+        self.epoch.fill_(epoch)
+        self.rate.fill_(rate)
+        self.total.zero_()
+        self.steps.zero_()
+        self.net.train()
+        if self.trains == "head":  # frozen layers keep their statistics too
+            self.net.trunk.eval()
+            self.net.branches.eval()
+
+    def __call__(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
+        if not self.capture:
+            return self.compute(inputs, targets, mix)
+        shape = tuple(inputs.shape)
+        if shape not in self.graphs and not self._captured(shape, (inputs, targets, mix)):
+            return self.compute(inputs, targets, mix)
+        static, graph = self.graphs[shape]
+        for buffer, value in zip(static, (inputs, targets, mix), strict=True):
+            buffer.copy_(value, non_blocking=True)
+        return graph.replay()
+
+    def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
+        """The step itself. The objective of mixed samples is weighed between both labels, whatever the objective."""
+        runs, mixed = range(self.net.runs), self.mixed(inputs, targets, mix)
+        inputs = mixed.inputs
+        # compiling is dear: only the shape of full batches is worth it
+        forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.net
+        with self._autocast():
+            logits = forward(inputs)  # (R, M, B, C)
+        logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+        losses = torch.stack([self.objective(logits[r], targets[r], self.epoch) for r in runs])
+        if self.mixing is not None:
+            others = torch.stack([self.objective(logits[r], mixed.partners[r], self.epoch) for r in runs])
+            losses = mixed.lam * losses + (1 - mixed.lam) * others
+        if self.settings.repulsion != "none" and self.net.particles > 1:
+            kind, tau, strength = self.settings.repulsion, self.settings.repulsion_tau, self.settings.repulsion_strength
+            losses = losses + repulsion(kind, self.net.head_weights, logits, self.epoch, tau, strength)
+        self._update(losses)
+
+    def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
+        """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
+        return Mixed(inputs, targets, targets, mix[:, 0]) if self.mixing is None else self.mixing(inputs, targets, mix)
+
+    def _update(self, losses: Tensor) -> None:
+        found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            gradients = [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
+            if self.settings.clip:
+                clip(gradients, self.settings.clip, self.net.runs)
+            self.optimiser.step(self.parameters, gradients, self.rate)
+            if self.average:
+                torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
+            bad = ~losses.detach().isfinite().all() & (self.first_bad < 0)
+            self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
+            self.total += losses.detach()
+            self.steps += 1
+
+    def losses(self) -> list[float]:
+        """Mean loss of each run over the epoch so far. Waits for the device."""
+        return [float(value) for value in (self.total / self.steps.clamp(min=1)).tolist()]
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=reduced(self.settings, self.device), cache_enabled=False
+        )
+
+    def _captured(self, shape: tuple[int, ...], batch: Batch) -> bool:
+        """Capture the step for this shape of batch: true where that worked. Warm-up steps are undone."""
+        live = [*self.net.parameters(), *self.net.buffers(), *self.average, self.total, self.steps, self.first_bad]
+        live += [tensor for group in self.optimiser.state.values() for tensor in group]
+        saved = [tensor.detach().clone() for tensor in live]
+        static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
+        try:
+            side = torch.cuda.Stream(self.device)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self.compute(*static)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):  # one replays at a time: they share memory
+                self.compute(*static)
+            self.graphs[shape] = (static, graph)
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            warnings.warn(f"the step could not be captured and runs eagerly: {error}", RuntimeWarning, stacklevel=2)
+            self.capture = False
+        with torch.no_grad():
+            for tensor, value in zip(live, saved, strict=True):
+                tensor.copy_(value)
+        return self.capture
+
+
+def reduced(settings: Settings, device: torch.device) -> bool:
+    """Whether networks compute in bfloat16."""
+    return settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
+
+
+def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient in its parameter's memory layout: multi-tensor operations are fast only where layouts agree."""
+    same = gradient.stride() == parameter.stride()
+    return gradient if same else torch.empty_like(parameter).copy_(gradient)
+
+
+def _options(settings: Settings) -> dict[str, float]:
+    return {"momentum": settings.momentum} if settings.optimiser == "sgd" else {}

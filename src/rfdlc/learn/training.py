@@ -1,0 +1,133 @@
+"""The training loop: R runs of M particles as one stack, epoch by epoch.
+
+`epochs` is a generator: it yields after each epoch, with the networks as they then are, and whoever drives it
+evaluates, writes checkpoints, or stops. Order, augmentation and mixup are functions of (seed, epoch) alone, so a
+training continued from the end of any epoch is the training that was never interrupted.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rfdlc.data.mixing import draw_shares
+from rfdlc.learn.methods import Stage
+from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.schedules import rate
+from rfdlc.learn.settings import Settings
+from rfdlc.learn.step import Step
+
+
+class Loader(Protocol):
+    """Batches of R runs at once: inputs (R,B,...) ready for the networks, targets (R,B)."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+class TrainingStopped(RuntimeError):
+    """The loss is no longer a number."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage made ready: what it trains on and for, from the epoch after `start` to `end`."""
+
+    stage: Stage
+    start: int
+    end: int
+    loader: Loader
+    objective: nn.Module
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch left behind."""
+
+    epoch: int
+    losses: list[float]  # a run
+    rate: float
+    seconds: float
+    samples_per_second: float
+    step: Step
+
+
+def epochs(
+    net: ParticleNet, parts: Sequence[Part], settings: Settings, state: dict[str, Tensor], done: int = 0
+) -> Iterator[Epoch]:
+    """Train from the end of epoch `done` to the last of the last part. `state` is the optimiser's, of a checkpoint."""
+    for part in parts:
+        if part.end <= done:
+            continue
+        step = Step(net, part.objective, settings, part.stage.trains)
+        if done > part.start:
+            load_state(step, state)
+        for epoch in range(max(done, part.start) + 1, part.end + 1):
+            factor = rate(epoch - part.start, part.end - part.start, settings.schedule, **_schedule(settings))
+            mixes = draw_shares(settings.mixup or settings.cutmix or 1.0, part.loader.steps, net.seeds, epoch)
+            torch.manual_seed(hash((net.seeds, epoch)) % 2**63)  # a user's network may draw from the global generator
+            step.begin_epoch(epoch, settings.learning_rate * factor)
+            began, count = time.perf_counter(), 0
+            for (inputs, targets), mix in zip(part.loader.epoch(epoch), mixes.to(step.device), strict=True):
+                step(inputs, targets, mix)
+                count += targets.numel()
+            losses = step.losses()  # the one wait of the epoch
+            _check_numbers(step, epoch, part.loader.steps)
+            seconds = time.perf_counter() - began
+            yield Epoch(epoch, losses, settings.learning_rate * factor, seconds, count / seconds, step)
+
+
+def spans(stages: Sequence[Stage], total: int) -> list[tuple[int, int]]:
+    """Start and end epoch of each stage, by its share.
+
+    >>> spans((Stage(0.8), Stage(0.2)), 10)
+    [(0, 8), (8, 10)]
+    """
+    shares = np.cumsum([0.0, *(stage.share for stage in stages)])
+    ends = [round(total * share / shares[-1]) for share in shares]
+    return list(pairwise(ends))
+
+
+def optimiser_state(step: Step) -> dict[str, Tensor]:
+    """Every tensor that continues the training beside the networks' own: optimiser and moving average."""
+    groups = {**step.optimiser.state, "average": step.average}
+    return {f"{name}.{i}": tensor for name, group in groups.items() for i, tensor in enumerate(group)}
+
+
+@torch.no_grad()
+def load_state(step: Step, state: dict[str, Tensor]) -> None:
+    """Put back what `optimiser_state` gave."""
+    for name, tensor in optimiser_state(step).items():
+        if name in state or not name.startswith("average."):  # a fork may begin to average
+            tensor.copy_(state[name])
+
+
+@torch.no_grad()
+def logits_of(net: ParticleNet, batches: Iterator[tuple[Tensor, Any]], context: Callable[[], Any]) -> Tensor:
+    """Particle logits of samples in order, (R, M, N, C) on the CPU: every run sees the same samples."""
+    net.eval()
+    with context():
+        parts = [net(inputs.expand(net.runs, *inputs.shape)).float() for inputs, _ in batches]
+    return torch.cat(parts, dim=2).cpu()
+
+
+def _schedule(settings: Settings) -> dict[str, Any]:
+    return {"warmup": settings.warmup, "milestones": settings.milestones, "decay": settings.decay}
+
+
+def _check_numbers(step: Step, epoch: int, steps: int) -> None:
+    bad = int(step.first_bad)
+    if bad < 0:
+        return
+    cause = "the learning rate is too high" if epoch > 1 or bad > 0 else "the inputs hold NaN or infinite values"
+    raise TrainingStopped(
+        f"the loss is not a number since step {bad + 1} of {steps} in epoch {epoch}; likely {cause}: "
+        "try a smaller learning_rate, warmup=5 or clip=1"
+    )

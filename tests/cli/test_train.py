@@ -1,0 +1,71 @@
+"""train, resume, fork, predict and demo from the command line."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from rfdlc.cli import app
+from rfdlc.errors import InputError
+
+SMALL = ["epochs=2", "widths=8"]
+
+
+def run(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "run"
+    assert run("train", "digits-lt", "--out", path, *SMALL, "keep=0.5").exit_code == 0
+    return path
+
+
+def test_train_says_what_it_did(tmp_path):
+    result = run("train", "digits-lt", "--out", tmp_path / "run", "--method", "ce", *SMALL)
+    assert result.exit_code == 0
+    assert "false head rate" in result.stdout
+    assert "next: rfdlc evaluate" in result.stdout
+
+
+def test_json_is_all_there_is_on_stdout(folder, tmp_path):
+    told = json.loads(run("resume", folder, "--json").stdout)
+    assert told["run"] == str(folder)
+    assert 0 <= told["test"]["accuracy"] <= 1
+    told = json.loads(run("fork", folder, "--at", 1, "--out", tmp_path / "f", "penalty=-0.5", "--json").stdout)
+    assert told["run"] == str(tmp_path / "f")
+    told = json.loads(run("predict", folder, "digits-lt", "--out", tmp_path / "p.npz", "--json").stdout)
+    assert told["samples"] == 450
+
+
+def test_evaluate_reads_the_folder(folder):
+    told = json.loads(run("evaluate", folder, "--utility", "tail-sensitive", "--json").stdout)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    found = told.get("mean_utility", told.get("evaluation", {}).get("mean_utility"))
+    assert found == pytest.approx(metrics["test_tail_sensitive"]["mean_utility"])
+
+
+def test_bad_input(tmp_path, folder):
+    with pytest.raises(InputError, match="did you mean 'epochs'"):
+        run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
+    with pytest.raises(InputError, match="expected key=value"):
+        run("train", "digits-lt", "fast", "--out", tmp_path / "x")
+    with pytest.raises(InputError, match=r"written as .npz"):
+        run("predict", folder, "digits-lt", "--out", tmp_path / "p.csv")
+    assert not (tmp_path / "x").exists()
+
+
+def test_settings_are_listed():
+    listed = run("train", "--settings").stdout
+    assert "prior_tau=" in listed
+    assert "epochs=100" in listed
+
+
+def test_demo(tmp_path):
+    told = json.loads(run("demo", "--out", tmp_path / "demo", "--json").stdout)
+    assert told["RF-DLC by expected utility"]["mean_utility"] > told["cross-entropy"]["mean_utility"]
+    assert (tmp_path / "demo" / "rf-dlc" / "metrics.json").exists()

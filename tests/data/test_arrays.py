@@ -1,0 +1,210 @@
+"""Arrays, MedMNIST files and the front door: what is read, and what each wrong thing is told."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rfdlc
+from rfdlc.errors import InputError
+
+RNG = np.random.default_rng(0)
+
+
+def features(count: int, width: int = 4) -> np.ndarray:
+    return RNG.normal(size=(count, width)).astype(np.float32)
+
+
+def test_a_pair_in_memory_gets_a_test_part_and_says_so() -> None:
+    x, y = features(100), np.repeat([0, 1, 2], [80, 18, 2])
+    data = rfdlc.load((x, y), seed=3)
+    assert data.test is not None
+    assert np.bincount(data.test.labels).tolist() == [16, 4, 1]
+    assert data.classes.counts == (64, 14, 1)
+    assert "21 of 100 samples were held out" in data.notes[0]
+    together = np.concatenate([data.train.array, data.test.array])
+    assert sorted(map(tuple, together.tolist())) == sorted(map(tuple, x.tolist()))
+    assert data.normalisation is not None
+    assert np.allclose(data.normalisation.mean, data.train.array.mean(0), atol=1e-6)  # measured without the test part
+    assert len(rfdlc.load((x, y), test_fraction=0).train) == 100
+    assert (data.kind, data.input_shape) == ("features", (4,))
+
+
+def test_splits_in_memory_with_text_labels() -> None:
+    data = rfdlc.load({"train": (features(4), ["b", "a", "b", "b"]), "test": (features(2), ["a", "b"])}, name="mine")
+    assert data.classes.names == ("a", "b")
+    assert data.train.labels.tolist() == [1, 0, 1, 1]
+    assert data.name == "mine"
+    assert data.notes == ()
+
+
+@pytest.mark.parametrize("keys", ["{split}_x {split}_y", "X_{split} y_{split}", "{split}-features {split}-labels"])
+def test_npz_keys(tmp_path: Path, keys: str) -> None:
+    arrays = {}
+    for split, count in (("train", 6), ("valid", 3), ("test", 2)):
+        x, y = keys.format(split=split).split()
+        arrays |= {x: features(count), y: np.arange(count) % 2}
+    np.savez(tmp_path / "set.npz", **arrays)
+    data = rfdlc.load(tmp_path / "set.npz")
+    assert {split: len(part) for split, part in data.splits.items()} == {"train": 6, "val": 3, "test": 2}
+
+
+def test_npz_with_groups_ids_and_names(tmp_path: Path) -> None:
+    groups = np.repeat(["p1", "p2", "p3", "p4", "p5", "p6"], 2)
+    np.savez(
+        tmp_path / "set.npz",
+        x=features(12),
+        y=np.arange(12) // 6,
+        groups=groups,
+        ids=np.arange(12),
+        names=["healthy", "ill"],
+    )
+    data = rfdlc.load(tmp_path / "set.npz", test_fraction=0.3)
+    assert data.test is not None
+    assert data.test.groups is not None
+    assert not set(data.train.groups) & set(data.test.groups)  # type: ignore[arg-type]
+    assert data.classes.names == ("healthy", "ill")
+    held = data.hold_out(0.3)
+    assert held.val is not None
+    assert not set(held.train.groups) & set(held.val.groups)  # type: ignore[arg-type]
+    assert [groups[int(i)] for i in held.val.ids or ()] == held.val.groups.tolist()  # type: ignore[union-attr]
+
+
+def test_npy_pairs_and_folders(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", features(10))
+    np.save(tmp_path / "y.npy", np.arange(10) % 2)
+    np.save(tmp_path / "other.npy", np.arange(10) // 5)
+    assert rfdlc.load(tmp_path / "X.npy", test_fraction=0).classes.counts == (5, 5)
+    assert (
+        rfdlc.load(tmp_path / "X.npy", labels=tmp_path / "other.npy", test_fraction=0).train.labels.tolist()[:5]
+        == [0] * 5
+    )
+    (tmp_path / "other.npy").unlink()
+    assert len(rfdlc.load(tmp_path, test_fraction=0).train) == 10
+    (tmp_path / "y.npy").unlink()
+    with pytest.raises(InputError, match=r"no labels for it at .*y.npy; name them with labels="):
+        rfdlc.load(tmp_path / "X.npy")
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((6, 5, 4), (1, 5, 4)), ((6, 5, 4, 3), (3, 5, 4)), ((6, 3, 5, 4), (3, 5, 4)), ((6, 5, 4, 1), (1, 5, 4))],
+)
+def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
+    images = RNG.integers(0, 256, shape, dtype=np.uint8)
+    data = rfdlc.load({"train": (images, [0, 1] * 3)}, test_fraction=0)
+    assert (data.kind, data.input_shape, data.image_size) == ("images", expected, (5, 4))
+    if shape == (6, 5, 4, 3):
+        assert (data.train.array[2, 1] == images[2, :, :, 1]).all()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ((features(3), [0, 1]), "3 inputs, 2 labels"),
+        ((features(3), [0, 0, 0]), "one class"),
+        ((features(3), [0, -1, 1]), "label -1 at position 1"),
+        ((features(3), [0, 0.5, 1]), r"label 0\.5"),
+        ((features(3), [[0, 1], [1, 0], [0, 1]]), "one-hot: argmax"),
+        ((np.array([[1.0, np.nan], [0, 0]]), [0, 1]), "row 0 has a missing or infinite value"),
+        ((np.zeros((2, 3, 4, 5)), [0, 1]), r"float64 of shape \(2, 3, 4, 5\)"),
+        ((np.zeros((2, 5, 5, 7), np.uint8), [0, 1]), "expected 1 or 3 channels"),
+        ({"train": (features(2), [0, 1]), "x": features(2)}, "mixed"),
+        ({"train_x": features(2)}, "no training labels"),
+        ({"train_y": [0, 1]}, "needs both inputs and labels"),
+        ({"blub": [0]}, "'blub' has a name without meaning"),
+        ({"test": (features(2), [0, 1])}, "no training labels"),
+        (7, "a int cannot be loaded"),
+        ((features(0), []), "no training labels"),
+    ],
+)
+def test_wrong_arrays_are_named(source: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rfdlc.load(source)
+
+
+def test_damaged_files_and_python_objects(tmp_path: Path) -> None:
+    for name in ("a.npz", "a.npy"):
+        (tmp_path / name).write_bytes(b"nothing")
+        with pytest.raises(InputError, match=rf"{name}: (cannot be read as numpy|holds Python)|no labels"):
+            rfdlc.load(tmp_path / name)
+    np.savez(tmp_path / "objects.npz", x=np.array([{}, []], dtype=object), y=np.array([0, 1]))
+    with pytest.raises(InputError, match="never unpickled"):
+        rfdlc.load(tmp_path / "objects.npz")
+
+
+def test_unknown_names_options_and_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'cifar10-lt'"):
+        rfdlc.load("cifar10lt")
+    with pytest.raises(InputError, match=r"digits-lt takes no option 'factr'.*did you mean 'factor'"):
+        rfdlc.load("digits-lt", factr=3)
+    with pytest.raises(InputError, match="data in memory takes no option"):
+        rfdlc.load((features(4), [0, 0, 1, 1]), factor=3)
+    (tmp_path / "a.xls").touch()
+    with pytest.raises(InputError, match="files of this kind are not read"):
+        rfdlc.load("a.xls", root=tmp_path)
+
+
+def test_digits() -> None:
+    data = rfdlc.load("digits-lt")
+    assert data.classes.counts == tuple(int(129 * 20 ** (-c / 9) + 1e-9) for c in range(10))
+    assert data.test is not None
+    assert np.bincount(data.test.labels).tolist() == [45] * 10
+    assert not set(data.train.ids or ()) & set(data.test.ids or ())
+    assert data.train.array.max() == 255
+    other = rfdlc.load("digits-lt", seed=1)
+    assert list(other.test.ids or ()) == list(data.test.ids or ())  # type: ignore[union-attr]
+    assert list(other.train.ids or ()) != list(data.train.ids or ())
+    with pytest.raises(InputError, match="validation samples already"):
+        data.hold_out().hold_out()
+
+
+def medmnist(path: Path, size: int = 28, colour: bool = True, classes: int = 7, **changes: np.ndarray) -> Path:
+    arrays = {}
+    for split, count in (("train", 3 * classes), ("val", classes), ("test", classes)):
+        shape = (count, size, size, 3) if colour else (count, size, size)
+        arrays[f"{split}_images"] = RNG.integers(0, 256, shape, dtype=np.uint8)
+        arrays[f"{split}_labels"] = (np.arange(count) % classes).astype(np.uint8)[:, None]
+    np.savez(path, **(arrays | changes))
+    return path
+
+
+@pytest.mark.parametrize(("size", "colour"), [(28, True), (28, False), (64, True)])
+def test_medmnist_shapes(tmp_path: Path, size: int, colour: bool) -> None:
+    path = medmnist(tmp_path / "dermamnist.npz", size, colour)
+    data = rfdlc.load("dermamnist", root=tmp_path)
+    assert data.input_shape == (3 if colour else 1, size, size)
+    assert data.classes.names == ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+    assert {split: len(part) for split, part in data.splits.items()} == {"train": 21, "val": 7, "test": 7}
+    with np.load(path) as file:
+        expected = file["val_images"].transpose(0, 3, 1, 2) if colour else file["val_images"][:, None]
+    assert data.val is not None
+    assert (data.val.array == expected).all()
+    assert rfdlc.load(path, image_size=32).input_shape[1:] == (32, 32)
+
+
+def test_medmnist_names_and_versions(tmp_path: Path) -> None:
+    assert rfdlc.load(medmnist(tmp_path / "unknown.npz", classes=3)).classes.names == ("0", "1", "2")
+    medmnist(tmp_path / "bloodmnist_64.npz", 64, classes=8)
+    assert rfdlc.load("bloodmnist", root=tmp_path).classes.names[0] == "basophil"
+    medmnist(tmp_path / "bloodmnist_128.npz", 64, classes=8)
+    with pytest.raises(InputError, match="several, name one by its path"):
+        rfdlc.load("bloodmnist", root=tmp_path)
+    with pytest.raises(InputError, match=r"pathmnist was not found as .*pathmnist.npz"):
+        rfdlc.load("pathmnist", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_labels": np.zeros((21, 14), np.uint8)}, "14 labels an image .multi-label., which is not supported"),
+        ({"train_images": np.zeros((21, 28, 28, 28), np.uint8)}, r"\(21, 28, 28, 28\), not uint8"),
+        ({"train_images": np.zeros((21, 28, 28), np.float32)}, "float32"),
+        ({"train_labels": np.zeros((21, 1), np.float32)}, "not whole numbers"),
+        ({"train_labels": np.zeros((20, 1), np.uint8)}, "21 inputs, 20 labels"),
+        ({"train_labels": np.zeros((21, 1), np.uint8)}, "one class"),
+    ],
+)
+def test_other_medmnist_variants_are_named(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rfdlc.load(medmnist(tmp_path / "chestmnist.npz", **changes))

@@ -1,0 +1,334 @@
+"""Image folders and list files, tiny but real: what is read, and what every broken thing is told."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import rfdlc
+from rfdlc.data import images as image_module
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.packed import PackedText
+from rfdlc.errors import InputError
+
+
+def picture(path: Path, colour: tuple[int, int, int] = (200, 100, 50), size: tuple[int, int] = (40, 40)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def noise(path: Path, mode: str = "RGB") -> Path:
+    """A picture that does not pack to nothing, so that it can be cut off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 60, 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, count in (("ant", 5), ("bee", 3)):
+        for i in range(count):
+            picture(tmp_path / name / f"{i}.png", (10 * i, 0, 255 if name == "bee" else 0))
+    return tmp_path
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_in_one_piece(folder: Path) -> None:
+    data = rfdlc.load(folder, test_fraction=0)
+    assert data.classes.names == ("ant", "bee")
+    assert data.classes.counts == (5, 3)
+    assert list(data.train.ids or ()) == [f"ant/{i}.png" for i in range(5)] + [f"bee/{i}.png" for i in range(3)]
+    assert data.train.array[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 0, 10, 20]
+    assert data.train.array[:, 2, 5, 5].tolist() == [0] * 5 + [255] * 3
+    assert data.input_shape == (3, 40, 40)
+    assert len(rfdlc.load(folder).test or ()) == 2
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "Validation"])
+def test_a_folder_with_splits(tmp_path: Path, val: str) -> None:
+    for split, count in (("train", 3), (val, 1), ("test", 2)):
+        for name in ("größe", "z"):
+            for i in range(count):
+                picture(tmp_path / split / name / f"{i}.JPG")
+    picture(tmp_path / "test" / "extra" / "0.png")
+    data = rfdlc.load(tmp_path)
+    assert {split: len(part) for split, part in data.splits.items()} == {"train": 6, "val": 2, "test": 5}
+    assert data.classes.names == ("extra", "größe", "z")
+    assert data.classes.counts == (0, 3, 3)
+    assert "1 of 3 classes have no training sample: extra" in data.notes
+
+
+def test_hidden_and_other_files_are_ignored(folder: Path) -> None:
+    (folder / "ant" / ".hidden.png").write_bytes(b"x")
+    (folder / ".git").mkdir()
+    (folder / "__MACOSX").mkdir()
+    (folder / "ant" / "notes.txt").write_text("x")
+    data = rfdlc.load(folder, test_fraction=0)
+    assert len(data.train) == 8
+    assert "1 files that are no images were ignored" in data.notes
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("1", 1), ("P", 3), ("RGBA", 3), ("LA", 1)])
+def test_modes_that_come_out_right(tmp_path: Path, mode: str, channels: int) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (32, 32), 255).convert(mode).save(tmp_path / name / "0.png")
+    data = rfdlc.load(tmp_path, test_fraction=0)
+    assert data.input_shape == (channels, 32, 32)
+    assert (data.train.array == 255).all()
+
+
+def test_sizes_are_chosen_said_and_may_be_given(folder: Path) -> None:
+    picture(folder / "bee" / "large.png", size=(300, 150))
+    data = rfdlc.load(folder, test_fraction=0)
+    assert data.image_size == (64, 64)
+    assert "images from 40x40 to 300x150 (2 sizes) are brought to 64x64" in data.notes[0]
+    assert rfdlc.load(folder, image_size=17).image_size == (17, 17)
+    with pytest.raises(InputError, match="image_size 0"):
+        rfdlc.load(folder, image_size=0)
+
+
+def test_resizing_keeps_proportions_and_the_centre(tmp_path: Path) -> None:
+    wide = np.zeros((32, 96, 3), dtype=np.uint8)
+    wide[:, 32:64] = 255  # the centre square is white
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(wide).save(tmp_path / name / "0.png")
+    assert (rfdlc.load(tmp_path, image_size=32, test_fraction=0).train.array == 255).all()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def cmyk(path: Path) -> Path:
+    Image.new("CMYK", (40, 40)).save(path)
+    return path
+
+
+def animated(path: Path) -> Path:
+    frames = [Image.new("L", (40, 40), shade) for shade in (0, 128, 255)]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    return path
+
+
+BROKEN = {
+    "zero.png": (lambda path: path.touch(), "the file is empty"),
+    "corrupt.jpg": (lambda path: path.write_bytes(b"nonsense" * 20), "no image that pillow can read"),
+    "truncated.png": (lambda path: cut(noise(path)), "truncated or corrupt"),
+    "truncated.jpg": (lambda path: cut(noise(path)), "truncated or corrupt"),
+    "print.jpg": (cmyk, "CMYK.*convert it to RGB"),
+    "grey16.png": (lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path), "16 or more bits"),
+    "float.tif": (lambda path: Image.fromarray(np.zeros((9, 9), np.float32)).save(path), "16 or more bits"),
+    "moving.gif": (animated, "animated .3 frames.*save one frame"),
+    "moving.png": (animated, "animated .3 frames"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_image_is_named_or_counted(folder: Path, name: str) -> None:
+    make, message = BROKEN[name]
+    make(folder / "bee" / name)
+    with pytest.raises(InputError, match=f"bee/{name}: .*{message}.*skip"):
+        rfdlc.load(folder)
+    data = rfdlc.load(folder, skip_broken=True, test_fraction=0)
+    assert len(data.train) == 8
+    assert len(data.skipped) == 1
+    assert name in data.skipped[0]
+    assert any("1 broken" in note for note in data.notes)
+    assert data.train.array[:, 2, 5, 5].tolist() == [0] * 5 + [255] * 3  # the others keep their labels
+
+
+def test_16_bits_a_channel_in_colour(folder: Path) -> None:
+    """A real 16-bit RGB PNG, written by hand: pillow writes none."""
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    rows = b"".join(b"\0" + b"\x12\x34" * 3 * 4 for _ in range(4))
+    header = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    (folder / "ant" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    with pytest.raises(InputError, match=r"deep.png: the image has 16 or more bits"):
+        rfdlc.load(folder)
+
+
+def test_an_empty_class_folder(folder: Path) -> None:
+    (folder / "wasp").mkdir()
+    with pytest.raises(InputError, match="wasp: the class folder holds no image"):
+        rfdlc.load(folder)
+    data = rfdlc.load(folder, skip_broken=True)
+    assert data.classes.names == ("ant", "bee")
+    assert "wasp" in data.skipped[0]
+
+
+def test_one_class_and_no_class(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for path in (folder / "bee").iterdir():
+        path.unlink()
+    (folder / "bee").rmdir()
+    with pytest.raises(InputError, match=r"one class \('ant'\)"):
+        rfdlc.load(folder)
+    with pytest.raises(InputError, match="no class folders"):
+        rfdlc.load(tmp_path_factory.mktemp("empty"))
+
+
+def test_links_must_stay_inside(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = picture(tmp_path_factory.mktemp("outside") / "x.png")
+    (folder / "ant" / "inside.png").symlink_to(folder / "ant" / "0.png")
+    assert len(rfdlc.load(folder, test_fraction=0).train) == 9
+    (folder / "ant" / "link.png").symlink_to(outside)
+    with pytest.raises(InputError, match=r"link.png: is a link to outside"):
+        rfdlc.load(folder)
+    (folder / "ant" / "link.png").unlink()
+    (folder / "wasp").symlink_to(outside.parent)
+    with pytest.raises(InputError, match="wasp: is a link to outside"):
+        rfdlc.load(folder)
+
+
+def test_two_folders_for_one_split(folder: Path) -> None:
+    for name in ("train", "val", "valid"):
+        picture(folder / name / "a" / "0.png")
+    with pytest.raises(InputError, match="both 'val' and 'valid' mean val"):
+        rfdlc.load(folder)
+
+
+def test_what_does_not_fit_stays_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rfdlc.data.sources.files.FITS_IN_MEMORY", 1000)
+    data = rfdlc.load(folder, test_fraction=0.4)
+    assert isinstance(data.train.inputs, ImageFiles)
+    assert data.train.inputs.path(0).is_file()
+    assert (data.kind, data.image_size) == ("images", (40, 40))
+    assert data.test is not None
+    assert len(data.train) + len(data.test) == 8
+    with pytest.raises(InputError, match="StreamedLoader"):
+        _ = data.train.array
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> Path:
+    for split, count in (("train", 3), ("val", 1), ("test", 2)):
+        lines = []
+        for label, name in enumerate(("n01", "n 02")):
+            for i in range(count):
+                picture(tmp_path / "pictures" / name / f"{split} {i}.jpg", (100 * label, 0, 0))
+                lines.append(f"pictures/{name}/{split} {i}.jpg {label}")
+        (tmp_path / f"Mine_LT_{split}.txt").write_text("# a comment\n\n" + "\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_lists_in_a_root(lists: Path) -> None:
+    for source in (lists, lists / "Mine_LT_train.txt"):
+        data = rfdlc.load(source)
+        assert {split: len(part) for split, part in data.splits.items()} == {"train": 6, "val": 2, "test": 4}
+        assert data.classes.names == ("n01", "n 02")
+        assert (data.train.array[:, 0, 0, 0] > 50).tolist() == [False] * 3 + [True] * 3
+        assert (data.train.ids or ())[0] == "pictures/n01/train 0.jpg"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("pictures/n01/gone.jpg 0", "there is no file .*pictures/n01/gone.jpg"),
+        ("nowhere/x.jpg 0", "there is no file .*nowhere/x.jpg"),
+        ("../secret.jpg 0", "'../secret.jpg' leaves the root"),
+        ("pictures/../../secret.jpg 0", "leaves the root"),
+        ("/etc/passwd 0", "'/etc/passwd' leaves the root"),
+        ("pictures/n01/train 0.jpg cat", "the label 'cat' is not a number"),
+        ("pictures/n01/train 0.jpg -1", "the label '-1' is not a number"),
+        ("pictures/n01/train 0.jpg 1.5", "the label '1.5' is not a number"),
+        ("pictures/n01/train_0.jpg", "expected 'path label'"),
+    ],
+)
+def test_a_wrong_line_is_named_or_counted(lists: Path, line: str, message: str) -> None:
+    path = lists / "Mine_LT_train.txt"
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(InputError, match=rf"Mine_LT_train.txt, line 9: .*{message}"):
+        rfdlc.load(lists)
+    data = rfdlc.load(lists, skip_broken=True)
+    assert len(data.train) == 6
+    assert len(data.skipped) == 1
+    assert "line 9" in data.skipped[0]
+
+
+def test_a_broken_image_in_a_list_is_named_with_its_line(lists: Path) -> None:
+    (lists / "pictures" / "n 02" / "train 1.jpg").write_bytes(b"")
+    with pytest.raises(InputError, match=r"Mine_LT_train.txt, line 7: .*train 1.jpg: the file is empty"):
+        rfdlc.load(lists)
+    assert rfdlc.load(lists, skip_broken=True).classes.counts == (3, 2)
+
+
+def test_published_counts_are_compared(lists: Path) -> None:
+    for path in lists.glob("Mine_LT_*.txt"):
+        path.rename(path.with_name(path.name.replace("Mine", "ImageNet")))
+    with pytest.warns(UserWarning, match=r"6 train images .published: 115846.*2 classes .published: 1000"):
+        data = rfdlc.load("imagenet-lt", root=lists)
+    assert "differs from the published" in data.notes[0]
+
+
+def test_the_published_numbers_raise_no_warning(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rfdlc.data.sources import listing
+
+    monkeypatch.setitem(listing.PUBLISHED, "minelt", listing.Published({"train": 6, "val": 2, "test": 4}, 2))
+    assert not any("published" in note for note in rfdlc.load(lists).notes)
+
+
+def test_inaturalist_has_its_own_normalisation(lists: Path) -> None:
+    for split in ("train", "val"):
+        (lists / f"Mine_LT_{split}.txt").rename(lists / f"iNaturalist18_{split}.txt")
+    (lists / "Mine_LT_test.txt").unlink()
+    with pytest.warns(UserWarning, match="437513"):
+        data = rfdlc.load("inaturalist2018", root=lists)
+    assert data.normalisation is not None
+    assert data.normalisation.mean == (0.466, 0.471, 0.380)
+
+
+def test_several_sets_of_lists_and_a_lonely_one(lists: Path) -> None:
+    (lists / "Other_train.txt").write_text("a 0\n")
+    with pytest.raises(InputError, match=r"several data sets \(Mine_LT, Other\)"):
+        rfdlc.load(lists)
+    with pytest.raises(InputError, match=r"Other_train.txt, line 1: there is no file"):
+        rfdlc.load(lists / "Other_train.txt")
+    (lists / "Lone_test.txt").write_text("a 0\n")
+    with pytest.raises(InputError, match=r"no training list beside it: expected .*Lone_train.txt"):
+        rfdlc.load(lists / "Lone_test.txt")
+    (lists / "Other_train.txt").write_text("\n")
+    with pytest.raises(InputError, match="holds no usable line"):
+        rfdlc.load(lists / "Other_train.txt")
+    (lists / "Other_train.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(InputError, match="cannot be read as lines"):
+        rfdlc.load(lists / "Other_train.txt")
+    with pytest.raises(InputError, match="places-lt was not found"):
+        rfdlc.load("places-lt", root=lists)
+
+
+# -- many files --------------------------------------------------------------------------------------------------------
+
+
+def test_packed_text_is_a_sequence() -> None:
+    texts = ["", "a", "ü/ö.png", "b" * 300, os.fsdecode(b"\xff.png")]
+    packed = PackedText(texts)
+    assert list(packed) == texts
+    assert packed[-1] == texts[-1]
+    assert list(packed[1:4:2]) == texts[1:4:2]
+    assert packed == texts
+    with pytest.raises(IndexError):
+        packed[5]
+
+
+def test_a_large_jpeg_is_decoded_small(tmp_path: Path) -> None:
+    path = picture(tmp_path / "large.jpg", size=(1600, 1200))
+    opened = image_module.open_image(path)
+    small = image_module.fitted(opened, 64, 3)
+    assert small.size == (64, 64)
+    assert opened.size == (200, 150)  # an eighth: still twice as large as needed

@@ -1,0 +1,115 @@
+"""`rfdlc inspect`: what a person reads, what a program reads, and the picture."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from rfdlc.cli import app, main
+from rfdlc.data.inspection import Inspection
+from rfdlc.data.load import load
+from rfdlc.data.plot import plot_tail
+from rfdlc.decide.classes import Classes
+from rfdlc.errors import InputError
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["inspect", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_what_a_person_reads() -> None:
+    shown = run("digits-lt", "--factor", "10")
+    assert "images 1x8x8, 10 classes" in shown
+    assert "Imbalance factor 10.8" in shown  # 129 over 12
+    assert "head (first third)" in shown
+    assert "no sample is in two splits" in shown
+    assert "groups are not known" in shown
+
+
+def test_what_a_program_reads(tmp_path: Path) -> None:
+    images = np.array([1, 2, 3, 3, 4, 4], dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), dtype=np.uint8)
+    np.savez(
+        tmp_path / "set.npz",
+        train_x=images[:5],
+        train_y=[0, 1, 0, 1, 0],
+        test_x=images[5:],
+        test_y=[0],
+        train_groups=list("abcde"),
+        test_groups=["e"],
+    )
+    found = json.loads(run(tmp_path / "set.npz", "--json"))
+    assert found["splits"] == {"train": 5, "test": 1}
+    assert found["input_shape"] == [1, 4, 4]
+    assert found["imbalance_factor"] == 1.5
+    assert found["classes"] == [
+        {"name": "0", "rank": 0, "train": 3, "test": 1},
+        {"name": "1", "rank": 1, "train": 2, "test": 0},
+    ]
+    assert found["repeated_samples"] == 2
+    assert found["samples_in_several_splits"] == {"count": 1, "examples": ["train: 4"]}
+    assert found["samples_with_several_labels"] == {"count": 1, "examples": ["train: 2"]}
+    assert found["groups_in_several_splits"] == {"count": 1, "examples": ["e"]}
+    assert [(r["name"], r["classes"], r["samples"]) for r in found["shots"]] == [("few", 2, 5)]
+    assert "1 groups are in more than one split" in run(tmp_path / "set.npz")
+
+
+def test_broken_files_stop_it_or_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(6):
+        path = tmp_path / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), i).save(path)
+    (tmp_path / "a" / "zero.png").touch()
+    monkeypatch.setattr(sys, "argv", ["rfdlc", "inspect", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "a/zero.png: the file is empty" in message
+    found = json.loads(run(tmp_path, "--skip-broken", "--json"))
+    assert len(found["skipped"]) == 1
+    assert "1 broken files, lines or folders were skipped" in run(tmp_path, "--skip-broken")
+
+
+def test_a_table_with_a_target(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("v,outcome,who\n" + "\n".join(f"{i},{'ab'[i % 2]},w{i // 4}" for i in range(40)))
+    found = json.loads(run(tmp_path / "t.csv", "--target", "outcome", "--groups", "who", "--json"))
+    assert found["kind"] == "features"
+    assert found["groups_in_several_splits"]["count"] == 0
+
+
+@pytest.mark.parametrize("count", [2, 7, 100, 8142])
+def test_a_picture_and_a_table_for_any_number_of_classes(tmp_path: Path, count: int) -> None:
+    sizes = np.maximum(1, 300 // np.arange(1, count + 1))
+    labels = np.repeat(np.arange(count), sizes)
+    np.savez(tmp_path / "set.npz", x=np.arange(len(labels), dtype=np.float32)[:, None], y=labels)
+    shown = run(tmp_path / "set.npz", "--plot", tmp_path / "tail.png", "--test-fraction", 0)
+    assert len(shown.splitlines()) < 60
+    assert ("more" in shown) == (count > 30)
+    with Image.open(tmp_path / "tail.png") as picture:
+        assert picture.size == (1350, 675)
+        assert len(set(picture.convert("RGB").get_flattened_data())) > 20
+
+
+def test_pictures_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = Classes.from_counts([5, 1])
+    with pytest.raises(InputError, match="the picture cannot be written"):
+        plot_tail(classes, tmp_path / "nowhere" / "tail.png", "x")
+    with pytest.raises(InputError, match=r"tail.xyz: the picture cannot be written"):
+        plot_tail(classes, tmp_path / "tail.xyz", "x")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match=r'pip install "rfdlc\[plots\]"'):
+        plot_tail(classes, tmp_path / "tail.png", "x")
+
+
+def test_class_names_are_not_markup() -> None:
+    data = load({"train": (np.eye(4), ["[red]a[/]", "[b]", "[b]", "[b]"])}, test_fraction=0)
+    assert Inspection.of(data).to_dict()["classes"][0]["name"] == "[b]"

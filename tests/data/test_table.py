@@ -1,0 +1,178 @@
+"""Tables: encodings learned on the training rows, every missing value and dropped column said."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rfdlc
+from rfdlc.data.table import TableEncoder, parse_column
+from rfdlc.errors import InputError
+
+ROWS = """patient_id,age,sex,note,split,label
+p1,30,f,a,train,ill
+p2,,m,b,train,well
+p3,50,f,,train,well
+p4,40,f,a,test,well
+p5,?,x,c,val,ill
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "t.csv").write_text(ROWS)
+    return tmp_path / "t.csv"
+
+
+def test_a_csv_by_hand(path: Path) -> None:
+    data = rfdlc.load(path)
+    assert data.classes.names == ("ill", "well")
+    assert data.classes.counts == (1, 2)
+    assert data.encoder is not None
+    expected = ["age", "age is missing", "sex = f", "sex = m", "note = a", "note = b", "note = (missing)"]
+    assert list(data.encoder.features) == expected
+    assert data.train.array.tolist() == [
+        [30, 0, 1, 0, 1, 0, 0],
+        [40, 1, 0, 1, 0, 1, 0],
+        [50, 0, 1, 0, 0, 0, 1],
+    ]
+    assert data.val is not None
+    assert data.val.array.tolist() == [[40, 1, 0, 0, 0, 0, 0]]  # the median of training, unseen categories
+    assert list(data.val.ids or ()) == ["p5"]
+    notes = " | ".join(data.notes)
+    assert "'patient_id' has another value in every row and was left out" in notes
+    assert "'age': 2 missing values were filled with the median 40 and marked in a feature of their own" in notes
+    assert "'note' became 3 features, one a category; 1 missing values are a category of their own" in notes
+    assert data.normalisation is not None
+    assert data.normalisation.mean[0] == 40
+    assert data.normalisation.mean[1:] == (0,) * 6
+    assert data.normalisation.std[1:] == (1,) * 6
+
+
+def test_the_encoding_is_plain_data_for_new_rows(path: Path) -> None:
+    data = rfdlc.load(path)
+    assert data.encoder is not None
+    again = TableEncoder.from_dict(json.loads(json.dumps(data.encoder.to_dict())))
+    assert again == data.encoder
+    new = {"age": ["60", None], "sex": ["m", "unheard of"], "note": ["b", ""], "extra": [1, 2]}
+    assert again.transform(new).tolist() == [[60, 0, 0, 1, 0, 1, 0], [40, 1, 0, 0, 0, 0, 1]]
+    with pytest.raises(InputError, match="lack the columns age, note"):
+        again.transform({"sex": ["m"]})
+    with pytest.raises(InputError, match="'age' holds numbers in the training data, but here 'old'"):
+        again.transform({**new, "age": ["old", "3"]})
+    assert again.transform({**new, "age": ["", "?"]})[:, :2].tolist() == [[40, 1], [40, 1]]
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from(["x", "y", "NA"])), min_size=1, max_size=20))
+def test_encodings_are_finite_and_survive_json(cells: list) -> None:
+    encoder = TableEncoder.fit({"c": cells})
+    assert TableEncoder.from_dict(json.loads(json.dumps(encoder.to_dict()))) == encoder
+    features = encoder.transform({"c": cells})
+    assert features.shape == (len(cells), len(encoder.features))
+    assert np.isfinite(features).all()
+
+
+@pytest.mark.parametrize(("text", "suffix"), [(ROWS.replace(",", "\t"), "tsv"), (ROWS.replace(",", ";"), "csv")])
+def test_other_delimiters(tmp_path: Path, text: str, suffix: str) -> None:
+    (tmp_path / f"t.{suffix}").write_text("\ufeff" + text, encoding="utf-8")
+    assert len(rfdlc.load(tmp_path / f"t.{suffix}").train) == 3
+
+
+def test_parquet_and_data_frames_equal_the_csv(path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(path)
+    frame.to_parquet(path.with_suffix(".parquet"))
+    expected = rfdlc.load(path)
+    for source in (frame, path.with_suffix(".parquet")):
+        data = rfdlc.load(source)
+        assert data.encoder == expected.encoder
+        assert data.train.array.tolist() == expected.train.array.tolist()
+        assert data.classes == expected.classes
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "t.parquet").touch()
+    with pytest.raises(InputError, match=r'pip install "rfdlc\[tables\]"'):
+        rfdlc.load(tmp_path / "t.parquet")
+
+
+def test_a_test_part_is_held_out_and_the_encoding_knows_nothing_of_it(tmp_path: Path) -> None:
+    rows = [f"{i},{'ab'[i % 2]},{'pq'[i % 2]}{i // 2}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("value,class,kind\n" + "\n".join(rows))
+    data = rfdlc.load(tmp_path / "t.csv", target="class", drop=["kind"], seed=2)
+    assert data.test is not None
+    assert len(data.test) == 8
+    assert "8 of 40 samples were held out" in data.notes[0]
+    assert data.encoder is not None
+    assert data.encoder.columns[0].median == np.median(data.train.array[:, 0])
+    assert "column 'kind' was left out as asked" in data.notes
+
+
+def test_groups_by_column(tmp_path: Path) -> None:
+    rows = [f"{i % 7},{'ab'[i // 4 % 2]},person {i // 4}" for i in range(48)]
+    (tmp_path / "t.csv").write_text("value,label,person\n" + "\n".join(rows))
+    data = rfdlc.load(tmp_path / "t.csv", groups="person").hold_out(0.2)
+    groups = [set(part.groups) for part in data.splits.values()]  # type: ignore[arg-type]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 12
+    assert data.encoder is not None
+    assert data.encoder.features == ("value",)
+
+
+def test_numbers_as_classes_are_in_order(tmp_path: Path) -> None:
+    rows = [f"{i},{c}" for i, c in enumerate([10, 2, 1, 2, 10, 1, 10, 2] * 2)]
+    (tmp_path / "t.csv").write_text("value,y\n" + "\n".join(rows))
+    assert rfdlc.load(tmp_path / "t.csv").classes.names == ("1", "2", "10")
+
+
+def test_missing_targets(path: Path) -> None:
+    path.write_text(ROWS + "p6,3,f,a,train,\n")
+    with pytest.raises(InputError, match="target 'label' is missing in row 6"):
+        rfdlc.load(path)
+    data = rfdlc.load(path, skip_broken=True)
+    assert len(data.train) == 3
+    assert "row 6 has no target" in data.skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (ROWS, {"target": "lable"}, "no column 'lable'.*did you mean 'label'"),
+        (ROWS, {"groups": "ward"}, "no column 'ward'"),
+        (ROWS, {"drop": ["ward"]}, "no column 'ward'"),
+        (ROWS.replace("label", "outcome"), {}, "which column is the class.*patient_id, age"),
+        (ROWS + "p7,1,f\n", {}, "line 7: 3 cells, but the first line names 6 columns"),
+        (ROWS.replace("sex", "age"), {}, "line 1: expected the names of the columns, all different"),
+        ("", {}, "line 1: expected the names"),
+        (ROWS.replace("val", "later"), {}, "split 'later' in row 5 is unknown"),
+        (ROWS.replace("50", "inf"), {}, "column 'age' has an infinite value in row 3"),
+        ("label\na\nb\n", {}, "no column is left to learn from"),
+        ("x,y\n1,a\n2,a\n", {"test_fraction": 0}, "one class"),
+        ("x,y\n" + "".join(f"1,{i}.5\n" for i in range(40)), {}, "expected classes, not measurements"),
+        ("x,y\n", {}, "no training sample"),
+    ],
+)
+def test_wrong_tables_are_named(path: Path, text: str, options: dict, message: str) -> None:
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        rfdlc.load(path, **options)
+
+
+def test_other_wrong_files(path: Path) -> None:
+    path.write_bytes(b"a,b\n\xff\xff,1\n")
+    with pytest.raises(InputError, match=r"t.csv: cannot be read as a table in UTF-8"):
+        rfdlc.load(path)
+    path.with_suffix(".parquet").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"t.parquet: cannot be read as Parquet"):
+        rfdlc.load(path.with_suffix(".parquet"))
+
+
+def test_too_many_categories() -> None:
+    cells = [f"c{i // 2}" for i in range(2400)]
+    with pytest.raises(InputError, match="1200 different texts, too many"):
+        TableEncoder.fit({"city": cells})
+    assert parse_column("n", [" 1 ", "nan"]).tolist()[0] == 1
