@@ -62,7 +62,7 @@ class StreamedLoader:
         self._order = EpochOrder(self.targets, sampling)
         self._normalised = Normaliser(normalisation, split.inputs.shape[1:], self.device, dtype)
         self._batches = _Batches(split.inputs, view or View(), self.seed)
-        self._workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        self._workers = min(16, os.cpu_count() or 1) if workers is None else workers
         self._jobs = _Jobs()
         self._loader: DataLoader[tuple[Tensor, str]] | None = None
 
