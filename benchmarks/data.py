@@ -136,7 +136,7 @@ def streamed(folder: Path, cores: int, repeats: int) -> dict[str, tuple[float, f
     split = Split(ImageFiles(folder, PackedText(names), SIZE), np.arange(JPEGS) % 10)
     kinds = {"with colour jitter": View(), "without jitter": View(jitter=0)}
     loaders = {
-        kind: StreamedLoader(split, PHOTOGRAPHS, batch_size=50, view=view, workers=cores)
+        kind: StreamedLoader(split, PHOTOGRAPHS, batch_size=40, view=view, workers=cores)
         for kind, view in kinds.items()
     }
     with multiprocessing.get_context("fork").Pool(cores) as pool:
