@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rfdlc.errors import InputError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -81,6 +83,11 @@ def inspect(
         typer.echo(json.dumps(found.to_dict(), ensure_ascii=False, indent=1))
     else:
         _show(found, plot)
+    if found.leaks.broken and not skip_broken:
+        raise InputError(
+            f"{found.leaks.broken[0]}; {len(found.leaks.broken)} files are broken: mend or remove them, "
+            "or leave them out with --skip-broken"
+        )
 
 
 def _show(found: "Inspection", plot: Path | None) -> None:
