@@ -7,7 +7,9 @@
 
 Modes: `test` trains on everything and scores the test split once. `selection` trains without a held-out part of the
 training data and scores that part as if it were balanced: settings are chosen on it. `refit` does both, and the
-test split is scored with the temperature fitted on the held-out part. `smoke` times a step eagerly, captured, compiled.
+test split is scored with the calibration fitted on the held-out part. `rescore` does the scoring of `refit` again
+from logits kept with --logits, without training, and compares the kinds of calibration by cross-validation inside
+the held-out part. `smoke` times a step eagerly, captured, compiled.
 
 DIR holds cifar-100-python/ and cifar-10-batches-py/. Each configuration's rows are appended as it finishes; one
 that is in the file already is skipped, so an interrupted command is simply given again.
@@ -15,6 +17,7 @@ that is in the file already is skipped, so an interrupted command is simply give
 
 import argparse
 import csv
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -27,8 +30,11 @@ import torch
 from recording import commit, hardware, versions
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
+from rfdlc.decide.calibration import KINDS
+from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import evaluate
+from rfdlc.decide.metrics import nll
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.learn.assembly import build_net, build_parts, choose_device, place, split_logits
@@ -38,6 +44,7 @@ from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.settings import Settings, parse_pairs
 from rfdlc.learn.training import epochs, optimiser_state
 
+Array = np.ndarray[Any, Any]
 PENALTIES = (-0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0)
 FIELDS = ("config", "mode", "seed", "decision", "metric", "value", "seconds", "hardware", "versions", "commit")
 
@@ -111,6 +118,7 @@ class Bench:
                 "test": self.test,
                 "selection": self.selection,
                 "refit": self.refit,
+                "rescore": self.rescore,
             }
             modes[self.options.mode](name)
 
@@ -120,27 +128,32 @@ class Bench:
         net, seconds = self.trained(name, method, settings, data)
         assert data.test is not None
         logits = split_logits(net, data.test, data.normalisation, settings, self.device).numpy()
-        fitted = deciders or [self.decider(data, settings)] * net.runs
-        self.report(name, mode, settings, data, logits, data.test.labels, fitted, seconds)
-        self.keep_logits(name, logits, data.test.labels)
+        fitted = deciders or [self.decider(name, settings)] * net.runs
+        self.report(name, mode, settings, logits, data.test.labels, fitted, seconds)
+        self.keep_logits(name, logits, data.test.labels, seconds)
 
     def selection(self, name: str, mode: str = "selection") -> list[Decider]:
-        """Train without the held-out part, fit the temperature on it, and score it as balanced data."""
+        """Train without the held-out part, fit the calibration on it, and score it as balanced data."""
         method, settings, whole = self.ready(name)
         data = whole.hold_out(self.options.hold_out, seed=0)
         net, seconds = self.trained(name + "-held-out", method, settings, data)
         assert data.val is not None
         logits = split_logits(net, data.val, data.normalisation, settings, self.device).numpy()
-        deciders = [self.decider(data, settings) for _ in range(net.runs)]
-        for decider, part in zip(deciders, logits, strict=True):
-            decider.fit(part, data.val.labels, logits=True, balanced=True)
-        self.report(name, mode, settings, data, logits, data.val.labels, deciders, seconds, balance=True)
-        self.keep_logits(f"{name}-held-out", logits, data.val.labels)
-        return deciders
+        self.keep_logits(f"{name}-held-out", logits, data.val.labels, seconds)
+        return self.calibrated(name, mode, settings, logits, data.val.labels, seconds)
 
     def refit(self, name: str) -> None:
-        """The temperature of a run without the held-out part, for a run on everything."""
+        """The calibration of a run without the held-out part, for a run on everything."""
         self.test(name, self.selection(name, "refit-held-out"), "refit")
+
+    def rescore(self, name: str) -> None:
+        """Calibrate on kept held-out logits, score kept test logits; rows say where and when those were trained."""
+        _, settings, data = self.ready(name)
+        held, labels, seconds = self.kept_logits(f"{name}-held-out")
+        compare_calibrations(data.classes, settings.combine, held, labels)
+        deciders = self.calibrated(name, "refit-held-out", settings, held, labels, seconds)
+        logits, labels, seconds = self.kept_logits(name)
+        self.report(name, "refit", settings, logits, labels, deciders, seconds)
 
     # -- parts ------------------------------------------------------------------------------------------------
 
@@ -181,18 +194,27 @@ class Bench:
                     weight.copy_(mean)
         return net, time.perf_counter() - began
 
-    def decider(self, data: Dataset, settings: Settings) -> Decider:
-        utility = Utility.one_hot(data.classes)
-        return Decider(utility, combine=settings.combine, calibration="temperature", train_prior=None)
+    def decider(self, name: str, settings: Settings) -> Decider:
+        utility = Utility.one_hot(self.data[CONFIGS[name].data].classes)
+        return Decider(utility, combine=settings.combine, calibration=settings.calibration)
+
+    def calibrated(
+        self, name: str, mode: str, settings: Settings, logits: Array, labels: Array, seconds: float
+    ) -> list[Decider]:
+        """A decider a seed, fitted on held-out logits, and what it makes of them."""
+        deciders = [self.decider(name, settings) for _ in logits]
+        for decider, part in zip(deciders, logits, strict=True):
+            decider.fit(part, labels, logits=True, balanced=True)
+        self.report(name, mode, settings, logits, labels, deciders, seconds, balance=True)
+        return deciders
 
     def report(
         self,
         name: str,
         mode: str,
         settings: Settings,
-        data: Dataset,
-        logits: np.ndarray[Any, Any],
-        labels: np.ndarray[Any, Any],
+        logits: Array,
+        labels: Array,
         deciders: list[Decider],
         seconds: float,
         balance: bool = False,
@@ -214,12 +236,20 @@ class Bench:
         _append(self.options.out, [{**row, "value": f"{row['value']:.6g}", **stamp} for row in rows])
         _print_table(name, mode, rows, seconds)
 
-    def keep_logits(self, name: str, logits: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
+    def keep_logits(self, name: str, logits: Array, labels: Array, seconds: float) -> None:
         if self.options.logits:
             self.options.logits.mkdir(parents=True, exist_ok=True)
             for seed, part in zip(self.options.seeds, logits, strict=True):
-                path = self.options.logits / f"{name}-{seed}.npz"
-                np.savez_compressed(path, logits=part.astype(np.float16), targets=labels)
+                path, stamp = self.options.logits / f"{name}-{seed}.npz", json.dumps(self.stamp)
+                half = part.astype(np.float16)
+                np.savez_compressed(path, logits=half, targets=labels, seconds=seconds, stamp=np.array(stamp))
+
+    def kept_logits(self, name: str) -> tuple[Array, Array, float]:
+        """Logits (R, M, N, C), labels and seconds of training; further rows carry the stamp of that training."""
+        files = [np.load(self.options.logits / f"{name}-{seed}.npz") for seed in self.options.seeds]
+        self.stamp = json.loads(str(files[0]["stamp"]))
+        logits = np.stack([file["logits"].astype(np.float32) for file in files])
+        return logits, files[0]["targets"], float(files[0]["seconds"])
 
     def smoke(self, name: str) -> None:
         """Seconds an epoch: eager, captured, compiled and captured (the first epoch of each warms up)."""
@@ -244,6 +274,24 @@ class Bench:
                 f"{1000 * min(times[1:]) / steps:.2f} ms a step, {memory:.1f} GiB, loss {epoch.losses}",
                 flush=True,
             )
+
+
+def compare_calibrations(classes: Classes, combine: str, logits: Array, labels: Array, folds: int = 5) -> None:
+    """Class-balanced likelihood of each kind of calibration, cross-validated inside the held-out part."""
+    weights = 1 / np.bincount(labels)[labels]
+    rare_first = np.random.default_rng(0).permutation(len(labels))
+    fold = np.empty(len(labels), dtype=int)
+    fold[rare_first[np.argsort(labels[rare_first], kind="stable")]] = np.arange(len(labels)) % folds
+    for kind in KINDS:
+        scores = []
+        for part in logits:
+            p = np.empty(part.shape[1:])
+            for k in range(folds):
+                decider = Decider(Utility.one_hot(classes), combine=combine, calibration=kind)
+                decider.fit(part[:, fold != k], labels[fold != k], logits=True, balanced=True)
+                p[fold == k] = decider.probabilities(part[:, fold == k], logits=True)
+            scores.append(np.average(nll(p[np.arange(len(labels)), labels]), weights=weights))
+        print(f"  {kind:32s} held-out nll {np.mean(scores):.4f} +- {np.std(scores, ddof=1):.4f}", flush=True)
 
 
 # -- figures ---------------------------------------------------------------------------------------------------
@@ -329,7 +377,7 @@ def main() -> None:
     parser.add_argument("configs", nargs="+", choices=sorted(CONFIGS))
     parser.add_argument("--data", type=Path, required=True, help="folder with cifar-100-python/ and the like")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/learn.csv"))
-    parser.add_argument("--mode", choices=("test", "selection", "refit", "smoke"), default="test")
+    parser.add_argument("--mode", choices=("test", "selection", "refit", "rescore", "smoke"), default="test")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=0, help="other than the preset's")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="settings for every configuration")

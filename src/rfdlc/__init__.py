@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _HOME = {
+    "report": "rfdlc.apps.report.report",
+    "Dataset": "rfdlc.data.dataset",
+    "Split": "rfdlc.data.dataset",
+    "load": "rfdlc.data.load",
     "Classes": "rfdlc.decide.classes",
     "Decider": "rfdlc.decide.decider",
     "Evaluation": "rfdlc.decide.evaluation",
     "evaluate": "rfdlc.decide.evaluation",
     "Predictions": "rfdlc.decide.predictions",
     "Utility": "rfdlc.decide.utility",
-    "Dataset": "rfdlc.data.dataset",
     "InputError": "rfdlc.errors",
-    "report": "rfdlc.apps.report.report",
-    "Split": "rfdlc.data.dataset",
-    "load": "rfdlc.data.load",
-    "Model": "rfdlc.learn.model",
     "fork": "rfdlc.learn.fitting",
     "resume": "rfdlc.learn.fitting",
     "train": "rfdlc.learn.fitting",
+    "Model": "rfdlc.learn.model",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

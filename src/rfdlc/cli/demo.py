@@ -33,11 +33,14 @@ def demo(
     folder = _free(out)
     with ready():
         results = compare(folder, seed)
+        page = _report(folder)
     if json:
-        print_json({"folder": str(folder), **{name: result.to_dict() for name, result in results.items()}})
+        figures = {name: result.to_dict() for name, result in results.items()}
+        print_json({"folder": str(folder), "report": str(page), **figures})
         return
     print_rich(_table(results))
     print(f"utility: {TAIL}\nrun folders: {folder}/ce and {folder}/rf-dlc")
+    print(f"report: {page} (open it in a browser, and edit the utility there)")
     print(f"next: rfdlc evaluate {folder}/rf-dlc --utility tail-sensitive --penalty -0.5")
 
 
@@ -61,6 +64,19 @@ def compare(folder: Path, seed: int = 0) -> "dict[str, Evaluation]":
         "cross-entropy, calibrated, prior corrected, by expected utility": evaluate(said[plain], decider=corrected),
         "RF-DLC by expected utility": evaluate(said[ours], decider=ours.decider.with_utility(utility)),
     }
+
+
+def _report(folder: Path) -> Path:
+    """Both runs side by side in one page, with the images of the costliest mistakes."""
+    from rfdlc.apps.report.report import report
+    from rfdlc.data.load import load
+    from rfdlc.decide.utility import Utility
+
+    data = load("digits-lt")
+    assert data.test is not None
+    runs = {"RF-DLC": folder / "rf-dlc", "cross-entropy": folder / "ce"}
+    utility = Utility.tail_sensitive(data.classes)
+    return report(runs, utility, folder / "report.html", images=data.test.array, title="rfdlc demo: digits-lt")
 
 
 def _table(results: "dict[str, Evaluation]") -> Any:

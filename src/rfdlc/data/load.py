@@ -52,13 +52,13 @@ def load(
     >>> data.classes.count_array[[0, -1]].tolist(), data.input_shape
     ([129, 12], (1, 8, 8))
     """
-    reader, place = _reader(source, Path(root) if root is not None else None)
+    reader, place = _reader(source, None if root is None else Path(root).expanduser())
     options |= {"seed": seed} if "seed" in _options(reader) else {}
     if "groups" in _options(reader):  # a table: it has a column for them, and parts itself before it is encoded
         return reader(place, **_checked(reader, source, options), groups=groups, test_fraction=test_fraction)
     data = reader(place, **_checked(reader, source, options))
     if groups is not None:
-        data = with_groups(data, Path(groups))
+        data = with_groups(data, Path(groups).expanduser())
     return data.with_test(test_fraction, seed) if list(data.splits) == ["train"] and test_fraction else data
 
 
@@ -70,7 +70,7 @@ def _reader(source: Any, root: Path | None) -> tuple[Reader, Any]:
     if not isinstance(source, str | Path):
         is_frame = type(source).__name__ == "DataFrame"
         return (table.read if is_frame else arrays.from_memory), source
-    path = root / source if root is not None else Path(source)
+    path = (Path() if root is None else root) / Path(source).expanduser()
     if not path.exists():
         raise InputError(
             f"{str(source)!r} is neither a known data set nor an existing path ({path}): "

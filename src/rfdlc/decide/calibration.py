@@ -24,7 +24,7 @@ from rfdlc.decide.scores import Floats, softmax
 from rfdlc.errors import InputError, choose
 
 COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these says that the held-out part is too small or the model broken
-BIAS_STRENGTH = 1.0  # a unit Gaussian on each fitted number: as weak as one sample, and none runs away
+STRENGTH = 1.0  # of a unit Gaussian on 1/T - 1 and on each bias: as weak as one sample, and none runs away
 KINDS = ("temperature", "bias-corrected-temperature", "prior-corrected-temperature")
 
 
@@ -78,12 +78,12 @@ def fit_calibration(
     multiplicity = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
     counts = np.bincount(targets, multiplicity, minlength=log_p.shape[1])
     weights = class_weights(counts, balanced)[targets] * multiplicity / multiplicity.sum()
-    temperature = _fit_temperature(log_p, targets, weights)
+    ridge = STRENGTH / multiplicity.sum()
+    temperature = _fit_temperature(log_p, targets, weights, ridge)
     if kind == "temperature":
         calibration = Calibration(temperature)
     else:
         directions = _bias_directions(kind, counts, training_counts)
-        ridge = BIAS_STRENGTH / multiplicity.sum()
         temperature, bias = _fit_with_bias(log_p, targets, weights, directions, temperature, ridge)
         calibration = Calibration(temperature, tuple(bias.tolist()), tuple(_held_out_prior(counts, balanced).tolist()))
     if not COLDEST * 1.001 < calibration.temperature < HOTTEST * 0.999:
@@ -111,17 +111,17 @@ def _held_out_prior(counts: NDArray[Any], balanced: bool) -> NDArray[np.float64]
     return smoothed
 
 
-def _fit_temperature(log_p: Floats, targets: Indices, weights: Floats) -> float:
+def _fit_temperature(log_p: Floats, targets: Indices, weights: Floats, ridge: float) -> float:
     """The negative log-likelihood is convex in 1/T: Newton's method, kept inside a shrinking bracket."""
     true = log_p[np.arange(len(targets)), targets]
     low, high, inverse = 1 / HOTTEST, 1 / COLDEST, 1.0
     for _ in range(60):
         p = softmax(inverse * log_p)
         mean = (p * log_p).sum(axis=1)
-        slope = weights @ (mean - true)
-        curvature = weights @ ((p * log_p**2).sum(axis=1) - mean**2)
+        slope = weights @ (mean - true) + ridge * (inverse - 1)
+        curvature = weights @ ((p * log_p**2).sum(axis=1) - mean**2) + ridge
         low, high = (low, inverse) if slope > 0 else (inverse, high)
-        step = inverse - slope / curvature if curvature > 0 else low - 1
+        step = inverse - slope / curvature
         step = step if low < step < high else (low + high) / 2
         if abs(step - inverse) < 1e-10 * inverse:
             break
@@ -150,15 +150,16 @@ def _fit_with_bias(
     rows, free = np.arange(len(targets)), directions.shape[0]
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        inverse, coefficients = parameters[0], parameters[1:]
+        inverse, coefficients, drift = parameters[0], parameters[1:], parameters - at_rest
         p = softmax(inverse * log_p + coefficients @ directions)
         excess = p * weights[:, None]  # d loss / d score = weight * (p - one-hot)
         nll = -weights @ np.log(np.maximum(p[rows, targets], 1e-300))
         excess[rows, targets] -= weights
-        slope = directions @ excess.sum(axis=0) + ridge * coefficients
-        return nll + ridge / 2 * (coefficients**2).sum(), np.concatenate([[(excess * log_p).sum()], slope])
+        slope = np.concatenate([[(excess * log_p).sum()], directions @ excess.sum(axis=0)])
+        return nll + ridge / 2 * (drift**2).sum(), slope + ridge * drift
 
-    start = np.concatenate([[1 / temperature], np.zeros(free)])
+    at_rest = np.eye(1 + free)[0]  # 1/T = 1, no bias
+    start = at_rest / temperature
     bounds = [(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * free
     fitted = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 500}).x
     return float(1 / fitted[0]), fitted[1:] @ directions

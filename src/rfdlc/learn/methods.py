@@ -150,6 +150,8 @@ METHODS: dict[str, Method] = {
             "mixup": 0.4,
             "repulsion": "head",
             "schedule": "cosine",
+            "combine": "mean-logits",
+            "calibration": "prior-corrected-temperature",
         },
     ),
 }

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Any, get_type_hints
 
+from rfdlc.decide.calibration import KINDS
 from rfdlc.errors import InputError, choose, listing, suggestion
 from rfdlc.learn.backbones import BACKBONES
 from rfdlc.learn.objectives import WEIGHT_FORMS
@@ -94,9 +95,7 @@ class Settings:
     combine: str = _setting(
         "mean-probabilities", "how particles are joined", among=("mean-probabilities", "mean-logits")
     )
-    calibration: str = _setting(
-        "temperature", "fitted on held-out data", among=("none", "temperature", "bias-corrected-temperature")
-    )
+    calibration: str = _setting("temperature", "fitted on held-out data", among=("none", *KINDS))
     # the run
     seed: int = _setting(0, "of weights, order, augmentation and mixup", 0, 2**31 - 1)
     evaluate_every: int = _setting(0, "epochs between evaluations on held-out data, 0 for the end alone", 0)

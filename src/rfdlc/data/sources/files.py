@@ -81,7 +81,9 @@ def _left(part: Listed, broken: Mapping[int, BrokenImage], skip_broken: bool, go
     messages = [f"{part.origins[i]}{broken[i]}" for i in sorted(broken)]
     if not skip_broken:
         more = f"; {len(messages) - 1} more are broken" if len(messages) > 1 else ""
-        raise InputError(f"{messages[0]}{more}. Mend or remove what is broken, or skip it with skip_broken")
+        raise InputError(
+            f"{messages[0]}{more}. Mend or remove what is broken, or leave it out with skip_broken (--skip-broken)"
+        )
     gone += messages
     return part.without(broken)
 
