@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rfdlc.apps.report.report import report as report
+    from rfdlc.apps.scoring import make_utility_scorer as make_utility_scorer
+    from rfdlc.apps.utility_classifier import UtilityClassifier as UtilityClassifier
     from rfdlc.data.dataset import Dataset as Dataset
     from rfdlc.data.dataset import Split as Split
     from rfdlc.data.load import load as load
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 # Public name -> the module that defines it.
 _HOME = {
     "report": "rfdlc.apps.report.report",
+    "make_utility_scorer": "rfdlc.apps.scoring",
+    "UtilityClassifier": "rfdlc.apps.utility_classifier",
     "Dataset": "rfdlc.data.dataset",
     "Split": "rfdlc.data.dataset",
     "load": "rfdlc.data.load",
