@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rfdlc.apps.estimator import RFDLCClassifier as RFDLCClassifier
     from rfdlc.apps.report.report import report as report
     from rfdlc.apps.scoring import make_utility_scorer as make_utility_scorer
     from rfdlc.apps.utility_classifier import UtilityClassifier as UtilityClassifier
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _HOME = {
+    "RFDLCClassifier": "rfdlc.apps.estimator",
     "report": "rfdlc.apps.report.report",
     "make_utility_scorer": "rfdlc.apps.scoring",
     "UtilityClassifier": "rfdlc.apps.utility_classifier",

@@ -90,7 +90,7 @@ def train(
     resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
     options = dict(data_options or {})
     given = data if isinstance(data, Dataset) else load(data, root=root, **options)
-    _, chosen = resolve(method, given.name, settings, given.kind)
+    _, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
     _check_data(given, chosen)
     device = choose_device(chosen.device)
     build_net(chosen, given.input_shape, len(given.classes), (chosen.seed,), network)  # fails now or never

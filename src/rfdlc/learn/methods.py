@@ -157,8 +157,23 @@ METHODS: dict[str, Method] = {
 }
 
 
-def resolve(method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "") -> tuple[Method, Settings]:
-    """The row and the settings: defaults, then the row's, then the data set's preset, then the user's."""
+def resolve(
+    method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "", samples: int = 0
+) -> tuple[Method, Settings]:
+    """The row and the settings: defaults, then the row's, then the data set's preset, then the user's.
+
+    `kind` and number of training `samples` say what suits data without a preset of their own.
+    """
     choose("method", method, METHODS)
     row = METHODS[method]
-    return row, Settings().changed({**row.settings, **preset(data_name, method, kind), **overrides})
+    sized = {"batch_size": table_batch(samples)} if kind == "features" and samples else {}
+    return row, Settings().changed({**row.settings, **sized, **preset(data_name, method, kind), **overrides})
+
+
+def table_batch(samples: int) -> int:
+    """Rows a step: at least eight steps an epoch for small tables, few and large ones for large tables.
+
+    >>> [table_batch(n) for n in (100, 1000, 10_000, 100_000)]
+    [32, 64, 1024, 1024]
+    """
+    return min(1024, max(32, 2 ** int(np.log2(max(1, samples / 8)))))
