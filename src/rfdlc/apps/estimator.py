@@ -273,7 +273,7 @@ def _samples(
     groups: ArrayLike | None,
     labels: NDArray[Any] | None = None,
 ) -> tuple[Split, NDArray[Any]]:
-    """The samples that have any weight, with indices for labels; and the sorted labels."""
+    """The samples that have any weight, their mean weight being 1, with indices for labels; and the sorted labels."""
     group_of = None if groups is None else np.asarray(groups)
     check_consistent_length(X, y, group_of)
     weights = None if sample_weight is None else as_sample_weight(sample_weight, X)
@@ -282,8 +282,9 @@ def _samples(
     unknown = np.setdiff1d(y[rows], known)
     if len(unknown):
         raise ValueError(f"`y` has classes not in `self.classes_`. `self.classes_` has {known}. 'y' has {unknown}.")
-    taken = (None if part is None else part[rows] for part in (group_of, weights))
-    return Split(_dense(X[rows]), np.searchsorted(known, y[rows]), None, *taken), known
+    relative = None if weights is None else weights[rows] / weights[rows].mean()
+    group_of = None if group_of is None else group_of[rows]
+    return Split(_dense(X[rows]), np.searchsorted(known, y[rows]), groups=group_of, weights=relative), known
 
 
 def _parted(data: Dataset, settings: Settings, wanted: bool) -> Dataset:
