@@ -171,9 +171,9 @@ def resolve(
 
 
 def table_batch(samples: int) -> int:
-    """Rows a step: at least eight steps an epoch for small tables, few and large ones for large tables.
+    """Rows a step: an eighth of a small table, so that it has some steps an epoch; large ones for large tables.
 
     >>> [table_batch(n) for n in (100, 1000, 10_000, 100_000)]
-    [32, 64, 1024, 1024]
+    [64, 64, 1024, 1024]
     """
-    return min(1024, max(32, 2 ** int(np.log2(max(1, samples / 8)))))
+    return min(1024, max(64, 2 ** int(np.log2(max(1, samples / 8)))))
