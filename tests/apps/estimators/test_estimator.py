@@ -25,7 +25,7 @@ from rfdlc.data.longtail import hold_out_indices
 from rfdlc.learn.methods import resolve
 from rfdlc.learn.settings import Settings
 
-SMALL = {"hidden": (16,), "particles": 2, "epochs": 8, "random_state": 0}
+SMALL = {"hidden": (16,), "particles": 2, "epochs": 20, "random_state": 0}
 COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 
 
@@ -37,7 +37,7 @@ def fitted(three):
 
 def run_of(X, y, path, **settings):
     data = Dataset.of("arrays", [str(c) for c in np.unique(y)], {"train": Split(X.astype(np.float32), y)})
-    return rfdlc.train(data, out=path, particles=2, widths=(16,), epochs=8, **settings)
+    return rfdlc.train(data, out=path, particles=2, widths=(16,), epochs=20, **settings)
 
 
 def test_it_is_the_training_of_the_command_line(three, tmp_path, fitted):
@@ -62,7 +62,7 @@ def test_the_command_line_reads_a_table_the_same_way(three, tmp_path):
     frame = pd.DataFrame(X, columns=[f"f{i}" for i in range(X.shape[1])]).assign(kind=y, split="train")
     frame.to_csv(tmp_path / "table.csv", index=False)
     words = ["train", "table.csv", "--target", "kind", "--root", str(tmp_path), "--out", str(tmp_path / "run")]
-    result = CliRunner().invoke(app, [*words, "particles=2", "widths=16", "epochs=8"], catch_exceptions=False)
+    result = CliRunner().invoke(app, [*words, "particles=2", "widths=16", "epochs=20"], catch_exceptions=False)
     assert result.exit_code == 0
     model = rfdlc.Model.load(tmp_path / "run")
     ours = RFDLCClassifier(prior="uniform", **SMALL).fit(X, y)
@@ -262,9 +262,9 @@ def test_it_is_at_home_in_scikit_learn(named):
     assert pipe[-1].feature_names_in_[0] == "onehotencoder__colour_blue"
     assert set(pipe.predict(frame)) <= {"common", "rare", "rarest"}
     search = GridSearchCV(
-        RFDLCClassifier(COSTLY, **SMALL), {"epochs": [1, 8]}, scoring=make_utility_scorer(COSTLY), cv=2
+        RFDLCClassifier(COSTLY, **SMALL), {"epochs": [1, 20]}, scoring=make_utility_scorer(COSTLY), cv=2
     ).fit(X, y)
-    assert search.best_params_ == {"epochs": 8}
+    assert search.best_params_ == {"epochs": 20}
     assert len(cross_val_score(clone(search.best_estimator_), X, y, cv=2)) == 2
 
 

@@ -25,6 +25,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 
 from rfdlc import Classes, Decider, InputError, Utility, UtilityClassifier, make_utility_scorer
+from rfdlc.decide.calibration import KINDS
 
 COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 
@@ -160,15 +161,22 @@ def test_a_class_that_a_fold_could_not_learn_is_left_out_of_calibration(three):
     assert model.decider_.fitted.temperature < 3  # the impossible sample would have made it far larger
 
 
-def test_sample_weights_count_as_repetitions(three):
+@pytest.mark.parametrize("calibration", KINDS)
+@pytest.mark.parametrize("estimator_prior", ["train", "uniform"])
+def test_sample_weights_count_as_repetitions(three, calibration, estimator_prior):
     X, y = three
     weights = np.random.default_rng(0).integers(0, 4, len(y))
     fitted = GaussianNB().fit(X, y)
-    weighted = UtilityClassifier(fitted, "one-hot", cv="prefit", prior="uniform").fit(X, y, sample_weight=weights)
-    repeated = UtilityClassifier(fitted, "one-hot", cv="prefit", prior="uniform").fit(
-        X.repeat(weights, 0), y.repeat(weights)
-    )
-    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X))
+    utility = Utility.tail_sensitive(Classes.from_labels(y))  # has counts of its own, which weights leave alone
+    options = {"cv": "prefit", "prior": "uniform", "calibration": calibration, "estimator_prior": estimator_prior}
+    weighted = UtilityClassifier(fitted, utility, **options).fit(X, y, sample_weight=weights)
+    repeated = UtilityClassifier(fitted, utility, **options).fit(X.repeat(weights, 0), y.repeat(weights))
+    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), rtol=1e-4)
+
+
+def test_sample_weights_reach_the_estimator(three):
+    X, y = three
+    weights = np.random.default_rng(0).integers(0, 4, len(y))
     piped = make_pipeline(StandardScaler(), LogisticRegression())
     assert UtilityClassifier(piped).fit(X, y, sample_weight=weights).score(X, y) > 0.5
     with pytest.raises(ValueError, match="KNeighborsClassifier does not support sample weights"):
@@ -274,14 +282,33 @@ def test_it_is_at_home_in_scikit_learn(named, tmp_path):
     assert clone(inside).get_params()["utility"] == COSTLY
 
 
-def test_boosting_libraries_and_networks_can_be_wrapped(three):
+def boosted(module, name):
+    return getattr(pytest.importorskip(module), name)
+
+
+def skorch_net():
+    """A network of skorch."""
+    skorch = pytest.importorskip("skorch")
+    from torch import manual_seed, nn
+
+    manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), nn.Softmax(-1))
+    return skorch.NeuralNetClassifier(layers, lr=0.1, max_epochs=15, train_split=None, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: boosted("lightgbm", "LGBMClassifier")(n_estimators=5, verbose=-1),
+        lambda: boosted("xgboost", "XGBClassifier")(n_estimators=5),
+        skorch_net,
+    ],
+    ids=["lightgbm", "xgboost", "skorch"],
+)
+def test_other_libraries_can_be_wrapped(three, make):
     X, y = three
-    for module, name, options in (
-        ("lightgbm", "LGBMClassifier", {"n_estimators": 5, "verbose": -1}),
-        ("xgboost", "XGBClassifier", {"n_estimators": 5}),
-    ):
-        library = pytest.importorskip(module)
-        model = UtilityClassifier(getattr(library, name)(**options), COSTLY, cv=2).fit(X, y)
-        bare = clone(model.estimator).fit(X, y).predict(X)
-        scorer = np.array(COSTLY)
-        assert scorer[y, model.predict(X)].mean() > scorer[y, bare].mean()
+    X = X.astype(np.float32)
+    model = UtilityClassifier(make(), COSTLY, cv=2).fit(X, y)
+    bare = model.estimator_.predict(X)
+    worth = np.array(COSTLY)
+    assert worth[y, model.predict(X)].mean() > worth[y, bare].mean()
