@@ -1,8 +1,4 @@
-"""scikit-learn's own checks, every one of the installed release.
-
-With the oldest supported release:  pip install "scikit-learn==1.6.0" "numpy<2"  in an environment of its own, then
-pytest tests/apps/estimators/test_checks.py
-"""
+"""scikit-learn's own checks, every one of the installed release; `make oldest` runs those of the oldest supported."""
 
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
