@@ -122,7 +122,8 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._check_labels(labels, before)
         self.classes_, self.class_counts_ = labels, np.bincount(split.labels)
         data = self._dataset(split, None if before is None else before.normalisation_)
-        utility = as_utility(self.utility, data.classes)  # told before any work
+        utility = as_utility(self.utility, data.classes)  # what is wrong with it is told before any work
+        action_labels(utility, labels, self.abstain_label)
         settings = self._settings(len(split))
         decider = new_decider(training.METHOD, settings, training.weighted(data).classes)
         parted = _parted(data, settings, decider.calibration is not None or self.early_stopping)

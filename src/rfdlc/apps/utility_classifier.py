@@ -1,6 +1,6 @@
 """UtilityClassifier: any scikit-learn classifier, calibrated out of fold, deciding by expected utility."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +25,8 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import InputError
+
+Fold = tuple[Floats, NDArray[np.int64]]  # probabilities (n, C), and which samples they are of
 
 
 class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -95,17 +97,15 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         self.classes_ = np.asarray(self.estimator.classes_) if prefit else np.unique(y)
         encoded = _encode(y, self.classes_)
         decider = self._new_decider(encoded, weights)
-        if prefit:
-            self.estimator_ = self.estimator
-            scores, held = self.estimator_.predict_proba(X), np.arange(len(encoded))
-        else:
-            scores, held = self._out_of_fold(X, y, encoded, weights, groups)
-            self.estimator_ = _fitted(self.estimator, X, y, weights)
+        actions = action_labels(decider.utility, self.classes_, self.abstain_label)  # told before any work
         if self.calibration is not None:
+            folds = [(self.estimator.predict_proba(X), np.arange(len(y)))] if prefit else None
+            scores, held = _joined(folds or self._folds(X, y, encoded, weights, groups))
             balanced = isinstance(self.estimator_prior, str) and self.estimator_prior == "uniform"
             told = None if weights is None else weights[held]
             decider.fit(scores, encoded[held], balanced=balanced, sample_weight=told)
-        self._decide_with(decider)
+        self.estimator_ = self.estimator if prefit else _fitted(self.estimator, X, y, weights)
+        self.decider_, self.actions_ = decider, actions
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
@@ -129,9 +129,9 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
     def set_utility(self, utility: Any) -> Self:
         """Decide for another utility from now on; neither the estimator nor the calibration is fitted again."""
         check_is_fitted(self)
-        classes = self.decider_.utility.classes
-        self._decide_with(self.decider_.with_utility(as_utility(utility, classes)))
-        self.utility = utility
+        decider = self.decider_.with_utility(as_utility(utility, self.decider_.utility.classes))
+        self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
+        self.decider_, self.utility = decider, utility
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -162,27 +162,6 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
             target_prior=None if wanted is seen and carried is seen else wanted,
         )
 
-    def _decide_with(self, decider: Decider) -> None:
-        self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
-        self.decider_ = decider
-
-    def _out_of_fold(
-        self,
-        X: Any,
-        y: NDArray[Any],
-        encoded: NDArray[np.int64],
-        weights: NDArray[np.float64] | None,
-        groups: Any,
-    ) -> tuple[Floats, NDArray[np.int64]]:
-        """Probabilities by estimators that have not seen the sample, and which samples they are of.
-
-        A sample whose class its fold had none of to learn from says nothing about calibration and is left out.
-        """
-        parts = list(self._folds(X, y, encoded, weights, groups))
-        if not parts:
-            raise InputError("no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
-        return np.concatenate([p for p, _ in parts]), np.concatenate([rows for _, rows in parts])
-
     def _folds(
         self,
         X: Any,
@@ -190,7 +169,11 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         encoded: NDArray[np.int64],
         weights: NDArray[np.float64] | None,
         groups: Any,
-    ) -> Iterator[tuple[Floats, NDArray[np.int64]]]:
+    ) -> Iterator[Fold]:
+        """Probabilities by estimators that have not seen the samples, and which samples they are of.
+
+        A sample whose class its fold had none of to learn from says nothing about calibration and is left out.
+        """
         for learn, held in _splitter(self.cv, y, groups).split(X, y, groups):
             weights_here = None if weights is None else weights[learn]
             model = _fitted(self.estimator, _safe_indexing(X, learn), y[learn], weights_here)
@@ -200,6 +183,14 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
                 p = np.zeros((len(rows), len(self.classes_)))
                 p[:, known] = model.predict_proba(_safe_indexing(X, rows))
                 yield p, rows
+
+
+def _joined(folds: Iterable[Fold]) -> Fold:
+    found = list(folds)
+    if not found:
+        raise InputError("no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
+    scores, rows = zip(*found, strict=True)
+    return np.concatenate(scores), np.concatenate(rows)
 
 
 def _splitter(cv: Any, y: NDArray[Any], groups: Any) -> Any:
