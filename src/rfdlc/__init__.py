@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rfdlc.apps.export.exporting import export as export
+    from rfdlc.apps.onnx_model import OnnxModel as OnnxModel
     from rfdlc.apps.report.report import report as report
     from rfdlc.data.dataset import Dataset as Dataset
     from rfdlc.data.dataset import Split as Split
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _HOME = {
+    "export": "rfdlc.apps.export.exporting",
+    "OnnxModel": "rfdlc.apps.onnx_model",
     "report": "rfdlc.apps.report.report",
     "Dataset": "rfdlc.data.dataset",
     "Split": "rfdlc.data.dataset",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, report, train, utility
+from rfdlc.cli import data, decide, demo, export, report, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 
@@ -46,6 +46,7 @@ app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("fork")(train.fork)
 app.command("predict")(train.predict)
+app.command("export")(export.export)
 app.add_typer(utility.app, name="utility")
 
 
