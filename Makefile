@@ -30,7 +30,7 @@ format: .venv/ready
 # Set up again whenever what is asked for, or the tested versions, change. The stamp is written last.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,tables,export,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train,tables,export,serve,dev]"
 	touch .venv/ready
 
 clean:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rfdlc.apps.client import Client as Client
     from rfdlc.apps.export.exporting import export as export
     from rfdlc.apps.onnx_model import OnnxModel as OnnxModel
     from rfdlc.apps.report.report import report as report
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _HOME = {
+    "Client": "rfdlc.apps.client",
     "export": "rfdlc.apps.export.exporting",
     "OnnxModel": "rfdlc.apps.onnx_model",
     "report": "rfdlc.apps.report.report",

@@ -108,6 +108,7 @@ def _session(data: bytes, path: str | Path) -> Any:
         raise InputError('reading ONNX files needs onnxruntime: pip install "rfdlc[export]"') from None
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores to others
     try:
         return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has exceptions of its own for each thing that can be wrong

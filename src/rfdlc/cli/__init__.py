@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, export, report, train, utility
+from rfdlc.cli import data, decide, demo, export, report, serve, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
 
@@ -47,6 +47,7 @@ app.command("resume")(train.resume)
 app.command("fork")(train.fork)
 app.command("predict")(train.predict)
 app.command("export")(export.export)
+app.command("serve")(serve.serve)
 app.add_typer(utility.app, name="utility")
 
 
