@@ -89,7 +89,10 @@ def load(port: int, requests: Sequence[bytes], concurrency: int) -> tuple[list[R
             while True:  # a connection that the server closed is opened again while requests are left
                 connections = [Connection(todo, replies, end) for end in ends]
                 opened = [loop.create_connection(partial(_given, one), "127.0.0.1", port) for one in connections]
-                await asyncio.gather(*opened)
+                try:
+                    await asyncio.gather(*opened)
+                except ConnectionRefusedError:  # the server has ended
+                    return replies, time.perf_counter() - began
                 await asyncio.gather(*ends)
                 if len(replies) >= len(requests) or any(reply.status == 0 for reply in replies):
                     return replies, time.perf_counter() - began

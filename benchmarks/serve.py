@@ -33,7 +33,7 @@ from rfdlc.learn.fitting import train
 from rfdlc.learn.model import Model
 
 REQUESTS, CONCURRENCY, UNBATCHED, MALFORMED = 10_000, 64, 2_000, 1_000
-QUEUE = 64
+ROUNDS, QUEUE = 10, 64
 TOKEN = "a-token-for-the-benchmark"
 Row = dict[str, Any]
 
@@ -56,15 +56,20 @@ def wrong_answers(model: Model, samples: NDArray[Any], replies: list[Reply]) -> 
 
 
 def full_load(folder: Path, model: Model, samples: NDArray[Any]) -> list[Row]:
-    with server(folder) as (_, port):
-        load(port, questions(samples, 500), 8)
-        replies, seconds = load(port, questions(samples, REQUESTS), CONCURRENCY)
-    with server(folder, "--batch", "1") as (_, port):
-        load(port, questions(samples, 200), 8)
-        alone, together = (load(port, questions(samples, UNBATCHED), n)[1] for n in (1, CONCURRENCY))
+    """In rounds, so that whatever else the machine does slows all of them alike."""
+    replies: list[Reply] = []
+    batched = alone = together = 0.0
+    with server(folder) as (_, port), server(folder, "--batch", "1") as (_, plain):
+        for warm_up in (port, plain):
+            load(warm_up, questions(samples, 300), 8)
+        for _ in range(ROUNDS):
+            found, seconds = load(port, questions(samples, REQUESTS // ROUNDS), CONCURRENCY)
+            replies, batched = replies + found, batched + seconds
+            alone += load(plain, questions(samples, UNBATCHED // ROUNDS), 1)[1]
+            together += load(plain, questions(samples, UNBATCHED // ROUNDS), CONCURRENCY)[1]
     good = [reply for reply in replies if reply.status == 200]
     latency = np.array([reply.seconds for reply in replies]) * 1000
-    speed, unbatched = REQUESTS / seconds, UNBATCHED / min(alone, together)
+    speed, unbatched = REQUESTS / batched, UNBATCHED / min(alone, together)
     what = f"digits, {REQUESTS:,} requests, {CONCURRENCY} at a time"
     return [
         {"what": f"{what}: answered", "value": len(good), "unit": "requests", "required": REQUESTS},

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 from rfdlc.apps.server.deciding import Answer
 
+TURNS = (
+    3  # of the event loop before a batch is taken: what has arrived already is read first, and none waits by the clock
+)
+
 
 @dataclass(frozen=True)
 class Waiting:
@@ -54,6 +58,8 @@ class Batcher:
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while self.waiting or not self._closing:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
             batch = self._next()
             if not batch:
                 self._wake.clear()

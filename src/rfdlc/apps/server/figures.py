@@ -95,7 +95,12 @@ class Figures:
         share = len(p) / (len(p) + REMEMBERED)
         self.prior = (1 - share) * self.prior + share * mean
 
-    def text(self, waiting: int) -> str:
+    @property
+    def waiting(self) -> int:
+        """Requests that were accepted and are not answered yet."""
+        return self.accepted - self.answered
+
+    def text(self) -> str:
         """The page that Prometheus reads."""
         self._count()
         lines = [
@@ -103,8 +108,8 @@ class Figures:
             *(f'rfdlc_requests_total{{path="{p}",status="{s}"}} {n}' for (p, s), n in sorted(self.requests.items())),
             *_family("rfdlc_request_seconds", "histogram", "Time to answer POST /decide."),
             *self.latency.lines("rfdlc_request_seconds"),
-            *_family("rfdlc_waiting_requests", "gauge", "Requests accepted and not computed yet."),
-            f"rfdlc_waiting_requests {waiting}",
+            *_family("rfdlc_waiting_requests", "gauge", "Requests accepted and not answered yet."),
+            f"rfdlc_waiting_requests {self.waiting}",
             *_family("rfdlc_decisions_total", "counter", "Decisions for a class."),
             *_by_class("rfdlc_decisions_total", self.classes, self.decisions),
             *_family("rfdlc_abstentions_total", "counter", "Samples handed over, by action."),
