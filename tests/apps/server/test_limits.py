@@ -66,7 +66,9 @@ def test_waiting_requests_become_one_batch(start, by_hand, backend):
         return slow.compute(inputs)
 
     with start(replace(backend, compute=compute), Limits(batch=6)) as served:
-        waiting = in_threads(9, lambda _: served.ask(QUESTION))
+        waiting = in_threads(1, lambda _: served.ask(QUESTION))
+        time.sleep(0.3)
+        waiting += in_threads(8, lambda _: served.ask(QUESTION))
         time.sleep(0.5)
         go.set()
         for thread in waiting:
