@@ -17,8 +17,8 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.learn.assembly import OwnBackbone, build_net, choose_device, place, split_logits
-from rfdlc.learn.methods import METHODS
+from rfdlc.learn.assembly import OwnBackbone, choose_device, method_net, place, split_outputs
+from rfdlc.learn.methods import find_method
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.run import Run
 from rfdlc.learn.settings import Settings
@@ -52,7 +52,7 @@ class Model:
         settings = replace(Settings().changed(config["settings"]), device=device)
         data = config["data"]
         shape = tuple(int(side) for side in data["input_shape"])
-        net = build_net(settings, shape, len(classes), (settings.seed,), backbone)
+        net = method_net(find_method(config["method"]), settings, shape, classes, (settings.seed,), backbone)
         _load_weights(net, run)
         normalisation = data["normalisation"]
         known = None if normalisation is None else Normalisation(*(tuple(normalisation[k]) for k in ("mean", "std")))
@@ -61,7 +61,7 @@ class Model:
         return cls(net, classes, read_decider(run, settings, classes), settings, known, shape, encoder, run.path)
 
     def predict(self, inputs: Any, *, split: str | None = None, root: str | Path | None = None) -> Predictions:
-        """Particle logits of samples: a Dataset, a Split, an array (N, ...), a table, or a data set's name or path.
+        """Logits of samples: a Dataset, a Split, an array (N, ...), a table, or a data set's name or path.
 
         Of a data set with parts, `split` names one; without it the test part, else val, else train. A table (CSV
         file, data frame, columns by name) gives all its rows, encoded as the training rows were; labels in it are
@@ -71,11 +71,7 @@ class Model:
         shape = tuple(chosen.inputs.shape[1:])
         if shape != self.input_shape:
             raise InputError(f"samples have shape {shape}, but this model was trained on {self.input_shape}")
-        device = next(self.net.parameters()).device
-        logits = split_logits(self.net, chosen, self.normalisation, self.settings, device)[0].numpy()
-        targets = chosen.labels if len(chosen.labels) and chosen.labels.min() >= 0 else None
-        ids = None if chosen.ids is None else list(chosen.ids)
-        return Predictions(logits=logits, targets=targets, ids=ids, classes=self.classes)
+        return predictions_of(self.net, chosen, self.normalisation, self.settings, self.classes)
 
     def decide(self, inputs: Any, utility: Utility | None = None, **where: Any) -> Indices:
         """Actions of highest expected utility, by the calibrated Decider, for this utility or the Decider's own."""
@@ -131,10 +127,30 @@ def read_decider(run: Run, settings: Settings, classes: Classes) -> Decider:
 
 
 def new_decider(method: str, settings: Settings, classes: Classes) -> Decider:
-    """Not fitted yet. It knows the prior that the method's probabilities carry."""
-    kind = None if settings.calibration == "none" else settings.calibration
-    prior = METHODS[method].prior(settings, classes)
-    return Decider(Utility.one_hot(classes), combine=settings.combine, calibration=kind, train_prior=prior)
+    """Not fitted yet. It knows the prior that the method's probabilities carry, and how the method decides."""
+    row = find_method(method)
+    return Decider(
+        row.utility(classes),
+        combine=settings.combine,
+        calibration=None if settings.calibration == "none" else settings.calibration,
+        train_prior=row.prior(settings, classes),
+        target_prior=row.target_prior,
+        rule=row.rule,
+    )
+
+
+def predictions_of(
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, classes: Classes
+) -> Predictions:
+    """What a network says of a split; labels only go along, where they are known."""
+    logits, unsure = split_outputs(net, split, normalisation, settings, next(net.parameters()).device)
+    return Predictions(
+        logits=logits[0].numpy(),
+        targets=split.labels if len(split.labels) and split.labels.min() >= 0 else None,
+        ids=None if split.ids is None else list(split.ids),
+        classes=classes,
+        uncertainty=None if unsure is None else unsure[0].numpy(),
+    )
 
 
 def _matched(labels: Indices, theirs: Classes, ours: Classes) -> Indices:
