@@ -107,7 +107,9 @@ def evaluate(
     ] = None,
     uncertainty: Annotated[
         str,
-        typer.Option("--uncertainty", help="`max-probability`, `entropy`, `mutual-information` or `evidential`."),
+        typer.Option(
+            "--uncertainty", help="`max-probability`, `entropy`, `mutual-information`, `evidential` or `own`."
+        ),
     ] = "max-probability",
     bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamplings for 95% intervals, such as 500.")] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,

@@ -41,7 +41,7 @@ def train(
     settings: Pairs = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
     root: Root = None,
-    method: Annotated[str, typer.Option("--method", "-m", help="rf-dlc, rf-dlc-paper or ce.")] = "rf-dlc",
+    method: Annotated[str, typer.Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[
         bool, typer.Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
     ] = False,

@@ -127,7 +127,7 @@ METHODS: dict[str, Method] = {
         "Kang et al. 2020",
         _PLAIN,
         prior=factories.uniform,
-        stages=(Stage(after=partial(normalise_head, tau=0.7)),),
+        stages=(Stage(after=partial(normalise_head, tau=1.0)),),
     ),
     # two stages
     "crt": Method(
