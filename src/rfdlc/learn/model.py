@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.load import load
+from rfdlc.data.load import load_samples
 from rfdlc.data.sources.table import read_csv
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices
@@ -63,6 +63,8 @@ class Model:
     def predict(self, inputs: Any, *, split: str | None = None, root: str | Path | None = None) -> Predictions:
         """Logits of samples: a Dataset, a Split, an array (N, ...), a table, or a data set's name or path.
 
+        Images may lie in one folder without classes, and one image is a data set too: labels are read where a folder
+        has the name of a class.
         Of a data set with parts, `split` names one; without it the test part, else val, else train. A table (CSV
         file, data frame, columns by name) gives all its rows, encoded as the training rows were; labels in it are
         not read.
@@ -79,14 +81,14 @@ class Model:
         return decider.decide(self.predict(inputs, **where))
 
     def _split(self, inputs: Any, name: str | None, root: str | Path | None) -> Split:
-        if isinstance(inputs, Split):
-            return inputs
         rows = None if self.encoder is None or _is_data_set(inputs, name) else _table(inputs, root)
         if rows is not None and self.encoder is not None:
             features = self.encoder.transform(rows)
             return Split(features, np.full(len(features), -1, dtype=np.int64))
         if isinstance(inputs, str | Path):
-            inputs = load(inputs, root=root)
+            inputs = load_samples(inputs, self.classes.names, self.input_shape, root=root)
+        if isinstance(inputs, Split):
+            return inputs
         if isinstance(inputs, Dataset):
             wanted = name or next(part for part in ("test", "val", "train") if part in inputs.splits)
             if wanted not in inputs.splits:
@@ -102,7 +104,7 @@ class Model:
 
 def _is_data_set(inputs: Any, name: str | None) -> bool:
     """Whether a data set with parts is meant, and not the rows of a table."""
-    return name is not None or isinstance(inputs, Dataset | np.ndarray)
+    return name is not None or isinstance(inputs, Dataset | Split | np.ndarray)
 
 
 def _table(inputs: Any, root: str | Path | None) -> Mapping[str, Sequence[Any]] | None:
