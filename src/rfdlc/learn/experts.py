@@ -74,8 +74,8 @@ def dirichlet_divergence(logits: Tensor, target: Tensor) -> Tensor:
     In float64: exp(30 cos) spans thirteen digits, and the terms cancel.
     """
     z = logits.double()
-    false = torch.arange(z.shape[-1], device=z.device) != target[:, None]  # (B, C)
-    a = 1 + torch.where(false, z, -torch.inf).exp()
+    true = torch.arange(z.shape[-1], device=z.device) == target[:, None]  # (B, C)
+    a = 1 + z.masked_fill(true, -torch.inf).exp()
     total = a.sum(-1, keepdim=True)
     gamma = total[..., 0].lgamma() - torch.lgamma(torch.full_like(total[..., 0], z.shape[-1])) - a.lgamma().sum(-1)
     return (gamma + ((a - 1) * (a.digamma() - total.digamma())).sum(-1)).to(logits.dtype)
@@ -104,8 +104,9 @@ class EvidentialExperts(nn.Module):
         weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
         loss = -weights * true_class(shifted.log_softmax(-1), target)  # (M, B)
         loss = loss + epoch / self.annealing * dirichlet_divergence(shifted, target)
-        loss = loss - self.diversity(logits, weighed(logits, self.eta)[0], epoch)
-        unsure = engagement(logits.detach())[:-1]  # (M, B)
+        held = logits.detach()
+        loss = loss - self.diversity(logits, weighed(held, self.eta)[0], epoch)
+        unsure = engagement(held)[:-1]  # (M, B)
         engaged = (unsure > self.threshold * unsure.amax(-1, keepdim=True)).to(loss.dtype)
         return ((engaged * loss).sum(-1) / engaged.sum(-1).clamp(min=1)).sum()
 

@@ -84,7 +84,9 @@ _LDAM = {"margin": 0.5, "schedule": "step"}
 _LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8, "keep": (0.8,)}
 _EXPERTS = {**_LDAM_DRW, "particles": 3, "combine": "mean-logits"}
 _THREE = {"particles": 3, "shared_stages": 0, "combine": "mean-logits"}
-_BALANCED_HEAD = {"sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0.0, "cutmix": 0.0}
+_BALANCED = {
+    "sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0.0, "cutmix": 0.0, "repulsion": "none",
+}  # fmt: skip
 
 METHODS: dict[str, Method] = {
     # one network, one stage
@@ -135,7 +137,7 @@ METHODS: dict[str, Method] = {
         "Kang et al. 2020",
         _PLAIN,
         prior=factories.uniform,
-        stages=(Stage(), Stage(epochs=10, trains="head", settings=_BALANCED_HEAD, anew=True)),
+        stages=(Stage(), Stage(epochs=10, trains="head", settings=_BALANCED, anew=True)),
     ),
     "srepr": Method(
         "mean weights of the last epochs, then a new head on stochastic representations",
@@ -147,7 +149,7 @@ METHODS: dict[str, Method] = {
             Stage(
                 epochs=10,
                 trains="head",
-                settings=_BALANCED_HEAD,
+                settings=_BALANCED,
                 objective=factories.self_distillation,
                 anew=True,
                 draws=5,
@@ -162,7 +164,7 @@ METHODS: dict[str, Method] = {
         objective=factories.diverse_experts,
         stages=(
             Stage(),
-            Stage(epochs=5, trains="router", settings=_BALANCED_HEAD, rate=0.1, objective=factories.routing),
+            Stage(epochs=5, trains="router", settings=_BALANCED, rate=0.1, objective=factories.routing),
         ),
         combination=factories.routed,
     ),
