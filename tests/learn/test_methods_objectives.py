@@ -95,7 +95,7 @@ def doubt(zs):
 
 
 def weighed_sum(zs):
-    shares = [1.0] + [math.exp(w / 0.2) for w in doubt(zs)[1:-1]]
+    shares = [math.exp(w / 0.2) for w in doubt(zs)[:-1]]
     return [sum(s * z[c] for s, z in zip(shares, zs, strict=True)) / sum(shares) for c in range(C)]
 
 
@@ -234,6 +234,18 @@ def assert_gradient_with_constants_held(objective, logits, target, epoch, step=1
             assert float(gradient[place]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5, abs=1e-7)
     finally:
         torch.Tensor.detach = original
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_no_objective_reads_a_value_on_the_host(method):
+    """Tensors without data: what asks for a value, or a shape that depends on values, fails; so would a capture."""
+    row = METHODS[method]
+    for make in {row.objective, *(stage.objective for stage in row.stages if stage.objective)}:
+        objective = make(settings_of(method), CLASSES, None).to("meta")
+        logits = torch.empty(2 * M, B, C, device="meta", requires_grad=True)[: None if method == "srepr" else M]
+        target, epoch = torch.empty(B, dtype=torch.long, device="meta"), torch.empty((), device="meta")
+        (gradient,) = torch.autograd.grad(objective(logits, target, epoch), logits)
+        assert gradient.shape == logits.shape
 
 
 # -- limiting cases ------------------------------------------------------------------------------------------------

@@ -95,6 +95,26 @@ def test_a_fork_goes_on_in_the_second_stage(tmp_path):
     assert weights(slower.path) != weights(whole.path)
 
 
+@pytest.mark.parametrize("method", ["crt", "tau-norm", "la-posthoc", "elkan"])
+def test_a_fork_goes_on_as_another_method(trained, method, tmp_path):
+    forked = rfdlc.fork(trained["ce"].path, tmp_path / "fork", method=method)
+    assert weights(forked.path) == weights(trained[method].path)
+    assert (forked.path / "decider.json").read_bytes() == (trained[method].path / "decider.json").read_bytes()
+
+
+def test_forks_that_cannot_be(trained, tmp_path):
+    with pytest.raises(InputError, match="a fork cannot change particles, head"):
+        rfdlc.fork(trained["ce"].path, tmp_path / "fork", method="rf-dlc-paper")
+    with pytest.raises(InputError, match="cannot go on as ride"):
+        rfdlc.fork(trained["ensemble-ldam"].path, tmp_path / "fork", method="ride")
+    assert not (tmp_path / "fork").exists()
+
+
+def test_a_fork_leaves_the_settings_of_the_old_method_behind(trained, tmp_path):
+    forked = rfdlc.fork(trained["ldam-drw"].path, tmp_path / "fork", method="ldam")
+    assert forked.settings == trained["ldam"].settings
+
+
 @pytest.mark.parametrize("method", ["srepr", "ride", "crt"])
 def test_a_run_alone_equals_the_run_in_a_stack(method):
     data = rfdlc.load("digits-lt")

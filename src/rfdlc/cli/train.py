@@ -89,6 +89,7 @@ def fork(
     settings: Pairs = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/fork"),
     at: Annotated[int | None, typer.Option("--at", help="Epoch of a kept checkpoint (setting `keep`).")] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="Go on as another method.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Continue from another run's checkpoint with other settings: what differs only later shares what came before.
@@ -96,13 +97,14 @@ def fork(
     **Examples**
 
     - `rfdlc fork runs/paper --at 160 --out runs/utility utility=tail-sensitive`
+    - `rfdlc fork runs/ce --out runs/crt --method crt`
     """
     with ready():
         from rfdlc.learn.fitting import fork as fork_it
         from rfdlc.learn.settings import parse_pairs
 
         changes: dict[str, Any] = dict(parse_pairs(settings or []))
-        _report(fork_it(run, out, at=at, **changes), json)
+        _report(fork_it(run, out, at=at, method=method, **changes), json)
 
 
 def predict(

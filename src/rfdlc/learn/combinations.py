@@ -99,12 +99,8 @@ def engagement(logits: Tensor) -> Tensor:
 
 
 def weighed(logits: Tensor, eta: float) -> Tensor:
-    """sum_i a_i z_i with a = softmax over experts of (0, w_1/eta, w_2/eta ...): (..., M, B, C) -> (..., 1, B, C).
-
-    The first expert's w is the same for every sample, so that it does not count.
-    """
-    engaged = engagement(logits)[..., :-1, :]
-    shares = torch.cat([torch.zeros_like(engaged[..., :1, :]), engaged[..., 1:, :] / eta], -2).softmax(-2)
+    """sum_i a_i z_i with a = softmax over experts of w_i / eta: (..., M, B, C) -> (..., 1, B, C)."""
+    shares = (engagement(logits)[..., :-1, :] / eta).softmax(-2)
     return (shares[..., None] * logits).sum(-3, keepdim=True)
 
 

@@ -120,18 +120,23 @@ def fork(
     out: str | Path,
     *,
     at: int | None = None,
+    method: str | None = None,
     data: Any = None,
     backbone: OwnBackbone | None = None,
     **changes: Any,
 ) -> Model:
-    """Continue from a checkpoint of another run in a folder of its own, with other settings.
+    """Continue from a checkpoint of another run in a folder of its own, with other settings or as another method.
 
-    `at` is the epoch of a kept checkpoint (setting `keep`); without it the last one is taken.
+    `at` is the epoch of a kept checkpoint (setting `keep`); without it the last one is taken. Another `method` brings
+    the settings of its row: `crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`.
     """
     source = Run(path)
     config = source.config
+    row = find_method(method or config["method"])
+    if row.combination is not find_method(config["method"]).combination:
+        raise InputError(f"a fork cannot go on as {method}: its networks have other parts; start a new run")
     old = Settings().changed(config["settings"])
-    new = old.changed(changes)
+    new = old.changed(changes) if method is None else _settings_as(method, config, changes)
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(new, name)]
     if moved:
         raise InputError(f"a fork cannot change {', '.join(moved)}: its checkpoint has them inside; start a new run")
@@ -140,10 +145,23 @@ def fork(
         kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
         raise InputError(f"{path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
     origin = {"path": str(path), "epoch": checkpoint.epoch, "changes": {k: str(v) for k, v in changes.items()}}
-    table = {"method": config["method"], "settings": new.to_dict(), "data": config["data"], "forked_from": origin}
+    table = {
+        "method": method or config["method"],
+        "settings": new.to_dict(),
+        "data": config["data"],
+        "forked_from": origin,
+    }
     run = Run.create(out, table, source.classes)
     run.save_checkpoint(checkpoint)
     return resume(out, data, backbone=backbone)
+
+
+def _settings_as(method: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
+    """Another method's settings for the data of a run, with what its user had set."""
+    name, kind = config["data"]["name"], "images" if len(config["data"]["input_shape"]) == 3 else "features"
+    usual = resolve(config["method"], name, {}, kind)[1].to_dict()
+    chosen = {key: value for key, value in config["settings"].items() if value != usual[key]}
+    return resolve(method, name, {**chosen, **changes}, kind)[1]
 
 
 # -- the phases --------------------------------------------------------------------------------------------------
