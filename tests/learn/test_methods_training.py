@@ -102,6 +102,12 @@ def test_a_fork_goes_on_as_another_method(trained, method, tmp_path):
     assert (forked.path / "decider.json").read_bytes() == (trained[method].path / "decider.json").read_bytes()
 
 
+def test_a_fork_from_the_late_epoch(trained, tmp_path):
+    forked = rfdlc.fork(trained["ldam"].path, tmp_path / "fork", at=2, method="ldam-drw")
+    assert weights(forked.path) == weights(trained["ldam-drw"].path)
+    assert weights(forked.path) != weights(trained["ldam"].path)
+
+
 def test_forks_that_cannot_be(trained, tmp_path):
     with pytest.raises(InputError, match="a fork cannot change particles, head"):
         rfdlc.fork(trained["ce"].path, tmp_path / "fork", method="rf-dlc-paper")

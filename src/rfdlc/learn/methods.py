@@ -80,8 +80,8 @@ class Method:
 # The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear head unless margins are used.
 _PLAIN = {"head": "linear", "schedule": "step"}
 _EFFECTIVE = {"weights": "effective", "weight_beta": 0.9999}
-_LDAM = {"margin": 0.5, "schedule": "step"}
-_LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8, "keep": (0.8,)}
+_LDAM = {"margin": 0.5, "schedule": "step", "keep": (0.8,)}  # kept for forks: `ldam-drw` is the same until then
+_LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8}
 _EXPERTS = {**_LDAM_DRW, "particles": 3, "combine": "mean-logits"}
 _THREE = {"particles": 3, "shared_stages": 0, "combine": "mean-logits"}
 _BALANCED = {
