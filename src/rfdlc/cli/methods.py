@@ -36,15 +36,16 @@ def _described(row: Any) -> dict[str, Any]:
 
 
 def _table(rows: dict[str, dict[str, Any]]) -> Any:
+    from rich.box import SIMPLE
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption="Cards with formulas and sources: docs/methods.md", caption_justify="left")
-    for title in ("method", "what it does", "reference"):
-        table.add_column(title, style="bold" if title == "method" else "")
+    table = Table(caption="Cards with formulas and sources: docs/methods.md", caption_justify="left", box=SIMPLE)
+    table.add_column("method", style="bold", no_wrap=True)
+    table.add_column("what it does, and whose it is")
     for title in ("particles", "stages", "cost"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for name, row in rows.items():
-        stages = " + ".join(row["stages"])
-        table.add_row(Text(name), row["summary"], row["reference"], str(row["particles"]), stages, f"{row['cost']:.3g}")
+        said = Text.assemble(row["summary"], (f" ({row['reference']})", "dim"))
+        table.add_row(Text(name), said, str(row["particles"]), " + ".join(row["stages"]), f"{row['cost']:.3g}")
     return table
