@@ -1,6 +1,6 @@
 """The table at the head of the README, from `results/learn.csv`.
 
-    python benchmarks/headline.py
+python benchmarks/headline.py
 """
 
 import csv
@@ -14,7 +14,13 @@ ROWS = (  # label, configuration, mode, decision
     ("the same model, decided for a penalty of -0.25", "rf-dlc", "refit", "expected-utility calibrated -0.25"),
     ("the same model, decided for a penalty of -1", "rf-dlc", "refit", "expected-utility calibrated -1.0"),
 )
-METRICS = {"accuracy %": "acc", "tail accuracy %": "tail", "false head rate %": "fhr", "mean utility": "utility", "ECE %": "ece"}
+METRICS = {
+    "accuracy %": "acc",
+    "tail accuracy %": "tail",
+    "false head rate %": "fhr",
+    "mean utility": "utility",
+    "ECE %": "ece",
+}
 
 
 def table(path: Path = RESULTS) -> str:

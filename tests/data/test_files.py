@@ -1,15 +1,18 @@
 """Image folders and list files, tiny but real: what is read, and what every broken thing is told."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import rfdlc
 from rfdlc.data import images as image_module
-from rfdlc.data.images import ImageFiles
+from rfdlc.data.images import BrokenImage, ImageFiles, fitted, open_image, planes
 from rfdlc.data.packed import PackedText
 from rfdlc.errors import InputError
 
@@ -143,6 +146,36 @@ def test_a_broken_image_is_named_or_counted(folder: Path, name: str) -> None:
     assert name in data.skipped[0]
     assert any("1 broken" in note for note in data.notes)
     assert data.train.array[:, 2, 5, 5].tolist() == [0] * 5 + [255] * 3  # the others keep their labels
+
+
+@pytest.mark.parametrize("suffix", ["bmp", "tif", "ppm", "webp", "gif", "jpeg"])
+def test_other_formats_of_any_width(tmp_path: Path, suffix: str) -> None:
+    for width in (16, 72, 160):  # 72 pixels are 216 bytes a row: no sign of 16 bits
+        picture(tmp_path / "a" / f"{width}.{suffix}", size=(width, 16))
+        picture(tmp_path / "b" / f"{width}.{suffix}", size=(width, 16))
+    assert len(rfdlc.load(tmp_path, test_fraction=0).train) == 6
+
+
+def shape_or_error(path: Path) -> str:
+    try:
+        return str(planes(fitted(open_image(path), 8, 3)).shape)
+    except BrokenImage as error:
+        return str(error)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["png", "jpg", "gif", "bmp", "tif", "webp"]), st.integers(0, 2**32), st.integers(1, 20))
+def test_damage_is_always_a_clear_error_or_an_image(suffix: str, seed: int, count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = noise(Path(folder) / f"x.{suffix}")
+        rng = np.random.default_rng(seed)
+        content = bytearray(path.read_bytes())
+        for place in rng.integers(0, min(len(content), 600), count):
+            content[place] = rng.integers(256)
+        path.write_bytes(content)
+        outcome = shape_or_error(path)
+        assert outcome == "(3, 8, 8)" or outcome.startswith(f"{path}: ")
 
 
 def test_16_bits_a_channel_in_colour(folder: Path) -> None:

@@ -79,6 +79,23 @@ def test_broken_files_stop_it_or_are_counted(
     assert "1 broken files, lines or folders were skipped" in run(tmp_path, "--skip-broken")
 
 
+def test_damage_behind_a_good_header_is_found_in_files_that_are_streamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rfdlc.data.sources.files.FITS_IN_MEMORY", 10)
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 40, 40), dtype=np.uint8)
+    for i in range(6):
+        path = tmp_path / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels[i]).save(path)
+    path.write_bytes(path.read_bytes()[:900])
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
+    assert "1 files cannot be read" in result.stdout
+    assert isinstance(result.exception, InputError)
+    assert "b/5.png: the image is truncated" in str(result.exception)
+    assert len(json.loads(run(tmp_path, "--skip-broken", "--json"))["broken"]) == 1
+
+
 def test_a_table_with_a_target(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("v,outcome,who\n" + "\n".join(f"{i},{'ab'[i % 2]},w{i // 4}" for i in range(40)))
     found = json.loads(run(tmp_path / "t.csv", "--target", "outcome", "--groups", "who", "--json"))

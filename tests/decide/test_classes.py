@@ -56,7 +56,7 @@ def test_from_labels():
 def test_json_round_trip(tmp_path):
     classes = Classes.from_counts({"Käse": 3, "<b>": 1}, groups={"food": ["Käse"]})
     classes.to_json(tmp_path / "c.json")
-    assert Classes.from_json(tmp_path / "c.json") == classes
+    assert Classes.from_json(tmp_path / "c.json") == classes == Classes.from_json(classes.to_json())
     assert Classes.from_json(json.loads((tmp_path / "c.json").read_text("utf-8"))) == classes
 
 
@@ -71,8 +71,10 @@ def test_json_round_trip(tmp_path):
         (lambda: Classes(("a",), ("x",)), "training count 'x'"),
         (lambda: Classes(("a",), None, {"g": ("b",)}), "label 'b' is no class"),
         (lambda: Classes.from_labels([]), "non-empty"),
+        (lambda: Classes.from_labels([0, 0.5]), "label 0.5 at position 1 is no whole number"),
+        (lambda: Classes.from_labels([0, float("nan")]), "label nan at position 1 is no whole number"),
         (lambda: Classes.from_labels([0, -1]), "label -1 at position 1 is out of range"),
-        (lambda: Classes.from_labels([0, 0.5]), "out of range"),
+        (lambda: Classes(("1", "2")).encode([2]), r"out of range.* pass labels.astype\(str\)"),
         (lambda: Classes(("a", "b")).encode([2]), "expected a whole number from 0 to 1"),
         (lambda: Classes(("bird", "cat")).encode(["birb"]), "did you mean 'bird'"),
         (lambda: Classes(("bird", "cat")).members("birb"), "neither a group nor a class.*did you mean 'bird'"),

@@ -217,7 +217,7 @@ class TestWhatIsAccepted:
             ([0, 3], "target 3 at position 1 is out of range"),
             (["cat", "bird"], "target 'bird' is no class"),
             (None, "no targets"),
-            ([0, np.nan], "out of range"),
+            ([0, np.nan], "target nan at position 1 is no whole number"),
         ],
     )
     def test_bad_targets(self, targets, message):

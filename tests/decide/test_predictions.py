@@ -56,6 +56,13 @@ def test_csv_longer_than_a_block_with_blank_lines_and_quotes(tmp_path):
     assert loaded.scores.values[0, :, 0] == pytest.approx(np.arange(5000) % 10 / 10)
 
 
+def test_csv_with_decimal_commas(tmp_path):
+    (tmp_path / "p.csv").write_text("cat;dog;target\n0,75;0,25;cat\n")
+    loaded = Predictions.load(tmp_path / "p.csv")
+    assert loaded.scores.values.tolist() == [[[0.75, 0.25]]]
+    assert loaded.targets.tolist() == [0]
+
+
 @pytest.mark.parametrize(
     ("names", "targets", "expected"),
     [

@@ -69,6 +69,14 @@ def test_csv_of_other_spreadsheets(tmp_path, delimiter):
     assert Utility.read_csv(path).matrix.tolist() == [[1, 0], [-1, 1]]
 
 
+def test_csv_with_decimal_commas_and_with_odd_names(tmp_path):
+    path = tmp_path / "u.csv"
+    path.write_text("true;a;b\na;1;0,5\nb;-1,25;1\n")
+    assert Utility.read_csv(path).matrix.tolist() == [[1, 0.5], [-1.25, 1]]
+    path.write_text("true,a;x;y;z,b\na;x;y;z,1,0\nb,0,1\n")
+    assert Utility.read_csv(path).actions == ("a;x;y;z", "b")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,10 +1,13 @@
 """Commands about data: `rfdlc inspect`."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,11 +24,16 @@ def inspect(
     root: Annotated[Path | None, typer.Option(help="Folder in which a named data set is looked for.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the tail, such as tail.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
-    skip_broken: Annotated[bool, typer.Option(help="Leave out what is broken, count it and report it.")] = False,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Leave out what is broken, count it and report it.")
+    ] = False,
     target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The class column of a table.")] = None,
     groups: Annotated[
         str | None,
         typer.Option(metavar="FILE_OR_COLUMN", help="What belongs together: a CSV file, or a column of a table."),
+    ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Leave out a column; may be repeated.")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="The labels of an .npy file of features.")] = None,
     factor: Annotated[float | None, typer.Option(help="Imbalance factor of a data set that is thinned out.")] = None,
@@ -56,6 +64,7 @@ def inspect(
         "root": root,
         "target": target,
         "groups": groups,
+        "drop": drop or None,
         "labels": labels,
         "factor": factor,
         "profile": profile,
@@ -64,13 +73,21 @@ def inspect(
         "seed": seed,
         "skip_broken": skip_broken or None,
     }
-    found = Inspection.of(load(source, **{name: value for name, value in options.items() if value is not None}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
+        data = load(source, **{name: value for name, value in options.items() if value is not None})
+    found = Inspection.of(data)
     if plot is not None:
         plot_tail(found.data.classes, plot, found.data.name)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), ensure_ascii=False, indent=1))
     else:
         _show(found, plot)
+    if found.leaks.broken and not skip_broken:
+        raise InputError(
+            f"{found.leaks.broken[0]}; {len(found.leaks.broken)} files are broken: mend or remove them, "
+            "or leave them out with --skip-broken"
+        )
 
 
 def _show(found: "Inspection", plot: Path | None) -> None:

@@ -5,26 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rfdlc.cli.request import (
-    AbstainOption,
-    BalancedOption,
-    CalibrateOption,
-    CalibrationOption,
-    ClassesOption,
-    CombineOption,
-    CostsOption,
-    DeciderOption,
-    File,
-    JsonOption,
-    LogitsOption,
-    PenaltyOption,
-    Request,
-    RuleOption,
-    TargetPriorOption,
-    TrainPriorOption,
-    UtilityOption,
-)
-from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, write_table
+from rfdlc.cli.request import JsonOption, Request, takes_request
+from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, rounded, write_table
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,22 +14,20 @@ if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions
 
 
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="Predictions: CSV or Parquet with one column a class (and optionally `target`, `id`), "
+        "`.npz` with `probabilities` or `logits`, or a run folder.",
+        show_default=False,
+    ),
+]
+
+
+@takes_request
 def decide(
     file: File,
-    utility: UtilityOption = None,
-    costs: CostsOption = None,
-    penalty: PenaltyOption = -1.0,
-    abstain: AbstainOption = None,
-    classes: ClassesOption = None,
-    calibrate: CalibrateOption = None,
-    calibration: CalibrationOption = "temperature",
-    balanced: BalancedOption = False,
-    train_prior: TrainPriorOption = None,
-    target_prior: TargetPriorOption = None,
-    combine: CombineOption = None,
-    rule: RuleOption = None,
-    logits: LogitsOption = False,
-    decider: DeciderOption = None,
+    request: Request,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the decisions: CSV or Parquet.")] = None,
     save_decider: Annotated[
         Path | None, typer.Option("--save-decider", help="Write the fitted decider (JSON).")
@@ -65,11 +45,7 @@ def decide(
     for path in (out, save_decider):
         if path is not None:
             check_writable(path)
-    request = Request(
-        file, utility, costs, penalty, abstain, classes, calibrate, calibration, balanced, train_prior, target_prior,
-        combine, rule, logits, decider,
-    )  # fmt: skip
-    predictions, prepared = request.prepare()
+    predictions, prepared = request.prepare(file)
     explained = prepared.explain(predictions)
     columns = _decision_columns(predictions, prepared, explained)
     if out is not None:
@@ -85,29 +61,19 @@ def decide(
         print_rich(_summary_table(prepared, explained), *_summary_lines(summary))
 
 
+@takes_request
 def evaluate(
     file: File,
-    utility: UtilityOption = None,
-    costs: CostsOption = None,
-    penalty: PenaltyOption = -1.0,
-    abstain: AbstainOption = None,
-    classes: ClassesOption = None,
-    calibrate: CalibrateOption = None,
-    calibration: CalibrationOption = "temperature",
-    balanced: BalancedOption = False,
-    train_prior: TrainPriorOption = None,
-    target_prior: TargetPriorOption = None,
-    combine: CombineOption = None,
-    rule: RuleOption = None,
-    logits: LogitsOption = False,
-    decider: DeciderOption = None,
+    request: Request,
     rate: Annotated[
         list[str] | None,
         typer.Option("--rate", help="`TRUE:DECIDED`, classes or groups: share of TRUE decided as DECIDED. Repeatable."),
     ] = None,
     uncertainty: Annotated[
         str,
-        typer.Option("--uncertainty", help="`max-probability`, `entropy`, `mutual-information` or `evidential`."),
+        typer.Option(
+            "--uncertainty", help="`max-probability`, `entropy`, `mutual-information`, `evidential` or `own`."
+        ),
     ] = "max-probability",
     bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamplings for 95% intervals, such as 500.")] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,
@@ -123,11 +89,7 @@ def evaluate(
     """
     from rfdlc.decide.evaluation import evaluate as score
 
-    request = Request(
-        file, utility, costs, penalty, abstain, classes, calibrate, calibration, balanced, train_prior, target_prior,
-        combine, rule, logits, decider,
-    )  # fmt: skip
-    predictions, prepared = request.prepare()
+    predictions, prepared = request.prepare(file)
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
     result = score(
         predictions,
@@ -159,16 +121,12 @@ def _decision_columns(predictions: "Predictions", decider: "Decider", explained:
     return {
         "id": list(ids),
         "action": [actions[i] for i in explained.action],
-        "expected_utility": _rounded(explained.value),
+        "expected_utility": rounded(explained.value),
         "runner_up": [actions[i] for i in explained.runner_up],
-        "runner_up_utility": _rounded(explained.runner_up_value),
+        "runner_up_utility": rounded(explained.runner_up_value),
         "argmax": [names[i] for i in explained.argmax],
-        "argmax_probability": _rounded(explained.probability),
+        "argmax_probability": rounded(explained.probability),
     }
-
-
-def _rounded(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in values]
 
 
 def _changed(decider: "Decider", explained: Any) -> Any:

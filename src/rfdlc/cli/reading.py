@@ -51,7 +51,7 @@ def read_utility(spec: str, classes: "Classes | None", *, penalty: float, costs:
 
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:
-    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with columns class,share."""
+    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with columns class,share: by name, never by position."""
     if "=" in spec:
         pairs = (item.partition("=") for item in spec.split(","))
         return {name.strip(): _share(value, f"{what} of {name.strip()!r}") for name, _, value in pairs}

@@ -1,28 +1,11 @@
 """`rfdlc report` writes the HTML report; `rfdlc plot` draws one figure for a paper."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rfdlc.cli.request import (
-    AbstainOption,
-    BalancedOption,
-    CalibrateOption,
-    CalibrationOption,
-    ClassesOption,
-    CombineOption,
-    CostsOption,
-    DeciderOption,
-    JsonOption,
-    LogitsOption,
-    PenaltyOption,
-    Request,
-    RuleOption,
-    TargetPriorOption,
-    TrainPriorOption,
-    UtilityOption,
-)
+from rfdlc.cli.request import JsonOption, Request, takes_request
 from rfdlc.cli.writing import check_writable, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -38,22 +21,10 @@ Files = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", help="Of the resampling and of the samples that are embedded.")]
 
 
+@takes_request
 def report(
     files: Files,
-    utility: UtilityOption = None,
-    costs: CostsOption = None,
-    penalty: PenaltyOption = -1.0,
-    abstain: AbstainOption = None,
-    classes: ClassesOption = None,
-    calibrate: CalibrateOption = None,
-    calibration: CalibrationOption = "temperature",
-    balanced: BalancedOption = False,
-    train_prior: TrainPriorOption = None,
-    target_prior: TargetPriorOption = None,
-    combine: CombineOption = None,
-    rule: RuleOption = None,
-    logits: LogitsOption = False,
-    decider: DeciderOption = None,
+    request: Request,
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option("--title", help="Heading of the report.", show_default=False)] = None,
     images: Annotated[
@@ -74,11 +45,7 @@ def report(
     from rfdlc.apps.report.report import write_report
 
     check_writable(out)
-    options = (
-        utility, costs, penalty, abstain, classes, calibrate, calibration, balanced, train_prior, target_prior,
-        combine, rule, logits, decider,
-    )  # fmt: skip
-    runs = _prepare(files, options)
+    runs = _prepare(files, request)
     written = write_report(runs, out, images=images, title=title, bootstrap=bootstrap, seed=seed)
     if json:
         figures = {name: evaluation.to_dict() for name, evaluation in written.evaluations.items()}
@@ -89,6 +56,7 @@ def report(
     print_rich(f"Written to {_escaped(str(written.path))}: open it in a browser.")
 
 
+@takes_request
 def plot(
     files: Files,
     kind: Annotated[
@@ -100,20 +68,7 @@ def plot(
             show_default=False,
         ),
     ],
-    utility: UtilityOption = None,
-    costs: CostsOption = None,
-    penalty: PenaltyOption = -1.0,
-    abstain: AbstainOption = None,
-    classes: ClassesOption = None,
-    calibrate: CalibrateOption = None,
-    calibration: CalibrationOption = "temperature",
-    balanced: BalancedOption = False,
-    train_prior: TrainPriorOption = None,
-    target_prior: TargetPriorOption = None,
-    combine: CombineOption = None,
-    rule: RuleOption = None,
-    logits: LogitsOption = False,
-    decider: DeciderOption = None,
+    request: Request,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The file to write; its ending says what: svg, pdf or png.")
     ] = Path("figure.svg"),
@@ -131,24 +86,20 @@ def plot(
 
     check_writable(out)
     plots.check(kind, out)
-    options = (
-        utility, costs, penalty, abstain, classes, calibrate, calibration, balanced, train_prior, target_prior,
-        combine, rule, logits, decider,
-    )  # fmt: skip
-    plots.draw(_prepare(files, options), kind, out)
+    plots.draw(_prepare(files, request), kind, out)
     if json:
         print_json({"out": str(out), "kind": kind, "runs": [str(file) for file in files]})
     else:
         print_rich(f"Written to {_escaped(str(out))}.")
 
 
-def _prepare(files: list[Path], options: tuple[Any, ...]) -> "list[Run]":
+def _prepare(files: list[Path], request: Request) -> "list[Run]":
     """Each file with the same options, as `evaluate` reads them."""
     from rfdlc.apps.report.source import Run, alike, folder_notes, run_names, with_known_classes
 
     runs = []
     for file, name in zip(files, run_names(files), strict=True):
-        predictions, decider = Request(file, *options).prepare()
+        predictions, decider = request.prepare(file)
         known = with_known_classes(name, predictions, decider, file)
         runs.append(Run(name, predictions, known, folder_notes(file)))
     return alike(runs)

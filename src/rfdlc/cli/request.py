@@ -1,8 +1,11 @@
-"""The options that `decide` and `evaluate` share, and what they ask for: predictions and a ready Decider."""
+"""The options of every command that decides, and what they ask for: predictions and a ready Decider."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,14 +18,6 @@ if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions
     from rfdlc.decide.utility import Utility
 
-File = Annotated[
-    Path,
-    typer.Argument(
-        help="Predictions: CSV or Parquet with one column a class (and optionally `target`, `id`), "
-        "`.npz` with `probabilities` or `logits`, or a run folder.",
-        show_default=False,
-    ),
-]
 UtilityOption = Annotated[
     str | None,
     typer.Option(
@@ -77,29 +72,28 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing
 
 @dataclass(frozen=True)
 class Request:
-    """One field an option above."""
+    """How scores are to be decided: a field is an option of every command that decides."""
 
-    file: Path
-    utility: str | None
-    costs: Path | None
-    penalty: float
-    abstain: float | None
-    classes: str | None
-    calibrate: Path | None
-    calibration: str
-    balanced: bool
-    train_prior: str | None
-    target_prior: str | None
-    combine: str | None
-    rule: str | None
-    logits: bool
-    decider: Path | None
+    utility: UtilityOption = None
+    costs: CostsOption = None
+    penalty: PenaltyOption = -1.0
+    abstain: AbstainOption = None
+    classes: ClassesOption = None
+    calibrate: CalibrateOption = None
+    calibration: CalibrationOption = "temperature"
+    balanced: BalancedOption = False
+    train_prior: TrainPriorOption = None
+    target_prior: TargetPriorOption = None
+    combine: CombineOption = None
+    rule: RuleOption = None
+    logits: LogitsOption = False
+    decider: DeciderOption = None
 
-    def prepare(self) -> "tuple[Predictions, Decider]":
+    def prepare(self, file: Path) -> "tuple[Predictions, Decider]":
         """Read everything, fit what is to be fitted."""
         classes = None if self.classes is None else read_classes(self.classes)
-        predictions = read_predictions(self.file, classes, logits=self.logits)
-        decider = self._with_utility(predictions)
+        predictions = read_predictions(file, classes, logits=self.logits)
+        decider = self._with_utility(file, predictions)
         if self.calibrate is not None:
             decider.fit(read_predictions(self.calibrate, classes, logits=self.logits), balanced=self.balanced)
         if self.target_prior == "estimate":
@@ -108,11 +102,11 @@ class Request:
             decider = decider.with_target_prior(read_prior(self.target_prior, "target prior"))
         return predictions, decider
 
-    def _with_utility(self, predictions: "Predictions") -> "Decider":
+    def _with_utility(self, file: Path, predictions: "Predictions") -> "Decider":
         """A new decider, or a saved one with what the command line changes of it."""
         from rfdlc.decide.decider import Decider
 
-        saved = Decider.load(self.decider) if self.decider else folder_decider(self.file)
+        saved = Decider.load(self.decider) if self.decider else folder_decider(file)
         known = predictions.classes if predictions.named else None
         utility = self._read_utility(known or (saved.utility.classes if saved else predictions.classes), bool(known))
         changes: dict[str, Any] = {"combine": self.combine, "rule": self.rule}
@@ -134,3 +128,30 @@ class Request:
         read_as = classes if named or spec in (None, *BUILDERS) else None
         utility = read_utility(spec or "one-hot", read_as, penalty=self.penalty, costs=self.costs is not None)
         return utility if self.abstain is None else utility.with_abstain(self.abstain)
+
+
+def takes_request(command: Callable[..., None]) -> Callable[..., None]:
+    """In place of its parameter `request`, the command gets one option for each field of Request."""
+    hints = get_type_hints(command, include_extras=True)
+    types = get_type_hints(Request, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in signature(command).parameters.items()
+        if name != "request"
+    ]
+    options = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
+        for field in fields(Request)
+    ]
+
+    @wraps(command)
+    def expanded(**values: Any) -> None:
+        request = Request(**{option.name: values.pop(option.name) for option in options})
+        command(request=request, **values)
+
+    # Arguments without a default come first, then the shared options, then the command's own.
+    first = [parameter for parameter in own if parameter.default is Parameter.empty]
+    parameters = [*first, *options, *(parameter for parameter in own if parameter not in first)]
+    expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,33 +106,39 @@ def open_image(path: Path) -> "Image":
     from PIL import Image, UnidentifiedImageError
 
     try:
-        size = path.stat().st_size
-        image = Image.open(path) if size else None
+        if not path.stat().st_size:
+            trouble = "the file is empty (0 bytes)"
+        else:
+            image = Image.open(path)
+            trouble = _unusable(image)
     except FileNotFoundError:
-        raise BrokenImage(f"{path}: there is no such file") from None
+        trouble = "there is no such file"
     except UnidentifiedImageError:
-        raise BrokenImage(f"{path}: this is no image that pillow can read, or it is corrupt") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BrokenImage(f"{path}: the image cannot be opened ({error})") from None
-    if image is None:
-        raise BrokenImage(f"{path}: the file is empty (0 bytes)")
-    trouble = _unusable(image)
+        trouble = "this is no image that pillow can read, or it is corrupt"
+    except Exception as error:  # a damaged file can fail in any way
+        trouble = f"the image cannot be opened ({error})"
     if trouble:
         raise BrokenImage(f"{path}: {trouble}")
     return image
 
 
-def _unusable(image: "Image") -> str | None:
-    """Why these pixels would come out wrong, with the fix; None when they come out right."""
+def _unusable(image: "Image") -> str:
+    """Why these pixels would come out wrong, with the fix; nothing when they come out right."""
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photograph with a preview is one picture
         return f"the image is animated ({image.n_frames} frames): save one frame of it as its own file"
     if image.mode == "CMYK":
         return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
-    if image.mode.startswith(("I", "F")) or any("16" in str(tile[3]) for tile in image.tile):
+    if image.mode.startswith(("I", "F")) or any(";16" in _raw_mode(tile) for tile in image.tile):
         return "the image has 16 or more bits a channel: scale it to 8 bits, since only you know its range"
     if image.mode not in GREY + COLOUR:
         return f"the image has mode {image.mode}, which is not supported: convert it to grey or RGB with 8 bits"
-    return None
+    return ""
+
+
+def _raw_mode(tile: Any) -> str:
+    """How the pixels lie in the file, such as RGB;16B, of one of pillow's tiles (codec, extents, offset, arguments)."""
+    arguments = tile[3]
+    return str(arguments[0]) if isinstance(arguments, tuple) and arguments else str(arguments)
 
 
 def header(path: Path) -> Header:
@@ -177,7 +183,7 @@ def decoded(image: "Image", channels: int) -> "Image":
     name = getattr(image, "filename", "image")  # an image in memory has none
     try:
         image.load()
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except Exception as error:  # a damaged file can fail in any way
         raise BrokenImage(f"{name}: the image is truncated or corrupt ({error})") from None
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)

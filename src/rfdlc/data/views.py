@@ -76,8 +76,11 @@ def recoloured(image: "Image", brightness: float, contrast: float, saturation: f
     x' = b c (s x + (1 - s) grey(x)) + b (1 - c) mean grey. Their order does not matter: saturation leaves the mean
     grey as it is.
     """
+    from PIL import Image
+
     gain = brightness * contrast
-    mean = decoded(image.reduce(image.size), 1).getpixel((0, 0))
+    some = image.resize((32, 32), Image.Resampling.NEAREST)  # a thousand pixels tell the mean well enough
+    mean = decoded(some.reduce(32), 1).getpixel((0, 0))
     shift = brightness * (1 - contrast) * mean
     if image.mode == "L":
         return image.point([min(255, max(0, round(gain * value + shift))) for value in range(256)])

@@ -59,15 +59,16 @@ class Classes:
     def from_labels(
         cls, labels: ArrayLike, names: Sequence[str] | None = None, groups: Mapping[str, Sequence[str]] | None = None
     ) -> "Classes":
-        """Count training labels: integers are class indices (0 to the largest seen), text is class names.
+        """Count training labels: text is class names; numbers are class indices, from 0 to the largest seen.
 
-        Pass `names` to fix the order, or to include classes that have no training sample.
+        Pass `names` to fix the order, or to include classes that have no training sample. Labels that are numbers but
+        no indices (1, 2, 3 or -1, 1) are names: pass them as text, `y.astype(str)`.
         """
         labels = np.asarray(labels)
         if labels.ndim != 1 or not len(labels):
             raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
         if names is None and labels.dtype.kind in "iufb":
-            names = [str(i) for i in range(int(np.nanmax(labels)) + 1)]
+            names = [str(i) for i in range(_whole(labels, "label").max() + 1)]
         bare = cls(tuple(np.unique(labels.astype(str)) if names is None else names))
         return cls(bare.names, tuple(np.bincount(bare.encode(labels), minlength=len(bare))), dict(groups or {}))
 
@@ -85,12 +86,13 @@ class Classes:
 
     @classmethod
     def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":
-        """From a file that `to_json` wrote, or from the table inside one."""
+        """From a file that `to_json` wrote, its text, or the table inside."""
         if isinstance(source, Mapping):
             table = source
         else:
             try:
-                table = json.loads(Path(source).read_text(encoding="utf-8"))
+                is_text = isinstance(source, str) and source.lstrip().startswith("{")
+                table = json.loads(str(source) if is_text else Path(source).read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise InputError(f"{source}: cannot be read as classes in JSON ({error})") from error
         if not isinstance(table, Mapping) or not isinstance(table.get("names"), list):
@@ -103,9 +105,12 @@ class Classes:
         counts = None if self.counts is None else list(self.counts)
         return {"names": list(self.names), "counts": counts, "groups": {k: list(v) for k, v in self.groups.items()}}
 
-    def to_json(self, path: str | Path) -> None:
-        """Write `to_dict()` as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    def to_json(self, path: str | Path | None = None) -> str:
+        """`to_dict()` as JSON text; written to a file as well if one is named."""
+        text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n"
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     # -- labels and names -------------------------------------------------------------------------------------
 
@@ -114,14 +119,14 @@ class Classes:
         return {name: i for i, name in enumerate(self.names)}
 
     def encode(self, labels: ArrayLike, what: str = "label") -> Indices:
-        """Labels as class indices: integers are indices already and are checked, text is looked up by name.
+        """Labels as class indices: text is looked up by name, numbers are indices already and are checked.
 
         >>> Classes(("a", "b")).encode(["b", "a", "b"]).tolist()
         [1, 0, 1]
         """
         array = np.asarray(labels)
         if array.dtype.kind in "iufb":
-            return self._check_indices(array, what)
+            return self._check_indices(_whole(array, what), what)
         try:
             return np.array([self._index[str(name)] for name in array.reshape(-1)], dtype=np.int64).reshape(array.shape)
         except KeyError as error:
@@ -129,16 +134,19 @@ class Classes:
             hint = suggestion(name, self.names)
             raise InputError(f"{what} {name!r} is no class: expected one of {listing(self.names)}{hint}") from None
 
-    def _check_indices(self, array: NDArray[Any], what: str) -> Indices:
-        with np.errstate(invalid="ignore"):
-            wrong = (array < 0) | (array >= len(self)) | (array != np.floor(array)) | np.isnan(array)
+    def _check_indices(self, array: Indices, what: str) -> Indices:
+        wrong = (array < 0) | (array >= len(self))
         if wrong.any():
             place = int(np.flatnonzero(wrong)[0])
-            raise InputError(
-                f"{what} {array.reshape(-1)[place]} at position {place} is out of range: "
-                f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes"
+            value = array.reshape(-1)[place]
+            hint = (
+                "; as the name of a class it must be text: pass labels.astype(str)" if str(value) in self._index else ""
             )
-        return array.astype(np.int64)
+            raise InputError(
+                f"{what} {value} at position {place} is out of range: "
+                f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes{hint}"
+            )
+        return array
 
     def in_order(self, names: Sequence[str]) -> "Classes":
         """The same classes in the order of `names`, which must be the same set."""
@@ -224,6 +232,15 @@ class Classes:
         if not 0 < head_fraction < 1:
             raise InputError(f"head_fraction {head_fraction} is not a share of the classes: expected 0 < share < 1")
         return self.rank < int(len(self) * head_fraction + 0.5)
+
+
+def _whole(labels: NDArray[Any], what: str) -> Indices:
+    with np.errstate(invalid="ignore"):
+        wrong = ~np.isfinite(labels) | (labels != np.floor(labels))
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        raise InputError(f"{what} {labels.reshape(-1)[place]} at position {place} is no whole number: expected a class")
+    return labels.astype(np.int64)
 
 
 def _whole_counts(counts: Iterable[Any], names: tuple[str, ...]) -> tuple[int, ...]:

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes
+from rfdlc.decide.dialect import delimiter_of, number
 from rfdlc.decide.scores import BOOK_KEEPING, column_order
 from rfdlc.errors import InputError
 from rfdlc.progress import track
@@ -32,14 +33,16 @@ def read_csv(path: Path, classes: Classes | None = None) -> ScoreTable:
     """Read a CSV (or tab-separated) file; without `classes` its columns are the classes, in their order."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=_delimiter(file))
+            delimiter = delimiter_of(file)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter)
             columns = [name.strip() for name in next(reader, [])]
             if not any(columns):
                 raise InputError(f"{path}: is empty: expected a first line with the class names")
             classes, order = _layout(columns, classes, str(path))
             kept = [columns.index(name) if name in columns else None for name in BOOK_KEEPING]
             rows = track(_blocks(reader), f"Reading {path.name}", total=_count_lines(path) // BLOCK + 1)
-            blocks = [_parse(path, columns, order, kept, block) for block in rows]
+            blocks = [_parse(path, columns, order, kept, block, delimiter) for block in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from None
     if not blocks:
@@ -79,13 +82,6 @@ def _layout(columns: list[str], classes: Classes | None, where: str) -> tuple[Cl
     return classes, column_order(columns, classes, where)
 
 
-def _delimiter(file: TextIO) -> str:
-    """The most frequent of , ; and tab in the first line; the file is rewound."""
-    header = file.readline()
-    file.seek(0)
-    return max(",;\t", key=header.count)
-
-
 def _count_lines(path: Path) -> int:
     """For the progress bar alone: quick beside the parsing."""
     with open(path, "rb") as file:
@@ -100,25 +96,32 @@ def _blocks(reader: Any) -> Iterator[list[tuple[int, list[str]]]]:
 
 
 def _parse(
-    path: Path, columns: list[str], order: list[int], kept: Sequence[int | None], block: list[tuple[int, list[str]]]
+    path: Path,
+    columns: list[str],
+    order: list[int],
+    kept: Sequence[int | None],
+    block: list[tuple[int, list[str]]],
+    delimiter: str,
 ) -> tuple[list[str] | None, list[str] | None, NDArray[np.float64]]:
     """ids, targets and values of one block of rows."""
     for line, row in block:
         if len(row) != len(columns):
             raise InputError(f"{path} line {line}: {len(row)} cells, expected {len(columns)} as in the first line")
     try:
-        values = np.array([[float(row[i]) for i in order] for _, row in block])
+        values = np.array([[number(row[i], delimiter) for i in order] for _, row in block])
     except ValueError:
-        raise _not_a_number(path, columns, order, block) from None
+        raise _not_a_number(path, columns, order, block, delimiter) from None
     ids, targets = ([row[i].strip() for _, row in block] if i is not None else None for i in kept)
     return ids, targets, values
 
 
-def _not_a_number(path: Path, columns: list[str], order: list[int], block: list[tuple[int, list[str]]]) -> InputError:
+def _not_a_number(
+    path: Path, columns: list[str], order: list[int], block: list[tuple[int, list[str]]], delimiter: str
+) -> InputError:
     for line, row in block:
         for i in order:
             try:
-                float(row[i])
+                number(row[i], delimiter)
             except ValueError:
                 return InputError(f"{path} line {line}, column {columns[i]!r}: {row[i]!r} is not a number")
     raise AssertionError("called for a block without a bad cell")

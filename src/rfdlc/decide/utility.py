@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.dialect import delimiter_of, number
 from rfdlc.errors import InputError, listing
 
 ABSTAIN = "abstain"
@@ -230,14 +231,13 @@ def _check_penalty(penalty: float) -> None:
 
 
 def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
-    """Action names, class names and values of a CSV file; the first line decides between `,` `;` and tab."""
+    """Action names, class names and values of a CSV file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise InputError(f"{path}: cannot be read as a utility ({reason})") from None
-    header = text.partition("\n")[0]
-    delimiter = max(",;\t", key=header.count)
+    delimiter = delimiter_of(text.splitlines())
     lines = [
         (i, row) for i, row in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1) if any(row)
     ]
@@ -246,17 +246,17 @@ def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
             f"{path}: expected a first line of action names and one line a class, found {len(lines)} lines"
         )
     actions = [name.strip() for name in lines[0][1][1:]]
-    rows = [_read_row(path, line, row, actions) for line, row in lines[1:]]
+    rows = [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
     return actions, [row[0].strip() for _, row in lines[1:]], rows
 
 
-def _read_row(path: Path, line: int, row: list[str], actions: list[str]) -> list[float]:
+def _read_row(path: Path, line: int, row: list[str], actions: list[str], delimiter: str) -> list[float]:
     if len(row) != len(actions) + 1:
         raise InputError(f"{path} line {line}: {len(row)} cells, expected {len(actions) + 1} (a class and its values)")
     values = []
     for action, cell in zip(actions, row[1:], strict=True):
         try:
-            values.append(float(cell))
+            values.append(number(cell, delimiter))
         except ValueError:
             raise InputError(f"{path} line {line}, column {action!r}: {cell!r} is not a number") from None
     return values

@@ -22,8 +22,8 @@ def own_network():
     return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 8))
 
 
-# Every other pair of method and backbone: benchmarks/export.py.
-CASES = [("rf-dlc-paper", "resnet8"), ("ce", "own"), ("rf-dlc", "mlp")]
+# The other methods and backbones: benchmarks/export.py.
+CASES = [("rf-dlc-paper", "resnet8"), ("ce", "own"), ("rf-dlc", "mlp"), ("ride", "mlp")]
 
 
 @pytest.mark.parametrize(("method", "backbone"), CASES)

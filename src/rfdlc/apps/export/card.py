@@ -10,7 +10,7 @@ from rfdlc.decide.evaluation import Evaluation, evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import listing
-from rfdlc.learn.methods import METHODS
+from rfdlc.learn.methods import find_method
 from rfdlc.learn.model import Model
 from rfdlc.learn.run import Run
 
@@ -39,7 +39,7 @@ def card(model: Model, utility: Utility, file: str, precision: str, parity: Pari
     assert model.path is not None
     run = Run(model.path)
     config, scored = run.config, _scored(model, utility)
-    method = METHODS[config["method"]]
+    method = find_method(config["method"])
     parts = [
         _header(model, config, scored),
         f"# {_plain(config['data']['name'])}, {config['method']}",

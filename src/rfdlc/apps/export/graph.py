@@ -24,7 +24,9 @@ class DecisionGraph(nn.Module):
         self.net = deepcopy(model.net).to("cpu", self.kind).eval()
         self.fit = CentreSquare(model.input_shape[1]) if resize else nn.Identity()
         self.normalise = Normaliser(model.normalisation, model.input_shape, torch.device("cpu"), self.kind)
-        self.head = DecisionHead(model.decider, model.net.particles)
+        with torch.no_grad():  # particles may be combined inside the network
+            said = self.net(torch.zeros(1, 2, *model.input_shape, dtype=self.kind))  # (1, M, 2, C)
+        self.head = DecisionHead(model.decider, said.shape[1])
         self.register_buffer("utility", torch.tensor(utility.matrix, dtype=torch.float32))
         self.utility: Tensor
 

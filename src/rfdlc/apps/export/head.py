@@ -12,6 +12,7 @@ from rfdlc.decide.priors import prior_ratio
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.errors import InputError
 
+RULES = ("expected-utility", "cobb")  # the logarithm of an expected gain has its maximum where the gain has it
 OUTPUTS = ("probabilities", "expected_utility", "action", "uncertainty", "mutual_information")
 
 
@@ -28,7 +29,7 @@ class Stages:
     @classmethod
     def of(cls, decider: Decider, particles: int) -> "Stages":
         """Everything that `decider` has fitted and been told, for this many particles."""
-        if decider.rule != "expected-utility":
+        if decider.rule not in RULES:
             raise InputError(
                 f"the decider's rule is {decider.rule!r}, but an exported graph decides by expected utility alone; "
                 "for arg max use the utility one-hot, which decides the same"

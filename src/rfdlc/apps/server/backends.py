@@ -16,6 +16,7 @@ from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 
+RULES = ("expected-utility", "cobb")  # both decide the same
 Computed = tuple[Floats, Floats]  # corrected probabilities (N, C), mutual information (N,)
 
 
@@ -73,6 +74,6 @@ def _run(path: Path, utility: Utility | None) -> Backend:
 
 
 def _with(decider: Decider, utility: Utility | None) -> Decider:
-    if decider.rule != "expected-utility":
+    if decider.rule not in RULES:
         raise InputError(f"the decider's rule is {decider.rule!r}: a server decides by expected utility alone")
     return decider if utility is None else decider.with_utility(utility)

@@ -62,7 +62,7 @@ def read(
 def _cells(source: Any) -> tuple[Table, str]:
     """The cells by column, and a name for messages."""
     if not isinstance(source, Path):
-        return {str(column): source[column].tolist() for column in source.columns}, "data frame"
+        return {str(column): list(source[column]) for column in source.columns}, "data frame"
     parquet = source.suffix.lower() in (".parquet", ".pq")
     return (_read_parquet(source) if parquet else read_csv(source)), str(source)
 
