@@ -62,7 +62,13 @@ def onnx_bytes(
         raise InputError('exporting to ONNX needs onnx and onnxscript: pip install "rfdlc[export]"') from None
     names = ["inputs", "utility"] if form.utility_input else ["inputs"]
     with _quiet():
-        exported = torch.onnx.export(program, dynamo=True, input_names=names, output_names=list(OUTPUTS))
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            input_names=names,
+            output_names=list(OUTPUTS),
+            custom_translation_table={torch.ops.prims.prod.default: _product},
+        )
     assert exported is not None
     model = exported.model_proto
     _strip(model)
@@ -82,6 +88,13 @@ def pt2_bytes(program: torch.export.ExportedProgram, metadata: dict[str, Any]) -
     with _quiet():
         torch.export.save(program, buffer, extra_files={"rfdlc.json": json.dumps(metadata, ensure_ascii=False)})
     return buffer.getvalue()
+
+
+def _product(values: Any, axes: Any, output_dtype: Any = None) -> Any:
+    """What cumulative products become, for which torch's exporter has no translation."""
+    from onnxscript import opset18
+
+    return opset18.ReduceProd(values, opset18.Constant(value_ints=list(axes)), keepdims=0)
 
 
 def _strip(model: Any) -> None:
