@@ -40,10 +40,12 @@ def _table(rows: dict[str, dict[str, Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(caption="Cards with formulas and sources: docs/methods.md", caption_justify="left", box=SIMPLE)
+    table = Table(
+        caption="M: particles. Cards with formulas and sources: docs/methods.md", caption_justify="left", box=SIMPLE
+    )
     table.add_column("method", style="bold", no_wrap=True)
     table.add_column("what it does, and whose it is")
-    for title in ("particles", "stages", "cost"):
+    for title in ("M", "stages", "cost"):
         table.add_column(title, justify="right", no_wrap=True)
     for name, row in rows.items():
         said = Text.assemble(row["summary"], (f" ({row['reference']})", "dim"))
