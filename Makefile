@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test browser format clean
+.PHONY: demo test oldest browser format clean
 
 demo: .venv/trains
 	$(BIN)/rfdlc demo
@@ -13,6 +13,13 @@ test: .venv/ready browser
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -rs
+
+# The estimators with the oldest scikit-learn that is supported, in an environment of its own.
+oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e ".[train,tables]" pytest \
+	    "scikit-learn==1.6.0" "numpy<2" "$$(grep '^torch==' constraints.txt)"
+	.venv-oldest/bin/python -m pytest tests/apps/estimators
 
 # The report is tested in a real browser. Where one may be installed (root on Debian) it is; elsewhere, or when that
 # fails, those tests are skipped and say how to get one. Never a reason to fail.
@@ -40,4 +47,4 @@ format: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis

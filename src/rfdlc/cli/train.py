@@ -43,6 +43,7 @@ def train(
     settings: Pairs = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
     root: Root = None,
+    target: Annotated[str | None, typer.Option("--target", help="Of a table: the column with the class.")] = None,
     method: Annotated[str, typer.Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[
         bool, typer.Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
@@ -57,7 +58,7 @@ def train(
     **Examples**
 
     - `rfdlc train digits-lt --out runs/digits data.factor=20`
-    - `rfdlc train patients.csv --out runs/patients data.target=diagnosis`
+    - `rfdlc train patients.csv --target diagnosis --out runs/patients`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
     """
@@ -68,6 +69,7 @@ def train(
         chosen: dict[str, Any] = dict(parse_pairs(settings or []))
         named = chosen.pop("method", method)
         options = {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
+        options |= {} if target is None else {"target": target}
         _report(train_it(source, named, out, root=root, data_options=_typed(options), **chosen), json)
 
 

@@ -58,11 +58,13 @@ class Split:
     labels: NDArray[np.int64]  # (N,) class indices
     ids: Sequence[str] | None = None  # stable names of the samples: paths, row ids
     groups: NDArray[Any] | None = None  # (N,) lesion, patient, track: what must not be on two sides of a split
+    weights: NDArray[np.float64] | None = None  # (N,) how much each sample counts; without them all alike
 
     def __post_init__(self) -> None:
         if self.ids is not None and not isinstance(self.ids, PackedText):
             object.__setattr__(self, "ids", PackedText(self.ids))
         parts = {"inputs": self.inputs, "labels": self.labels, "ids": self.ids, "groups": self.groups}
+        parts |= {"weights": self.weights}
         lengths = {name: len(part) for name, part in parts.items() if part is not None}
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"{count} {name}" for name, count in lengths.items())
@@ -88,6 +90,7 @@ class Split:
             self.labels[positions],
             None if self.ids is None else PackedText(self.ids[i] for i in positions.tolist()),
             None if self.groups is None else self.groups[positions],
+            None if self.weights is None else self.weights[positions],
         )
 
 

@@ -59,7 +59,8 @@ class ResidentLoader:
             raise InputError("seeds is empty: expected one seed a run, such as (0,)")
         self.augment = augment or Augment()
         self.slices = batch_slices(len(split), batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
-        self._order = EpochOrder(self.targets, sampling)
+        weights = None if split.weights is None else torch.from_numpy(split.weights).to(self.device)
+        self._order = EpochOrder(self.targets, sampling, weights)
         at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * batch_size)
         self._together = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
         self._known_places: dict[tuple[int, int], Tensor] = {}

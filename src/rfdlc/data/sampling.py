@@ -23,10 +23,16 @@ class EpochOrder:
 
     shuffle: each sample once. balanced: with replacement, every class equally often. sqrt: with replacement, class c
     in proportion to the square root of its count.
+
+    With `weights` (N,), which go with shuffle alone, a sample appears N w / sum(w) times: rounded up or down at random
+    where that is no whole number (systematic sampling), so that equal weights are no weights.
     """
 
-    def __init__(self, labels: Tensor, sampling: str = "shuffle") -> None:
+    def __init__(self, labels: Tensor, sampling: str = "shuffle", weights: Tensor | None = None) -> None:
         self.sampling = choose("sampling", sampling, SAMPLINGS)
+        if weights is not None and sampling != "shuffle":
+            raise InputError(f"sampling {sampling!r} does not go with weights of samples: use sampling='shuffle'")
+        self._ends = None if weights is None else torch.cumsum(weights.double() * (len(weights) / weights.sum()), 0)
         self.count = len(labels)
         self._by_class = torch.argsort(labels, stable=True)
         self._sizes = torch.bincount(labels)
@@ -38,11 +44,18 @@ class EpochOrder:
         """Sample indices (N,) on the generator's device, which must be that of the labels."""
         device = generator.device
         if self.sampling == "shuffle":
-            return torch.randperm(self.count, generator=generator, device=device)
+            order = torch.randperm(self.count, generator=generator, device=device)
+            return order if self._ends is None else self._weighted(self._ends, generator)[order]
         classes = torch.multinomial(self._weights, self.count, replacement=True, generator=generator)
         sizes = self._sizes[classes]
         within = (torch.rand(self.count, generator=generator, device=device, dtype=torch.float64) * sizes).long()
         return self._by_class[self._starts[classes] + within]
+
+    def _weighted(self, ends: Tensor, generator: torch.Generator) -> Tensor:
+        """Samples (N,) in order, each as often as one of N evenly spaced points falls into its stretch of the line."""
+        offset = torch.rand((), generator=generator, device=generator.device, dtype=torch.float64)
+        points = torch.arange(self.count, device=generator.device) + offset
+        return torch.searchsorted(ends, points, right=True).clamp_(max=self.count - 1)
 
 
 def batch_slices(

@@ -65,22 +65,26 @@ def fit_calibration(
     *,
     training_counts: Indices | None = None,
     balanced: bool = False,
+    sample_weight: Floats | None = None,
 ) -> Calibration:
     """Fit by maximum likelihood on held-out log probabilities (N, C) and class indices (N,).
 
     `balanced` gives every class that is present the same total weight, as if the held-out data had a uniform prior.
+    A sample with weight 2 counts as two samples (`sample_weight`, (N,)).
     Classes absent from the held-out data are no obstacle: their own bias stays 0.
     """
     choose("calibration", kind, KINDS)
     log_p = np.asarray(log_probabilities, dtype=np.float64)
-    counts = np.bincount(targets, minlength=log_p.shape[1])
-    weights = class_weights(counts, balanced)[targets] / len(targets)
-    temperature = _fit_temperature(log_p, targets, weights)
+    multiplicity = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+    counts = np.bincount(targets, multiplicity, minlength=log_p.shape[1])
+    weights = class_weights(counts, balanced)[targets] * multiplicity / multiplicity.sum()
+    ridge = STRENGTH / multiplicity.sum()
+    temperature = _fit_temperature(log_p, targets, weights, ridge)
     if kind == "temperature":
         calibration = Calibration(temperature)
     else:
         directions = _bias_directions(kind, counts, training_counts)
-        temperature, bias = _fit_with_bias(log_p, targets, weights, directions, temperature)
+        temperature, bias = _fit_with_bias(log_p, targets, weights, directions, temperature, ridge)
         calibration = Calibration(temperature, tuple(bias.tolist()), tuple(_held_out_prior(counts, balanced).tolist()))
     if not COLDEST * 1.001 < calibration.temperature < HOTTEST * 0.999:
         warnings.warn(
@@ -96,7 +100,7 @@ def class_weights(counts: NDArray[Any], balanced: bool) -> NDArray[np.float64]:
     if not balanced:
         return np.ones(len(counts))
     present = max(1, int((counts > 0).sum()))
-    return counts.sum() / (present * np.maximum(counts, 1))
+    return counts.sum() / (present * np.where(counts > 0, counts, 1))
 
 
 def _held_out_prior(counts: NDArray[Any], balanced: bool) -> NDArray[np.float64]:
@@ -107,9 +111,9 @@ def _held_out_prior(counts: NDArray[Any], balanced: bool) -> NDArray[np.float64]
     return smoothed
 
 
-def _fit_temperature(log_p: Floats, targets: Indices, weights: Floats) -> float:
+def _fit_temperature(log_p: Floats, targets: Indices, weights: Floats, ridge: float) -> float:
     """The negative log-likelihood is convex in 1/T: Newton's method, kept inside a shrinking bracket."""
-    true, ridge = log_p[np.arange(len(targets)), targets], STRENGTH / len(targets)
+    true = log_p[np.arange(len(targets)), targets]
     low, high, inverse = 1 / HOTTEST, 1 / COLDEST, 1.0
     for _ in range(60):
         p = softmax(inverse * log_p)
@@ -140,11 +144,10 @@ def _bias_directions(kind: str, counts: NDArray[Any], training_counts: Indices |
 
 
 def _fit_with_bias(
-    log_p: Floats, targets: Indices, weights: Floats, directions: csr_array, temperature: float
+    log_p: Floats, targets: Indices, weights: Floats, directions: csr_array, temperature: float, ridge: float
 ) -> tuple[float, NDArray[np.float64]]:
     """L-BFGS over (1/T, coefficients of the directions); convex, so any start will do."""
     rows, free = np.arange(len(targets)), directions.shape[0]
-    ridge = STRENGTH / len(targets)
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         inverse, coefficients, drift = parameters[0], parameters[1:], parameters - at_rest

@@ -99,22 +99,32 @@ class Decider:
     # -- fitting ----------------------------------------------------------------------------------------------
 
     def fit(
-        self, scores: Any, targets: ArrayLike | None = None, *, logits: bool = False, balanced: bool = False
+        self,
+        scores: Any,
+        targets: ArrayLike | None = None,
+        *,
+        logits: bool = False,
+        balanced: bool = False,
+        sample_weight: ArrayLike | None = None,
     ) -> "Decider":
         """Calibrate on held-out scores and labels; `balanced` gives every class the same total weight.
 
-        Fitting again starts anew: nothing is ever calibrated or corrected twice.
+        A sample with weight 2 counts as two. Fitting again starts anew: nothing is ever calibrated or corrected twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
+        multiplicity = None if sample_weight is None else _as_multiplicity(sample_weight, len(y))
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
         counts = None if self.utility.classes.counts is None else self.utility.classes.count_array
         self.fitted = (
-            fit_calibration(self.calibration, log_p, y, training_counts=counts, balanced=balanced)
+            fit_calibration(
+                self.calibration, log_p, y, training_counts=counts, balanced=balanced, sample_weight=multiplicity
+            )
             if self.calibration
             else None
         )
         if len(self.utility.classes) <= CHECKED_CLASSES:
-            self._joint = joint_table(self.fitted.apply(log_p) if self.fitted else softmax(log_p), y)
+            calibrated = self.fitted.apply(log_p) if self.fitted else softmax(log_p)
+            self._joint = joint_table(calibrated, y, multiplicity)
         return self
 
     @property
@@ -339,6 +349,15 @@ def _as_weights(weights: ArrayLike) -> NDArray[np.float64]:
     if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
         raise InputError(f"weights {values} are no weights of particles: expected numbers of 0 or more, not all 0")
     return values / values.sum()
+
+
+def _as_multiplicity(weights: ArrayLike, samples: int) -> NDArray[np.float64]:
+    values = np.asarray(weights, dtype=np.float64)
+    if values.shape != (samples,):
+        raise InputError(f"sample_weight has shape {values.shape} for {samples} samples: expected one number a sample")
+    if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
+        raise InputError(f"sample_weight holds {values.min()} to {values.max()}: expected 0 or more, not all 0")
+    return values
 
 
 def _listed(values: Sequence[float] | NDArray[Any] | None) -> list[float] | None:

@@ -80,11 +80,12 @@ def estimate_prior(probabilities: Floats, train: Prior, joint: Floats | None = N
     return estimate
 
 
-def joint_table(probabilities: Floats, targets: Indices) -> NDArray[np.float64]:
+def joint_table(probabilities: Floats, targets: Indices, sample_weight: Floats | None = None) -> NDArray[np.float64]:
     """(C, C): the mean over held-out samples of p(c) where the true class is y, at [c, y]."""
     joint = np.zeros((probabilities.shape[1], probabilities.shape[1]))
-    np.add.at(joint.T, targets, probabilities)
-    return joint / len(targets)
+    weights = np.ones(len(targets)) if sample_weight is None else sample_weight
+    np.add.at(joint.T, targets, probabilities * weights[:, None])
+    return joint / weights.sum()
 
 
 def _bbse(mean: Prior, joint: Floats, otherwise: Prior) -> Prior:

@@ -93,7 +93,7 @@ def train(
     resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
     options = dict(data_options or {})
     given = data if isinstance(data, Dataset) else load(data, root=root, **options)
-    row, chosen = resolve(method, given.name, settings, given.kind)
+    row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
     _check_data(given, chosen)
     device = choose_device(chosen.device)
     method_net(row, chosen, given.input_shape, given.classes, (chosen.seed,), network)  # fails now or never

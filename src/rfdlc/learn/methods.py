@@ -4,6 +4,7 @@ A row's `settings` are its defaults; any of them can be overridden. Most rows sh
 whose parts the settings switch on. A method of your own is a row too: `METHODS["mine"] = Method(...)`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -236,7 +237,22 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
-def resolve(method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "") -> tuple[Method, Settings]:
-    """The row and the settings: defaults, then the row's, then the data set's preset, then the user's."""
+def resolve(
+    method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "", samples: int = 0
+) -> tuple[Method, Settings]:
+    """The row and the settings: defaults, then the row's, then the data set's preset, then the user's.
+
+    `kind` and number of training `samples` say what suits data without a preset of their own.
+    """
     row = find_method(method)
-    return row, Settings().changed({**row.settings, **preset(data_name, method, kind), **overrides})
+    sized = {"batch_size": table_batch(samples)} if kind == "features" and samples else {}
+    return row, Settings().changed({**row.settings, **sized, **preset(data_name, method, kind), **overrides})
+
+
+def table_batch(samples: int) -> int:
+    """Rows a step: an eighth of a small table, so that it has some steps an epoch; large ones for large tables.
+
+    >>> [table_batch(n) for n in (100, 1000, 10_000, 100_000)]
+    [64, 64, 1024, 1024]
+    """
+    return min(1024, max(64, 2 ** int(math.log2(max(1, samples / 8)))))
