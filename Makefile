@@ -43,7 +43,7 @@ format: .venv/ready
 	touch .venv/trains
 
 .venv/ready: .venv/trains
-	$(PIP) -e ".[train,tables,dev]"
+	$(PIP) -e ".[train,tables,export,serve,dev]"
 	touch .venv/ready
 
 clean:

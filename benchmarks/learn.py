@@ -5,6 +5,9 @@
     python benchmarks/learn.py --data DIR --out results.csv --mode refit --seeds 0 1 2 rf-dlc
     python benchmarks/learn.py --data DIR --out smoke.csv --mode smoke --seeds 0 1 2 paper
 
+Every method has a configuration of its name for CIFAR100-LT, and with `-cifar10` for CIFAR10-LT; docs/methods.md
+ends with the commands.
+
 Modes: `test` trains on everything and scores the test split once. `selection` trains without a held-out part of the
 training data and scores that part as if it were balanced: settings are chosen on it. `refit` does both, and the
 test split is scored with the calibration fitted on the held-out part. `rescore` does the scoring of `refit` again
@@ -20,13 +23,13 @@ import csv
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from configurations import CONFIGS
 from recording import commit, hardware, versions
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
@@ -37,9 +40,10 @@ from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.metrics import nll
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.learn.assembly import build_net, build_parts, choose_device, place, split_logits
-from rfdlc.learn.heldout import balanced, diversity
+from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, split_outputs
+from rfdlc.learn.heldout import balanced, carries_uniform, diversity
 from rfdlc.learn.methods import METHODS, resolve
+from rfdlc.learn.model import new_decider
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.settings import Settings, parse_pairs
 from rfdlc.learn.training import epochs, optimiser_state
@@ -49,57 +53,13 @@ PENALTIES = (-0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0)
 FIELDS = ("config", "mode", "seed", "decision", "metric", "value", "seconds", "hardware", "versions", "commit")
 
 
-@dataclass(frozen=True)
-class Config:
-    """A training: data, method, what differs from its preset, and from whose deferred epoch it may be forked."""
-
-    data: str
-    method: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    fork_of: str | None = None
-
-
-_UTILITY = {"utility": "tail-sensitive-by-rank"}
-
-
-def _ours(**settings: Any) -> Config:
-    return Config("cifar100-lt", "rf-dlc", settings)
-
-
-CONFIGS = {
-    "ce": Config("cifar100-lt", "ce"),
-    "paper": Config("cifar100-lt", "rf-dlc-paper"),
-    "paper-utility": Config("cifar100-lt", "rf-dlc-paper", _UTILITY, fork_of="paper"),
-    "paper-cifar10": Config("cifar10-lt", "rf-dlc-paper"),
-    "paper-cifar10-utility": Config("cifar10-lt", "rf-dlc-paper", _UTILITY, fork_of="paper-cifar10"),
-    "rf-dlc": _ours(),
-    "rf-dlc-cifar10": Config("cifar10-lt", "rf-dlc"),
-    "tau1": _ours(prior_tau=(1.0,), mixup=0.0, repulsion="head"),
-    "tau1-mixup": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head"),
-    "tau012-mixup": _ours(prior_tau=(0.0, 1.0, 2.0), mixup=0.4, repulsion="head"),
-    "tau012-mixup-logits": _ours(prior_tau=(0.0, 1.0, 2.0), mixup=0.4, repulsion="head", combine="mean-logits"),
-    "tau051-mixup": _ours(prior_tau=(0.5, 1.0, 1.5), mixup=0.4, repulsion="head"),
-    "tau1-mixup-normalised": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head-normalised"),
-    "tau1-mixup-predictions": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="predictions", repulsion_strength=0.1),
-    "tau1-mixup-alone": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="none"),
-    "tau1-mixup8": _ours(prior_tau=(1.0,), mixup=0.8, repulsion="head"),
-    "tau1-mixup2": _ours(prior_tau=(1.0,), mixup=0.2, repulsion="head"),
-    "tau1-mixup-step": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", schedule="step"),
-    "tau1-mixup-average": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", average=0.999),
-    "tau1-mixup-decay": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", weight_decay=1e-3),
-    "tau1-mixup-scale20": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", head_scale=20.0),
-    "tau1-mixup-scale15": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", head_scale=15.0),
-    "tau1-mixup-unshared": _ours(prior_tau=(1.0,), mixup=0.4, repulsion="head", shared_stages=0),
-}
-
-
 class Bench:
     """Data read once, stacks kept at their deferred epoch for forks, rows written as they come."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.device = options, choose_device(options.device)
         self.data: dict[str, Dataset] = {}
-        self.kept: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
+        self.kept: dict[tuple[str, int], tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
         self.began = time.perf_counter()
         self.done = _read_done(options.out)
         measured = options.commit or commit()
@@ -127,9 +87,11 @@ class Bench:
         method, settings, data = self.ready(name)
         net, seconds = self.trained(name, method, settings, data)
         assert data.test is not None
-        logits = split_logits(net, data.test, data.normalisation, settings, self.device).numpy()
+        found, unsure = split_outputs(net, data.test, data.normalisation, settings, self.device)
+        logits = found.numpy()
         fitted = deciders or [self.decider(name, settings)] * net.runs
-        self.report(name, mode, settings, logits, data.test.labels, fitted, seconds)
+        stated = {} if unsure is None else {net.combination.measures: unsure.mean(1).tolist()}
+        self.report(name, mode, settings, logits, data.test.labels, fitted, seconds, stated=stated)
         self.keep_logits(name, logits, data.test.labels, seconds)
 
     def selection(self, name: str, mode: str = "selection") -> list[Decider]:
@@ -138,7 +100,7 @@ class Bench:
         data = whole.hold_out(self.options.hold_out, seed=0)
         net, seconds = self.trained(name + "-held-out", method, settings, data)
         assert data.val is not None
-        logits = split_logits(net, data.val, data.normalisation, settings, self.device).numpy()
+        logits = split_outputs(net, data.val, data.normalisation, settings, self.device)[0].numpy()
         self.keep_logits(f"{name}-held-out", logits, data.val.labels, seconds)
         return self.calibrated(name, mode, settings, logits, data.val.labels, seconds)
 
@@ -171,32 +133,34 @@ class Bench:
 
     def trained(self, name: str, method: str, settings: Settings, data: Dataset) -> tuple[ParticleNet, float]:
         """The trained stack and the seconds it took; forked from the kept state of another one where there is such."""
-        seeds = self.options.seeds
-        net = place(build_net(settings, data.input_shape, len(data.classes), seeds), self.device)
-        parts = build_parts(METHODS[method], settings, data, seeds, self.device)
+        seeds, row = self.options.seeds, METHODS[method]
+        net = place(method_net(row, settings, data.input_shape, data.classes, seeds), self.device)
+        parts = build_parts(row, settings, data, seeds, self.device)
         state: dict[str, torch.Tensor] = {}
-        source = CONFIGS[name].fork_of if name in CONFIGS else None
-        done = settings.deferred_epoch if source in self.kept else 0
-        if source in self.kept:
-            weights, state = self.kept[source]
+        config, suffix = CONFIGS[name.removesuffix("-held-out")], "-held-out" * name.endswith("-held-out")
+        shared = f"{config.fork_of}{suffix}", config.shared_epochs(settings)
+        done = shared[1] if shared in self.kept else 0
+        if done:
+            weights, state = self.kept[shared]
             net.load_state_dict(weights)
-        wanted = [n for n, config in CONFIGS.items() if config.fork_of == name and n in self.options.configs]
+        wanted = self.forks_of(name.removesuffix("-held-out"))
         began = time.perf_counter()
-        for epoch in epochs(net, parts, settings, state, done):
-            if wanted and epoch.epoch == settings.deferred_epoch:
-                self.kept[name] = _cloned(net.state_dict()), _cloned(optimiser_state(epoch.step))
+        for epoch in epochs(net, parts, state, done):
+            if epoch.epoch in wanted:
+                self.kept[name, epoch.epoch] = _cloned(net.state_dict()), _cloned(optimiser_state(epoch.step))
             if epoch.epoch % max(1, settings.epochs // 10) == 0 or epoch.epoch <= 2:
                 losses = " ".join(f"{loss:.3f}" for loss in epoch.losses)
                 print(f"  {name} epoch {epoch.epoch} loss {losses} {epoch.seconds:.2f} s", flush=True)
-        if settings.average:
-            with torch.no_grad():
-                for weight, mean in zip(epoch.step.parameters, epoch.step.average, strict=True):
-                    weight.copy_(mean)
         return net, time.perf_counter() - began
 
+    def forks_of(self, name: str) -> set[int]:
+        """Epochs after which other configurations of this command go on from this one."""
+        forks = [other for other in self.options.configs if CONFIGS[other].fork_of == name]
+        return {CONFIGS[other].shared_epochs(self.ready(other)[1]) for other in forks}
+
     def decider(self, name: str, settings: Settings) -> Decider:
-        utility = Utility.one_hot(self.data[CONFIGS[name].data].classes)
-        return Decider(utility, combine=settings.combine, calibration=settings.calibration)
+        config = CONFIGS[name]
+        return new_decider(config.method, settings, self.data[config.data].classes)
 
     def calibrated(
         self, name: str, mode: str, settings: Settings, logits: Array, labels: Array, seconds: float
@@ -204,7 +168,7 @@ class Bench:
         """A decider a seed, fitted on held-out logits, and what it makes of them."""
         deciders = [self.decider(name, settings) for _ in logits]
         for decider, part in zip(deciders, logits, strict=True):
-            decider.fit(part, labels, logits=True, balanced=True)
+            decider.fit(part, labels, logits=True, balanced=carries_uniform(decider))
         self.report(name, mode, settings, logits, labels, deciders, seconds, balance=True)
         return deciders
 
@@ -218,17 +182,21 @@ class Bench:
         deciders: list[Decider],
         seconds: float,
         balance: bool = False,
+        stated: dict[str, list[float]] | None = None,
     ) -> None:
-        """Figures of every seed: arg max of both combinations, then expected utility at every penalty."""
+        """Figures of every seed: arg max of both combinations, then expected utility at every penalty.
+
+        `stated` are figures of the networks themselves, one a seed.
+        """
         counted = self.data[CONFIGS[name].data].classes
         rows: list[dict[str, Any]] = []
-        for seed, part, decider in zip(self.options.seeds, logits, deciders, strict=True):
+        for run, (seed, part, decider) in enumerate(zip(self.options.seeds, logits, deciders, strict=True)):
             predictions = Predictions(logits=part, targets=labels, classes=counted)
             predictions = balanced(predictions) if balance else predictions
             for decision, chosen in _decisions(decider, predictions):
                 for metric, value in _figures(chosen, predictions).items():
                     rows.append({"seed": seed, "decision": decision, "metric": metric, "value": value})
-            extra = diversity(part) | {"seconds": seconds}
+            extra = diversity(part) | {"seconds": seconds} | {m: v[run] for m, v in (stated or {}).items()}
             if decider.fitted is not None:
                 extra["temperature"] = decider.fitted.temperature
             rows += [{"seed": seed, "decision": "", "metric": m, "value": v} for m, v in extra.items()]
@@ -258,11 +226,12 @@ class Bench:
 
         for variant in ("eager", "captured", "compiled"):
             chosen = settings.changed({"compile": variant == "compiled"})
-            net = place(build_net(chosen, data.input_shape, len(data.classes), self.options.seeds), self.device)
-            parts = build_parts(METHODS[method], chosen, data, self.options.seeds, self.device)
+            row, seeds = METHODS[method], self.options.seeds
+            net = place(method_net(row, chosen, data.input_shape, data.classes, seeds), self.device)
+            parts = build_parts(row, chosen, data, seeds, self.device)
             Step.capturing = variant != "eager"
             times = []
-            for epoch in epochs(net, parts, chosen, {}):
+            for epoch in epochs(net, parts, {}):
                 times.append(epoch.seconds)
                 if epoch.epoch == (2 if variant == "eager" else 4):
                     break
@@ -298,13 +267,15 @@ def compare_calibrations(classes: Classes, combine: str, logits: Array, labels: 
 
 
 def _decisions(decider: Decider, predictions: Predictions) -> Iterator[tuple[str, Decider]]:
-    classes = predictions.classes
+    classes, one_hot = predictions.classes, Utility.one_hot(predictions.classes)
+    priors: dict[str, Any] = {"train_prior": decider.train_prior, "target_prior": decider.target_prior}
     for combine in ("mean-logits", "mean-probabilities"):
-        yield f"argmax {combine}", Decider(Utility.one_hot(classes), combine=combine, calibration=None)
-    plain = Decider(Utility.one_hot(classes), combine=decider.combine, calibration=None)
+        yield f"argmax {combine}", Decider(one_hot, combine=combine, calibration=None, **priors)
+    plain = Decider(one_hot, combine=decider.combine, calibration=None, rule=decider.rule, **priors)
     known = decider.with_classes(classes)
+    yield "method", known  # its own utility and rule, calibrated where it was fitted
     if decider.fitted is not None:
-        yield "argmax calibrated", known
+        yield "argmax calibrated", known.with_utility(one_hot)
     for penalty in PENALTIES:
         utility = Utility.tail_sensitive(classes, penalty)
         yield f"expected-utility {penalty}", plain.with_utility(utility)
@@ -328,12 +299,14 @@ def _print_table(name: str, mode: str, rows: list[dict[str, Any]], seconds: floa
     print(f"== {name} ({mode}), {seconds:.0f} s, mean of {len({row['seed'] for row in rows})} seeds", flush=True)
     shown = ("acc", "head", "med", "tail", "fhr25", "fhr50", "fhr75", "fhr", "utility", "ece", "nll")
     decisions = dict.fromkeys(row["decision"] for row in rows if row["decision"])
-    brief = [d for d in decisions if "argmax" in d or d.endswith((" -0.1", " -0.25", " -1.0"))]  # the file has all
+    brief = [
+        d for d in decisions if d == "method" or "argmax" in d or d.endswith((" -0.1", " -0.25", " -1.0"))
+    ]  # the file has all
     for decision in brief:
         here = [row for row in rows if row["decision"] == decision]
         means = {m: np.mean([row["value"] for row in here if row["metric"] == m]) for m in shown}
         print(f"  {decision:34s}" + " ".join(f"{m} {means[m]:.3g}" for m in shown), flush=True)
-    for metric in ("disagreement", "mutual_information", "temperature"):
+    for metric in ("disagreement", "mutual_information", "temperature", "experts_used", "fused_uncertainty"):
         values = [row["value"] for row in rows if row["metric"] == metric]
         if values:
             print(f"  {metric} {np.mean(values):.3f}", flush=True)

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rfdlc.apps.client import Client as Client
     from rfdlc.apps.estimator import RFDLCClassifier as RFDLCClassifier
+    from rfdlc.apps.export.exporting import export as export
+    from rfdlc.apps.onnx_model import OnnxModel as OnnxModel
     from rfdlc.apps.report.report import report as report
     from rfdlc.apps.scoring import make_utility_scorer as make_utility_scorer
     from rfdlc.apps.utility_classifier import UtilityClassifier as UtilityClassifier
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it.
 _HOME = {
+    "Client": "rfdlc.apps.client",
+    "export": "rfdlc.apps.export.exporting",
+    "OnnxModel": "rfdlc.apps.onnx_model",
     "RFDLCClassifier": "rfdlc.apps.estimator",
     "report": "rfdlc.apps.report.report",
     "make_utility_scorer": "rfdlc.apps.scoring",

@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from rfdlc.cli import app
+from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError
+from rfdlc.learn.model import Model
 
 SMALL = ["epochs=2", "widths=8"]
 
@@ -42,6 +45,16 @@ def test_json_is_all_there_is_on_stdout(folder, tmp_path):
     assert told["samples"] == 450
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_predicted_tables_hold_calibrated_probabilities(tmp_path, folder, kind):
+    out = tmp_path / f"p.{kind}"
+    run("predict", folder, "digits-lt", "--out", out)
+    table, model = Predictions.load(out), Model.load(folder)
+    expected = model.decider.probabilities(model.predict("digits-lt"))
+    assert table.scores.values[0] == pytest.approx(np.asarray(expected), abs=1e-5)
+    assert table.targets.tolist() == Predictions.load(folder / "predictions.npz").targets.tolist()
+
+
 def test_evaluate_reads_the_folder(folder):
     told = json.loads(run("evaluate", folder, "--utility", "tail-sensitive", "--json").stdout)
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -54,8 +67,8 @@ def test_bad_input(tmp_path, folder):
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
     with pytest.raises(InputError, match="expected key=value"):
         run("train", "digits-lt", "fast", "--out", tmp_path / "x")
-    with pytest.raises(InputError, match=r"written as .npz"):
-        run("predict", folder, "digits-lt", "--out", tmp_path / "p.csv")
+    with pytest.raises(InputError, match=r"kind of file '.txt' is unknown: expected one of .npz, .csv, .parquet"):
+        run("predict", folder, "digits-lt", "--out", tmp_path / "p.txt")
     assert not (tmp_path / "x").exists()
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
-from rfdlc.learn.assembly import build_net, build_parts, choose_device, split_logits, training_utility
+from rfdlc.learn.assembly import build_net, build_parts, choose_device, method_net, split_logits, training_utility
 from rfdlc.learn.heldout import balanced, balanced_positions, diversity
 from rfdlc.learn.methods import METHODS, resolve
 from rfdlc.learn.optimisers import AdamW, Sgd, clip
@@ -58,12 +58,12 @@ class Double:
 
 def trained(data, seeds, method="rf-dlc", double=False, **settings):
     _, chosen = resolve(method, data.name, settings)
-    net = build_net(chosen, data.input_shape, len(data.classes), seeds)
+    net = method_net(METHODS[method], chosen, data.input_shape, data.classes, seeds)
     parts = build_parts(METHODS[method], chosen, data, seeds, CPU)
     if double:
         net.double()
         parts = [replace(part, loader=Double(part.loader), objective=part.objective.double()) for part in parts]
-    return net, list(epochs(net, parts, chosen, {}))
+    return net, list(epochs(net, parts, {}))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def train_particles(
     held: list[float] = []
     best: Arrays | None = None
     with _own_random_numbers(device), sensible_threads(net, settings):
-        for epoch in epochs(net, parts, settings, {}, 0):
+        for epoch in epochs(net, parts, {}):
             losses.append(epoch.losses[0])
             if held_out_loss is None or data.val is None:
                 continue
@@ -96,7 +96,7 @@ def continue_particles(data: Dataset, settings: Settings, before: Trained | None
     parts = build_parts(METHODS[METHOD], steady, weighted(data), (settings.seed,), device)
     state = {name: torch.tensor(array) for name, array in (before.state if before else {}).items()}
     with _own_random_numbers(device), sensible_threads(net, steady):
-        (epoch,) = epochs(net, parts, steady, state, done)
+        (epoch,) = epochs(net, parts, state, done)
         kept = _arrays(optimiser_state(epoch.step))
     return Trained(_arrays(net.state_dict()), kept, [*(before.losses if before else []), epoch.losses[0]], [])
 

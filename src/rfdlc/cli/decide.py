@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
-from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, write_table
+from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, rounded, write_table
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def evaluate(
     ] = None,
     uncertainty: Annotated[
         str,
-        typer.Option("--uncertainty", help="`max-probability`, `entropy`, `mutual-information` or `evidential`."),
+        typer.Option(
+            "--uncertainty", help="`max-probability`, `entropy`, `mutual-information`, `evidential` or `own`."
+        ),
     ] = "max-probability",
     bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamplings for 95% intervals, such as 500.")] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,
@@ -119,16 +121,12 @@ def _decision_columns(predictions: "Predictions", decider: "Decider", explained:
     return {
         "id": list(ids),
         "action": [actions[i] for i in explained.action],
-        "expected_utility": _rounded(explained.value),
+        "expected_utility": rounded(explained.value),
         "runner_up": [actions[i] for i in explained.runner_up],
-        "runner_up_utility": _rounded(explained.runner_up_value),
+        "runner_up_utility": rounded(explained.runner_up_value),
         "argmax": [names[i] for i in explained.argmax],
-        "argmax_probability": _rounded(explained.probability),
+        "argmax_probability": rounded(explained.probability),
     }
-
-
-def _rounded(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in values]
 
 
 def _changed(decider: "Decider", explained: Any) -> Any:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rfdlc.cli.request import JsonOption
-from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing
-from rfdlc.errors import InputError
+from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, rounded, write_table
+from rfdlc.errors import InputError, choose
 
 if TYPE_CHECKING:
+    from rfdlc.decide.predictions import Predictions
     from rfdlc.learn.model import Model
 
 Source = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
@@ -23,6 +24,7 @@ Pairs = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings; `--settings` lists them.", show_default=False),
 ]
+KINDS_OF_FILE = (".npz", ".csv", ".parquet")
 NEEDS_TORCH = 'training needs torch: pip install "rfdlc[train]"'
 
 
@@ -42,7 +44,7 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
     root: Root = None,
     target: Annotated[str | None, typer.Option("--target", help="Of a table: the column with the class.")] = None,
-    method: Annotated[str, typer.Option("--method", "-m", help="rf-dlc, rf-dlc-paper or ce.")] = "rf-dlc",
+    method: Annotated[str, typer.Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[
         bool, typer.Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
     ] = False,
@@ -89,6 +91,7 @@ def fork(
     settings: Pairs = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/fork"),
     at: Annotated[int | None, typer.Option("--at", help="Epoch of a kept checkpoint (setting `keep`).")] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="Go on as another method.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Continue from another run's checkpoint with other settings: what differs only later shares what came before.
@@ -96,45 +99,61 @@ def fork(
     **Examples**
 
     - `rfdlc fork runs/paper --at 160 --out runs/utility utility=tail-sensitive`
+    - `rfdlc fork runs/ce --out runs/crt --method crt`
     """
     with ready():
         from rfdlc.learn.fitting import fork as fork_it
         from rfdlc.learn.settings import parse_pairs
 
         changes: dict[str, Any] = dict(parse_pairs(settings or []))
-        _report(fork_it(run, out, at=at, **changes), json)
+        _report(fork_it(run, out, at=at, method=method, **changes), json)
 
 
 def predict(
     run: RunFolder,
     source: Source,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")] = Path("predictions.npz"),
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Particle logits as .npz; calibrated probabilities as CSV, Parquet."),
+    ] = Path("predictions.npz"),
     root: Root = None,
     split: Annotated[
         str | None, typer.Option("--split", help="train, val or test; by default the last there is.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Particle logits of a data set by a trained model; `rfdlc decide` and `evaluate` read the file.
+    """What a trained model says of a data set; `rfdlc decide`, `evaluate` and `report` read the file.
+
+    An .npz file holds every particle's logits. A table holds the calibrated probabilities of the run's decider, one
+    column a class, with `id` and `target` where they are known.
 
     **Examples**
 
     - `rfdlc predict runs/a digits-lt --out predictions.npz`
+    - `rfdlc predict runs/a patients.csv --out probabilities.csv`
     - `rfdlc predict runs/a photos/ --out predictions.npz && rfdlc decide predictions.npz --decider runs/a/decider.json`
     """
     check_writable(out)
-    if out.suffix != ".npz":
-        raise InputError(f"{out}: predictions are written as .npz, such as predictions.npz")
+    choose("kind of file", out.suffix.lower(), KINDS_OF_FILE)
     with ready():
         from rfdlc.learn.model import Model
 
-        found = Model.load(run).predict(source, split=split, root=root)
-    with replacing(out) as beside:
-        part = beside.with_suffix(".npz")
-        found.save(part)
-        part.replace(beside)
+        model = Model.load(run)
+        found = model.predict(source, split=split, root=root)
+    if out.suffix.lower() == ".npz":
+        with replacing(out) as beside:
+            found.save(beside)
+    else:
+        write_table(out, _probability_columns(model, found))
     told = {"out": str(out), "samples": len(found), "particles": len(found.scores.values), "run": str(run)}
     print_json(told) if json else print(f"{len(found):,} samples, {told['particles']} particles: {out}")
+
+
+def _probability_columns(model: "Model", found: "Predictions") -> dict[str, Any]:
+    probabilities = model.decider.probabilities(found)
+    columns: dict[str, Any] = {} if found.ids is None else {"id": found.ids.tolist()}
+    columns |= {name: rounded(probabilities[:, i]) for i, name in enumerate(found.classes.names)}
+    return columns if found.targets is None else columns | {"target": list(found.classes.select(found.targets))}
 
 
 # -- what they share -----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             writer = csv.writer(file)
             writer.writerow(columns)
             writer.writerows(zip(*columns.values(), strict=True))
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Six significant digits: as much as float32 holds."""
+    return [float(f"{value:.6g}") for value in values]
 
 
 def print_json(table: Mapping[str, Any]) -> None:

@@ -1,13 +1,14 @@
 """`load`: the front door. A name, a path, arrays or a data frame in; a Dataset out."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rfdlc.data.dataset import Dataset
+from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.groups import with_groups
+from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.sources import arrays, cifar, digits, folder, listing, medmnist, table
 from rfdlc.errors import InputError, suggestion
 from rfdlc.errors import listing as told
@@ -60,6 +61,22 @@ def load(
     if groups is not None:
         data = with_groups(data, Path(groups).expanduser())
     return data.with_test(test_fraction, seed) if list(data.splits) == ["train"] and test_fraction else data
+
+
+def load_samples(
+    source: str | Path, classes: Sequence[str], input_shape: tuple[int, ...], *, root: str | Path | None = None
+) -> Dataset | Split:
+    """What a model of these classes and this input shape is to predict: nothing is held out, labels may be missing."""
+    place = Path() if root is None else Path(root).expanduser()
+    if (place / source).is_file() and (place / source).suffix.lower() in IMAGE_SUFFIXES:
+        return folder.read_samples(place / source, classes, input_shape[-1], input_shape[0])
+    reader, place = _reader(source, place)
+    if reader is folder.read and not folder.has_parts(place):
+        return folder.read_samples(place, classes, input_shape[-1], input_shape[0])
+    sized: dict[str, Any] = (
+        {"image_size": input_shape[-1]} if "image_size" in _options(reader) and len(input_shape) == 3 else {}
+    )
+    return load(source, root=root, test_fraction=0, **sized)
 
 
 def _reader(source: Any, root: Path | None) -> tuple[Reader, Any]:

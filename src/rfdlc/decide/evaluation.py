@@ -17,7 +17,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose
 from rfdlc.progress import track
 
-UNCERTAINTIES = ("max-probability", "entropy", "mutual-information", "evidential")
+UNCERTAINTIES = ("max-probability", "entropy", "mutual-information", "evidential", "own")
 LEVEL = 0.95  # of bootstrap intervals
 
 
@@ -109,7 +109,8 @@ def evaluate(
     """Decide and score. Without a decider or utility, decisions are the most probable classes.
 
     `groups` are pairs (true, decided) of class groups whose confusion rate is wanted. `uncertainty` ranks samples for
-    `error_auc` and the risk-coverage area. `bootstrap` is a number of resamplings (500, say) for intervals.
+    `error_auc` and the risk-coverage area; `own` is what predictions bring themselves. `bootstrap` is a number of
+    resamplings (500, say) for intervals.
 
     >>> result = evaluate([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1], classes=Classes.from_counts([9, 1]))
     >>> round(result.accuracy, 3), result.accuracy_by_region
@@ -122,7 +123,10 @@ def evaluate(
     if bootstrap < 0:
         raise InputError(f"bootstrap {bootstrap} is no number of resamplings: expected 0 or more, such as 500")
     checked, y = decider.read_labelled(scores, targets, logits)
-    record, gaps = _observe(checked, y, decider, uncertainty)
+    own = scores.uncertainty if isinstance(scores, Predictions) else None
+    if uncertainty == "own" and own is None:
+        raise InputError("uncertainty 'own' comes with predictions of a model that states one: choose another")
+    record, gaps = _observe(checked, y, decider, uncertainty, own)
     measure = partial(_measure, utility=decider.utility, groups=tuple(groups))
     figures = measure(record)
     classwise = float(np.abs(gaps).sum() / len(y) / len(gaps))
@@ -147,7 +151,9 @@ def _known_classes(scores: Any, classes: Classes | None) -> Classes:
 Record = dict[str, NDArray[Any]]  # one entry a sample in each column
 
 
-def _observe(scores: Scores, y: Indices, decider: Decider, kind: str) -> tuple[Record, NDArray[np.float64]]:
+def _observe(
+    scores: Scores, y: Indices, decider: Decider, kind: str, own: NDArray[np.float64] | None
+) -> tuple[Record, NDArray[np.float64]]:
     """What the figures need of each sample, in one pass over the scores; and the class-wise calibration gaps."""
     gaps = np.zeros((len(decider.utility.classes), metrics.ECE_BINS))
     parts: list[Record] = []
@@ -163,7 +169,7 @@ def _observe(scores: Scores, y: Indices, decider: Decider, kind: str) -> tuple[R
             "brier": metrics.brier(p, true),
             "nll": metrics.nll(p[np.arange(len(p)), true]),
         }
-        piece["sureness"] = _sureness(kind, piece, scores, rows)
+        piece["sureness"] = -own[rows] if own is not None and kind == "own" else _sureness(kind, piece, scores, rows)
         parts.append(piece)
         gaps += metrics.classwise_gaps(p, true)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, gaps

@@ -16,11 +16,18 @@ from rfdlc.errors import InputError, listing
 
 # Names that people give to the same thing in an .npz file; the first is the one that we write.
 SCORE_KEYS = {"logits": ("logits",), "probabilities": ("probabilities", "probs", "proba")}
-OTHER_KEYS = {"targets": ("targets", "target", "labels", "y"), "ids": ("ids", "id"), "classes": ("classes", "names")}
+OTHER_KEYS = {
+    "targets": ("targets", "target", "labels", "y"),
+    "ids": ("ids", "id"),
+    "classes": ("classes", "names"),
+    "uncertainty": ("uncertainty",),
+}
 
 
 class Predictions:
     """Particle scores (M, N, C) of N samples, either logits or probabilities; targets, ids and classes if known.
+
+    `uncertainty` (N,) is what the model itself says of each sample, larger for less sure, where it says anything.
 
     >>> predictions = Predictions(probabilities=[[0.9, 0.1], [0.2, 0.8]], targets=[0, 1])
     >>> predictions
@@ -35,6 +42,7 @@ class Predictions:
         targets: ArrayLike | None = None,
         ids: Sequence[str] | NDArray[Any] | None = None,
         classes: Classes | None = None,
+        uncertainty: ArrayLike | None = None,
     ) -> None:
         if (logits is None) == (probabilities is None):
             raise InputError("predictions hold either logits or probabilities: expected exactly one of the two")
@@ -47,7 +55,8 @@ class Predictions:
         self.scores: Scores = as_scores(given, classes, logits=logits is not None)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, classes)
         self.ids: NDArray[np.str_] | None = None if ids is None else np.asarray(ids).astype(str)
-        for what, values in (("targets", self.targets), ("ids", self.ids)):
+        self.uncertainty = None if uncertainty is None else np.asarray(uncertainty, dtype=np.float64)
+        for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
             if values is not None and values.shape != (len(self),):
                 raise InputError(f"{what} have shape {values.shape} for {len(self)} samples: expected one a sample")
 
@@ -80,7 +89,9 @@ class Predictions:
 
     def _changed(self, values: NDArray[Any], targets: Indices | None, classes: Classes) -> "Predictions":
         kind = "logits" if self.scores.logits else "probabilities"
-        return Predictions(**{kind: values}, targets=targets, ids=self.ids, classes=classes)
+        return Predictions(
+            **{kind: values}, targets=targets, ids=self.ids, classes=classes, uncertainty=self.uncertainty
+        )
 
     # -- files ------------------------------------------------------------------------------------------------
 
@@ -93,6 +104,8 @@ class Predictions:
             arrays["targets"] = self.targets
         if self.ids is not None:
             arrays["ids"] = self.ids
+        if self.uncertainty is not None:
+            arrays["uncertainty"] = self.uncertainty
         with open(path, "wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, listing, suggestion
+from rfdlc.progress import track
 
 Floats = NDArray[np.floating[Any]]
 
@@ -43,7 +44,7 @@ class Scores:
         """Checked pieces (M, n, C), each small enough to stay in the cache."""
         particles, samples, classes = self.values.shape
         rows = max(1, CHUNK_ELEMENTS // (particles * classes))
-        for start in range(0, samples, rows):
+        for start in track(range(0, samples, rows), "Reading scores"):
             piece = self.values[:, start : start + rows]
             _check_values(piece, start, self.logits)
             yield slice(start, start + rows), piece

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 from rfdlc.learn.backbones import backbone, own
-from rfdlc.learn.methods import Matrix, Method
-from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.combinations import Particles
+from rfdlc.learn.factories import Matrix
+from rfdlc.learn.methods import Method
+from rfdlc.learn.particles import Combine, ParticleNet
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.step import reduced
-from rfdlc.learn.training import Loader, Part, logits_of, spans
+from rfdlc.learn.training import Loader, Part, outputs_of, spans
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
 
@@ -49,8 +52,25 @@ def choose_device(wanted: str) -> torch.device:
     return device
 
 
+def method_net(
+    method: Method,
+    settings: Settings,
+    shape: tuple[int, ...],
+    classes: Classes,
+    seeds: Sequence[int],
+    network: OwnBackbone | None = None,
+) -> ParticleNet:
+    """The stack of len(seeds) runs of a method, with its combination."""
+    return build_net(settings, shape, len(classes), seeds, network, partial(method.combination, settings, classes))
+
+
 def build_net(
-    settings: Settings, shape: tuple[int, ...], classes: int, seeds: Sequence[int], network: OwnBackbone | None = None
+    settings: Settings,
+    shape: tuple[int, ...],
+    classes: int,
+    seeds: Sequence[int],
+    network: OwnBackbone | None = None,
+    combine: Combine = lambda runs, width: Particles(),
 ) -> ParticleNet:
     """The stack of len(seeds) runs for samples of this shape; `network` is a backbone of the user's own."""
     if settings.backbone == "own" and network is None:
@@ -65,6 +85,7 @@ def build_net(
         shared_stages=min(settings.shared_stages, len(found.stages) - (name == "mlp")),
         head=settings.head,
         head_scale=settings.head_scale,
+        combine=combine,
     )
 
 
@@ -99,11 +120,11 @@ def build_parts(
     """The method's stages with their loaders and objectives, which see the training part of the data alone."""
     matrix = training_utility(settings, data.classes)
     parts = []
-    for stage, (start, end) in zip(method.stages, spans(method.stages, settings.epochs), strict=True):
+    for stage, (start, end) in zip(method.stages, spans(method.stage_epochs(settings)), strict=True):
         make = stage.objective or method.objective
-        sampling = stage.sampling or settings.sampling
-        loader = training_loader(settings, data, sampling, seeds, device)
-        parts.append(Part(stage, start, end, loader, make(settings, data.classes, matrix).to(device)))
+        chosen = settings.changed(stage.settings)
+        loader = training_loader(chosen, data, chosen.sampling, seeds, device)
+        parts.append(Part(stage, chosen, start, end, loader, make(chosen, data.classes, matrix).to(device)))
     return parts
 
 
@@ -147,14 +168,21 @@ def training_utility(settings: Settings, classes: Classes) -> Matrix | None:
 def split_logits(
     net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device
 ) -> Tensor:
-    """Particle logits (R, M, N, C) of a split, on the CPU. Its labels are not read."""
+    """Logits (R, M, N, C) of a split, on the CPU. Its labels are not read."""
+    return split_outputs(net, split, normalisation, settings, device)[0]
+
+
+def split_outputs(
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Logits, and the uncertainty (R, N) that the network's combination states itself, if it does."""
     bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
     loader: ResidentLoader | StreamedLoader
     if isinstance(split.inputs, ImageFiles):
         loader = StreamedLoader(bare, normalisation, batch_size=256, workers=_workers(settings), device=device)
     else:
         loader = ResidentLoader(bare, normalisation, batch_size=1000, device=device)
-    return logits_of(net, loader.in_order(), lambda: _precision(settings, device))
+    return outputs_of(net, loader.in_order(), lambda: _precision(settings, device))
 
 
 def _workers(settings: Settings) -> int | None:

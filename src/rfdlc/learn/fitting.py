@@ -26,20 +26,18 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 from rfdlc.learn.assembly import (
     OwnBackbone,
-    build_net,
     build_parts,
     choose_device,
+    method_net,
     place,
     sensible_threads,
-    split_logits,
 )
-from rfdlc.learn.heldout import balanced, diversity
-from rfdlc.learn.methods import METHODS, Method, resolve
-from rfdlc.learn.model import Model, as_tensors, new_decider
+from rfdlc.learn.heldout import balanced, carries_uniform, diversity
+from rfdlc.learn.methods import Method, find_method, resolve
+from rfdlc.learn.model import Model, as_tensors, new_decider, predictions_of
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.run import Checkpoint, Rows, Run
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.step import Step
 from rfdlc.learn.training import Epoch, TrainingStopped, epochs, optimiser_state
 from rfdlc.progress import live
 
@@ -65,7 +63,12 @@ class Job:
 
     @property
     def method(self) -> Method:
-        return METHODS[self.name]
+        return find_method(self.name)
+
+    @property
+    def epochs(self) -> int:
+        """Of all stages."""
+        return sum(self.method.stage_epochs(self.settings))
 
 
 def train(
@@ -90,10 +93,10 @@ def train(
     resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
     options = dict(data_options or {})
     given = data if isinstance(data, Dataset) else load(data, root=root, **options)
-    _, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
+    row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
     _check_data(given, chosen)
     device = choose_device(chosen.device)
-    build_net(chosen, given.input_shape, len(given.classes), (chosen.seed,), network)  # fails now or never
+    method_net(row, chosen, given.input_shape, given.classes, (chosen.seed,), network)  # fails now or never
     source = _source(data, root, options)
     config = {"method": method, "settings": chosen.to_dict(), "data": {**source, **_description(given)}}
     run = Run.create(out, config, given.classes)
@@ -117,18 +120,23 @@ def fork(
     out: str | Path,
     *,
     at: int | None = None,
+    method: str | None = None,
     data: Any = None,
     backbone: OwnBackbone | None = None,
     **changes: Any,
 ) -> Model:
-    """Continue from a checkpoint of another run in a folder of its own, with other settings.
+    """Continue from a checkpoint of another run in a folder of its own, with other settings or as another method.
 
-    `at` is the epoch of a kept checkpoint (setting `keep`); without it the last one is taken.
+    `at` is the epoch of a kept checkpoint (setting `keep`); without it the last one is taken. Another `method` brings
+    the settings of its row: `crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`.
     """
     source = Run(path)
     config = source.config
+    row = find_method(method or config["method"])
+    if row.combination is not find_method(config["method"]).combination:
+        raise InputError(f"a fork cannot go on as {method}: its networks have other parts; start a new run")
     old = Settings().changed(config["settings"])
-    new = old.changed(changes)
+    new = old.changed(changes) if method is None else _settings_as(method, config, changes)
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(new, name)]
     if moved:
         raise InputError(f"a fork cannot change {', '.join(moved)}: its checkpoint has them inside; start a new run")
@@ -137,10 +145,23 @@ def fork(
         kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
         raise InputError(f"{path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
     origin = {"path": str(path), "epoch": checkpoint.epoch, "changes": {k: str(v) for k, v in changes.items()}}
-    table = {"method": config["method"], "settings": new.to_dict(), "data": config["data"], "forked_from": origin}
+    table = {
+        "method": method or config["method"],
+        "settings": new.to_dict(),
+        "data": config["data"],
+        "forked_from": origin,
+    }
     run = Run.create(out, table, source.classes)
     run.save_checkpoint(checkpoint)
     return resume(out, data, backbone=backbone)
+
+
+def _settings_as(method: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
+    """Another method's settings for the data of a run, with what its user had set."""
+    name, kind = config["data"]["name"], "images" if len(config["data"]["input_shape"]) == 3 else "features"
+    usual = resolve(config["method"], name, {}, kind)[1].to_dict()
+    chosen = {key: value for key, value in config["settings"].items() if value != usual[key]}
+    return resolve(method, name, {**chosen, **changes}, kind)[1]
 
 
 # -- the phases --------------------------------------------------------------------------------------------------
@@ -170,31 +191,30 @@ def _carry_out(job: Job) -> Model:
 
 
 def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None, history: Rows) -> ParticleNet:
-    """Train to the last epoch, writing checkpoints; the result has the averaged weights where averaging is on."""
+    """Train to the last epoch of the last stage, writing checkpoints."""
     settings, seeds = job.settings, (job.settings.seed,)
-    net = build_net(settings, data.input_shape, len(data.classes), seeds, job.network)
+    net = method_net(job.method, settings, data.input_shape, data.classes, seeds, job.network)
     if start is not None:
         net.load_state_dict(start.net)
         job.run.write_history(history)  # a crash may have come between the two files
     net = place(net, job.device)
     parts = build_parts(job.method, settings, data, seeds, job.device)
     done, state = (start.epoch, start.state) if start else (0, {})
-    last: Step | None = None
     label = f"Training {data.name}" + (" again, on everything" if phase else "")
-    with live(settings.epochs, label, done) as show, _stop_at_epoch_end() as stopping, sensible_threads(net, settings):
+    with live(job.epochs, label, done) as show, _stop_at_epoch_end() as stopping, sensible_threads(net, settings):
         try:
-            for epoch in epochs(net, parts, settings, state, done):
+            for epoch in epochs(net, parts, state, done):
                 history.append(_row(job, net, data, phase, epoch))
                 _keep(job, net, phase, epoch, history, stopping())
-                last, done = epoch.step, epoch.epoch
+                done = epoch.epoch
                 show(1, f"loss {epoch.losses[0]:.3f}  rate {epoch.rate:.2g}  {epoch.samples_per_second:,.0f} samples/s")
-                if stopping() and done < settings.epochs:
+                if stopping() and done < job.epochs:
                     raise TrainingInterrupted(_how_to_go_on(job, done))
         except TrainingStopped as error:
             raise TrainingStopped(f"{error}; {_last_good(job)}") from None
         except KeyboardInterrupt as error:
             raise TrainingInterrupted(str(error) or _how_to_go_on(job, _saved_epoch(job))) from None
-    return _averaged(net, last, state) if settings.average else net
+    return net
 
 
 def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) -> dict[str, Any]:
@@ -208,7 +228,7 @@ def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) ->
         "samples_per_second": round(epoch.samples_per_second, 1),
     }
     every = job.settings.evaluate_every
-    due = epoch.epoch == job.settings.epochs or (every and epoch.epoch % every == 0)
+    due = epoch.epoch == job.epochs or (every and epoch.epoch % every == 0)
     if data.val is None or not due:
         return row
     predictions = _predictions(job, net, data)
@@ -221,7 +241,7 @@ def _keep(job: Job, net: ParticleNet, phase: int, epoch: Epoch, history: Rows, n
     """Write a checkpoint where one is due."""
     settings, number = job.settings, epoch.epoch
     kept = number in {round(share * settings.epochs) for share in settings.keep}
-    if now or kept or number == settings.epochs or number % settings.checkpoint_every == 0:
+    if now or kept or number == job.epochs or number % settings.checkpoint_every == 0:
         checkpoint = Checkpoint(phase, number, net.state_dict(), optimiser_state(epoch.step), history)
         job.run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
 
@@ -231,17 +251,14 @@ def _calibrate(job: Job, net: ParticleNet, data: Dataset) -> None:
     predictions = _predictions(job, net, data)
     decider = new_decider(job.name, job.settings, job.data.classes)
     if decider.calibration is not None:
-        uniform = decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9
-        decider.fit(predictions, balanced=bool(uniform))
+        decider.fit(predictions, balanced=carries_uniform(decider))
     job.run.write_with("decider.json", decider.save)
     job.run.write_with("held-out.npz", predictions.save)
 
 
 def _predictions(job: Job, net: ParticleNet, data: Dataset) -> Predictions:
     assert data.val is not None
-    logits = split_logits(net, data.val, data.normalisation, job.settings, job.device)[0].numpy()
-    ids = None if data.val.ids is None else list(data.val.ids)
-    return Predictions(logits=logits, targets=data.val.labels, ids=ids, classes=job.data.classes)
+    return predictions_of(net, data.val, data.normalisation, job.settings, job.data.classes)
 
 
 def score_test(run: Run, model: Model, data: Dataset) -> None:
@@ -255,6 +272,8 @@ def score_test(run: Run, model: Model, data: Dataset) -> None:
         run.write_with("predictions.npz", predictions.save)
         metrics["test"] = evaluate(predictions, decider=model.decider).to_dict()
         metrics["diversity"] = diversity(predictions.scores.values)
+        if predictions.uncertainty is not None:
+            metrics[model.net.combination.measures] = float(predictions.uncertainty.mean())
         if data.classes.imbalance_factor > 1:
             decider = model.decider.with_utility(Utility.tail_sensitive(data.classes))
             metrics["test_tail_sensitive"] = evaluate(predictions, decider=decider).to_dict()
@@ -262,18 +281,6 @@ def score_test(run: Run, model: Model, data: Dataset) -> None:
 
 
 # -- small things --------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def _averaged(net: ParticleNet, step: Step | None, state: Mapping[str, torch.Tensor]) -> ParticleNet:
-    """Moving averages put in the weights' place; from the checkpoint where nothing was left to train."""
-    averages = (
-        [state[f"average.{i}"] for i in range(len(state)) if f"average.{i}" in state] if step is None else step.average
-    )
-    weights = list(net.parameters())[-len(averages) :]  # all of them, or the head's, which come last
-    for weight, average in zip(weights, averages, strict=True):
-        weight.copy_(average)
-    return net
 
 
 @contextmanager
@@ -304,7 +311,7 @@ def _saved_epoch(job: Job) -> int:
 
 
 def _how_to_go_on(job: Job, epoch: int) -> str:
-    return f"stopped after epoch {epoch} of {job.settings.epochs}; go on with `rfdlc resume {job.run.path}`"
+    return f"stopped after epoch {epoch} of {job.epochs}; go on with `rfdlc resume {job.run.path}`"
 
 
 def _last_good(job: Job) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, softmax
 
@@ -24,7 +25,15 @@ def balanced(predictions: Predictions) -> Predictions:
     positions = balanced_positions(predictions.targets, repeats=4)
     kind = "logits" if predictions.scores.logits else "probabilities"
     values = predictions.scores.values[:, positions]
-    return Predictions(**{kind: values}, targets=predictions.targets[positions], classes=predictions.classes)
+    unsure = None if predictions.uncertainty is None else predictions.uncertainty[positions]
+    return Predictions(
+        **{kind: values}, targets=predictions.targets[positions], classes=predictions.classes, uncertainty=unsure
+    )
+
+
+def carries_uniform(decider: Decider) -> bool:
+    """Whether scores belong to equally frequent classes, so that held-out samples must be weighted to match."""
+    return decider.train_prior is not None and bool(np.ptp(decider.train_prior) < 1e-9)
 
 
 def diversity(logits: Floats) -> dict[str, float]:

@@ -1,114 +1,58 @@
-"""METHODS: a method is a row. What it optimises, with which particles, repulsion, stages and combination.
+"""METHODS: a method is a row. What it optimises, with which particles, stages, combination and decision.
 
-A row's `settings` are its defaults; any of them can be overridden. All rows here share one objective, the
-integrated gain, whose parts the settings switch on; another method brings another function of the same shape.
+A row's `settings` are its defaults; any of them can be overridden. Most rows share one objective, the integrated gain,
+whose parts the settings switch on. A method of your own is a row too: `METHODS["mine"] = Method(...)`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import nn
-
 from rfdlc.decide.classes import Classes
-from rfdlc.errors import InputError, choose
-from rfdlc.learn.objectives import (
-    ExpectedGain,
-    LogGain,
-    Margin,
-    NegativeLogLikelihood,
-    Objective,
-    PriorInLikelihood,
-    class_weights,
-    log_prior,
-    margins,
-)
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import choose
+from rfdlc.learn import factories
+from rfdlc.learn.averaging import normalise_head
+from rfdlc.learn.factories import CombinationFactory, Matrix, ObjectiveFactory, carried_prior, integrated_gain
+from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.settings import Settings, preset
-
-Matrix = NDArray[np.float64]
-ObjectiveFactory = Callable[
-    [Settings, Classes, Matrix | None], nn.Module
-]  # the utility's matrix, if one is trained with
-
-
-def integrated_gain(settings: Settings, classes: Classes, utility: Matrix | None) -> Objective:
-    """log p(y) weighted by the discrepancy ratio, plus 1/alpha of the utility term; margins or the prior inside p."""
-    counts, after, weights = classes.count_array, settings.deferred_epoch, _weights(settings, classes)
-    shifts: list[nn.Module] = []
-    if settings.prior_tau:
-        shifts.append(PriorInLikelihood(_log_prior_ratio(settings, classes), settings.prior_tau))
-    if settings.margin:
-        shifts.append(
-            Margin(margins(counts, settings.margin), settings.head_scale if settings.head == "cosine" else 1.0)
-        )
-    terms: list[nn.Module] = [NegativeLogLikelihood(weights, after)]
-    if utility is not None:
-        terms.append(_utility_term(settings, utility, weights, after))
-    return Objective(shifts, terms)
-
-
-def _target(settings: Settings, classes: Classes) -> Matrix:
-    """The class prior aimed at, (C,)."""
-    given = np.array(settings.target_prior or (1.0,) * len(classes), dtype=np.float64)
-    if len(given) != len(classes) or not (given > 0).all():
-        raise InputError(f"target_prior has {len(given)} numbers: expected {len(classes)}, one above 0 for each class")
-    return given / given.sum()
-
-
-def _weights(settings: Settings, classes: Classes) -> Matrix:
-    target = _target(settings, classes) if settings.target_prior and settings.weights != "constant" else None
-    power, beta = settings.weight_power, settings.weight_beta
-    return class_weights(classes.count_array, settings.weights, power=power, beta=beta, target_prior=target)
-
-
-def _log_prior_ratio(settings: Settings, classes: Classes) -> Matrix:
-    """log p_train - log p_target; a uniform target only adds a constant, which no softmax sees."""
-    target = np.log(_target(settings, classes)) if settings.target_prior else 0.0
-    ratio: Matrix = log_prior(classes.count_array) - target
-    return ratio
-
-
-def carried_prior(settings: Settings, classes: Classes) -> Matrix:
-    """The class prior of the trained probabilities: what sampling, weights and the likelihood make of the training's.
-
-    Proportional to n^s w(n) (p_train / p_target)^-tau, with s = 1, 1/2, 0 by the sampling and tau the particles' mean:
-    p_train for plain training, uniform for weights 1/n, for balanced sampling, and for the prior in the likelihood.
-    """
-    samples = np.maximum(classes.count_array, 1).astype(np.float64)
-    drawn = {"shuffle": 1.0, "sqrt": 0.5, "balanced": 0.0}[settings.sampling]
-    tau = float(np.mean(settings.prior_tau)) if settings.prior_tau else 0.0
-    logs = drawn * np.log(samples) + np.log(_weights(settings, classes)) - tau * _log_prior_ratio(settings, classes)
-    prior: Matrix = np.exp(logs - logs.max())
-    return prior / prior.sum()
-
-
-def _utility_term(settings: Settings, utility: Matrix, weights: Matrix, after: int) -> nn.Module:
-    samples = weights if settings.utility_weights == "samples" else None
-    if settings.utility_form == "bounded":
-        return ExpectedGain(utility, settings.alpha, sample_weights=samples, after=after)
-    matrix = utility.T if settings.utility_form == "column" else utility
-    columns = weights if settings.utility_weights == "columns" else None
-    return LogGain(matrix, settings.alpha, sample_weights=samples, column_weights=columns, after=after)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training: its share of the epochs, what trains, how samples are drawn, what is optimised.
+    """A part of the training, run by the one loop. `objective` defaults to the method's.
 
-    `objective` and `sampling` default to the method's and the settings'.
+    - `epochs`: how many, by default those of the settings; `settings`: what differs in this stage; `rate`: factor of
+      the learning rate.
+    - `trains`: all particles, their heads, or the router. What does not train keeps its statistics too.
+      `anew`: heads start from new weights.
+    - `averages`: "weights" are replaced by their mean over the last quarter of the epochs (SWA) when the stage ends.
+    - `draws`: so many networks, drawn around those means, are shown to the objective beside the network itself (SWAG).
+    - `after`: what is done to the network when the stage ends.
     """
 
-    share: float = 1.0
-    trains: Literal["all", "head"] = "all"
-    sampling: str | None = None
+    epochs: int | None = None
+    trains: Literal["all", "head", "router"] = "all"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rate: float = 1.0
     objective: ObjectiveFactory | None = None
+    anew: bool = False
+    averages: Literal["nothing", "weights"] = "nothing"
+    draws: int = 0
+    after: Callable[[ParticleNet], None] | None = None
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row. `prior` gives the class prior of the trained probabilities: a Decider never corrects it twice."""
+    """One row.
+
+    - `prior` gives the class prior of the trained probabilities: a Decider never corrects it twice. `target_prior`
+      is the one decided for, where that is part of the method.
+    - `combination` joins particles inside the network; by default a Decider averages them.
+    - `utility` and `rule` are those of the Decider that a training leaves behind; any other utility can follow.
+    """
 
     summary: str
     reference: str
@@ -116,13 +60,143 @@ class Method:
     prior: Callable[[Settings, Classes], Matrix] = carried_prior
     objective: ObjectiveFactory = integrated_gain
     stages: tuple[Stage, ...] = (Stage(),)
+    combination: CombinationFactory = factories.as_they_are
+    utility: Callable[[Classes], Utility] = Utility.one_hot
+    rule: str = "expected-utility"
+    target_prior: str | None = None
 
+    def stage_epochs(self, settings: Settings) -> list[int]:
+        """Epochs of every stage."""
+        return [settings.epochs if stage.epochs is None else stage.epochs for stage in self.stages]
+
+    def relative_cost(self, epochs: int = 200) -> float:
+        """Work of a training of so many epochs, in trainings of one network: frozen layers have no backward pass."""
+        settings = Settings().changed({**self.settings, "epochs": epochs})
+        passes = [3 if stage.trains == "all" else 1 for stage in self.stages]
+        stages = zip(self.stages, self.stage_epochs(settings), passes, strict=True)
+        work = sum(length * each * (1 + stage.draws) for stage, length, each in stages)
+        return settings.particles * work / (3 * epochs)
+
+
+# The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear head unless margins are used.
+_PLAIN = {"head": "linear", "schedule": "step"}
+_EFFECTIVE = {"weights": "effective", "weight_beta": 0.9999}
+_LDAM = {"margin": 0.5, "schedule": "step", "keep": (0.8,)}  # kept for forks: `ldam-drw` is the same until then
+_LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8}
+_EXPERTS = {**_LDAM_DRW, "particles": 3, "combine": "mean-logits"}
+_THREE = {"particles": 3, "shared_stages": 0, "combine": "mean-logits"}
+_BALANCED = {
+    "sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0.0, "cutmix": 0.0, "repulsion": "none",
+}  # fmt: skip
 
 METHODS: dict[str, Method] = {
-    "ce": Method(
-        "cross-entropy, one network",
-        "the plain baseline",
-        settings={"head": "linear"},
+    # one network, one stage
+    "ce": Method("cross-entropy, one network", "the plain baseline", _PLAIN),
+    "ce-balanced": Method(
+        "cross-entropy, every class drawn equally often", "Kang et al. 2020", {**_PLAIN, "sampling": "balanced"}
+    ),
+    "mixup": Method("cross-entropy on mixed pairs of samples", "Zhang et al. 2018", {**_PLAIN, "mixup": 1.0}),
+    "focal": Method("hard samples weigh more", "Lin et al. 2017", {**_PLAIN, "focal": 1.0}),
+    "cb": Method("weights by the effective number of samples", "Cui et al. 2019", {**_PLAIN, **_EFFECTIVE}),
+    "cb-focal": Method(
+        "focal loss weighted by the effective number", "Cui et al. 2019", {**_PLAIN, **_EFFECTIVE, "focal": 1.0}
+    ),
+    "ldam": Method("larger margins for rarer classes", "Cao et al. 2019", _LDAM),
+    "ldam-drw": Method("LDAM, class weights late in the training", "Cao et al. 2019", _LDAM_DRW),
+    "la": Method("the prior inside the likelihood", "Menon et al. 2021", {**_PLAIN, "prior_tau": (1.0,)}),
+    "balanced-softmax": Method(
+        "counts inside the softmax: LA with tau 1", "Ren et al. 2020", {**_PLAIN, "prior_tau": (1.0,)}
+    ),
+    # plain training, another decision
+    "la-posthoc": Method(
+        "cross-entropy; the prior is divided out afterwards", "Menon et al. 2021", _PLAIN, target_prior="uniform"
+    ),
+    "elkan": Method("cross-entropy, then least expected cost", "Elkan 2001", _PLAIN, utility=Utility.tail_sensitive),
+    "reweighted-elkan": Method(
+        "class-balanced weights, then least expected cost",
+        "Elkan 2001 after Cui et al. 2019",
+        {**_PLAIN, **_EFFECTIVE},
+        utility=Utility.tail_sensitive,
+    ),
+    "cobb": Method(
+        "cross-entropy, then the largest log expected gain",
+        "Cobb et al. 2018",
+        _PLAIN,
+        utility=Utility.tail_sensitive,
+        rule="cobb",
+    ),
+    "tau-norm": Method(
+        "cross-entropy, then class weights of more equal length",
+        "Kang et al. 2020",
+        _PLAIN,
+        prior=factories.uniform,
+        stages=(Stage(after=partial(normalise_head, tau=1.0)),),
+    ),
+    # two stages
+    "crt": Method(
+        "cross-entropy, then a new head on balanced samples",
+        "Kang et al. 2020",
+        _PLAIN,
+        prior=factories.uniform,
+        stages=(Stage(), Stage(epochs=10, trains="head", settings=_BALANCED, anew=True)),
+    ),
+    "srepr": Method(
+        "mean weights of the last epochs, then a new head on stochastic representations",
+        "Nam et al. 2023",
+        {**_PLAIN, "schedule": "swa"},
+        prior=factories.uniform,
+        stages=(
+            Stage(averages="weights"),
+            Stage(
+                epochs=10,
+                trains="head",
+                settings=_BALANCED,
+                objective=factories.self_distillation,
+                anew=True,
+                draws=5,
+            ),
+        ),
+    ),
+    # experts
+    "ride": Method(
+        "diverse experts, then a router that asks as many as a sample needs",
+        "Wang et al. 2021",
+        {**_EXPERTS, "shared_stages": 2},
+        objective=factories.diverse_experts,
+        stages=(
+            Stage(),
+            Stage(epochs=5, trains="router", settings=_BALANCED, rate=0.1, objective=factories.routing),
+        ),
+        combination=factories.routed,
+    ),
+    "tlc": Method(
+        "evidential experts, engaged while a sample is uncertain",
+        "Li et al. 2022",
+        {**_EXPERTS, "shared_stages": 1},
+        objective=factories.evidential_experts,
+        combination=factories.evidential,
+    ),
+    "ace": Method(
+        "experts on nested groups of classes",
+        "Cai et al. 2021",
+        {"particles": 3, "shared_stages": 2, "schedule": "step", "combine": "mean-logits"},
+        objective=factories.nested_experts,
+        combination=factories.group_mean,
+    ),
+    # ensembles
+    "ensemble-cb": Method("three independent CB networks", "the paper's ablation", {**_PLAIN, **_EFFECTIVE, **_THREE}),
+    "ensemble-ldam": Method("three independent LDAM-DRW networks", "the paper's ablation", {**_LDAM_DRW, **_THREE}),
+    "repulsive-predictions": Method(
+        "the prior inside the likelihood; particles repelled in their predictions",
+        "D'Angelo and Fortuin 2021",
+        {
+            "particles": 3,
+            "shared_stages": 1,
+            "prior_tau": (1.0,),
+            "repulsion": "predictions",
+            "repulsion_strength": 0.1,
+            "combine": "mean-logits",
+        },
     ),
     "rf-dlc-paper": Method(
         "the paper as its authors ran it: margins, deferred weights 1/n, deferred utility, repulsion on head weights",
@@ -157,6 +231,12 @@ METHODS: dict[str, Method] = {
 }
 
 
+def find_method(name: str) -> Method:
+    """The row of this name."""
+    choose("method", name, METHODS)
+    return METHODS[name]
+
+
 def resolve(
     method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "", samples: int = 0
 ) -> tuple[Method, Settings]:
@@ -164,8 +244,7 @@ def resolve(
 
     `kind` and number of training `samples` say what suits data without a preset of their own.
     """
-    choose("method", method, METHODS)
-    row = METHODS[method]
+    row = find_method(method)
     sized = {"batch_size": table_batch(samples)} if kind == "features" and samples else {}
     return row, Settings().changed({**row.settings, **sized, **preset(data_name, method, kind), **overrides})
 
@@ -176,4 +255,4 @@ def table_batch(samples: int) -> int:
     >>> [table_batch(n) for n in (100, 1000, 10_000, 100_000)]
     [64, 64, 1024, 1024]
     """
-    return min(1024, max(64, 2 ** int(np.log2(max(1, samples / 8)))))
+    return min(1024, max(64, 2 ** int(math.log2(max(1, samples / 8)))))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.load import load
+from rfdlc.data.load import load_samples
 from rfdlc.data.sources.table import read_csv
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices
@@ -17,8 +17,8 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.learn.assembly import OwnBackbone, build_net, choose_device, place, split_logits
-from rfdlc.learn.methods import METHODS
+from rfdlc.learn.assembly import OwnBackbone, choose_device, method_net, place, split_outputs
+from rfdlc.learn.methods import find_method
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.run import Run
 from rfdlc.learn.settings import Settings
@@ -52,7 +52,7 @@ class Model:
         settings = replace(Settings().changed(config["settings"]), device=device)
         data = config["data"]
         shape = tuple(int(side) for side in data["input_shape"])
-        net = build_net(settings, shape, len(classes), (settings.seed,), backbone)
+        net = method_net(find_method(config["method"]), settings, shape, classes, (settings.seed,), backbone)
         _load_weights(net, run)
         normalisation = data["normalisation"]
         known = None if normalisation is None else Normalisation(*(tuple(normalisation[k]) for k in ("mean", "std")))
@@ -61,8 +61,10 @@ class Model:
         return cls(net, classes, read_decider(run, settings, classes), settings, known, shape, encoder, run.path)
 
     def predict(self, inputs: Any, *, split: str | None = None, root: str | Path | None = None) -> Predictions:
-        """Particle logits of samples: a Dataset, a Split, an array (N, ...), a table, or a data set's name or path.
+        """Logits of samples: a Dataset, a Split, an array (N, ...), a table, or a data set's name or path.
 
+        Images may lie in one folder without classes, and one image is a data set too: labels are read where a folder
+        has the name of a class.
         Of a data set with parts, `split` names one; without it the test part, else val, else train. A table (CSV
         file, data frame, columns by name) gives all its rows, encoded as the training rows were; labels in it are
         not read.
@@ -71,11 +73,7 @@ class Model:
         shape = tuple(chosen.inputs.shape[1:])
         if shape != self.input_shape:
             raise InputError(f"samples have shape {shape}, but this model was trained on {self.input_shape}")
-        device = next(self.net.parameters()).device
-        logits = split_logits(self.net, chosen, self.normalisation, self.settings, device)[0].numpy()
-        targets = chosen.labels if len(chosen.labels) and chosen.labels.min() >= 0 else None
-        ids = None if chosen.ids is None else list(chosen.ids)
-        return Predictions(logits=logits, targets=targets, ids=ids, classes=self.classes)
+        return predictions_of(self.net, chosen, self.normalisation, self.settings, self.classes)
 
     def decide(self, inputs: Any, utility: Utility | None = None, **where: Any) -> Indices:
         """Actions of highest expected utility, by the calibrated Decider, for this utility or the Decider's own."""
@@ -83,14 +81,14 @@ class Model:
         return decider.decide(self.predict(inputs, **where))
 
     def _split(self, inputs: Any, name: str | None, root: str | Path | None) -> Split:
-        if isinstance(inputs, Split):
-            return inputs
         rows = None if self.encoder is None or _is_data_set(inputs, name) else _table(inputs, root)
         if rows is not None and self.encoder is not None:
             features = self.encoder.transform(rows)
             return Split(features, np.full(len(features), -1, dtype=np.int64))
         if isinstance(inputs, str | Path):
-            inputs = load(inputs, root=root)
+            inputs = load_samples(inputs, self.classes.names, self.input_shape, root=root)
+        if isinstance(inputs, Split):
+            return inputs
         if isinstance(inputs, Dataset):
             wanted = name or next(part for part in ("test", "val", "train") if part in inputs.splits)
             if wanted not in inputs.splits:
@@ -106,7 +104,7 @@ class Model:
 
 def _is_data_set(inputs: Any, name: str | None) -> bool:
     """Whether a data set with parts is meant, and not the rows of a table."""
-    return name is not None or isinstance(inputs, Dataset | np.ndarray)
+    return name is not None or isinstance(inputs, Dataset | Split | np.ndarray)
 
 
 def _table(inputs: Any, root: str | Path | None) -> Mapping[str, Sequence[Any]] | None:
@@ -131,10 +129,30 @@ def read_decider(run: Run, settings: Settings, classes: Classes) -> Decider:
 
 
 def new_decider(method: str, settings: Settings, classes: Classes) -> Decider:
-    """Not fitted yet. It knows the prior that the method's probabilities carry."""
-    kind = None if settings.calibration == "none" else settings.calibration
-    prior = METHODS[method].prior(settings, classes)
-    return Decider(Utility.one_hot(classes), combine=settings.combine, calibration=kind, train_prior=prior)
+    """Not fitted yet. It knows the prior that the method's probabilities carry, and how the method decides."""
+    row = find_method(method)
+    return Decider(
+        row.utility(classes),
+        combine=settings.combine,
+        calibration=None if settings.calibration == "none" else settings.calibration,
+        train_prior=row.prior(settings, classes),
+        target_prior=row.target_prior,
+        rule=row.rule,
+    )
+
+
+def predictions_of(
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, classes: Classes
+) -> Predictions:
+    """What a network says of a split; labels only go along, where they are known."""
+    logits, unsure = split_outputs(net, split, normalisation, settings, next(net.parameters()).device)
+    return Predictions(
+        logits=logits[0].numpy(),
+        targets=split.labels if len(split.labels) and split.labels.min() >= 0 else None,
+        ids=None if split.ids is None else list(split.ids),
+        classes=classes,
+        uncertainty=None if unsure is None else unsure[0].numpy(),
+    )
 
 
 def _matched(labels: Indices, theirs: Classes, ours: Classes) -> Indices:

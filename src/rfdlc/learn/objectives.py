@@ -78,7 +78,7 @@ class Margin(nn.Module):
         super().__init__()
         self.margin: Tensor
         self.classes: Tensor
-        self.register_buffer("margin", scale * _tensor(margin))
+        self.register_buffer("margin", scale * as_tensor(margin))
         self.register_buffer("classes", torch.arange(len(self.margin)))
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class PriorInLikelihood(nn.Module):
     def __init__(self, log_prior: ArrayLike, tau: Sequence[float]) -> None:
         super().__init__()
         self.shift: Tensor
-        self.register_buffer("shift", _tensor(tau)[:, None, None] * _tensor(log_prior))  # (M or 1, 1, C)
+        self.register_buffer("shift", as_tensor(tau)[:, None, None] * as_tensor(log_prior))  # (M or 1, 1, C)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return logits + self.shift
@@ -105,21 +105,23 @@ class PriorInLikelihood(nn.Module):
 
 
 class NegativeLogLikelihood(nn.Module):
-    """-log p(y), a mean over the batch weighted by class (divided by the batch's sum of weights), then over particles.
+    """-(1 - p(y))^focal log p(y), a mean over the batch weighted by class, then over particles.
 
-    Weights are one until epoch `after`.
+    Divided by the batch's sum of weights, which are one until epoch `after`. `focal` above 0 is the focal loss
+    (Lin et al. 2017).
     """
 
-    def __init__(self, weights: ArrayLike, after: int = 0) -> None:
+    def __init__(self, weights: ArrayLike, after: int = 0, focal: float = 0.0) -> None:
         super().__init__()
-        self.after = after
+        self.after, self.focal = after, focal
         self.weights: Tensor
-        self.register_buffer("weights", _tensor(weights))
+        self.register_buffer("weights", as_tensor(weights))
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
         weights = torch.where(epoch > self.after, self.weights, torch.ones_like(self.weights))[target]  # (B,)
         true = log_p.gather(-1, target.expand(len(log_p), -1)[..., None])[..., 0]  # (M, B)
-        return -((true * weights).sum(-1) / weights.sum()).mean()
+        hard = (-torch.expm1(true)).clamp(min=1e-12) ** self.focal if self.focal else 1.0  # a root is steep at 0
+        return -((hard * true * weights).sum(-1) / weights.sum()).mean()
 
 
 class LogGain(nn.Module):
@@ -141,11 +143,13 @@ class LogGain(nn.Module):
     ) -> None:
         super().__init__()
         self.after = after
-        matrix = _tensor(utility) / alpha
+        matrix = as_tensor(utility) / alpha
         self.gain: Tensor
         self.weights: Tensor
-        self.register_buffer("gain", matrix if column_weights is None else matrix * _tensor(column_weights))
-        self.register_buffer("weights", torch.ones(len(matrix)) if sample_weights is None else _tensor(sample_weights))
+        self.register_buffer("gain", matrix if column_weights is None else matrix * as_tensor(column_weights))
+        self.register_buffer(
+            "weights", torch.ones(len(matrix)) if sample_weights is None else as_tensor(sample_weights)
+        )
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
         weights = self.weights[target]  # (B,)
@@ -193,5 +197,6 @@ class Objective(nn.Module):
         return total
 
 
-def _tensor(values: ArrayLike) -> Tensor:
+def as_tensor(values: ArrayLike) -> Tensor:
+    """In the default precision."""
     return torch.as_tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())

@@ -1,6 +1,6 @@
-"""ParticleNet: R runs of M particles as one module. A shared trunk a run, then M branches, then M heads."""
+"""ParticleNet: R runs of M particles as one module. A shared trunk a run, then M branches, M heads, a combination."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
 from rfdlc.learn.backbones import Backbone
+from rfdlc.learn.combinations import Combination, Particles
 from rfdlc.learn.stack import Generators, Linear, reset
 
 
@@ -30,10 +31,11 @@ class CosineHead(nn.Module):
 
 
 HEADS = ("cosine", "linear")
+Combine = Callable[[int, int], Combination]  # (runs, width of the features) -> a combination
 
 
 class ParticleNet(nn.Module):
-    """A batch a run, (R, B, ...), to logits (R, M, B, C).
+    """A batch a run, (R, B, ...), to the logits it predicts: (R, M, B, C), or (R, 1, B, C) where they are combined.
 
     The first `shared_stages` stages of the backbone exist once a run, the others once a particle.
     """
@@ -48,6 +50,7 @@ class ParticleNet(nn.Module):
         shared_stages: int = 0,
         head: str = "cosine",
         head_scale: float = 30.0,
+        combine: Combine = lambda runs, width: Particles(),
     ) -> None:
         super().__init__()
         if not 0 <= shared_stages <= len(backbone.stages):
@@ -65,6 +68,7 @@ class ParticleNet(nn.Module):
             if head == "cosine"
             else Linear(networks, backbone.width, classes)
         )
+        self.combination: Combination = combine(self.runs, backbone.width)
         reset(self, seeds)
 
     def features(self, x: Tensor) -> Tensor:
@@ -76,12 +80,32 @@ class ParticleNet(nn.Module):
         return self.layout.unfold(self.branches(spread), self.runs * self.particles)
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.features(x)
+        return self.combination(*self.outputs(x))
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F)."""
+        features = self.features(x).to(self.head.weight.dtype)
         with torch.autocast(
             x.device.type, enabled=False
-        ):  # logits in the weights' precision, whatever the features came in
-            logits: Tensor = self.head(features.to(self.head.weight.dtype))
-        return logits.unflatten(0, (self.runs, self.particles))
+        ):  # logits in the weights' precision, whatever features were in
+            logits: Tensor = self.head(features)
+        each = (self.runs, self.particles)
+        return logits.unflatten(0, each), features.unflatten(0, each)
+
+    def particle_logits(self, x: Tensor) -> Tensor:
+        """What objectives see: (R, M, B, C)."""
+        return self.outputs(x)[0]
+
+    def routing(self, x: Tensor) -> Tensor:
+        """What a router's objective sees: logits and, as a last column, its scores (0 for the last expert)."""
+        logits, features = self.outputs(x)
+        scores = functional.pad(self.combination.scores(logits, features), (0, 0, 0, 1))  # type: ignore[attr-defined]
+        return torch.cat([logits, scores[..., None]], -1)
+
+    def parts(self, name: str) -> list[nn.Module]:
+        """What a stage trains: all particles, their heads alone, or the router of its combination."""
+        body: list[nn.Module] = [self.trunk, self.branches, self.head]
+        return {"all": body, "head": body[2:], "router": [self.get_submodule("combination")]}[name]
 
     @property
     def head_weights(self) -> Tensor:

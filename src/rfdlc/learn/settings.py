@@ -42,6 +42,7 @@ class Settings:
     weight_power: float = _setting(0.5, "exponent of f(n) = n^power", 0)
     weight_beta: float = _setting(0.9999, "beta of the effective number", 0, 1)
     margin: float = _setting(0.0, "largest LDAM margin, 0 for none", 0)
+    focal: float = _setting(0.0, "exponent of the focal loss, 0 for none", 0)
     prior_tau: tuple[float, ...] = _setting(
         (), "prior in the likelihood: tau, one value or one a particle; empty for none"
     )

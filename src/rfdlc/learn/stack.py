@@ -65,6 +65,7 @@ class Linear(nn.Module):
         deviation = (2 / self.weight.shape[1]) ** 0.5
         for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
             part.normal_(0, deviation, generator=generator)
+        self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.baddbmm(self.bias.to(x.dtype), x, self.weight.to(x.dtype))

@@ -5,13 +5,15 @@ A shape of batch is captured once: the shorter last batch of an epoch has a grap
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
 from rfdlc.data.mixing import Mixed, cutmix, mixup
+from rfdlc.learn.averaging import DrawnNetworks, EpochMean
+from rfdlc.learn.methods import Stage
 from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.repulsion import repulsion
@@ -25,22 +27,37 @@ class Step:
 
     capturing = True  # off for debugging and comparison
 
-    def __init__(self, net: ParticleNet, objective: nn.Module, settings: Settings, trains: str = "all") -> None:
-        self.net, self.objective, self.settings, self.trains = net, objective, settings, trains
-        self.parameters: list[Tensor] = list((net if trains == "all" else net.head).parameters())
+    def __init__(
+        self,
+        net: ParticleNet,
+        objective: nn.Module,
+        settings: Settings,
+        stage: Stage = Stage(),  # noqa: B008, a frozen record
+        deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
+    ) -> None:
+        self.net, self.objective, self.settings, self.stage = net, objective, settings, stage
+        self.parameters: list[Tensor] = [p for part in net.parts(stage.trains) for p in part.parameters()]
+        net.requires_grad_(False)  # what is frozen needs no backward pass
+        for parameter in self.parameters:
+            parameter.requires_grad_(True)
         self.device = self.parameters[0].device
         self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](
             self.parameters, [settings.weight_decay] * len(self.parameters), **_options(settings)
         )
         self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
         self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
+        self.epoch_mean = EpochMean(self.parameters) if stage.averages == "weights" else None
+        self.drawn = DrawnNetworks(net, deviations, stage.draws) if stage.draws else None
         self.rate, self.epoch = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         self.total = torch.zeros(net.runs, device=self.device)
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full((), -1, device=self.device, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
-        compiling = settings.compile and self.device.type == "cuda"
-        self.compiled: Callable[[Tensor], Tensor] = torch.compile(net, dynamic=False) if compiling else net
+        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all"  # others are short
+        self.forward: Callable[[Tensor], Tensor] = self.drawn or (
+            net.routing if stage.trains == "router" else net.particle_logits
+        )
+        self.compiled = torch.compile(self.forward, dynamic=False) if compiling else self.forward
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
         self.capture = self.capturing and self.device.type == "cuda"
@@ -52,9 +69,11 @@ class Step:
         self.total.zero_()
         self.steps.zero_()
         self.net.train()
-        if self.trains == "head":  # frozen layers keep their statistics too
+        if self.stage.trains != "all":  # frozen layers keep their statistics too
             self.net.trunk.eval()
             self.net.branches.eval()
+        if self.drawn is not None:
+            self.drawn.draw(epoch)
 
     def __call__(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
         if not self.capture:
@@ -72,8 +91,8 @@ class Step:
         runs, mixed = range(self.net.runs), self.mixed(inputs, targets, mix)
         inputs = mixed.inputs
         # compiling is dear: only the shape of full batches is worth it
-        forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.net
-        with self._autocast():
+        forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.forward
+        with self.autocast():
             logits = forward(inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
         losses = torch.stack([self.objective(logits[r], targets[r], self.epoch) for r in runs])
@@ -107,15 +126,29 @@ class Step:
         """Mean loss of each run over the epoch so far. Waits for the device."""
         return [float(value) for value in (self.total / self.steps.clamp(min=1)).tolist()]
 
-    def _autocast(self) -> AbstractContextManager[object]:
+    @property
+    def state(self) -> dict[str, list[Tensor]]:
+        """Every tensor that continues the training beside the networks' own."""
+        means = self.epoch_mean.state if self.epoch_mean else {}
+        deviations = {"deviation": self.drawn.deviations} if self.drawn else {}
+        return {**self.optimiser.state, "average": self.average, **means, **deviations}
+
+    @torch.no_grad()
+    def settle(self) -> list[Tensor]:
+        """At the end of a stage: averages take the weights' place. The deviations of the weights, if measured."""
+        for weight, average in zip(self.parameters, self.average, strict=bool(self.average)):
+            weight.copy_(average)
+        return self.epoch_mean.settle() if self.epoch_mean else []
+
+    def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(
             self.device.type, torch.bfloat16, enabled=reduced(self.settings, self.device), cache_enabled=False
         )
 
     def _captured(self, shape: tuple[int, ...], batch: Batch) -> bool:
         """Capture the step for this shape of batch: true where that worked. Warm-up steps are undone."""
-        live = [*self.net.parameters(), *self.net.buffers(), *self.average, self.total, self.steps, self.first_bad]
-        live += [tensor for group in self.optimiser.state.values() for tensor in group]
+        live = [*self.net.parameters(), *self.net.buffers(), self.total, self.steps, self.first_bad]
+        live += [tensor for group in self.state.values() for tensor in group]
         saved = [tensor.detach().clone() for tensor in live]
         static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
         try:

@@ -8,14 +8,14 @@ training continued from the end of any epoch is the training that was never inte
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rfdlc.data.mixing import draw_shares
+from rfdlc.learn.averaging import COLLECTED_FROM, draw_head
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.schedules import rate
@@ -41,6 +41,7 @@ class Part:
     """A stage made ready: what it trains on and for, from the epoch after `start` to `end`."""
 
     stage: Stage
+    settings: Settings
     start: int
     end: int
     loader: Loader
@@ -59,18 +60,20 @@ class Epoch:
     step: Step
 
 
-def epochs(
-    net: ParticleNet, parts: Sequence[Part], settings: Settings, state: dict[str, Tensor], done: int = 0
-) -> Iterator[Epoch]:
+def epochs(net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], done: int = 0) -> Iterator[Epoch]:
     """Train from the end of epoch `done` to the last of the last part. `state` is the optimiser's, of a checkpoint."""
+    deviations: list[Tensor] = []
     for part in parts:
-        if part.end <= done:
+        if part.end < done:
             continue
-        step = Step(net, part.objective, settings, part.stage.trains)
+        settings, length = part.settings, part.end - part.start
+        if part.stage.anew and done <= part.start:
+            draw_head(net)
+        step = Step(net, part.objective, settings, part.stage, deviations)
         if done > part.start:
             load_state(step, state)
         for epoch in range(max(done, part.start) + 1, part.end + 1):
-            factor = rate(epoch - part.start, part.end - part.start, settings.schedule, **_schedule(settings))
+            factor = part.stage.rate * rate(epoch - part.start, length, settings.schedule, **_schedule(settings))
             mixes = draw_shares(settings.mixup or settings.cutmix or 1.0, part.loader.steps, net.seeds, epoch)
             torch.manual_seed(hash((net.seeds, epoch)) % 2**63)  # a user's network may draw from the global generator
             step.begin_epoch(epoch, settings.learning_rate * factor)
@@ -80,25 +83,38 @@ def epochs(
                 count += targets.numel()
             losses = step.losses()  # the one wait of the epoch
             _check_numbers(step, epoch, part.loader.steps)
+            if step.epoch_mean and epoch - part.start > COLLECTED_FROM * length:
+                step.epoch_mean.collect()
             seconds = time.perf_counter() - began
             yield Epoch(epoch, losses, settings.learning_rate * factor, seconds, count / seconds, step)
+        deviations = _finish(net, part, step)  # after the last checkpoint: a run resumed from it comes by here too
 
 
-def spans(stages: Sequence[Stage], total: int) -> list[tuple[int, int]]:
-    """Start and end epoch of each stage, by its share.
+def _finish(net: ParticleNet, part: Part, step: Step) -> list[Tensor]:
+    """The end of a stage: averages in the weights' place, statistics that fit them, what else the stage asks for."""
+    deviations = step.settle()
+    if step.epoch_mean:
+        net.train()
+        with torch.no_grad(), step.autocast():
+            for inputs, _ in part.loader.epoch(part.end):
+                net.particle_logits(inputs)
+    if part.stage.after:
+        part.stage.after(net)
+    return deviations
 
-    >>> spans((Stage(0.8), Stage(0.2)), 10)
-    [(0, 8), (8, 10)]
+
+def spans(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and end epoch of each stage.
+
+    >>> spans([200, 5])
+    [(0, 200), (200, 205)]
     """
-    shares = np.cumsum([0.0, *(stage.share for stage in stages)])
-    ends = [round(total * share / shares[-1]) for share in shares]
-    return list(pairwise(ends))
+    return list(pairwise(accumulate(lengths, initial=0)))
 
 
 def optimiser_state(step: Step) -> dict[str, Tensor]:
-    """Every tensor that continues the training beside the networks' own: optimiser and moving average."""
-    groups = {**step.optimiser.state, "average": step.average}
-    return {f"{name}.{i}": tensor for name, group in groups.items() for i, tensor in enumerate(group)}
+    """Every tensor that continues the training beside the networks' own: optimiser and averages, by name."""
+    return {f"{name}.{i}": tensor for name, group in step.state.items() for i, tensor in enumerate(group)}
 
 
 @torch.no_grad()
@@ -110,12 +126,22 @@ def load_state(step: Step, state: dict[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def logits_of(net: ParticleNet, batches: Iterator[tuple[Tensor, Any]], context: Callable[[], Any]) -> Tensor:
-    """Particle logits of samples in order, (R, M, N, C) on the CPU: every run sees the same samples."""
+def outputs_of(
+    net: ParticleNet, batches: Iterator[tuple[Tensor, Any]], context: Callable[[], Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Of samples in order, on the CPU: logits (R, M, N, C), and the combination's own uncertainty (R, N) if it has one.
+
+    Every run sees the same samples.
+    """
     net.eval()
+    logits, unsure = [], []
     with context():
-        parts = [net(inputs.expand(net.runs, *inputs.shape)).float() for inputs, _ in batches]
-    return torch.cat(parts, dim=2).cpu()
+        for inputs, _ in batches:
+            particles = net.outputs(inputs.expand(net.runs, *inputs.shape))
+            logits.append(net.combination(*particles).float())
+            unsure.append(net.combination.uncertainty(*particles))
+    known = [values.float() for values in unsure if values is not None]
+    return torch.cat(logits, dim=2).cpu(), torch.cat(known, dim=1).cpu() if known else None
 
 
 def _schedule(settings: Settings) -> dict[str, Any]:

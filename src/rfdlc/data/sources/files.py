@@ -61,7 +61,7 @@ def read_images(
     size = image_size or default_size(headers)
     channels = 1 if all(h.grey for h in headers) else 3
     told += _size_note(headers, size)
-    splits = _splits(root, checked, size, channels, skip_broken, gone)
+    splits = read_splits(root, checked, size, channels, skip_broken, gone)
     if gone:
         told.append(f"{len(gone)} broken files, lines or folders were skipped, the first: {gone[0]}")
     data = Dataset.of(name, class_names, splits, told, normalisation)
@@ -98,9 +98,10 @@ def _size_note(headers: Sequence[Header], size: int) -> list[str]:
     return [f"{come} are brought to {size}x{size}: the shorter side resized, the centre kept; image_size sets another"]
 
 
-def _splits(
+def read_splits(
     root: Path, listed: Mapping[str, Listed], size: int, channels: int, skip_broken: bool, gone: list[str]
 ) -> dict[str, Split]:
+    """Images in memory where all of them fit, otherwise as files; what was broken is added to `gone`."""
     files = {split: ImageFiles(root, PackedText(part.names), size, channels) for split, part in listed.items()}
     fits = sum(part.nbytes for part in files.values()) <= FITS_IN_MEMORY
     splits = {}

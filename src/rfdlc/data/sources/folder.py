@@ -1,12 +1,12 @@
 """Image folders: `root/class/*.png`, or `root/{train,val,test}/class/*.png`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rfdlc.data.dataset import Dataset, split_name
+from rfdlc.data.dataset import Dataset, Split, split_name
 from rfdlc.data.images import SUFFIXES
-from rfdlc.data.sources.files import Listed, read_images
+from rfdlc.data.sources.files import Listed, read_images, read_splits
 from rfdlc.errors import InputError, listing
 
 
@@ -39,6 +39,37 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     return read_images(
         root.name, root, listed, names, image_size=image_size, skip_broken=skip_broken, notes=notes, skipped=skipped
     )
+
+
+def has_parts(path: Path) -> bool:
+    """Whether this is a folder with a `train` part."""
+    return path.is_dir() and list(_parts(path.resolve())) != ["train"]
+
+
+def read_samples(path: Path, class_names: Sequence[str], size: int, channels: int) -> Split:
+    """Images to predict: one file, or all below a folder; a folder named after a class labels what is in it.
+
+    Other images have the label -1, which means that it is not known.
+    """
+    root = (path if path.is_dir() else path.parent).resolve()
+    names = list(_all_images(root, root)) if path.is_dir() else [path.name]
+    if not names:
+        raise InputError(f"{path}: holds no image: expected files ending in {listing(sorted(SUFFIXES), 20)}")
+    place = {name: i for i, name in enumerate(class_names)}
+    listed = Listed()
+    for name in names:
+        listed.add(name, place.get(name.split("/")[0], -1) if "/" in name else -1)
+    return read_splits(root, {"test": listed}, size, channels, False, [])["test"]
+
+
+def _all_images(folder: Path, root: Path) -> Iterator[str]:
+    """Names relative to the root, folder by folder."""
+    here = "" if folder == root else folder.relative_to(root).as_posix() + "/"
+    for entry in _entries(folder, root):
+        if entry.is_dir():
+            yield from _all_images(folder / entry.name, root)
+        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+            yield here + entry.name
 
 
 def _parts(root: Path) -> dict[str, Path]:

@@ -1,0 +1,105 @@
+"""Export: for every method and every backbone the graph decides as the library does, on 1,000 random inputs.
+
+    python benchmarks/export.py        writes benchmarks/results/export.csv
+
+Small images (12 x 12, 6 classes), one epoch of training; every method on the MLP, and RF-DLC on every backbone.
+The exit code is 1 where any decision differs (ties aside).
+"""
+
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from recording import write
+from rfdlc.apps.export.exporting import export
+from rfdlc.apps.export.parity import TIE, TOLERANCE, random_samples
+from rfdlc.apps.onnx_model import OnnxModel
+from rfdlc.data.dataset import Dataset, Split
+from rfdlc.decide.utility import Utility
+from rfdlc.learn.assembly import OwnBackbone
+from rfdlc.learn.backbones import BACKBONES
+from rfdlc.learn.fitting import train
+from rfdlc.learn.methods import METHODS
+from rfdlc.learn.model import Model
+
+SIDE, CLASSES, SAMPLES = 12, 6, 1000
+Row = dict[str, object]
+
+
+def small_images() -> Dataset:
+    """Noise around a level a class, long-tailed."""
+    rng = np.random.default_rng(0)
+
+    def split(counts: list[int]) -> Split:
+        labels = np.repeat(np.arange(CLASSES), counts)
+        levels = labels[:, None, None, None] * 35 + rng.integers(0, 60, (len(labels), 3, SIDE, SIDE))
+        return Split(levels.astype(np.uint8), labels)
+
+    parts = {"train": split([30, 20, 14, 10, 8, 6]), "test": split([5] * CLASSES)}
+    return Dataset.of("small", [f"class {i}" for i in range(CLASSES)], parts)
+
+
+def own_network() -> nn.Module:
+    """Somebody's own features."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 8))
+
+
+def compare(data: Dataset, method: str, backbone: str, folder: Path) -> tuple[list[Row], bool]:
+    """Rows for one pair, and whether all was well."""
+    network: OwnBackbone | None = own_network if backbone == "own" else None
+    run = folder / f"{method}-{backbone}"
+    train(data, method, run, backbone=network or backbone, epochs=1, batch_size=32, widths=(16,), device="cpu")
+    model = Model.load(run, backbone=network, device="cpu")
+    utility = Utility.tail_sensitive(model.classes).with_abstain(0.3)
+    file = export(run, folder / "model.onnx", utility=utility, backbone=network).path
+    inputs = random_samples(model, SAMPLES, seed=3)
+    decider, predictions = model.decider.with_utility(utility), model.predict(inputs)
+    found = OnnxModel.load(file).decide(inputs)
+    values = np.sort(decider.expected_utility(predictions), axis=1)
+    clear = values[:, -1] - values[:, -2] > TIE * np.ptp(utility.matrix)
+    equal = int((found.action == decider.decide(predictions))[clear].sum())
+    difference = float(np.abs(found.probabilities - np.asarray(decider.probabilities(predictions))).max())
+    rows: list[Row] = [
+        {
+            "what": f"{method}, {backbone}: decisions equal, of those without a tie",
+            "value": equal,
+            "unit": f"of {SAMPLES} random inputs",
+            "reference": int(clear.sum()),
+            "required": int(clear.sum()),
+        },
+        {
+            "what": f"{method}, {backbone}: largest difference of a probability",
+            "value": f"{difference:.2e}",
+            "unit": "probability",
+            "required": TOLERANCE,
+        },
+    ]
+    return rows, equal == clear.sum() and difference <= TOLERANCE
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # one epoch is too short for a plausible temperature
+    data, right = small_images(), True
+    rows: list[Row] = []
+    others = sorted(
+        {*BACKBONES, "own"} - {"mlp"}, key=lambda name: (name not in ("own", "resnet8"), name.find("50"), name)
+    )
+    pairs = [("rf-dlc", name) for name in others[:2]] + [(method, "mlp") for method in METHODS]
+    try:
+        for method, backbone in pairs + [("rf-dlc", name) for name in others[2:]]:
+            with tempfile.TemporaryDirectory() as folder:
+                found, well = compare(data, method, backbone, Path(folder))
+            print(*(f"{row['what']} {row['value']}" for row in found), sep="\n", flush=True)
+            rows, right = rows + found, right and well
+    except KeyboardInterrupt:
+        print("interrupted: what was measured so far is written")
+    write("export", rows, ["rfdlc", "torch", "onnx", "onnxruntime", "onnxscript"])
+    sys.exit(not right)
+
+
+if __name__ == "__main__":
+    main()

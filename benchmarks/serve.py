@@ -1,0 +1,211 @@
+"""The server under load on 127.0.0.1: 10,000 requests, 64 at a time, every answer compared with the library's.
+
+    python benchmarks/serve.py        writes benchmarks/results/serve.csv
+
+Then: the same without batches, twice the load that the queue holds, SIGTERM under load, and malformed requests while
+memory is watched. The exit code is 1 where anything that is required does not hold.
+"""
+
+import base64
+import io
+import json
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from load import Reply, load, server
+from load import request as post
+from recording import write
+from rfdlc.data.load import load as load_data
+from rfdlc.learn.fitting import train
+from rfdlc.learn.model import Model
+
+REQUESTS, CONCURRENCY, UNBATCHED, MALFORMED = 10_000, 64, 2_000, 1_000
+ROUNDS, QUEUE = 10, 64
+TOKEN = "a-token-for-the-benchmark"
+Row = dict[str, Any]
+
+
+def questions(samples: NDArray[Any], count: int) -> list[bytes]:
+    bodies = [post(json.dumps({"arrays": sample[None].tolist()}).encode()) for sample in samples]
+    return [bodies[i % len(bodies)] for i in range(count)]
+
+
+def wrong_answers(model: Model, samples: NDArray[Any], replies: list[Reply]) -> int:
+    """How many of the answers are not what the library says of the same sample."""
+    explained = model.decider.explain(model.predict(samples))
+    names, wrong = model.decider.utility.actions, 0
+    for reply in replies:
+        told, i = json.loads(reply.body), reply.index % len(samples)
+        near = abs(told["expected_utility"][0] - explained.value[i]) < 1e-5
+        tie = explained.value[i] - explained.runner_up_value[i] < 1e-5
+        wrong += not (near and (tie or told["action"] == [names[explained.action[i]]]))
+    return wrong
+
+
+def full_load(folder: Path, model: Model, samples: NDArray[Any]) -> list[Row]:
+    """In rounds, so that whatever else the machine does slows all of them alike."""
+    replies: list[Reply] = []
+    batched = alone = together = 0.0
+    with server(folder) as (_, port), server(folder, "--batch", "1") as (_, plain):
+        for warm_up in (port, plain):
+            load(warm_up, questions(samples, 300), 8)
+        for _ in range(ROUNDS):
+            found, seconds = load(port, questions(samples, REQUESTS // ROUNDS), CONCURRENCY)
+            replies, batched = replies + found, batched + seconds
+            alone += load(plain, questions(samples, UNBATCHED // ROUNDS), 1)[1]
+            together += load(plain, questions(samples, UNBATCHED // ROUNDS), CONCURRENCY)[1]
+    good = [reply for reply in replies if reply.status == 200]
+    latency = np.array([reply.seconds for reply in replies]) * 1000
+    speed, unbatched = REQUESTS / batched, UNBATCHED / min(alone, together)
+    what = f"digits, {REQUESTS:,} requests, {CONCURRENCY} at a time"
+    return [
+        {"what": f"{what}: answered", "value": len(good), "unit": "requests", "required": REQUESTS},
+        {"what": f"{what}: wrong answers", "value": wrong_answers(model, samples, good), "required": 0},
+        {
+            "what": f"{what}: throughput against batches of 1 (the better of 1 and {CONCURRENCY} clients)",
+            "value": round(speed, 1),
+            "unit": "requests/s",
+            "reference": round(unbatched, 1),
+            "ratio": round(speed / unbatched, 2),
+            "required": 5,
+        },
+        {"what": "batches of 1, one client", "value": round(UNBATCHED / alone, 1), "unit": "requests/s"},
+        *(
+            {"what": f"{what}: p{q}", "value": round(float(np.percentile(latency, q)), 1), "unit": "ms"}
+            for q in (50, 99)
+        ),
+    ]
+
+
+def overload(folder: Path, model: Model, samples: NDArray[Any]) -> list[Row]:
+    """Twice as many clients as the queue has places; each asks again at once."""
+    with server(folder, "--queue", str(QUEUE)) as (process, port):
+        replies, _ = load(port, questions(samples, REQUESTS // 2), 2 * QUEUE)
+        alive = process.poll() is None and load(port, questions(samples, 1), 1)[0][0].status == 200
+    counts = Counter(reply.status for reply in replies)
+    good = [reply for reply in replies if reply.status == 200]
+    what = f"{2 * QUEUE} clients of a queue of {QUEUE}"
+    return [
+        {"what": f"{what}: answered, rightly", "value": len(good) - wrong_answers(model, samples, good)},
+        {"what": f"{what}: refused with 429", "value": counts[429], "reference": len(replies)},
+        {"what": f"{what}: any other status", "value": len(replies) - counts[200] - counts[429], "required": 0},
+        {"what": f"{what}: server alive and answering afterwards", "value": int(alive), "required": 1},
+    ]
+
+
+def termination(folder: Path, samples: NDArray[Any]) -> list[Row]:
+    with server(folder) as (process, port):
+        threading.Timer(1.5, lambda: process.send_signal(signal.SIGTERM)).start()
+        replies, _ = load(port, questions(samples, 100_000), CONCURRENCY)
+        assert process.stderr is not None
+        stopped = next(line for line in map(json.loads, process.stderr) if line["event"] == "stopped")
+    whole = sum(reply.status == 200 for reply in replies)
+    return [
+        {
+            "what": f"SIGTERM with {CONCURRENCY} clients: accepted requests that were answered whole",
+            "value": whole,
+            "unit": "requests",
+            "reference": stopped["accepted"],
+            "required": stopped["accepted"],
+        }
+    ]
+
+
+def malformed(count: int, seed: int) -> list[bytes]:
+    """Truncated and bombing images, NaN, huge shapes, random bytes, wrong kinds."""
+    rng = np.random.default_rng(seed)
+    buffer = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(buffer, "JPEG")
+    picture = buffer.getvalue()
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 9000, 9000, 8, 0, 0, 0, 0))
+    bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(81_009_000), 1)) + chunk(b"IEND", b"")
+    request = partial(post, token=TOKEN)
+    kinds = [
+        lambda: request(picture[: int(rng.integers(1, len(picture) - 200))], "image/jpeg"),
+        lambda: request(bomb, "image/png"),
+        lambda: request(json.dumps({"images": [base64.b64encode(picture[:500]).decode()]}).encode()),
+        lambda: request(b'{"arrays": [[[[NaN]]]]}'),
+        lambda: request(json.dumps({"arrays": [[[[0] * 50_000]]]}).encode()),
+        lambda: request(json.dumps({"arrays": rng.integers(0, 256, (2, 3, 4)).tolist()}).encode()),
+        lambda: request(json.dumps({"probabilities": rng.normal(size=(3, 10)).tolist()}).encode()),
+        lambda: request(b'{"arrays": ' + b"[" * int(rng.integers(1, 50_000))),
+        lambda: request(rng.bytes(int(rng.integers(0, 5000)))),
+        lambda: request(rng.bytes(1000), "text/plain"),
+        lambda: post(b"{}", token="wrong"),
+    ]
+    return [kinds[i % len(kinds)]() for i in range(count)]
+
+
+def resident(process: Any) -> float:
+    """Mebibytes of a process's memory."""
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def abuse(folder: Path) -> list[Row]:
+    token_file = folder / "token.txt"
+    token_file.write_text(TOKEN)
+    with server(folder, "--token-file", str(token_file)) as (process, port):
+        load(port, malformed(MALFORMED, 0), 4)
+        before = resident(process)
+        replies, _ = load(port, malformed(MALFORMED, 1), 4)
+        after = resident(process)
+    refused = sum(400 <= reply.status < 500 for reply in replies)
+    return [
+        {
+            "what": "malformed requests refused with 4xx",
+            "value": refused,
+            "reference": MALFORMED,
+            "required": MALFORMED,
+        },
+        {
+            "what": f"memory after {MALFORMED:,} more malformed requests, against before them",
+            "value": round(after, 1),
+            "unit": "MiB",
+            "reference": round(before, 1),
+            "ratio": round(after / before, 3),
+            "required": "ratio below 1.05",
+        },
+    ]
+
+
+def main() -> None:
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "digits"
+        model = train("digits-lt", out=folder, device="cpu")
+        data = load_data("digits-lt").test
+        assert data is not None
+        rows = [
+            *full_load(folder, model, data.array),
+            *overload(folder, model, data.array),
+            *termination(folder, data.array),
+            *abuse(folder),
+        ]
+    rows.append({"what": "whole benchmark", "value": round(time.perf_counter() - began, 1), "unit": "s"})
+    write("serve", rows, ["rfdlc", "torch", "fastapi", "uvicorn", "uvloop", "httptools"])
+    exact = all(
+        row["value"] == row["required"] for row in rows if row.get("required", 5) not in (5, "ratio below 1.05")
+    )
+    sys.exit(not (exact and rows[2]["ratio"] >= 5 and rows[-2]["ratio"] < 1.05))
+
+
+if __name__ == "__main__":
+    main()

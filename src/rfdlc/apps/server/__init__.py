@@ -1,0 +1,1 @@
+"""A server: one model behind HTTP, with batches, limits and figures that show drift."""

@@ -1,0 +1,56 @@
+"""`rfdlc serve`: one model behind HTTP."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rfdlc.cli.export import chosen_utility
+from rfdlc.cli.request import AbstainOption, PenaltyOption, UtilityOption
+from rfdlc.errors import InputError
+
+if TYPE_CHECKING:
+    from rfdlc.decide.classes import Classes
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a `.onnx` file of `rfdlc export`.")],
+    utility: UtilityOption = None,
+    penalty: PenaltyOption = -1.0,
+    abstain: AbstainOption = None,
+    host: Annotated[str, typer.Option("--host", help="Other than loopback only with a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the token that requests must carry.")
+    ] = None,
+    queue: Annotated[int, typer.Option("--queue", min=1, help="Requests that may wait; more get 429.")] = 256,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Samples computed together.")] = 128,
+    seconds: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to send, and to answer.")] = 10.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No log line for each request.")] = False,
+) -> None:
+    """Answer POST /decide with actions; GET /health, /ready, /metrics and /docs too. Logs are JSON lines.
+
+    **Examples**
+
+    - `rfdlc serve runs/a --utility U.csv`
+    - `rfdlc serve exported/model.onnx --port 9000`
+    - `rfdlc serve runs/a --host 0.0.0.0 --token-file token.txt`
+    """
+    from rfdlc.apps.server.limits import Limits
+    from rfdlc.apps.server.serving import serve as serve_it
+
+    chosen = None if utility is None and abstain is None else chosen_utility(_classes(model), utility, penalty, abstain)
+    limits = Limits(requests=queue, batch=batch, seconds=seconds)
+    serve_it(model, utility=chosen, host=host, port=port, token_file=token_file, limits=limits, quiet=quiet)
+
+
+def _classes(model: Path) -> "Classes":
+    """Those of the model, for a utility that is built or matched by name."""
+    from rfdlc.apps.onnx_model import OnnxModel
+    from rfdlc.decide.classes import Classes
+
+    if model.suffix == ".onnx":
+        return OnnxModel.load(model).classes
+    if not (model / "classes.json").is_file():
+        raise InputError(f"{model} cannot be served: expected a run folder, or a file of `rfdlc export` (.onnx)")
+    return Classes.from_json(model / "classes.json")

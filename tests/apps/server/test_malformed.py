@@ -1,0 +1,142 @@
+"""Whatever is sent, the answer is 4xx, says what is expected, and does not repeat what was sent."""
+
+import base64
+import io
+import json
+import struct
+import zlib
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
+
+SECRET = "swordfish"
+GOOD = [[[[0] * 8] * 8]]
+
+
+def image_file(size=(8, 8), mode="L", kind="PNG"):
+    buffer = io.BytesIO()
+    Image.new(mode, size).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def bomb(width=60_000, height=60_000):
+    """A PNG of a few bytes that claims 3.6 billion pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    pixels = zlib.compress(b"\0" * 1000)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def coded(data):
+    return base64.b64encode(data).decode()
+
+
+JSON_BODIES = {
+    "nothing": b"",
+    "no JSON": b'{"arrays": ' + SECRET.encode(),
+    "not text": b"\xff\xfe\x00",
+    "a list": b"[]",
+    "a number": b"7",
+    "NaN": b'{"arrays": [[[[NaN]]]]}',
+    "infinite": json.dumps({"arrays": GOOD}).replace("0", "1e999", 1).encode(),
+    "a long number": b'{"arrays": [' + b"9" * 5000 + b"]}",
+    "deep": b'{"arrays": ' + b"[" * 100_000,
+    "deep and closed": b'{"arrays": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "many dimensions": {"arrays": [[[[[[[0]]]]]]]},
+    "ragged": {"arrays": [[[[0] * 8] * 8], [[[0] * 7] * 8]]},
+    "empty": {"arrays": []},
+    "text": {"arrays": [[[[SECRET] * 8] * 8]]},
+    "numbers as text": {"arrays": [[[["1"] * 8] * 8]]},
+    "true": {"arrays": [[[[True] * 8] * 8]]},
+    "null": {"arrays": [[[[None] * 8] * 8]]},
+    "objects": {"arrays": {SECRET: 1}},
+    "another shape": {"arrays": [[[[0] * 9] * 8]]},
+    "a huge shape": {"arrays": [[[[0] * 100_000]]]},
+    "too many samples": {"arrays": GOOD * 257},
+    "out of range": {"arrays": [[[[256] * 8] * 8]]},
+    "fractions": {"arrays": [[[[0.5] * 8] * 8]]},
+    "no kind": {"utility": {"matrix": [[1]]}},
+    "two kinds": {"arrays": GOOD, "probabilities": [[0.1] * 10]},
+    "an unknown field": {"arrays": GOOD, SECRET: 1},
+    "rows for images": {"rows": {"age": [1]}},
+    "no base64": {"images": ["*" + SECRET]},
+    "no images": {"images": SECRET},
+    "numbers for images": {"images": [1, 2]},
+    "no picture": {"images": [coded(SECRET.encode())]},
+    "a truncated picture": {"images": [coded(image_file((300, 300), "RGB", "JPEG")[:-400])]},
+    "half a header": {"images": [coded(image_file()[:20])]},
+    "a broken checksum": {"images": [coded(image_file((40, 40))[:-20] + b"x" * 20)]},
+    "a bomb": {"images": [coded(bomb())]},
+    "a lesser bomb": {"images": [coded(bomb(6000, 6000))]},
+    "print colours": {"images": [coded(image_file(mode="CMYK", kind="JPEG"))]},
+    "16 bits": {"images": [coded(image_file(mode="I;16"))]},
+    "another format": {"images": [coded(image_file(kind="GIF"))]},
+    "negative": {"probabilities": [[-0.1, 1.1] + [0] * 8]},
+    "no sum": {"probabilities": [[0.5] * 10]},
+    "too few classes": {"probabilities": [[0.5, 0.5]]},
+    "no samples": {"probabilities": [[]]},
+    "no particles": {"probabilities": [[[]]]},
+    "a text utility": {"arrays": GOOD, "utility": SECRET},
+    "a utility of another shape": {"arrays": GOOD, "utility": {"matrix": [[1, 2]]}},
+    "an infinite utility": {"arrays": GOOD, "utility": {"matrix": [[1e400] * 10] * 10}},
+    "doubled actions": {"arrays": GOOD, "utility": {"matrix": [[1, 2]] * 10, "actions": [SECRET, SECRET]}},
+    "unknown classes": {"arrays": GOOD, "utility": {"matrix": [[1] * 10] * 10, "classes": [SECRET] * 10}},
+    "classes as numbers": {"arrays": GOOD, "utility": {"matrix": [[1] * 10] * 10, "classes": list(range(10))}},
+}
+
+
+@pytest.mark.parametrize("name", JSON_BODIES)
+def test_bodies(served, name):
+    status, _, answer = served.ask(JSON_BODIES[name])
+    assert 400 <= status < 500, answer
+    assert SECRET.encode() not in answer
+    assert json.loads(answer)["detail"]
+
+
+def test_bombs_are_too_large(served):
+    for size in ((60_000, 60_000), (6000, 6000)):
+        assert served.ask({"images": [coded(bomb(*size))]})[0] == 413
+        assert served.ask(bomb(*size), Content_Type="image/png")[0] == 413
+
+
+def test_sizes_and_kinds(served):
+    assert served.ask(b"x" * (17 * 2**20))[0] == 413
+    for kind in ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded", "", "image/gif"):
+        assert served.ask({"arrays": GOOD}, Content_Type=kind)[0] == 415
+    assert served.ask({"arrays": GOOD}, path="/decide?full=" + SECRET)[0] == 422
+    assert served.ask({"arrays": GOOD}, path="/nothing")[0] == 404
+    assert served.ask({"arrays": GOOD}, method="PUT")[0] == 405
+
+
+def test_what_the_document_describes_and_what_it_does_not(served):
+    """Schemathesis reads the OpenAPI document and makes requests that follow it, and requests that do not."""
+    schemathesis = pytest.importorskip("schemathesis")
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    positive, negative = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
+    seen = set()
+    for mode in (positive, negative):
+        cases = schema["/decide"]["POST"].as_strategy(generation_mode=mode)
+
+        @given(case=cases)
+        @settings(
+            max_examples=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        def ask(case):
+            response = case.call()
+            assert response.status_code < 500
+            seen.add(response.status_code)
+
+        ask()
+    assert seen & {400, 415, 422}

@@ -1,0 +1,56 @@
+"""Bars are drawn for a program on a terminal, one at a time, and never by the library alone."""
+
+import io
+from contextlib import contextmanager, redirect_stderr
+
+import pytest
+
+from rfdlc.progress import live, shown, track
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@contextmanager
+def screen(kind=Terminal):
+    """Standard error is this screen within it; a fixture would not do, since pytest puts its own there for a test."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(kind()) as drawn:
+        patch.setenv("TERM", "xterm")
+        yield drawn
+
+
+def test_a_library_is_silent():
+    with screen() as terminal:
+        assert list(track([1, 2], "Counting")) == [1, 2]
+        with live(3, "Training") as show:
+            show(1, "loss 2")
+    assert terminal.getvalue() == ""
+
+
+def test_a_program_draws():
+    with screen() as terminal, shown():
+        assert list(track(range(3), "Counting")) == [0, 1, 2]
+    assert "Counting" in terminal.getvalue()
+
+
+def test_a_file_gets_no_bar():
+    with screen(io.StringIO) as file, shown():
+        assert list(track([1], "Counting")) == [1]
+    assert file.getvalue() == ""
+
+
+def test_only_the_outer_of_two_bars_is_drawn():
+    with screen() as terminal, shown():
+        with live(2, "Training") as show:
+            assert list(track([1, 2], "Evaluating")) == [1, 2]
+            show(2, "")
+        for _ in track([1], "Outer"):
+            list(track([1], "Inner"))
+        list(track([1], "Afterwards"))
+    assert "Training" in terminal.getvalue()
+    assert "Outer" in terminal.getvalue()
+    assert "Afterwards" in terminal.getvalue()
+    assert "Evaluating" not in terminal.getvalue()
+    assert "Inner" not in terminal.getvalue()
