@@ -69,7 +69,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     >>> from sklearn.datasets import load_wine
     >>> X, y = load_wine(return_X_y=True)
-    >>> model = RFDLCClassifier("tail-sensitive", hidden=(32,), epochs=20, random_state=0).fit(X, y)
+    >>> model = RFDLCClassifier("tail-sensitive", hidden=(32,), random_state=0).fit(X, y)
     >>> model.predict(X[:3]), bool(model.score(X, y) > 0.95)
     (array([0, 0, 0]), True)
     """
