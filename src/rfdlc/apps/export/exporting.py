@@ -87,6 +87,7 @@ def _metadata(model: Model, utility: Utility, form: Form, precision: str) -> dic
         "version": VERSION,
         "decider": model.decider.with_utility(utility).to_dict(),
         "input_shape": list(model.input_shape),
+        "centre": model.centre,
         "resize": form.resize,
         "utility_input": form.utility_input,
         "encoder": None if model.encoder is None else model.encoder.to_dict(),
