@@ -216,13 +216,23 @@ def test_ranks_share_the_rows(run, photos, tmp_path, monkeypatch, order):
 
 
 def test_another_number_of_processes_goes_on(run, photos, tmp_path, monkeypatch):
-    out = tmp_path / "p.csv"
+    out = tmp_path / "p.parquet"
     with monkeypatch.context() as patched:
         patched.setenv("WORLD_SIZE", "2")
         patched.setenv("RANK", "1")
         assert not rfdlc.predict(run, photos, out).complete
     assert rfdlc.predict(run, photos, out).complete
     same(out, run, photos)
+
+
+def test_a_process_that_comes_when_all_is_done(run, photos, tmp_path, monkeypatch):
+    out, written = tmp_path / "p.parquet", []
+    rfdlc.predict(run, photos, out)
+    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert rfdlc.predict(run, photos, out).complete
+    assert not written
+    assert [file.name for file in tmp_path.iterdir()] == ["p.parquet"]
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------
@@ -339,8 +349,9 @@ def test_what_cannot_be_written(run, photos, tmp_path, monkeypatch):
     with pytest.raises(rfdlc.InputError, match=r"expected one of \.npz, \.parquet, \.csv"):
         rfdlc.predict(run, photos, tmp_path / "p.txt")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(rfdlc.InputError, match="made by one process, not by 2"):
-        rfdlc.predict(run, photos, tmp_path / "p.npz")
+    for name in ("p.npz", "p.csv"):
+        with pytest.raises(rfdlc.InputError, match="2 processes write one file together in Parquet alone"):
+            rfdlc.predict(run, photos, tmp_path / name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(rfdlc.InputError, match=r"rfdlc\[tables\]"):
         rfdlc.predict(run, photos, tmp_path / "p.parquet")

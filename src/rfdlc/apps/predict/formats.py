@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rfdlc.errors import InputError
 
 TEXTS = ("id", "target", "action")  # columns of text; all others hold numbers
+NOTE = b"rfdlc.job"  # key of the metadata that say which job made a file
 GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in a Parquet file, the smaller of the two
 
 Columns = Mapping[str, Sequence[str] | NDArray[np.float32]]
@@ -24,7 +25,8 @@ class Format:
 
     check: Callable[[], None]  # raises where something is not installed
     write: Callable[[Path, Columns], None]
-    merge: Callable[[Iterable[Path], Sequence[str], Path], None]  # parts, names of the columns -> one file
+    merge: Callable[[Iterable[Path], Sequence[str], Path, str], None]  # parts, names of columns, file, note in it
+    note: Callable[[Path], str | None]  # what was noted in a file, if there is one and it can hold a note
 
 
 def _write_csv(path: Path, columns: Columns) -> None:
@@ -34,7 +36,7 @@ def _write_csv(path: Path, columns: Columns) -> None:
         csv.writer(file).writerows(zip(*cells, strict=True))
 
 
-def _merge_csv(parts: Iterable[Path], names: Sequence[str], out: Path) -> None:
+def _merge_csv(parts: Iterable[Path], names: Sequence[str], out: Path, note: str) -> None:
     with out.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow(names)
     with out.open("ab") as whole:
@@ -64,24 +66,36 @@ def _write_parquet(path: Path, columns: Columns) -> None:
     parquet.write_table(table, path, use_dictionary=False, write_statistics=False)
 
 
-def _merge_parquet(parts: Iterable[Path], names: Sequence[str], out: Path) -> None:
+def _merge_parquet(parts: Iterable[Path], names: Sequence[str], out: Path, note: str) -> None:
     from pyarrow import concat_tables
     from pyarrow.parquet import ParquetWriter, read_table
 
     repeated = [name for name in ("target", "action") if name in names]
     largest = max(1, min(GROUP_ROWS, GROUP_VALUES // len(names)))
-    with ParquetWriter(out, _schema(names), use_dictionary=repeated, write_statistics=False) as writer:
+    schema = _schema(names).with_metadata({NOTE: note})
+    with ParquetWriter(out, schema, use_dictionary=repeated, write_statistics=False) as writer:
         waiting: list[Any] = []
         for part in parts:
             waiting.append(read_table(part, memory_map=False))
             if sum(table.num_rows for table in waiting) >= largest:
-                writer.write_table(concat_tables(waiting))
+                writer.write_table(concat_tables(waiting).cast(schema))
                 waiting = []
         if waiting:
-            writer.write_table(concat_tables(waiting))
+            writer.write_table(concat_tables(waiting).cast(schema))
+
+
+def _noted_parquet(path: Path) -> str | None:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    try:
+        metadata = read_schema(path).metadata or {}
+    except (OSError, ArrowException):  # it is not there, or somebody else's
+        return None
+    return str(metadata[NOTE].decode()) if NOTE in metadata else None
 
 
 FORMATS = {
-    ".parquet": Format(_check_pyarrow, _write_parquet, _merge_parquet),
-    ".csv": Format(lambda: None, _write_csv, _merge_csv),
+    ".parquet": Format(_check_pyarrow, _write_parquet, _merge_parquet, _noted_parquet),
+    ".csv": Format(lambda: None, _write_csv, _merge_csv, lambda path: None),
 }

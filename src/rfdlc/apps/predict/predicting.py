@@ -63,21 +63,19 @@ def predict(
     path = Path(out)
     kind = choose("kind of file", path.suffix.lower(), KINDS)
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    if kind == ".npz":
-        _check_npz(world_size, utility)
-    else:
-        FORMATS[kind].check()
+    _check_kind(kind, world_size, utility)
     model = Model.load(run, backbone=backbone, device=_device())
     samples = model.open_samples(source, split=split, root=root, skip_broken=skip_broken)
     if kind == ".npz":
         return _whole(model, samples, path)
     table = Table(model, samples, utility)
     size = max(1, min(PART_ROWS, PART_VALUES // len(table.names)))
-    parts = Parts(path, FORMATS[kind], len(samples), size)
-    job = {"model": fingerprint(Path(run)), "source": samples.fingerprint, "utility": table.fingerprint}
-    parts.open({**job, "number of samples": len(samples), "columns": _digest(table.names), "size of parts": size})
-    mine = [part for part in parts.missing() if part % world_size == rank]
-    _work(table, parts, mine, shown=rank == 0)
+    job: dict[str, Any] = {"model": fingerprint(Path(run)), "source": samples.fingerprint}
+    job |= {"utility": table.fingerprint, "columns": _digest(table.names)}
+    job |= {"number of samples": len(samples), "size of parts": size}
+    parts = Parts(path, FORMATS[kind], len(samples), size, job)
+    parts.open()
+    _work(table, parts, parts.share(rank, world_size), shown=rank == 0)
     return _finished(parts, table.names)
 
 
@@ -161,10 +159,12 @@ def _whole(model: Model, samples: Samples, path: Path) -> Predicted:
     return Predicted(path, len(found), len(samples) - len(found))
 
 
-def _check_npz(world_size: int, utility: Utility | None) -> None:
-    if world_size > 1:
-        raise InputError(f"an .npz file is made by one process, not by {world_size}: write .parquet or .csv")
-    if utility is not None:
+def _check_kind(kind: str, world_size: int, utility: Utility | None) -> None:
+    if world_size > 1 and kind != ".parquet":
+        raise InputError(f"{world_size} processes write one file together in Parquet alone: choose .parquet")
+    if kind != ".npz":
+        FORMATS[kind].check()
+    elif utility is not None:
         raise InputError(
             "a utility decides for tables: write .parquet or .csv, or decide later with `rfdlc decide FILE.npz`"
         )
