@@ -201,8 +201,14 @@ def _labels(path: Path, given: NDArray[Any], names: Sequence[str] | None, classe
     flat = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
     if flat.ndim != 1:
         raise InputError(f"{path}: labels have shape {given.shape}: expected one class a sample (for one-hot: argmax)")
+    if flat.dtype.kind == "f" and (flat == np.floor(flat)).all():
+        flat = flat.astype(np.int64)
     distinct, place = np.unique(flat, return_inverse=True)
     if names is not None and distinct.dtype.kind in "iu":
+        if len(distinct) and not (0 <= distinct[0] and distinct[-1] < len(names)):
+            raise InputError(
+                f"{path}: labels go from {distinct[0]} to {distinct[-1]}, but there are {len(names)} names"
+            )
         return _matched(flat.astype(np.int64), names, classes)
     return _matched(place.astype(np.int64), [str(name) for name in distinct], classes)
 

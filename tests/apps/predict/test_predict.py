@@ -299,7 +299,7 @@ def test_arrays_are_read_from_the_file(run, tmp_path):
     np.save(tmp_path / "columns.npy", np.asfortranarray(x))
     np.savez(tmp_path / "plain.npz", x=x, y=y, ids=[f"n{i}" for i in range(37)])
     np.savez_compressed(tmp_path / "parts.npz", train_x=x[:3], train_y=y[:3], test_x=x, test_y=y.astype(str))
-    np.savez(tmp_path / "names.npz", x=x, y=y, names=[str(9 - i) for i in range(10)])
+    np.savez(tmp_path / "names.npz", x=x, y=y.astype(float), names=[str(9 - i) for i in range(10)])
     np.savez(tmp_path / "others.npz", x=x, y=y, names=[f"class {i}" for i in range(10)])
     targets = {"only.npy": None, "columns.npy": None, "plain.npz": y, "parts.npz": y, "names.npz": 9 - y}
     for name, wanted in {**targets, "others.npz": None}.items():
@@ -310,6 +310,9 @@ def test_arrays_are_read_from_the_file(run, tmp_path):
     (tmp_path / "cut.npy").write_bytes((tmp_path / "only.npy").read_bytes()[:-100])
     with pytest.raises(rfdlc.InputError, match=r"cut.npy.*cut off"):
         rfdlc.predict(run, tmp_path / "cut.npy", tmp_path / "p.csv")
+    np.savez(tmp_path / "beyond.npz", x=x, y=y + 1, names=[str(i) for i in range(10)])
+    with pytest.raises(rfdlc.InputError, match="labels go from 1 to 10, but there are 10 names"):
+        rfdlc.predict(run, tmp_path / "beyond.npz", tmp_path / "p.csv")
     with pytest.raises(rfdlc.InputError, match="no part 'val'"):
         rfdlc.predict(run, tmp_path / "parts.npz", tmp_path / "p.csv", split="val")
 
