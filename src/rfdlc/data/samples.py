@@ -199,16 +199,15 @@ def _arrays(path: Path, taken: Taken, split: str | None) -> Samples:
 def _labels(path: Path, given: NDArray[Any], names: Sequence[str] | None, classes: Classes) -> NDArray[np.int64]:
     """Numbers count the file's names, or are names themselves; all are unknown where the model has other classes."""
     flat = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
-    if flat.ndim != 1:
+    if flat.ndim != 1 or not len(flat):
         raise InputError(f"{path}: labels have shape {given.shape}: expected one class a sample (for one-hot: argmax)")
     if flat.dtype.kind == "f" and (flat == np.floor(flat)).all():
         flat = flat.astype(np.int64)
     distinct, place = np.unique(flat, return_inverse=True)
     if names is not None and distinct.dtype.kind in "iu":
-        if len(distinct) and not (0 <= distinct[0] and distinct[-1] < len(names)):
-            raise InputError(
-                f"{path}: labels go from {distinct[0]} to {distinct[-1]}, but there are {len(names)} names"
-            )
+        least, most = distinct[0], distinct[-1]
+        if least < 0 or most >= len(names):
+            raise InputError(f"{path}: labels go from {least} to {most}, but there are {len(names)} names")
         return _matched(flat.astype(np.int64), names, classes)
     return _matched(place.astype(np.int64), [str(name) for name in distinct], classes)
 

@@ -154,7 +154,7 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     begun = f"{out}.parts was begun with another"
     with pytest.raises(rfdlc.InputError, match=f"{begun} utility, another columns.*remove the folder to start anew"):
         rfdlc.predict(run, photos, out, utility=rfdlc.Utility.one_hot([str(i) for i in range(10)]))
-    with pytest.raises(rfdlc.InputError, match=f"{begun} source, another number of samples"):
+    with pytest.raises(rfdlc.InputError, match=f"{begun} source, another columns, another number of samples"):
         rfdlc.predict(run, photos / "3", out)
     decider = run / "decider.json"
     text = decider.read_text()
