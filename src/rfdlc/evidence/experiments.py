@@ -32,8 +32,9 @@ from rfdlc.evidence.scoring import TASKS, score
 from rfdlc.learn.settings import parse_pairs
 
 # Runs train on everything; what calibrates them is held out of runs of its own. Weights of every epoch are not kept.
-MEASURED = {"refit": False, "checkpoint_every": 100}
+MEASURED = {"refit": False, "checkpoint_every": 40}
 RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
+LATE = ("weights", "utility", "penalty", "alpha")  # what the paper's method starts after `deferred`
 SECONDS_A_NETWORK = 6.5  # ResNet-32, 200 epochs, in a stack on one H200: for the estimate alone
 
 
@@ -204,16 +205,22 @@ def _title(stack: Sequence[Wanted]) -> str:
 
 
 def estimate(grid: Grid) -> list[tuple[str, int, float]]:
-    """For each stack its runs, how many there are, and their work in trainings of one network."""
+    """For each stack its runs, how many there are, and their work in trainings of one network.
+
+    Runs of a stack that differ only in what starts late share what comes before it.
+    """
     from rfdlc.learn.methods import resolve
 
     rows = []
     for stack in grid.stacks:
-        work = 0.0
+        work, begun = 0.0, set()
         for run in stack:
             method, settings = resolve(run.method, grid.data.source, run_settings(run))
-            alone = method.relative_cost(settings.epochs) / method.settings.get("particles", 1)
-            work += alone * settings.particles
+            alone = method.relative_cost(settings.epochs) / method.settings.get("particles", 1) * settings.particles
+            early = {key: value for key, value in run.settings.items() if key not in LATE or not settings.deferred}
+            beginning = run.method, run.seed, run.hold_out, str(sorted(early.items()))
+            work += alone * (1 - settings.deferred if beginning in begun else 1)
+            begun.add(beginning)
         rows.append((_title(stack), len(stack), work))
     return rows
 

@@ -25,6 +25,7 @@ from rfdlc.data.longtail import profile_counts, subset
 from rfdlc.errors import InputError, choose, listing
 
 TARGETS = ("uniform", "natural")
+NAMELESS = ("compile", "device", "workers")  # settings that change where and how fast a run is trained, not what it is
 DATA_KEYS = ("source", "name", "target", "options", "separated", "largest", "factor", "test")
 
 
@@ -71,7 +72,8 @@ class Wanted:
     @property
     def name(self) -> str:
         """Method and settings, such as `rf-dlc-paper+particles=2`: the same for all seeds."""
-        return "+".join([self.method, *(f"{key}={value}" for key, value in sorted(self.settings.items()))])
+        named = sorted((key, value) for key, value in self.settings.items() if key not in NAMELESS)
+        return "+".join([self.method, *(f"{key}={value}" for key, value in named)])
 
     @property
     def folder(self) -> str:
