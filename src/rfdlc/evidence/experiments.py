@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ SECONDS_A_NETWORK = 6.5  # ResNet-32, 200 epochs, in a stack on one H200: for th
 class Experiment:
     """One grid, where its data, runs and results are, and what is left to do."""
 
-    def __init__(self, grid: Grid, runs: Path, out: Path, logits: Path | None = None, commit: str = "") -> None:
-        self.grid, self.out, self.commit = grid, out, commit
+    def __init__(
+        self, grid: Grid, runs: Path, out: Path, logits: Path | None = None, commit: str = "", networks: int = 24
+    ) -> None:
+        self.grid, self.out, self.commit, self.networks = grid, out, commit, networks
         self.runs = runs / grid.data.name
         self.logits = None if logits is None else logits / grid.data.name
 
@@ -71,14 +74,13 @@ class Experiment:
         needed = [*runs, *(run for run in stack if run.hold_out and run.name in wanted)]
         return [run for run in needed if self.folder(run) is None]
 
-    def train(self, stack: Sequence[Wanted], data: Dataset) -> None:
-        """Train the missing runs of a stack in one call, and note what it took."""
+    def train(self, missing: Sequence[Wanted], data: Dataset) -> None:
+        """Train runs in one call, and note what it took."""
         from rfdlc.learn.many import Plan, train_many
 
-        missing = self.missing(stack)
         resumed = any((self.runs / run.folder / "config.json").exists() for run in missing)
         began = time.perf_counter()
-        models = train_many(data, [self._plan(Plan, run, data) for run in missing])
+        models = train_many(data, [self._plan(Plan, run, data) for run in missing], networks=self.networks)
         seconds = time.perf_counter() - began
         networks = sum(model.settings.particles for model in models)
         for run, model in zip(missing, models, strict=True):
@@ -114,12 +116,18 @@ class Experiment:
         results.write(self.out, self.grid.data.name, scored)
         return len(scored)
 
+    def finish(self, stack: Sequence[Wanted], logits_seeds: Sequence[int] | None, again: bool) -> int:
+        """Keep and score what was trained; how many runs were scored."""
+        self.keep_logits(stack, logits_seeds)
+        return self.score(stack, again)
+
     def keep_logits(self, stack: Iterable[Wanted], seeds: Sequence[int] | None) -> None:
         """Light copies of finished folders: of the seeds asked for, and of all that calibrate."""
         for run in stack:
             whole, asked = self.runs / run.folder, run.hold_out or seeds is None or run.seed in seeds
-            if self.logits is not None and asked and (whole / RECORD).exists():
-                copy_light(whole, self.logits / run.folder)
+            light = None if self.logits is None else self.logits / run.folder
+            if light is not None and asked and (whole / RECORD).exists() and not light.exists():
+                copy_light(whole, light)
 
 
 def run_settings(run: Wanted) -> dict[str, Any]:
@@ -184,19 +192,25 @@ def run_grid(
     rescore: bool = False,
     say: Any = print,
 ) -> None:
-    """Every stack in order: train what is missing, score it, write its rows. Nothing starts after the time budget."""
+    """Every stack in order: train what is missing, score it, write its rows. Nothing starts after the time budget.
+
+    A stack is scored while the next one trains.
+    """
     began, loaded = time.perf_counter(), None
-    for stack in experiment.grid.stacks:
-        title, missing = _title(stack), [] if rescore else experiment.missing(stack)
-        if missing and time.perf_counter() - began > time_budget:
-            say(f"{title}: not started, the time budget is spent")
-            continue
-        if missing:
-            loaded = loaded or experiment.grid.data.load(data)
-            experiment.train(stack, loaded)
-            experiment.keep_logits(stack, logits_seeds)
-        scored = experiment.score(stack, again=rescore)
-        say(f"{title}: {len(missing)} trained, {scored} scored, {time.perf_counter() - began:.0f} s")
+    with ThreadPoolExecutor(max_workers=1) as scorer:
+        scoring = []
+        for stack in experiment.grid.stacks:
+            missing = [] if rescore else experiment.missing(stack)
+            if missing and time.perf_counter() - began > time_budget:
+                say(f"{_title(stack)}: not started, the time budget is spent")
+                continue
+            if missing:
+                loaded = loaded or experiment.grid.data.load(data)
+                experiment.train(missing, loaded)
+                say(f"{_title(stack)}: {len(missing)} trained, {time.perf_counter() - began:.0f} s")
+            scoring.append(scorer.submit(experiment.finish, stack, logits_seeds, rescore))
+        scored = sum(each.result() for each in scoring)
+    say(f"{experiment.grid.name}: {scored} scored, {time.perf_counter() - began:.0f} s")
 
 
 def _title(stack: Sequence[Wanted]) -> str:
@@ -260,6 +274,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="key=value", help="settings for every run, to try a grid"
     )
+    parser.add_argument("--networks", type=int, default=24, help="the most networks that train as one stack")
     parser.add_argument("--commit", default="", help="commit to record, where there is no git")
     parser.add_argument("--time-budget", type=float, default=float("inf"), help="start no stack after so many seconds")
     parser.add_argument("--rescore", action="store_true", help="score all folders again, train nothing")
@@ -272,7 +287,8 @@ def main(words: Sequence[str] | None = None) -> None:
         if options.dry_run:
             _print_estimate(grid)
             continue
-        experiment = Experiment(grid, options.runs, options.out, options.logits, options.commit)
+        where = options.runs, options.out, options.logits
+        experiment = Experiment(grid, *where, options.commit, options.networks)
         run_grid(
             experiment,
             options.data,

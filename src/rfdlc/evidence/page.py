@@ -3,7 +3,7 @@
 from rfdlc.evidence import rendering
 from rfdlc.evidence.results import Results
 from rfdlc.evidence.specs import DATA_TITLES, SPECS
-from rfdlc.evidence.tables import build
+from rfdlc.evidence.tables import build, frontier
 
 INTRODUCTION = """\
 # Evidence
@@ -35,7 +35,7 @@ python -m rfdlc.evidence.experiments cifar100 --dry-run
 def text(results: Results) -> str:
     """The whole page."""
     tables = rendering.markdown([build(name, results) for name in SPECS])
-    parts = [INTRODUCTION.format(legend=rendering.LEGEND), _measured(results), _contents(), tables]
+    parts = [INTRODUCTION.format(legend=rendering.LEGEND), _measured(results), _contents(), tables, _figures(results)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -46,6 +46,17 @@ def _measured(results: Results) -> str:
         made = {name: ", ".join(sorted({row[name] for row in rows})) for name in ("hardware", "commit")}
         lines.append(f"| {DATA_TITLES.get(data, data)} | {len(rows)} | {made['hardware']} | {made['commit']} |")
     return "\n".join([*(lines if results.runs else ["Nothing has been measured yet."]), ""])
+
+
+def _figures(results: Results) -> str:
+    """Links to what `--figures` draws."""
+    names = [] if not results.measured("cifar100-lt") else ["particles", "weights"]
+    for data in results.runs:
+        if frontier(results, data, "rf-dlc"):
+            kinds = (f"frontier-{data}", f"reliability-{data}-argmax", f"reliability-{data}-calibrated")
+            names += [*kinds, f"risk-coverage-{data}"]
+    links = "\n".join(f"![{name}](figures/{name}.png)" for name in names)
+    return f"## Figures\n\nDrawn from the same files: `rfdlc reproduce --figures docs/figures`.\n\n{links}"
 
 
 def _contents() -> str:
