@@ -1,0 +1,307 @@
+"""Grids -> runs -> results: trains what is missing, scores every run, writes its rows as soon as it is finished.
+
+    python -m rfdlc.evidence.experiments cifar100 --data DIR --runs RUNS --out RESULTS
+    python -m rfdlc.evidence.experiments cifar100 --dry-run
+    python -m rfdlc.evidence.experiments cifar100 --runs RUNS --out RESULTS --rescore     # trains nothing
+
+A run is finished when RESULTS has its rows, or when RUNS (or LOGITS) has its folder: a grid that was interrupted goes
+on, and nothing is ever trained twice. Test-set logits of all particles stay in the run folder. `--logits LOGITS` keeps
+light copies of the folders, with logits as float16 and without weights; they can be scored as the folders can.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rfdlc.data.dataset import Dataset
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError, listing
+from rfdlc.evidence import grids, results
+from rfdlc.evidence.grids import Grid, Wanted
+from rfdlc.evidence.scoring import TASKS, score
+from rfdlc.learn.settings import parse_pairs
+
+# Runs train on everything; what calibrates them is held out of runs of its own. Weights of every epoch are not kept.
+MEASURED = {"refit": False, "checkpoint_every": 40}
+RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
+LATE = ("weights", "utility", "penalty", "alpha")  # what the paper's method starts after `deferred`
+SECONDS_A_NETWORK = 6.5  # ResNet-32, 200 epochs, in a stack on one H200: for the estimate alone
+
+
+class Experiment:
+    """One grid, where its data, runs and results are, and what is left to do."""
+
+    def __init__(
+        self, grid: Grid, runs: Path, out: Path, logits: Path | None = None, commit: str = "", networks: int = 24
+    ) -> None:
+        self.grid, self.out, self.commit, self.networks = grid, out, commit, networks
+        self.runs = runs / grid.data.name
+        self.logits = None if logits is None else logits / grid.data.name
+
+    def folder(self, wanted: Wanted) -> Path | None:
+        """The finished folder of a run, or its light copy; nothing where there is none."""
+        whole = self.runs / wanted.folder
+        if (whole / "metrics.json").exists():
+            return whole
+        light = None if self.logits is None else self.logits / wanted.folder
+        return light if light is not None and (light / RECORD).exists() else None
+
+    def calibration(self, wanted: Wanted) -> Path | None:
+        """The run that calibrates this one: of the same seed, else any of the same name."""
+        places = [self.runs, *([] if self.logits is None else [self.logits])]
+        found = sorted(
+            path.parent for place in places for path in (place / wanted.name).glob("held-out-*/held-out.npz")
+        )
+        same = [path for path in found if path.name == f"held-out-{wanted.seed}"]
+        return next(iter(same or found), None)
+
+    def missing(self, stack: Sequence[Wanted]) -> list[Wanted]:
+        """What has to be trained: runs without rows and folder, and what calibrates those."""
+        known = results.finished(self.out, self.grid.data.name)
+        runs = [run for run in stack if not run.hold_out and (run.name, run.seed) not in known]
+        wanted = {run.name for run in runs}
+        needed = [*runs, *(run for run in stack if run.hold_out and run.name in wanted)]
+        return [run for run in needed if self.folder(run) is None]
+
+    def train(self, missing: Sequence[Wanted], data: Dataset) -> None:
+        """Train runs in one call, and note what it took."""
+        from rfdlc.learn.many import Plan, train_many
+
+        resumed = any((self.runs / run.folder / "config.json").exists() for run in missing)
+        began = time.perf_counter()
+        models = train_many(data, [self._plan(Plan, run, data) for run in missing], networks=self.networks)
+        seconds = time.perf_counter() - began
+        networks = sum(model.settings.particles for model in models)
+        for run, model in zip(missing, models, strict=True):
+            share = seconds * model.settings.particles / networks
+            record = {
+                "seconds": "" if resumed else round(share, 2),  # what came before an interruption is not known
+                "networks": networks,
+                "parameters": sum(weight.numel() for weight in model.net.parameters()),
+                "commit": self.commit or _commit(),
+                "date": datetime.now(UTC).date().isoformat(),
+            }
+            (self.runs / run.folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+    def _plan(self, plan: Any, run: Wanted, data: Dataset) -> Any:
+        """What `train_many` takes; a class-sensitive utility becomes a file beside the runs."""
+        settings = run_settings(run)
+        task = settings.get("utility")
+        if task in TASKS:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            settings["utility"] = str((self.runs / f"{task}.csv").resolve())
+            Utility.group_sensitive(data.classes, *TASKS[task]).to_csv(settings["utility"])
+        return plan(self.runs / run.folder, run.method, settings)
+
+    def score(self, stack: Iterable[Wanted], again: bool = False) -> int:
+        """Write the rows of every finished run of a stack that has none yet (or `again`); how many were scored."""
+        known = set() if again else results.finished(self.out, self.grid.data.name)
+        scored = []
+        for run in stack:
+            folder = None if run.hold_out or (run.name, run.seed) in known else self.folder(run)
+            if folder is not None:
+                found = score(folder, self.calibration(run), self.grid.data.target)
+                scored.append(results.Scored(_provenance(run, folder), *found))
+        results.write(self.out, self.grid.data.name, scored)
+        return len(scored)
+
+    def finish(self, stack: Sequence[Wanted], logits_seeds: Sequence[int] | None, again: bool) -> int:
+        """Keep and score what was trained; how many runs were scored."""
+        self.keep_logits(stack, logits_seeds)
+        return self.score(stack, again)
+
+    def keep_logits(self, stack: Iterable[Wanted], seeds: Sequence[int] | None) -> None:
+        """Light copies of finished folders: of the seeds asked for, and of all that calibrate."""
+        for run in stack:
+            whole, asked = self.runs / run.folder, run.hold_out or seeds is None or run.seed in seeds
+            light = None if self.logits is None else self.logits / run.folder
+            if light is not None and asked and (whole / RECORD).exists() and not light.exists():
+                copy_light(whole, light)
+
+
+def run_settings(run: Wanted) -> dict[str, Any]:
+    """All settings of a run: its own, and those that every measurement has."""
+    return {**MEASURED, "hold_out": run.hold_out, **run.settings, "seed": run.seed}
+
+
+def copy_light(run: Path, to: Path) -> None:
+    """A run folder without weights and checkpoints, its logits as float16."""
+    beside = to.with_name(f".{to.name}")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    for name in ("config.json", "classes.json", "environment.json", RECORD):
+        shutil.copy(run / name, beside)
+    for name in ("predictions.npz", "held-out.npz"):
+        if (run / name).exists():
+            found = Predictions.load(run / name)
+            half = found.scores.values.astype(np.float16)
+            classes = np.array(json.dumps(found.classes.to_dict()))
+            assert found.targets is not None
+            np.savez_compressed(beside / name, logits=half, targets=found.targets, classes=classes)
+    shutil.rmtree(to, ignore_errors=True)
+    beside.replace(to)
+
+
+def _provenance(run: Wanted, folder: Path) -> dict[str, Any]:
+    """The row of a run in `runs.csv`."""
+    where = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    record = folder / RECORD  # not there where a crash came between the training and the record of it
+    made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    return {
+        "run": run.name,
+        "seed": run.seed,
+        "method": run.method,
+        "settings": " ".join(f"{key}={value}" for key, value in sorted(run.settings.items())),
+        **made,
+        "hardware": where["gpu"] or f"CPU, {where['platform']}",
+        "versions": ", ".join(f"{name} {where[name]}" for name in ("rfdlc", "python", "torch", "numpy")),
+    }
+
+
+def _commit() -> str:
+    """Of the working tree this file lies in; nothing where there is no git."""
+    words = ["git", "rev-parse", "--short=10", "HEAD"]
+    try:
+        return subprocess.run(
+            words, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def run_grid(
+    experiment: Experiment,
+    data: Path,
+    *,
+    time_budget: float = float("inf"),
+    logits_seeds: Sequence[int] | None = None,
+    rescore: bool = False,
+    say: Any = print,
+) -> None:
+    """Every stack in order: train what is missing, score it, write its rows. Nothing starts after the time budget.
+
+    A stack is scored while the next one trains.
+    """
+    began, loaded = time.perf_counter(), None
+    with ThreadPoolExecutor(max_workers=1) as scorer:
+        scoring = []
+        for stack in experiment.grid.stacks:
+            missing = [] if rescore else experiment.missing(stack)
+            if missing and time.perf_counter() - began > time_budget:
+                say(f"{_title(stack)}: not started, the time budget is spent")
+                continue
+            if missing:
+                loaded = loaded or experiment.grid.data.load(data)
+                experiment.train(missing, loaded)
+                say(f"{_title(stack)}: {len(missing)} trained, {time.perf_counter() - began:.0f} s")
+            scoring.append(scorer.submit(experiment.finish, stack, logits_seeds, rescore))
+        scored = sum(each.result() for each in scoring)
+    say(f"{experiment.grid.name}: {scored} scored, {time.perf_counter() - began:.0f} s")
+
+
+def _title(stack: Sequence[Wanted]) -> str:
+    names = dict.fromkeys(run.name for run in stack)
+    return listing(names, 4)
+
+
+def estimate(grid: Grid) -> list[tuple[str, int, float]]:
+    """For each stack its runs, how many there are, and their work in trainings of one network.
+
+    Runs of a stack that differ only in what starts late share what comes before it.
+    """
+    from rfdlc.learn.methods import resolve
+
+    rows = []
+    for stack in grid.stacks:
+        work, begun = 0.0, set()
+        for run in stack:
+            method, settings = resolve(run.method, grid.data.source, run_settings(run))
+            alone = method.relative_cost(settings.epochs) / method.settings.get("particles", 1) * settings.particles
+            early = {key: value for key, value in run.settings.items() if key not in LATE or not settings.deferred}
+            beginning = run.method, run.seed, run.hold_out, str(sorted(early.items()))
+            work += alone * (1 - settings.deferred if beginning in begun else 1)
+            begun.add(beginning)
+        rows.append((_title(stack), len(stack), work))
+    return rows
+
+
+def _print_estimate(grid: Grid) -> None:
+    total = 0.0
+    for title, count, work in estimate(grid):
+        print(f"{count:4d} runs {work:7.1f} network-trainings  {title}")
+        total += work
+    minutes = total * SECONDS_A_NETWORK / 60
+    print(
+        f"{grid.name}: {total:.0f} network-trainings, about {minutes:.0f} minutes of one H200 for ResNet-32, 200 epochs"
+    )
+
+
+def _only(grid: Grid, names: Sequence[str]) -> Grid:
+    """The runs of these methods, or of these names."""
+    kept = [tuple(run for run in stack if run.method in names or run.name in names) for stack in grid.stacks]
+    if not any(kept):
+        raise InputError(f"--only {' '.join(names)}: grid {grid.name} has no such run")
+    return Grid(grid.name, grid.data, tuple(stack for stack in kept if stack))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command line, with what is in the standard library alone."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grid", nargs="+", help=f"{', '.join(grids.names())}, or a TOML file")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder in which data sets are looked for")
+    parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="where run folders are")
+    parser.add_argument("--out", type=Path, default=results.PACKAGED, help="where result CSVs are")
+    parser.add_argument("--logits", type=Path, help="keep light copies of run folders here, and read them")
+    parser.add_argument(
+        "--logits-seeds", type=int, nargs="*", help="of these seeds only; what calibrates is always kept"
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the grid's")
+    parser.add_argument("--only", nargs="+", metavar="METHOD", help="only runs of these methods or names")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="key=value", help="settings for every run, to try a grid"
+    )
+    parser.add_argument("--networks", type=int, default=24, help="the most networks that train as one stack")
+    parser.add_argument("--commit", default="", help="commit to record, where there is no git")
+    parser.add_argument("--time-budget", type=float, default=float("inf"), help="start no stack after so many seconds")
+    parser.add_argument("--rescore", action="store_true", help="score all folders again, train nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and its cost")
+    options = parser.parse_args(words)
+    began = time.perf_counter()
+    for name in options.grid:
+        grid = grids.read(name, options.seeds, parse_pairs(options.set))
+        grid = _only(grid, options.only) if options.only else grid
+        if options.dry_run:
+            _print_estimate(grid)
+            continue
+        where = options.runs, options.out, options.logits
+        experiment = Experiment(grid, *where, options.commit, options.networks)
+        run_grid(
+            experiment,
+            options.data,
+            time_budget=options.time_budget - (time.perf_counter() - began),
+            logits_seeds=options.logits_seeds,
+            rescore=options.rescore,
+            say=lambda line: print(line, flush=True),
+        )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
