@@ -60,7 +60,8 @@ class ParticleNet(nn.Module):
             )
         choose("head", head, HEADS)
         self.seeds, self.runs, self.particles = tuple(seeds), len(seeds), particles
-        self.layout, self.fused = backbone.layout, backbone.fused
+        self.layout, self.fusable = backbone.layout, backbone.fused
+        self.fused = False  # whether a training step may use fused stages
         networks = self.runs * particles
         self.trunk = nn.Sequential(*(stage(self.runs) for stage in backbone.stages[:shared_stages]))
         self.branches = nn.Sequential(*(stage(networks) for stage in backbone.stages[shared_stages:]))

@@ -19,6 +19,7 @@ from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.per_run import Repulsions
 from rfdlc.learn.settings import Settings
 
+WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
 Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
 
 
@@ -35,6 +36,7 @@ class Step:
         stage: Stage = Stage(),  # noqa: B008, a frozen record
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
         each: Sequence[Settings] = (),  # of every run, where they differ in what a run may have of its own
+        steps: int = WORTH_FUSING,  # how often it will be called, about
     ) -> None:
         self.net, self.objective, self.settings, self.stage = net, objective, settings, stage
         each = each or [settings] * net.runs
@@ -55,14 +57,15 @@ class Step:
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full_like(self.total, -1, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
-        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all"  # others are short
+        net.fused = net.fusable and steps >= WORTH_FUSING
+        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all" and not net.fused
         self.forward: Callable[[Tensor], Tensor] = self.drawn or (
             net.routing if stage.trains == "router" else net.particle_logits
         )
         self.compiled = torch.compile(self.forward, dynamic=False) if compiling else self.forward
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
-        self.capture = self.capturing and self.device.type == "cuda"
+        self.capture = self.capturing and self.device.type == "cuda" and steps >= WORTH_CAPTURING
 
     def begin_epoch(self, epoch: int, rates: float | Sequence[float]) -> None:
         """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
@@ -89,7 +92,12 @@ class Step:
         return graph.replay()
 
     def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
-        """The step itself. The objective of mixed samples is weighed between both labels, whatever the objective."""
+        """The step itself."""
+        losses = self.objectives(inputs, targets, mix)
+        self.update(losses, self.gradients(losses))
+
+    def objectives(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Tensor:
+        """Of each run, (R,). That of mixed samples is weighed between both labels, whatever the objective."""
         mixed = self.mixed(inputs, targets, mix)
         inputs = mixed.inputs
         # compiling is dear: only the shape of full batches is worth it
@@ -103,25 +111,27 @@ class Step:
             losses = mixed.lam * losses + (1 - mixed.lam) * others
         if self.repulsions is not None:
             losses = losses + self.repulsions(self.net.head_weights, logits, self.epoch)
-        self._update(losses)
+        return losses
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
         return Mixed(inputs, targets, targets, mix[:, 0]) if self.mixing is None else self.mixing(inputs, targets, mix)
 
-    def _update(self, losses: Tensor) -> None:
+    def gradients(self, losses: Tensor) -> list[Tensor]:
         found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            gradients = [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
-            if self.settings.clip:
-                clip(gradients, self.settings.clip, self.net.runs)
-            self.optimiser.step(self.parameters, gradients, self.rates)
-            if self.average:
-                torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
-            bad = ~losses.detach().isfinite() & (self.first_bad < 0)
-            self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
-            self.total += losses.detach()
-            self.steps += 1
+        return [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
+
+    @torch.no_grad()
+    def update(self, losses: Tensor, gradients: list[Tensor]) -> None:
+        if self.settings.clip:
+            clip(gradients, self.settings.clip, self.net.runs)
+        self.optimiser.step(self.parameters, gradients, self.rates)
+        if self.average:
+            torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
+        bad = ~losses.detach().isfinite() & (self.first_bad < 0)
+        self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
+        self.total += losses.detach()
+        self.steps += 1
 
     def losses(self) -> list[float]:
         """Mean loss of each run over the epoch so far. Waits for the device."""

@@ -113,7 +113,8 @@ def epochs(net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], do
             continue
         if part.stage.anew and done <= part.start:
             draw_head(net)
-        step = Step(net, part.objective, part.settings, part.stage, deviations, part.each)
+        left = (part.end - max(done, part.start)) * part.loader.steps
+        step = Step(net, part.objective, part.settings, part.stage, deviations, part.each, left)
         if done > part.start:
             load_state(step, state)
         for epoch in range(max(done, part.start) + 1, part.end + 1):

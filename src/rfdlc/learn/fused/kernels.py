@@ -5,7 +5,10 @@ pixels is one piece of memory. Sums over pixels (statistics of batch norm, their
 program, added up in a fixed order, so that results do not change from run to run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
+from typing import Any
 
 import torch
 import triton
@@ -13,6 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 EPSILON, MOMENTUM = 1e-5, 0.1
+# One machine code for every size of batch: the shorter last one of an epoch needs no compilation of its own
+SIZES = ("batch", "pixels", "tiles", "sets", "programs", "count", "share", "networks")
+
+
+def _any_size(kernel: Callable[..., None]) -> Any:
+    names = [name for name in signature(kernel).parameters if name in SIZES]
+    return triton.jit(kernel, do_not_specialize=names)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ def _window_weights(
     return tl.load(w + place, mask=(right >= 0) & (right < 3), other=0.0)
 
 
-@triton.jit
+@_any_size
 def _convolve_rows(
     x, w, y, partial, batch,
     H: tl.constexpr, W: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, TRANSPOSED: tl.constexpr,
@@ -121,7 +131,7 @@ def _convolve_rows(
         tl.store(partial + CY, tl.sum(tl.reshape(tl.sum(second, 0), (GROUP, CY)), 0))
 
 
-@triton.jit
+@_any_size
 def _convolve_tiles(
     x, w, y, partial, pixels, tiles,
     H: tl.constexpr, W: tl.constexpr, HX: tl.constexpr, WX: tl.constexpr,
@@ -173,7 +183,7 @@ def _convolve_tiles(
         tl.store(partial + CY, tl.sum(total * total, 0))
 
 
-@triton.jit
+@_any_size
 def _weight_gradient_rows(
     dy, x, partial, batch, sets,
     H: tl.constexpr, W: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr,
@@ -209,7 +219,7 @@ def _weight_gradient_rows(
     tl.store(at + 2 * size, tl.trans(lower))
 
 
-@triton.jit
+@_any_size
 def _gather_weight_gradient(
     partial, result, programs, count, CX: tl.constexpr, CY: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
@@ -229,7 +239,7 @@ def _gather_weight_gradient(
     tl.store(result + network * count + place, tl.sum(total, 0), mask=place < count)
 
 
-@triton.jit
+@_any_size
 def _weight_gradient_tiles(
     dy, x, partial, pixels, share,
     H: tl.constexpr, W: tl.constexpr, HX: tl.constexpr, WX: tl.constexpr,
@@ -281,7 +291,7 @@ def _added(partial, tiles, C: tl.constexpr, BLOCK: tl.constexpr):
     return tl.sum(first, 0), tl.sum(second, 0)
 
 
-@triton.jit
+@_any_size
 def _statistics(
     partial, gamma, beta, running_mean, running_variance, result, tiles, count, networks,
     EPSILON: tl.constexpr, MOMENTUM: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
@@ -304,7 +314,7 @@ def _statistics(
     tl.store(running_variance + at, (1 - MOMENTUM) * tl.load(running_variance + at) + MOMENTUM * unbiased)
 
 
-@triton.jit
+@_any_size
 def _norm_gradient(partial, known, result, tiles, count, networks, C: tl.constexpr, BLOCK: tl.constexpr):
     """result (5, K, C): factors of gradient, values and one in the gradient by the values; those of gamma and beta."""
     network = tl.program_id(0)
@@ -321,7 +331,7 @@ def _norm_gradient(partial, known, result, tiles, count, networks, C: tl.constex
     tl.store(result + 4 * size + at, total)
 
 
-@triton.jit
+@_any_size
 def _activate(
     y, known, shortcut, z, pixels, networks,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
@@ -346,7 +356,7 @@ def _activate(
     tl.store(z + here, tl.maximum(value, 0.0).to(z.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@_any_size
 def _gate(
     dz, shortcut, active, y, known, result, partial, pixels, tiles, networks,
     SHORTCUT: tl.constexpr, ACTIVE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
@@ -373,7 +383,7 @@ def _gate(
     tl.store(partial + C, tl.sum(gradient * value, 0))
 
 
-@triton.jit
+@_any_size
 def _norm_input_gradient(
     gradient, y, known, factors, result, pixels, networks,
     GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
