@@ -1,5 +1,8 @@
 """Grids from data to rows, on data small enough for a CPU."""
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -34,10 +37,20 @@ workers = 0
 """
 
 
-def grid_of(tmp_path, text):
+TASK = """
+seeds = [0]
+[data]
+source = "cifar10-lt"
+options = { factor = 2 }
+[[stacks]]
+runs = [{ method = "rf-dlc-paper" }, { method = "rf-dlc-paper", utility = "bird-plane" }]
+"""
+
+
+def grid_of(tmp_path, text, **extra):
     path = tmp_path / "made.toml"
     path.write_text(text)
-    return grids.read(str(path))
+    return grids.read(str(path), extra=extra)
 
 
 @pytest.fixture
@@ -87,18 +100,23 @@ def test_digits_from_grid_to_rows(tmp_path, forbidden):
     assert again[1] == pytest.approx(found.by_seed("digits-lt", "ce+epochs=1", "calibrated", "acc")[1], abs=0.5)
 
 
-def test_an_image_list_in_the_format_of_imagenet_lt(tmp_path):
+def write_lists(folder, stem, **counts):
+    """Images of 32 x 32 in lists of `path label`, so many of each class in each split."""
     rng = np.random.default_rng(0)
-    for split, counts in (("train", (16, 8, 4)), ("val", (3, 3, 3)), ("test", (4, 4, 4))):
+    for split, each in counts.items():
         lines = []
-        for label, count in enumerate(counts):
+        for label, count in enumerate(each):
             for i in range(count):
                 name = f"{split}-{label}-{i}.png"
                 pixels = rng.integers(0, 80, (32, 32, 3), dtype=np.uint8)
                 pixels[..., label] += 120
-                Image.fromarray(pixels).save(tmp_path / name)
+                Image.fromarray(pixels).save(folder / name)
                 lines.append(f"{name} {label}")
-        (tmp_path / f"ImageNet_LT_{split}.txt").write_text("\n".join(lines) + "\n")
+        (folder / f"{stem}_{split}.txt").write_text("\n".join(lines) + "\n")
+
+
+def test_an_image_list_in_the_format_of_imagenet_lt(tmp_path):
+    write_lists(tmp_path, "ImageNet_LT", train=(16, 8, 4), val=(3, 3, 3), test=(4, 4, 4))
     grid = grid_of(tmp_path, LISTS)
     with pytest.warns(UserWarning, match="published"):  # it is not of the published size
         run_grid(Experiment(grid, tmp_path / "runs", tmp_path / "out"), tmp_path, say=lambda line: None)
@@ -108,6 +126,38 @@ def test_an_image_list_in_the_format_of_imagenet_lt(tmp_path):
     assert found.mean("imagenet-lt", run, "calibrated -1", "utility") is not None  # the validation part calibrates
     config = (tmp_path / "runs" / "imagenet-lt" / run / "seed-0" / "config.json").read_text()
     assert '"alpha": 50.0' in config  # the preset of ImageNet-LT was found
+
+
+def test_the_validation_part_of_inaturalist_is_what_is_scored(tmp_path):
+    write_lists(tmp_path, "iNaturalist18", train=(5, 4, 3), val=(2, 2, 2))
+    source = replace(grids.read("inaturalist").data, options={"image_size": 32})
+    with pytest.warns(UserWarning, match="published"):
+        data = source.load(tmp_path)
+    assert (data.name, len(data.train), data.val, len(data.test)) == ("inaturalist18", 12, None, 6)
+
+
+def test_class_sensitive_training_on_cifar_files(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    labels = (np.arange(60) % 10).tolist()
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 3072), dtype=np.uint8)
+    for file in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
+        part = slice(0, 60 if file == "test_batch" else 20)
+        (folder / file).write_bytes(pickle.dumps({"data": pixels[part], "labels": labels[part]}, protocol=2))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=2))
+    few = {"epochs": 2, "deferred": 0.5, "particles": 1, "backbone": "resnet8", "batch_size": 64}
+    grid = grid_of(tmp_path, TASK, **few)
+    run_grid(Experiment(grid, tmp_path / "runs", tmp_path / "out"), tmp_path, say=lambda line: None)
+    found = results.Results(tmp_path / "out")
+    plain, trained = sorted(found.measured("cifar10-lt"), key=len)
+    assert trained == f"{plain}+utility=bird-plane"
+    for run in (plain, trained):
+        assert found.mean("cifar10-lt", run, "argmax", "rate_bird-plane").seeds == 1
+    table = (tmp_path / "runs" / "cifar10-lt" / "bird-plane.csv").read_text().splitlines()
+    assert table[3] == "bird,-1,0,1,0,0,0,0,0,0,0"  # a bird taken for an airplane
+    differ = [found.by_seed("cifar10-lt", run, "argmax", "nll")[0] for run in (plain, trained)]
+    assert differ[0] != differ[1]  # the utility reached the training
 
 
 def test_dry_run_prints_the_cost(capsys):

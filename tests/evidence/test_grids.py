@@ -6,7 +6,7 @@ import pytest
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
 from rfdlc.evidence import grids
-from rfdlc.evidence.experiments import estimate
+from rfdlc.evidence.costs import estimate
 from rfdlc.evidence.grids import Source, Wanted, thinned, without_shared_groups
 from rfdlc.evidence.specs import SPECS
 

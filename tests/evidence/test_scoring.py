@@ -8,7 +8,7 @@ import pytest
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.predictions import Predictions
 from rfdlc.evidence import results
-from rfdlc.evidence.experiments import RECORD, copy_light
+from rfdlc.evidence.folders import RECORD, copy_light
 from rfdlc.evidence.scoring import Figure, Point, score
 
 CLASSES = Classes.from_counts({"bird": 90, "airplane": 30, "ship": 10, "frog": 3})

@@ -15,7 +15,8 @@ def reproduce(
     data: Annotated[Path, typer.Option("--data", help="Folder in which data sets are looked for.")] = Path(),
     runs: Annotated[Path, typer.Option("--runs", help="Where run folders are kept.")] = Path("runs/evidence"),
     results: Annotated[
-        Path | None, typer.Option("--results", help="Result CSVs; by default those of the package.")
+        Path | None,
+        typer.Option("--results", help="Result CSVs; by default the package's, with --run a copy in `results`."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="As LaTeX.")] = False,
@@ -34,7 +35,7 @@ def reproduce(
     - `rfdlc reproduce --list`
     - `rfdlc reproduce accuracy --markdown`
     - `rfdlc reproduce --figures docs/figures`
-    - `rfdlc reproduce fhr --run --data data --results results`
+    - `rfdlc reproduce fhr --run --data data`
     """
     from rfdlc.evidence import page, rendering
     from rfdlc.evidence.results import PACKAGED, Results
@@ -53,8 +54,9 @@ def reproduce(
         from rfdlc.cli.train import ready
 
         with ready():
-            from rfdlc.evidence.missing import complete
+            from rfdlc.evidence.missing import complete, own_copy
 
+            folder = own_copy(results or Path("results"))
             complete([build(name, Results(folder)) for name in wanted], data, runs, folder)
     if figures is not None:
         from rfdlc.evidence.plots import draw_all

@@ -10,33 +10,22 @@ light copies of the folders, with logits as float16 and without weights; they ca
 """
 
 import argparse
-import json
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rfdlc.data.dataset import Dataset
-from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import InputError
 from rfdlc.evidence import grids, results
-from rfdlc.evidence.grids import Grid, Wanted
+from rfdlc.evidence.costs import print_estimate, title, work
+from rfdlc.evidence.folders import RECORD, copy_light, provenance, write_record
+from rfdlc.evidence.grids import Grid, Wanted, run_settings
 from rfdlc.evidence.scoring import TASKS, score
 from rfdlc.learn.settings import parse_pairs
-
-# Runs train on everything; what calibrates them is held out of runs of its own. Weights of every epoch are not kept.
-MEASURED = {"refit": False, "checkpoint_every": 40}
-RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
-LATE = ("weights", "utility", "penalty", "alpha")  # what the paper's method starts after `deferred`
-SECONDS_A_NETWORK = 6.5  # ResNet-32, 200 epochs, in a stack on one H200: for the estimate alone
 
 
 class Experiment:
@@ -82,17 +71,12 @@ class Experiment:
         began = time.perf_counter()
         models = train_many(data, [self._plan(Plan, run, data) for run in missing], networks=self.networks)
         seconds = time.perf_counter() - began
+        costs = work(self.grid.data.source, missing)
         networks = sum(model.settings.particles for model in models)
-        for run, model in zip(missing, models, strict=True):
-            share = seconds * model.settings.particles / networks
-            record = {
-                "seconds": "" if resumed else round(share, 2),  # what came before an interruption is not known
-                "networks": networks,
-                "parameters": sum(weight.numel() for weight in model.net.parameters()),
-                "commit": self.commit or _commit(),
-                "date": datetime.now(UTC).date().isoformat(),
-            }
-            (self.runs / run.folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        for run, model, cost in zip(missing, models, costs, strict=True):
+            share = None if resumed else seconds * cost.alone / sum(each.here for each in costs)
+            parameters = sum(weight.numel() for weight in model.net.parameters())
+            write_record(self.runs / run.folder, share, networks, parameters, self.commit)
 
     def _plan(self, plan: Any, run: Wanted, data: Dataset) -> Any:
         """What `train_many` takes; a class-sensitive utility becomes a file beside the runs."""
@@ -112,7 +96,7 @@ class Experiment:
             folder = None if run.hold_out or (run.name, run.seed) in known else self.folder(run)
             if folder is not None:
                 found = score(folder, self.calibration(run), self.grid.data.target)
-                scored.append(results.Scored(_provenance(run, folder), *found))
+                scored.append(results.Scored(provenance(run, folder), *found))
         results.write(self.out, self.grid.data.name, scored)
         return len(scored)
 
@@ -128,56 +112,6 @@ class Experiment:
             light = None if self.logits is None else self.logits / run.folder
             if light is not None and asked and (whole / RECORD).exists() and not light.exists():
                 copy_light(whole, light)
-
-
-def run_settings(run: Wanted) -> dict[str, Any]:
-    """All settings of a run: its own, and those that every measurement has."""
-    return {**MEASURED, "hold_out": run.hold_out, **run.settings, "seed": run.seed}
-
-
-def copy_light(run: Path, to: Path) -> None:
-    """A run folder without weights and checkpoints, its logits as float16."""
-    beside = to.with_name(f".{to.name}")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    for name in ("config.json", "classes.json", "environment.json", RECORD):
-        shutil.copy(run / name, beside)
-    for name in ("predictions.npz", "held-out.npz"):
-        if (run / name).exists():
-            found = Predictions.load(run / name)
-            half = found.scores.values.astype(np.float16)
-            classes = np.array(json.dumps(found.classes.to_dict()))
-            assert found.targets is not None
-            np.savez_compressed(beside / name, logits=half, targets=found.targets, classes=classes)
-    shutil.rmtree(to, ignore_errors=True)
-    beside.replace(to)
-
-
-def _provenance(run: Wanted, folder: Path) -> dict[str, Any]:
-    """The row of a run in `runs.csv`."""
-    where = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    record = folder / RECORD  # not there where a crash came between the training and the record of it
-    made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    return {
-        "run": run.name,
-        "seed": run.seed,
-        "method": run.method,
-        "settings": " ".join(f"{key}={value}" for key, value in sorted(run.settings.items())),
-        **made,
-        "hardware": where["gpu"] or f"CPU, {where['platform']}",
-        "versions": ", ".join(f"{name} {where[name]}" for name in ("rfdlc", "python", "torch", "numpy")),
-    }
-
-
-def _commit() -> str:
-    """Of the working tree this file lies in; nothing where there is no git."""
-    words = ["git", "rev-parse", "--short=10", "HEAD"]
-    try:
-        return subprocess.run(
-            words, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -202,52 +136,15 @@ def run_grid(
         for stack in experiment.grid.stacks:
             missing = [] if rescore else experiment.missing(stack)
             if missing and time.perf_counter() - began > time_budget:
-                say(f"{_title(stack)}: not started, the time budget is spent")
+                say(f"{title(stack)}: not started, the time budget is spent")
                 continue
             if missing:
                 loaded = loaded or experiment.grid.data.load(data)
                 experiment.train(missing, loaded)
-                say(f"{_title(stack)}: {len(missing)} trained, {time.perf_counter() - began:.0f} s")
+                say(f"{title(stack)}: {len(missing)} trained, {time.perf_counter() - began:.0f} s")
             scoring.append(scorer.submit(experiment.finish, stack, logits_seeds, rescore))
         scored = sum(each.result() for each in scoring)
     say(f"{experiment.grid.name}: {scored} scored, {time.perf_counter() - began:.0f} s")
-
-
-def _title(stack: Sequence[Wanted]) -> str:
-    names = dict.fromkeys(run.name for run in stack)
-    return listing(names, 4)
-
-
-def estimate(grid: Grid) -> list[tuple[str, int, float]]:
-    """For each stack its runs, how many there are, and their work in trainings of one network.
-
-    Runs of a stack that differ only in what starts late share what comes before it.
-    """
-    from rfdlc.learn.methods import resolve
-
-    rows = []
-    for stack in grid.stacks:
-        work, begun = 0.0, set()
-        for run in stack:
-            method, settings = resolve(run.method, grid.data.source, run_settings(run))
-            alone = method.relative_cost(settings.epochs) / method.settings.get("particles", 1) * settings.particles
-            early = {key: value for key, value in run.settings.items() if key not in LATE or not settings.deferred}
-            beginning = run.method, run.seed, run.hold_out, str(sorted(early.items()))
-            work += alone * (1 - settings.deferred if beginning in begun else 1)
-            begun.add(beginning)
-        rows.append((_title(stack), len(stack), work))
-    return rows
-
-
-def _print_estimate(grid: Grid) -> None:
-    total = 0.0
-    for title, count, work in estimate(grid):
-        print(f"{count:4d} runs {work:7.1f} network-trainings  {title}")
-        total += work
-    minutes = total * SECONDS_A_NETWORK / 60
-    print(
-        f"{grid.name}: {total:.0f} network-trainings, about {minutes:.0f} minutes of one H200 for ResNet-32, 200 epochs"
-    )
 
 
 def _only(grid: Grid, names: Sequence[str]) -> Grid:
@@ -285,7 +182,7 @@ def main(words: Sequence[str] | None = None) -> None:
         grid = grids.read(name, options.seeds, parse_pairs(options.set))
         grid = _only(grid, options.only) if options.only else grid
         if options.dry_run:
-            _print_estimate(grid)
+            print_estimate(grid)
             continue
         where = options.runs, options.out, options.logits
         experiment = Experiment(grid, *where, options.commit, options.networks)

@@ -25,6 +25,8 @@ from rfdlc.data.longtail import profile_counts, subset
 from rfdlc.errors import InputError, choose, listing
 
 TARGETS = ("uniform", "natural")
+# Runs train on everything; what calibrates them is held out of runs of its own. Weights of every epoch are not kept.
+MEASURED = {"refit": False, "checkpoint_every": 40}
 NAMELESS = ("compile", "device", "workers")  # settings that change where and how fast a run is trained, not what it is
 DATA_KEYS = ("source", "name", "target", "options", "separated", "largest", "factor", "test")
 
@@ -79,6 +81,11 @@ class Wanted:
     def folder(self) -> str:
         """Where it lies below the folder of its data."""
         return f"{self.name}/{'held-out' if self.hold_out else 'seed'}-{self.seed}"
+
+
+def run_settings(run: Wanted) -> dict[str, Any]:
+    """All settings of a run: its own, and those that every measurement has."""
+    return {**MEASURED, "hold_out": run.hold_out, **run.settings, "seed": run.seed}
 
 
 @dataclass(frozen=True)

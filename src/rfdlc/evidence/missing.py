@@ -1,13 +1,15 @@
 """What a table still lacks, and the runs that would fill it."""
 
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rfdlc.evidence import grids
 from rfdlc.evidence.experiments import Experiment, run_grid
 from rfdlc.evidence.grids import Grid
+from rfdlc.evidence.results import PACKAGED
 from rfdlc.evidence.tables import Table
-from rfdlc.progress import track
 
 
 def grids_for(tables: Sequence[Table]) -> list[Grid]:
@@ -24,5 +26,12 @@ def grids_for(tables: Sequence[Table]) -> list[Grid]:
 
 def complete(tables: Sequence[Table], data: Path, runs: Path, out: Path) -> None:
     """Train and score what is missing."""
-    for grid in track(grids_for(tables), "Measuring"):
-        run_grid(Experiment(grid, runs, out), data)
+    for grid in grids_for(tables):
+        run_grid(Experiment(grid, runs, out), data, say=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def own_copy(out: Path) -> Path:
+    """A folder for new results: one that is not there yet begins with what the package has."""
+    if not out.exists():
+        shutil.copytree(PACKAGED, out) if PACKAGED.exists() else out.mkdir(parents=True)
+    return out

@@ -339,11 +339,16 @@ SPECS: dict[str, Spec] = {
         (*CIFARS, *DERMAS),
         ("acc", "fhr", "fhr_ours", "ece", "acc_penalty", "fhr_penalty", "utility"),
         (
-            *_standard("calibrated", ("CE", "CB Loss", "LDAM"), metrics=_FOR_PENALTY),
-            Line("RF-DLC (paper), tail-sensitive", TAIL, "standard", "calibrated", metrics=_FOR_PENALTY),
             *(
-                Line(name, _RUNS[name], "standard", "calibrated", metrics=_FOR_PENALTY, data=data)
-                for name, data in (*((name, CIFARS) for name in _ALL if name not in _DERMA), ("Focal Loss", DERMAS))
+                Line(label, run, "standard", "calibrated", metrics=_FOR_PENALTY, data=data)
+                for label, run, data in (
+                    *((name, _RUNS[name], None) for name in ("CE", "CB Loss", "LDAM")),
+                    *((name, _RUNS[name], CIFARS) for name in ("LA", "ACE", "SRepr", "RIDE", "TLC")),
+                    ("Focal Loss", "focal", DERMAS),
+                    ("RF-DLC (paper)", "rf-dlc-paper", None),
+                    ("RF-DLC (paper), tail-sensitive", TAIL, None),
+                    ("RF-DLC (ours)", "rf-dlc", None),
+                )
             ),
         ),
         note="Arg max: accuracy, false head rate, that of our default at the same accuracy, ECE. Then decided for a "
