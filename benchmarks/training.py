@@ -149,11 +149,12 @@ def measure(options: argparse.Namespace) -> None:
         low, high = PUBLISHED[0] - 0.5, PUBLISHED[1] + 0.5
         needed = f"{low} to {high}" if seeds == 5 and whole == EPOCHS else ""
         note(f"{title}: ACC{spread}", mean(found.accuracies), "%", required=needed)
-    for name, cases in {
+    varied: dict[str, list[tuple[int, dict[str, int]]]] = {
         "particles": [(1, {"particles": n}) for n in (1, 3, 6, 12)],
         "seeds": [(n, {}) for n in (1, 5, 10)],
         "batch size": [(5, {"batch_size": n}) for n in (64, 128, 256, 512)],
-    }.items():
+    }
+    for name, cases in varied.items():
         for seeds, changes in cases:
             found = Measured(data, range(seeds), device, SCALE_EPOCHS, **changes)
             value = next(iter(changes.values()), seeds)
