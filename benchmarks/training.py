@@ -84,7 +84,7 @@ def plain_epochs(data: Dataset, particles: int, count: int, workers: int, device
                 logits = [net(x) for net in nets]
             loss = torch.stack([functional.cross_entropy(values.float(), y) for values in logits]).sum()
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         _wait(device)
         yield time.perf_counter() - began
