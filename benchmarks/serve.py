@@ -160,6 +160,7 @@ def abuse(folder: Path) -> list[Row]:
         after = resident(process)
     refused = sum(400 <= reply.status < 500 for reply in replies)
     documented = sum(count for status, count in statuses.items() if 400 <= status < 500)
+    print(f"statuses of schemathesis' requests: {dict(statuses)}")
     return [
         {
             "what": "malformed requests refused with 4xx: images, bombs, NaN, shapes, bytes, tokens",
