@@ -47,7 +47,7 @@ def malformed(count: int, seed: int, token: str) -> list[bytes]:
 def against_the_document(port: int, token: str, count: int) -> Counter[int]:
     """Statuses of so many requests that schemathesis makes to break the document."""
     import schemathesis
-    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import HealthCheck, Phase, assume, given, settings
 
     authorised = {"Authorization": f"Bearer {token}"}
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{port}/openapi.json", headers=authorised)
@@ -64,6 +64,7 @@ def against_the_document(port: int, token: str, count: int) -> Counter[int]:
         suppress_health_check=list(HealthCheck),
     )
     def ask(case: Any) -> None:
+        assume([] not in (case.query or {}).values())  # an empty list is not sent, and what is left may be right
         statuses[case.call(headers=authorised).status_code] += 1
 
     ask()
