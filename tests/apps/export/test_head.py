@@ -9,6 +9,7 @@ import rfdlc
 from rfdlc.apps.export.graph import CentreSquare
 from rfdlc.apps.export.head import DecisionHead
 from rfdlc.data.images import fitted, planes
+from rfdlc.decide.calibration import Calibration
 from rfdlc.decide.scores import softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
 
@@ -43,6 +44,17 @@ def test_equal_to_the_decider(particles, combine, calibration, target):
     assert (action == decider.decide(logits, logits=True)).all()
     np.testing.assert_allclose(uncertainty, entropy(reference, normalised=True), atol=5e-6)
     np.testing.assert_allclose(disagreement, mutual_information(softmax(logits)), atol=5e-6)
+
+
+@pytest.mark.parametrize("particles", [1, 3])
+@pytest.mark.parametrize("combine", ["mean-probabilities", "mean-logits"])
+def test_very_sure_particles(particles, combine):
+    """Logits so far apart that probabilities are 0 in 32 bits, and a temperature that brings them near again."""
+    decider = rfdlc.Decider(rfdlc.Utility.one_hot(CLASSES), combine=combine, calibration="temperature")
+    decider.fitted = Calibration(temperature=20.0)
+    logits = 100 * scores(particles)
+    reference = decider.probabilities(logits, logits=True)
+    np.testing.assert_allclose(head_of(decider, logits)[0], reference, atol=1e-5)
 
 
 def test_weighted_particles():

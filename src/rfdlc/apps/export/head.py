@@ -38,7 +38,7 @@ class Stages:
         target, carried = decider.target_prior, decider.effective_prior
         ratio = np.ones(len(classes)) if target is None or carried is None else prior_ratio(target, carried, classes)
         return cls(
-            decider.combine == "mean-logits",
+            decider.combine == "mean-logits" or particles == 1,  # one particle's logits are taken as they are
             np.full(particles, 1 / particles) if decider.weights is None else decider.weights,
             1 / fitted.temperature if fitted else 1.0,
             fitted.bias if fitted and fitted.bias is not None else np.zeros(len(classes)),
