@@ -2,6 +2,8 @@
 
 The trainer sees training data alone: held-out samples calibrate, and the test split is scored by `score_test` after
 everything has been chosen and written.
+
+Under `torchrun` every process carries out the same training on its share of the samples; process 0 writes.
 """
 
 import hashlib
@@ -20,6 +22,7 @@ from safetensors.torch import save
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import load
+from rfdlc.decide.classes import Classes
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
@@ -36,10 +39,12 @@ from rfdlc.learn.heldout import balanced, carries_uniform, diversity
 from rfdlc.learn.methods import Method, find_method, resolve
 from rfdlc.learn.model import Model, as_tensors, new_decider, predictions_of
 from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.processes import Processes, joined, restarts
 from rfdlc.learn.run import Checkpoint, Rows, Run
 from rfdlc.learn.settings import Settings
+from rfdlc.learn.stack import share_statistics
 from rfdlc.learn.training import Epoch, TrainingStopped, epochs, optimiser_state
-from rfdlc.progress import live
+from rfdlc.progress import live, speaks
 
 FIXED_IN_FORKS = (
     "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser",
@@ -60,6 +65,7 @@ class Job:
     data: Dataset
     network: OwnBackbone | None
     device: torch.device
+    processes: Processes
 
     @property
     def method(self) -> Method:
@@ -90,17 +96,19 @@ def train(
     network = None if backbone is None or isinstance(backbone, str) else backbone
     if backbone is not None:
         settings = {**settings, "backbone": "own" if network is not None else backbone}
-    resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
-    options = dict(data_options or {})
-    given = data if isinstance(data, Dataset) else load(data, root=root, **options)
-    row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
-    _check_data(given, chosen)
-    device = choose_device(chosen.device)
-    method_net(row, chosen, given.input_shape, given.classes, (chosen.seed,), network)  # fails now or never
-    source = _source(data, root, options)
-    config = {"method": method, "settings": chosen.to_dict(), "data": {**source, **_description(given)}}
-    run = Run.create(out, config, given.classes)
-    return _carry_out(Job(run, method, chosen, given, network, device))
+    with joined() as processes:
+        with processes.together():
+            resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
+            options = dict(data_options or {})
+            given = data if isinstance(data, Dataset) else load(data, root=root, **options)
+            row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
+            _check_data(given, chosen)
+            device = _place_of(chosen, processes)
+            method_net(row, chosen, given.input_shape, given.classes, (chosen.seed,), network)  # fails now or never
+            source = _source(data, root, options)
+            config = {"method": method, "settings": chosen.to_dict(), "data": {**source, **_description(given)}}
+            run = _folder(out, config, given.classes, processes)
+        return _carry_out(Job(run, method, chosen, given, network, device, processes))
 
 
 def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None = None) -> Model:
@@ -108,11 +116,14 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
 
     `data` only for a run that was trained on data in memory; `backbone` only for one with a network of the user's own.
     """
-    run = Run(path)
-    config = run.config
-    settings = Settings().changed(config["settings"])
-    found = _same_data(run, config["data"], data)
-    return _carry_out(Job(run, config["method"], settings, found, backbone, choose_device(settings.device)))
+    with joined() as processes:
+        with processes.together():
+            run = Run(path, processes.writes)
+            config = run.config
+            settings = Settings().changed(config["settings"])
+            device = _place_of(settings, processes)
+            found = _same_data(run, config["data"], data)
+        return _carry_out(Job(run, config["method"], settings, found, backbone, device, processes))
 
 
 def fork(
@@ -130,7 +141,16 @@ def fork(
     `at` is the epoch of a kept checkpoint (setting `keep`); without it the last one is taken. Another `method` brings
     the settings of its row: `crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`.
     """
-    source = Run(path)
+    with joined() as processes:
+        with processes.together():
+            _begin_fork(Run(path), out, at, method, changes, processes)
+        return resume(out, data, backbone=backbone)
+
+
+def _begin_fork(
+    source: Run, out: str | Path, at: int | None, method: str | None, changes: Mapping[str, Any], processes: Processes
+) -> None:
+    """A folder of its own with the other run's checkpoint in it."""
     config = source.config
     row = find_method(method or config["method"])
     if row.combination is not find_method(config["method"]).combination:
@@ -143,17 +163,17 @@ def fork(
     checkpoint = source.checkpoint("last.ckpt" if at is None else f"epoch-{at}.ckpt")
     if checkpoint is None:
         kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
-        raise InputError(f"{path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
-    origin = {"path": str(path), "epoch": checkpoint.epoch, "changes": {k: str(v) for k, v in changes.items()}}
+        raise InputError(f"{source.path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
+    origin = {"path": str(source.path), "epoch": checkpoint.epoch, "changes": {k: str(v) for k, v in changes.items()}}
     table = {
         "method": method or config["method"],
         "settings": new.to_dict(),
         "data": config["data"],
         "forked_from": origin,
     }
-    run = Run.create(out, table, source.classes)
-    run.save_checkpoint(checkpoint)
-    return resume(out, data, backbone=backbone)
+    run = _folder(out, table, source.classes, processes)
+    if run.checkpoint() is None:
+        run.save_checkpoint(checkpoint)
 
 
 def _settings_as(method: str, config: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
@@ -162,6 +182,21 @@ def _settings_as(method: str, config: Mapping[str, Any], changes: Mapping[str, A
     usual = resolve(config["method"], name, {}, kind)[1].to_dict()
     chosen = {key: value for key, value in config["settings"].items() if value != usual[key]}
     return resolve(method, name, {**chosen, **changes}, kind)[1]
+
+
+def _folder(out: str | Path, config: Mapping[str, Any], classes: Classes, processes: Processes) -> Run:
+    """The run folder, made by the process that writes. A command that is started again finds it and goes on."""
+    if processes.writes and not (restarts() and Run(out).was_asked_for(config)):
+        Run.create(out, config, classes)
+    return Run(out, processes.writes)
+
+
+def _place_of(settings: Settings, processes: Processes) -> torch.device:
+    """The device of this process. Settings that several processes cannot have are told here."""
+    processes.share(settings.batch_size, settings.accumulate)
+    if settings.batch_norm == "sync" and settings.backbone == "own" and not processes.alone:
+        raise InputError("batch_norm=sync is for built-in networks: use batch_norm=local with a backbone of your own")
+    return processes.own_device(choose_device(settings.device))
 
 
 # -- the phases --------------------------------------------------------------------------------------------------
@@ -185,30 +220,36 @@ def _carry_out(job: Job) -> Model:
             _calibrate(job, net, data)
     assert net is not None
     job.run.write("model.safetensors", save(as_tensors(net)))
-    model = Model.load(job.run.path, backbone=job.network, device=job.settings.device)
-    score_test(job.run, model, whole)
+    job.processes.wait()  # for the files, which all read
+    model = Model.load(job.run.path, backbone=job.network, device=str(job.device))
+    score_test(job.run, model, whole, job.processes)
+    job.processes.wait()
     return model
 
 
 def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None, history: Rows) -> ParticleNet:
     """Train to the last epoch of the last stage, writing checkpoints."""
-    settings, seeds = job.settings, (job.settings.seed,)
+    settings, seeds, processes = job.settings, (job.settings.seed,), job.processes
     net = method_net(job.method, settings, data.input_shape, data.classes, seeds, job.network)
     if start is not None:
         net.load_state_dict(start.net)
         job.run.write_history(history)  # a crash may have come between the two files
     net = place(net, job.device)
-    parts = build_parts(job.method, settings, data, seeds, job.device)
+    processes.same_(list(net.state_dict().values()))  # a network of the user's own may have been drawn differently
+    if settings.batch_norm == "sync" and not processes.alone:
+        share_statistics(net, processes)
+    parts = build_parts(job.method, settings, data, seeds, job.device, processes)
     done, state = (start.epoch, start.state) if start else (0, {})
     label = f"Training {data.name}" + (" again, on everything" if phase else "")
     with live(job.epochs, label, done) as show, _stop_at_epoch_end() as stopping, sensible_threads(net, settings):
         try:
-            for epoch in epochs(net, parts, state, done):
+            for epoch in epochs(net, parts, state, done, processes):
                 history.append(_row(job, net, data, phase, epoch))
-                _keep(job, net, phase, epoch, history, stopping())
+                stop = processes.any(stopping())
+                _keep(job, net, phase, epoch, history, stop)
                 done = epoch.epoch
                 show(1, f"loss {epoch.losses[0]:.3f}  rate {epoch.rate:.2g}  {epoch.samples_per_second:,.0f} samples/s")
-                if stopping() and done < job.epochs:
+                if stop and done < job.epochs:
                     raise TrainingInterrupted(_how_to_go_on(job, done))
         except TrainingStopped as error:
             raise TrainingStopped(f"{error}; {_last_good(job)}") from None
@@ -232,6 +273,8 @@ def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) ->
     if data.val is None or not due:
         return row
     predictions = _predictions(job, net, data)
+    if predictions is None:
+        return row
     figures = evaluate(balanced(predictions), decider=new_decider(job.name, job.settings, data.classes))
     held = {"accuracy": figures.accuracy, "ece": figures.ece, "nll": figures.nll}
     return {**row, **{f"held_out_{k}": v for k, v in held.items()}, **diversity(predictions.scores.values)}
@@ -249,6 +292,8 @@ def _keep(job: Job, net: ParticleNet, phase: int, epoch: Epoch, history: Rows, n
 def _calibrate(job: Job, net: ParticleNet, data: Dataset) -> None:
     """Fit the Decider on held-out data, weighted to the prior that the probabilities carry."""
     predictions = _predictions(job, net, data)
+    if predictions is None:
+        return
     decider = new_decider(job.name, job.settings, job.data.classes)
     if decider.calibration is not None:
         decider.fit(predictions, balanced=carries_uniform(decider))
@@ -256,19 +301,23 @@ def _calibrate(job: Job, net: ParticleNet, data: Dataset) -> None:
     job.run.write_with("held-out.npz", predictions.save)
 
 
-def _predictions(job: Job, net: ParticleNet, data: Dataset) -> Predictions:
+def _predictions(job: Job, net: ParticleNet, data: Dataset) -> Predictions | None:
+    """Of held-out samples, by all processes together; the one that writes has them."""
     assert data.val is not None
-    return predictions_of(net, data.val, data.normalisation, job.settings, job.data.classes)
+    return predictions_of(net, data.val, data.normalisation, job.settings, job.data.classes, job.processes)
 
 
-def score_test(run: Run, model: Model, data: Dataset) -> None:
+def score_test(run: Run, model: Model, data: Dataset, processes: Processes) -> None:
     """The one place where test labels are read: predictions.npz and metrics.json, after everything was chosen."""
+    test, known = data.test, (model.normalisation, model.settings, model.classes)
+    predictions = None if test is None else predictions_of(model.net, test, *known, processes)
+    if not processes.writes:
+        return
     metrics: dict[str, Any] = {}
     if (run.path / "held-out.npz").exists():
         held = balanced(Predictions.load(run.path / "held-out.npz"))
         metrics["held_out_balanced"] = evaluate(held, decider=model.decider).to_dict()
-    if data.test is not None:
-        predictions = model.predict(data.test)
+    if predictions is not None:
         run.write_with("predictions.npz", predictions.save)
         metrics["test"] = evaluate(predictions, decider=model.decider).to_dict()
         metrics["diversity"] = diversity(predictions.scores.values)
@@ -292,7 +341,8 @@ def _stop_at_epoch_end() -> Iterator[Any]:
         if marked:
             raise KeyboardInterrupt
         marked.append(True)
-        print("stopping at the end of this epoch; press Ctrl-C again to stop at once", file=sys.stderr)
+        if speaks():
+            print("stopping at the end of this epoch; press Ctrl-C again to stop at once", file=sys.stderr)
 
     try:
         previous = signal.signal(signal.SIGINT, mark)

@@ -68,7 +68,8 @@ class Settings:
     repulsion_strength: float = _setting(1.0, "factor of the repulsion", 0)
     # optimisation
     epochs: int = _setting(100, "passes over the training data", 1)
-    batch_size: int = _setting(128, "samples a step", 1)
+    batch_size: int = _setting(128, "samples a step, of all processes together", 1)
+    accumulate: int = _setting(1, "parts in which a process computes its share of a batch, to save memory", 1)
     optimiser: str = _setting("sgd", "sgd (Nesterov) or adamw", among=tuple(OPTIMISERS))
     learning_rate: float = _setting(0.1, "base learning rate", 0)
     momentum: float = _setting(0.9, "momentum of sgd", 0, 1)
@@ -105,6 +106,12 @@ class Settings:
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     precision: str = _setting("auto", "auto: bf16 on a GPU, float32 on a CPU", among=("auto", "bf16", "float32"))
     compile: bool = _setting(False, "compile the networks (GPU); pays for long trainings")
+    checkpoint_activations: bool = _setting(
+        False, "compute activations again in the backward pass instead of keeping them; not together with compile"
+    )
+    batch_norm: str = _setting(
+        "local", "statistics of several processes: local to each, or sync, of the whole batch", among=("local", "sync")
+    )
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -115,6 +122,8 @@ class Settings:
 
         if self.mixup and self.cutmix:
             raise InputError("mixup and cutmix cannot be used together: set one of them to 0")
+        if self.compile and self.checkpoint_activations:
+            raise InputError("compile and checkpoint_activations cannot be used together: set one of them to false")
 
     @property
     def deferred_epoch(self) -> int:
