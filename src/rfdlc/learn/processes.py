@@ -15,6 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from rfdlc.errors import InputError
+from rfdlc.learn.meeting import connect
 
 BUCKET = 2**25  # bytes that are summed in one go: large enough for the full bandwidth, several are under way at once
 
@@ -194,7 +195,7 @@ def joined() -> Iterator[Processes]:
     began = not dist.is_initialized()
     if began:
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+        connect("cpu:gloo,cuda:nccl" if on_gpus else "gloo", mine.rank, mine.world)
     yield mine  # after an error the group is left as it is: the others may never come to close it
     if began:
         dist.destroy_process_group()

@@ -3,6 +3,7 @@
 Class count, input size and frequency order are no settings: the data says them.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -169,16 +170,20 @@ def preset(data_name: str, method: str, kind: str = "") -> dict[str, Any]:
     """Settings for a data set of this name from its TOML file: its top-level keys, and its table of the method.
 
     Data without a preset of their own have that of their kind: `images` or `features` (tables and embeddings).
+    Lists are named as they were published, so that `ImageNet_LT` means imagenet-lt.
     """
-    folder = files("rfdlc.learn") / "presets"
+    presets = {_plain(file.name.removesuffix(".toml")): file for file in (files("rfdlc.learn") / "presets").iterdir()}
     general = {"images": "images", "features": "table"}.get(kind, "")
-    names = [name for name in (data_name, general) if name and (folder / f"{name}.toml").is_file()]
-    if not names:
+    source = presets.get(_plain(data_name)) or presets.get(general)
+    if source is None:
         return {}
-    source = folder / f"{names[0]}.toml"
     table = tomllib.loads(source.read_text(encoding="utf-8"))
     common = {key: value for key, value in table.items() if not isinstance(value, dict)}
     return {**common, **table.get(method, {})}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
 
 
 # -- values ----------------------------------------------------------------------------------------------------

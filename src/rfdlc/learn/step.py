@@ -61,7 +61,8 @@ class Step:
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full((), -1, device=self.device, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
-        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all"  # others are short
+        meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks
+        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all" and not meeting
         self.forward: Callable[[Tensor], Tensor] = self.drawn or (
             net.routing if stage.trains == "router" else net.particle_logits
         )
