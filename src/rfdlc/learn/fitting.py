@@ -7,10 +7,7 @@ Under `torchrun` every process carries out the same training on its share of the
 """
 
 import hashlib
-import signal
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +40,9 @@ from rfdlc.learn.processes import Processes, joined, restarts
 from rfdlc.learn.run import Checkpoint, Rows, Run
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.stack import share_statistics
+from rfdlc.learn.stopping import stop_at_epoch_end
 from rfdlc.learn.training import Epoch, TrainingStopped, epochs, optimiser_state
-from rfdlc.progress import live, speaks
+from rfdlc.progress import live
 
 FIXED_IN_FORKS = (
     "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser",
@@ -241,7 +239,7 @@ def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None, 
     parts = build_parts(job.method, settings, data, seeds, job.device, processes)
     done, state = (start.epoch, start.state) if start else (0, {})
     label = f"Training {data.name}" + (" again, on everything" if phase else "")
-    with live(job.epochs, label, done) as show, _stop_at_epoch_end() as stopping, sensible_threads(net, settings):
+    with live(job.epochs, label, done) as show, stop_at_epoch_end() as stopping, sensible_threads(net, settings):
         try:
             for epoch in epochs(net, parts, state, done, processes):
                 history.append(_row(job, net, data, phase, epoch))
@@ -330,29 +328,6 @@ def score_test(run: Run, model: Model, data: Dataset, processes: Processes) -> N
 
 
 # -- small things --------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _stop_at_epoch_end() -> Iterator[Any]:
-    """Ctrl-C sets a mark, read at the end of an epoch; a second one stops at once."""
-    marked: list[bool] = []
-
-    def mark(signum: int, frame: Any) -> None:
-        if marked:
-            raise KeyboardInterrupt
-        marked.append(True)
-        if speaks():
-            print("stopping at the end of this epoch; press Ctrl-C again to stop at once", file=sys.stderr)
-
-    try:
-        previous = signal.signal(signal.SIGINT, mark)
-    except ValueError:  # not in the main thread: Ctrl-C is not ours to handle
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(marked)
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _saved_epoch(job: Job) -> int:
