@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 import rfdlc
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.errors import InputError
-from rfdlc.learn import fitting, many
-from rfdlc.learn.fitting import Job, TrainingInterrupted
+from rfdlc.learn import jobs, many
+from rfdlc.learn.jobs import Job, TrainingInterrupted
 from rfdlc.learn.methods import resolve
 from rfdlc.learn.objectives import NegativeLogLikelihood, Objective, PriorInLikelihood
 from rfdlc.learn.per_run import Objectives, Repulsions
@@ -237,7 +237,7 @@ class Crash(Exception):
 def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
     """A crash between the checkpoints of two runs: the one that is behind catches up, then both are a stack again."""
     plans = [plan(tmp_path, str(seed), "ce", seed=seed) for seed in (0, 1)]
-    original = fitting._keep
+    original = jobs._keep
 
     def keep(lane, net, phase, epoch, now):
         if epoch.epoch == 2 and lane.job.settings.seed == 1:
@@ -245,7 +245,7 @@ def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
         original(lane, net, phase, epoch, now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_keep", keep)
+        patch.setattr(jobs, "_keep", keep)
         with pytest.raises(Crash):
             rfdlc.train_many("digits-lt", plans)
     stacks.clear()
@@ -255,7 +255,7 @@ def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
 
 def test_ctrl_c_stops_all_runs_at_the_end_of_the_epoch(tmp_path, monkeypatch):
     plans = [plan(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=4) for seed in (0, 1)]
-    original = fitting._row
+    original = jobs._row
 
     def row(job, net, data, phase, done):
         if done.epoch == 2 and job.settings.seed == 0:
@@ -263,7 +263,7 @@ def test_ctrl_c_stops_all_runs_at_the_end_of_the_epoch(tmp_path, monkeypatch):
         return original(job, net, data, phase, done)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_row", row)
+        patch.setattr(jobs, "_row", row)
         with pytest.raises(TrainingInterrupted, match="after epoch 2 of 4; go on with the same call of train_many"):
             rfdlc.train_many("digits-lt", plans)
     assert [Run(one.out).checkpoint().epoch for one in plans] == [2, 2]

@@ -12,6 +12,7 @@ import typer
 from rfdlc.cli.request import JsonOption
 from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, rounded, write_table
 from rfdlc.errors import InputError, choose
+from rfdlc.progress import speaks
 
 if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions
@@ -166,17 +167,15 @@ def ready() -> Iterator[None]:
         import torch  # noqa: F401
     except ImportError:
         raise InputError(NEEDS_TORCH) from None
-    from rfdlc.learn.fitting import TrainingInterrupted
+    from rfdlc.learn.jobs import TrainingInterrupted
     from rfdlc.learn.training import TrainingStopped
 
     try:
         yield
-    except TrainingStopped as error:
-        print(f"rfdlc: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except TrainingInterrupted as error:
-        print(f"rfdlc: {error}", file=sys.stderr)
-        raise SystemExit(130) from None
+    except (TrainingStopped, TrainingInterrupted) as error:
+        if speaks():
+            print(f"rfdlc: {error}", file=sys.stderr)
+        raise SystemExit(1 if isinstance(error, TrainingStopped) else 130) from None
 
 
 def _typed(options: dict[str, str]) -> dict[str, Any]:
@@ -192,6 +191,8 @@ def _typed(options: dict[str, str]) -> dict[str, Any]:
 
 def _report(model: "Model", as_json: bool) -> None:
     """What the folder now says, and what to do next."""
+    if not speaks():
+        return
     from rfdlc.learn.run import Run
 
     assert model.path is not None

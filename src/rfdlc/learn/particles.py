@@ -9,6 +9,7 @@ from torch.nn import functional
 from rfdlc.errors import InputError, choose
 from rfdlc.learn.backbones import Backbone
 from rfdlc.learn.combinations import Combination, Particles
+from rfdlc.learn.recompute import recomputed
 from rfdlc.learn.stack import Generators, Linear, reset
 
 
@@ -39,6 +40,8 @@ class ParticleNet(nn.Module):
 
     The first `shared_stages` stages of the backbone exist once a run, the others once a particle.
     """
+
+    recompute = False  # keep the inputs of stages alone for the backward pass
 
     def __init__(
         self,
@@ -73,11 +76,18 @@ class ParticleNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """(R, B, ...) -> (R*M, B, F)."""
-        shared = self.trunk(self.layout.fold(x))
+        shared = self._through(self.trunk, self.layout.fold(x))
         if not len(self.branches):
             return self.layout.unfold(shared, self.runs).repeat_interleave(self.particles, 0)
         spread = self.layout.spread(shared, self.runs, self.particles) if self.particles > 1 else shared
-        return self.layout.unfold(self.branches(spread), self.runs * self.particles)
+        return self.layout.unfold(self._through(self.branches, spread), self.runs * self.particles)
+
+    def _through(self, stages: nn.Sequential, x: Tensor) -> Tensor:
+        if not self.recompute:
+            return stages(x)
+        for stage in stages:
+            x = recomputed(stage, x)
+        return x
 
     def forward(self, x: Tensor) -> Tensor:
         return self.combination(*self.outputs(x))

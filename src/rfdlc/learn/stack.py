@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rfdlc.learn.processes import Processes
+from rfdlc.learn.shared_norm import shared_norm
+
 Generators = Sequence[torch.Generator]  # one a run
 
 
@@ -37,7 +40,12 @@ class Conv(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation of K networks' channels: each network's statistics are its own."""
+    """Batch normalisation of K networks' channels: each network's statistics are its own.
+
+    Those of one process, or of the whole batch where `shared` says which processes have a share of it.
+    """
+
+    shared: Processes | None = None
 
     def __init__(self, networks: int, channels: int) -> None:
         super().__init__()
@@ -49,6 +57,8 @@ class BatchNorm(nn.Module):
         self.variance: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.shared is not None:
+            return shared_norm(x, self.mean, self.variance, self.weight, self.bias, 0.1, 1e-5, self.shared)
         return functional.batch_norm(x, self.mean, self.variance, self.weight, self.bias, self.training, 0.1, 1e-5)
 
 
@@ -81,6 +91,13 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+
+
+def share_statistics(module: nn.Module, processes: Processes) -> None:
+    """From now on, batch norm normalises by the samples of all these processes."""
+    for layer in module.modules():
+        if isinstance(layer, BatchNorm):
+            layer.shared = processes
 
 
 @torch.no_grad()
