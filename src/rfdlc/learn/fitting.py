@@ -7,6 +7,7 @@ Under `torchrun` every process carries out the same training on its share of the
 """
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ from rfdlc.progress import live
 FIXED_IN_FORKS = (
     "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser",
 )  # fmt: skip
+SECONDS_UNTIL_FILES_AGREE = 90
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -206,7 +208,7 @@ def _carry_out(job: Job) -> Model:
     calibrating = whole.val is None and job.settings.hold_out > 0
     without = whole.hold_out(job.settings.hold_out, seed=job.settings.seed) if calibrating else whole
     phases = [without, whole] if job.settings.refit else [without]
-    last = job.run.checkpoint()
+    last = _last_checkpoint(job.run, job.processes)
     reached, history = (0, []) if last is None else (last.phase, list(last.history))
     net = None
     for phase, data in enumerate(phases):
@@ -223,6 +225,20 @@ def _carry_out(job: Job) -> Model:
     score_test(job.run, model, whole, job.processes)
     job.processes.wait()
     return model
+
+
+def _last_checkpoint(run: Run, processes: Processes) -> Checkpoint | None:
+    """The same for all processes: a file system that machines share may show an older file to some for a while."""
+    with processes.together():
+        if not (run.path / "config.json").exists():
+            raise InputError(f"{run.path} is not to be seen: several machines need a run folder that they share")
+    for _ in range(SECONDS_UNTIL_FILES_AGREE):
+        found = run.checkpoint()
+        reached = torch.tensor([-1, -1] if found is None else [found.phase, found.epoch])
+        if (processes.everyones(reached) == reached).all():
+            return found
+        time.sleep(1)
+    raise InputError(f"{run.path}/last.ckpt is not the same on all machines: the run folder must be one they share")
 
 
 def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None, history: Rows) -> ParticleNet:
