@@ -37,7 +37,7 @@ from rfdlc.learn.heldout import balanced, carries_uniform, diversity
 from rfdlc.learn.methods import Method, find_method, resolve
 from rfdlc.learn.model import Model, as_tensors, new_decider, predictions_of
 from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.processes import Processes, joined, restarts
+from rfdlc.learn.processes import Processes, joined, under_torchrun
 from rfdlc.learn.run import Checkpoint, Rows, Run
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.stack import share_statistics
@@ -186,7 +186,7 @@ def _settings_as(method: str, config: Mapping[str, Any], changes: Mapping[str, A
 
 def _folder(out: str | Path, config: Mapping[str, Any], classes: Classes, processes: Processes) -> Run:
     """The run folder, made by the process that writes. A command that is started again finds it and goes on."""
-    if processes.writes and not (restarts() and Run(out).was_asked_for(config)):
+    if processes.writes and not (under_torchrun() and Run(out).was_asked_for(config)):
         Run.create(out, config, classes)
     return Run(out, processes.writes)
 
