@@ -37,14 +37,17 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path):
         [sys.executable, "-m", *torchrun, *command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    while len(epochs_of(out)) < 3:
-        assert running.poll() is None, running.communicate()[1]
-        time.sleep(0.01)
-    workers = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    assert len(workers) == 2
-    os.kill(int(workers[1]), signal.SIGKILL)
-    assert len(epochs_of(out)) < 40  # in the middle of it
-    told, trouble = running.communicate(timeout=120)
+    try:
+        while len(epochs_of(out)) < 3:
+            assert running.poll() is None, running.communicate()[1]
+            time.sleep(0.01)
+        workers = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(workers) == 2
+        os.kill(int(workers[1]), signal.SIGKILL)
+        assert len(epochs_of(out)) < 40  # in the middle of it
+        told, trouble = running.communicate(timeout=240)
+    finally:
+        running.terminate()  # its workers too
     assert running.returncode == 0, trouble
     assert epochs_of(out) == list(range(1, 41))
     assert json.loads(told)["run"] == str(out)  # once, by the first process

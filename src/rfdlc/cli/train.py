@@ -54,7 +54,7 @@ def train(
     """Train on long-tailed data; calibrate on a held-out part; keep everything in a run folder.
 
     Settings come from the data set's preset and the method; `key=value` overrides them, `data.key=value` is an option
-    of the data set. Ctrl-C stops at a checkpoint.
+    of the data set. Ctrl-C stops at a checkpoint. `torchrun` starts it on several GPUs or machines.
 
     **Examples**
 
@@ -62,6 +62,7 @@ def train(
     - `rfdlc train patients.csv --target diagnosis --out runs/patients`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
+    - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/c`
     """
     with ready():
         from rfdlc.learn.fitting import train as train_it

@@ -4,11 +4,13 @@ Under `torchrun` every process carries out the same training on its share of the
 """
 
 import hashlib
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
@@ -19,13 +21,14 @@ from rfdlc.learn.assembly import OwnBackbone, choose_device, method_net
 from rfdlc.learn.jobs import Job, Lane, Traveller, finish_phase, train_stack
 from rfdlc.learn.methods import find_method, resolve
 from rfdlc.learn.model import Model
-from rfdlc.learn.processes import ALONE, Processes, joined, restarts
-from rfdlc.learn.run import Run
+from rfdlc.learn.processes import ALONE, Processes, joined, under_torchrun
+from rfdlc.learn.run import Checkpoint, Run
 from rfdlc.learn.settings import Settings
 
 FIXED_IN_FORKS = (
     "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser",
 )  # fmt: skip
+SECONDS_UNTIL_FILES_AGREE = 90
 
 
 def train(
@@ -160,7 +163,7 @@ def _settings_as(method: str, config: Mapping[str, Any], changes: Mapping[str, A
 
 def _folder(out: str | Path, config: Mapping[str, Any], classes: Classes, processes: Processes) -> Run:
     """The run folder, made by the process that writes. A command that is started again finds it and goes on."""
-    if processes.writes and not (restarts() and Run(out).was_asked_for(config)):
+    if processes.writes and not (under_torchrun() and Run(out).was_asked_for(config)):
         Run.create(out, config, classes)
     return Run(out, processes.writes)
 
@@ -178,7 +181,7 @@ def _check_place(settings: Settings, processes: Processes) -> None:
 
 def _carry_out(job: Job) -> Model:
     """Train (twice with `refit`: first without the held-out part, which calibrates), then write what is asked for."""
-    last = job.run.checkpoint()
+    last = _last_checkpoint(job.run, job.processes)
     reached, history = (0, []) if last is None else (last.phase, list(last.history))
     model = None
     for phase in range(reached, job.phases):
@@ -187,6 +190,20 @@ def _carry_out(job: Job) -> Model:
         model = finish_phase(job, net, data, phase)
     assert model is not None
     return model
+
+
+def _last_checkpoint(run: Run, processes: Processes) -> Checkpoint | None:
+    """The same for all processes: a file system that machines share may show an older file to some for a while."""
+    with processes.together():
+        if not (run.path / "config.json").exists():
+            raise InputError(f"{run.path} is not to be seen: several machines need a run folder that they share")
+    for _ in range(SECONDS_UNTIL_FILES_AGREE):
+        found = run.checkpoint()
+        reached = torch.tensor([-1, -1] if found is None else [found.phase, found.epoch])
+        if (processes.everyones(reached) == reached).all():
+            return found
+        time.sleep(1)
+    raise InputError(f"{run.path}/last.ckpt is not the same on all machines: the run folder must be one they share")
 
 
 # -- which data ------------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class Processes:
 ALONE = Processes()
 
 
-def restarts() -> bool:
+def under_torchrun() -> bool:
     """Whether `torchrun` started this process: it starts the same command again after a worker has died."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
