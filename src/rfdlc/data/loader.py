@@ -11,6 +11,7 @@ from torch import Tensor
 from rfdlc.data.augment import Augment, Draws
 from rfdlc.data.dataset import Normalisation, Split
 from rfdlc.data.normaliser import Normaliser
+from rfdlc.data.replayed import Replayed
 from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
 from rfdlc.errors import InputError
 
@@ -65,8 +66,8 @@ class ResidentLoader:
         self.count = self._orders[0].count  # samples that a run sees in an epoch
         self.slices = batch_slices(self.count, batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
         at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * batch_size)
-        self._together = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
-        self._known_places: dict[tuple[int, int], Tensor] = {}
+        self._at_once = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
+        self._known: dict[tuple[int, int], Replayed] = {}
         self._normalised = Normaliser(normalisation, tuple(self.inputs.shape[1:]), self.device, dtype)
 
     @property
@@ -77,8 +78,8 @@ class ResidentLoader:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
         plan = self.plan(epoch)
-        for first in range(start_step, self.steps, self._together):
-            yield from self._prepared(plan, first, min(first + self._together, self.steps))
+        for first in range(start_step, self.steps, self._at_once):
+            yield from self._prepared(plan, first, min(first + self._at_once, self.steps))
 
     def plan(self, epoch: int) -> Plan:
         """All random choices of an epoch, drawn in bulk on the device."""
@@ -116,11 +117,22 @@ class ResidentLoader:
         labels = self.targets[chosen]
         return [EpochOrder(own, sampling, w) for own, w in zip(labels, known, strict=True)], chosen
 
+    def _together(self, first: int, last: int) -> Replayed:
+        """What prepares steps first to last: a function of the epoch's order and draws."""
+        if (first, last) not in self._known:
+            places, names = self._places(first, last), sorted(self.augment.draw(1, torch.Generator()))
+
+            def prepare(order: Tensor, *draws: Tensor) -> tuple[Tensor, ...]:
+                picked = (drawn.flatten(0, 1)[places] for drawn in draws)
+                return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)))
+
+            self._known[first, last] = Replayed(prepare)
+        return self._known[first, last]
+
     def _prepared(self, plan: Plan, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of steps first to last, prepared together; each is contiguous."""
-        places = self._places(first, last)
-        drawn = {name: values.flatten(0, 1)[places] for name, values in plan.draws.items()}
-        inputs, targets = self.prepare(plan.order.flatten()[places], drawn)
+        drawn = (plan.draws[name] for name in sorted(plan.draws))
+        inputs, targets = self._together(first, last)(plan.order, *drawn)
         runs, sample = len(self.seeds), self.inputs.shape[1:]
         size = _length(self.slices[first])
         alike = last - first - (_length(self.slices[last - 1]) != size)  # only the last of an epoch can differ
@@ -134,12 +146,10 @@ class ResidentLoader:
             yield inputs[end:].view(runs, -1, *sample), targets[end:].view(runs, -1)
 
     def _places(self, first: int, last: int) -> Tensor:
-        """Where the samples of these steps lie in a flattened (R, N): by step, then by run. The same every epoch."""
-        if (first, last) not in self._known_places:
-            runs = self.count * np.arange(len(self.seeds))[:, None]
-            steps = [(runs + np.arange(part.start, part.stop)).reshape(-1) for part in self.slices[first:last]]
-            self._known_places[first, last] = torch.from_numpy(np.concatenate(steps)).to(self.device)
-        return self._known_places[first, last]
+        """Where the samples of these steps lie in a flattened (R, N): by step, then by run."""
+        runs = self.count * np.arange(len(self.seeds))[:, None]
+        steps = [(runs + np.arange(part.start, part.stop)).reshape(-1) for part in self.slices[first:last]]
+        return torch.from_numpy(np.concatenate(steps)).to(self.device)
 
 
 def _length(part: slice) -> int:

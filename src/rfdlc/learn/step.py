@@ -24,6 +24,7 @@ from rfdlc.learn.processes import ALONE, Processes
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.whole import Whole, class_counts
 
+WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
 Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
 
 
@@ -39,8 +40,9 @@ class Step:
         settings: Settings,
         stage: Stage = Stage(),  # noqa: B008, a frozen record
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
-        processes: Processes = ALONE,
         each: Sequence[Settings] = (),  # of every run, where they differ in what a run may have of its own
+        steps: int = WORTH_FUSING,  # how often it will be called, about
+        processes: Processes = ALONE,
     ) -> None:
         self.net, self.objective, self.settings, self.stage = net, objective, settings, stage
         self.processes = processes
@@ -63,8 +65,11 @@ class Step:
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full_like(self.total, -1, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
+        simple = processes.alone and not settings.checkpoint_activations
+        net.fused = net.fusable and steps >= WORTH_FUSING and simple
         meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks
-        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all" and not meeting
+        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all"
+        compiling = compiling and not meeting and not net.fused
         self.forward: Callable[[Tensor], Tensor] = self.drawn or (
             net.routing if stage.trains == "router" else net.particle_logits
         )
@@ -72,8 +77,7 @@ class Step:
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
         # what other processes do, and random numbers that are put back, cannot be captured
-        capturable = processes.alone and not settings.checkpoint_activations
-        self.capture = self.capturing and self.device.type == "cuda" and capturable
+        self.capture = self.capturing and self.device.type == "cuda" and simple and steps >= WORTH_CAPTURING
 
     def begin_epoch(self, epoch: int, rates: float | Sequence[float]) -> None:
         """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
@@ -107,11 +111,15 @@ class Step:
         losses, gradients = self._differentiated(first, wholes)
         for part in rest:
             more, found = self._differentiated(part, wholes)
-            losses, gradients = losses + more, torch._foreach_add(gradients, found)
-        self._update(losses, gradients)
+            losses, gradients = losses + more, list(torch._foreach_add(gradients, found))
+        self.update(losses, gradients)
 
-    def _differentiated(self, part: Mixed, wholes: Sequence[Whole] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Losses (R,) and the gradient of every parameter; of a part, its part of the whole batch's."""
+    def _differentiated(self, part: Mixed, wholes: Sequence[Whole] | None) -> tuple[Tensor, list[Tensor]]:
+        losses = self.objectives(part, wholes)
+        return losses.detach(), self.gradients(losses)
+
+    def objectives(self, part: Mixed, wholes: Sequence[Whole] | None = None) -> Tensor:
+        """Of each run, (R,); of a part, its part of the whole batch's."""
         # compiling is dear: only the shape of full batches is worth it
         forward = self.compiled if part.inputs.shape[1] == self.full else self.forward
         with self.autocast():
@@ -126,8 +134,7 @@ class Step:
             if wholes is not None:  # every part has the same head: each counts by its samples, all together once
                 apart = apart * torch.stack([logits.shape[2] / whole.size for whole in wholes])
             losses = losses + apart
-        found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
-        return losses.detach(), found
+        return losses
 
     def _parts(self, samples: int) -> int:
         """In how many parts a batch is computed: as many on every process, which may meet inside of a part."""
@@ -143,9 +150,12 @@ class Step:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
         return Mixed(inputs, targets, targets, mix[:, 0]) if self.mixing is None else self.mixing(inputs, targets, mix)
 
+    def gradients(self, losses: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
+        return [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
+
     @torch.no_grad()
-    def _update(self, losses: Tensor, found: Sequence[Tensor]) -> None:
-        gradients = [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
+    def update(self, losses: Tensor, gradients: list[Tensor]) -> None:
         self.processes.total_([*gradients, losses])
         if self.settings.clip:
             clip(gradients, self.settings.clip, self.net.runs)

@@ -119,7 +119,8 @@ def epochs(
             continue
         if part.stage.anew and done <= part.start:
             draw_head(net)
-        step = Step(net, part.objective, part.settings, part.stage, deviations, processes, part.each)
+        left = (part.end - max(done, part.start)) * part.loader.steps
+        step = Step(net, part.objective, part.settings, part.stage, deviations, part.each, left, processes)
         if done > part.start:
             load_state(step, state)
         for epoch in range(max(done, part.start) + 1, part.end + 1):
