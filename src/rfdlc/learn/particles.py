@@ -9,6 +9,7 @@ from torch.nn import functional
 from rfdlc.errors import InputError, choose
 from rfdlc.learn.backbones import Backbone
 from rfdlc.learn.combinations import Combination, Particles
+from rfdlc.learn.products import product
 from rfdlc.learn.stack import Generators, Linear, reset
 
 
@@ -27,7 +28,8 @@ class CosineHead(nn.Module):
         self.weight.copy_(functional.normalize(self.weight, dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * torch.bmm(functional.normalize(x, dim=-1), functional.normalize(self.weight, dim=1))
+        inverse = (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()  # multiplied last: by C numbers, not F
+        return product(x, functional.normalize(self.weight, dim=1)) * (self.scale * inverse)
 
 
 HEADS = ("cosine", "linear")
