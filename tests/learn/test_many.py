@@ -13,8 +13,9 @@ import rfdlc
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.errors import InputError
 from rfdlc.learn import jobs, many
+from rfdlc.learn.assembly import training_utility
 from rfdlc.learn.jobs import Job, TrainingInterrupted
-from rfdlc.learn.methods import resolve
+from rfdlc.learn.methods import METHODS, resolve
 from rfdlc.learn.objectives import NegativeLogLikelihood, Objective, PriorInLikelihood
 from rfdlc.learn.per_run import Objectives, Repulsions
 from rfdlc.learn.repulsion import repulsion
@@ -326,6 +327,21 @@ def test_objectives_of_all_runs_in_few_calls():
         assert torch.allclose(found, expected)
         gradients = [torch.autograd.grad(losses.sum(), logits)[0] for losses in (found, expected)]
         assert torch.allclose(*gradients, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_objective_of_every_method_serves_several_runs_at_once(method):
+    classes = rfdlc.Classes.from_counts([50, 20, 5, 2])
+    for number, stage in enumerate(METHODS[method].stages):
+        settings = resolve(method, "", {"epochs": 4, "utility": "tail-sensitive"})[1].changed(stage.settings)
+        make, width = stage.objective or METHODS[method].objective, 4 + (stage.trains == "router")
+        own = [make(settings, classes, training_utility(settings, classes)) for _ in range(2)]
+        together = Objectives(own)
+        assert [group.runs for group in together.groups] == [2], number
+        logits, targets = torch.randn(2, settings.particles * (1 + stage.draws), 6, width), torch.randint(4, (2, 6))
+        for epoch in (torch.tensor(1.0), torch.tensor(4.0)):
+            expected = torch.stack([one(logits[r], targets[r], epoch) for r, one in enumerate(own)])
+            assert torch.allclose(together(logits, targets, epoch), expected, atol=1e-5), number
 
 
 def test_repulsions_of_all_runs():

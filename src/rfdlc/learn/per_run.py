@@ -36,6 +36,8 @@ class Objectives(nn.Module):
         if wholes is not None:  # which may wait for other processes: run by run
             runs = zip(self.each, logits, targets, wholes, strict=True)
             return torch.stack([one(own, labels, epoch, whole) for one, own, labels, whole in runs])
+        if len(self.groups) == 1:
+            return self.groups[0](logits, targets, epoch)
         parts = zip(self.groups, logits.split(self.sizes), targets.split(self.sizes), strict=True)
         return torch.cat([group(own, labels, epoch) for group, own, labels in parts])
 
