@@ -14,20 +14,30 @@ from torch.func import functional_call
 
 from rfdlc.learn.repulsion import repulsion
 from rfdlc.learn.settings import Settings
+from rfdlc.learn.whole import Whole
 
 Item = TypeVar("Item")
 
 
 class Objectives(nn.Module):
-    """One objective a run: (logits (R,M,B,C), targets (R,B), epoch) -> losses (R,)."""
+    """One objective a run: (logits (R,M,B,C), targets (R,B), epoch) -> losses (R,).
+
+    `wholes` are the batches of the runs, where logits are of a share of them.
+    """
 
     def __init__(self, objectives: Sequence[nn.Module]) -> None:
         super().__init__()
+        self.each = nn.ModuleList(objectives)
         groups = neighbours(list(objectives), _form)
         self.sizes = [len(group) for group in groups]
         self.groups = nn.ModuleList(_Alike(group) for group in groups)
 
-    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor, wholes: Sequence[Whole] | None = None) -> Tensor:
+        if wholes is not None:  # which may wait for other processes: run by run
+            runs = zip(self.each, logits, targets, wholes, strict=True)
+            return torch.stack([one(own, labels, epoch, whole) for one, own, labels, whole in runs])
+        if len(self.groups) == 1:
+            return self.groups[0](logits, targets, epoch)
         parts = zip(self.groups, logits.split(self.sizes), targets.split(self.sizes), strict=True)
         return torch.cat([group(own, labels, epoch) for group, own, labels in parts])
 

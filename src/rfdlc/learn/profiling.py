@@ -90,10 +90,10 @@ def _step_parts(net: ParticleNet, part: Part, steps: int) -> dict[str, float]:
     batch = inputs, targets, part.mixing(net.seeds, 1)[0].to(step.device)
 
     def there_and_back() -> None:
-        step.gradients(step.objectives(*batch))
+        step.gradients(step.objectives(step.mixed(*batch)))
 
     data = _seconds(lambda: [None for _ in part.loader.epoch(1)], step.device) / part.loader.steps
-    forward = _seconds(lambda: step.objectives(*batch), step.device, step.capture)
+    forward = _seconds(lambda: step.objectives(step.mixed(*batch)), step.device, step.capture)
     both = _seconds(there_and_back, step.device, step.capture)
     whole = _seconds(lambda: step.compute(*batch), step.device, step.capture)
     return {"data": data, "forward": forward, "backward": max(both - forward, 0.0), "optimiser": max(whole - both, 0.0)}

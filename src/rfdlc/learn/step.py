@@ -2,6 +2,9 @@
 
 Learning rates, one a run, and the epoch are tensors on the device; losses are summed there and read once an epoch.
 A shape of batch is captured once: the shorter last batch of an epoch has a graph of its own.
+
+Of several processes each has a share of the batch, and `accumulate` cuts that into parts: losses and gradients of the
+parts add up to those of the whole batch, over parts here and over processes before the update.
 """
 
 import warnings
@@ -18,7 +21,9 @@ from rfdlc.learn.methods import Stage
 from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.per_run import Repulsions
+from rfdlc.learn.processes import ALONE, Processes
 from rfdlc.learn.settings import Settings
+from rfdlc.learn.whole import Whole, class_counts
 
 WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
 Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
@@ -38,8 +43,11 @@ class Step:
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
         each: Sequence[Settings] = (),  # of every run, where they differ in what a run may have of its own
         steps: int = WORTH_FUSING,  # how often it will be called, about
+        processes: Processes = ALONE,
     ) -> None:
         self.net, self.objective, self.settings, self.stage = net, objective, settings, stage
+        self.processes = processes
+        self.full = -(-settings.batch_size // processes.world // settings.accumulate)  # samples of a part, rounded up
         each = each or [settings] * net.runs
         self.parameters: list[Tensor] = [p for part in net.parts(stage.trains) for p in part.parameters()]
         net.requires_grad_(False)  # what is frozen needs no backward pass
@@ -58,15 +66,19 @@ class Step:
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full_like(self.total, -1, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
-        net.fused = net.fusable and steps >= WORTH_FUSING
-        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all" and not net.fused
+        simple = processes.alone and not settings.checkpoint_activations
+        net.fused = net.fusable and steps >= WORTH_FUSING and simple
+        meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks
+        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all"
+        compiling = compiling and not meeting and not net.fused
         self.forward: Callable[[Tensor], Tensor] = self.drawn or (
             net.routing if stage.trains == "router" else net.particle_logits
         )
         self.compiled = torch.compile(self.forward, dynamic=False) if compiling else self.forward
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
-        self.capture = self.capturing and self.device.type == "cuda" and steps >= WORTH_CAPTURING
+        # what other processes do, and random numbers that are put back, cannot be captured
+        self.capture = self.capturing and self.device.type == "cuda" and simple and steps >= WORTH_CAPTURING
 
     def begin_epoch(self, epoch: int, rates: float | Sequence[float]) -> None:
         """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
@@ -93,26 +105,47 @@ class Step:
         return graph.replay()
 
     def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
-        """The step itself."""
-        losses = self.objectives(inputs, targets, mix)
-        self.update(losses, self.gradients(losses))
+        """The step itself, over the parts of the batch."""
+        count = self._parts(targets.shape[1])
+        wholes = None if count == 1 and self.processes.alone else self._wholes(targets, count)
+        first, *rest = self.mixed(inputs, targets, mix).parts(count)
+        losses, gradients = self._differentiated(first, wholes)
+        for part in rest:
+            more, found = self._differentiated(part, wholes)
+            losses, gradients = losses + more, list(torch._foreach_add(gradients, found))
+        self.update(losses, gradients)
 
-    def objectives(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Tensor:
-        """Of each run, (R,). That of mixed samples is weighed between both labels, whatever the objective."""
-        mixed = self.mixed(inputs, targets, mix)
-        inputs = mixed.inputs
+    def _differentiated(self, part: Mixed, wholes: Sequence[Whole] | None) -> tuple[Tensor, list[Tensor]]:
+        losses = self.objectives(part, wholes)
+        return losses.detach(), self.gradients(losses)
+
+    def objectives(self, part: Mixed, wholes: Sequence[Whole] | None = None) -> Tensor:
+        """Of each run, (R,); of a part, its part of the whole batch's."""
         # compiling is dear: only the shape of full batches is worth it
-        forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.forward
+        forward = self.compiled if part.inputs.shape[1] == self.full else self.forward
         with self.autocast():
-            logits = forward(inputs)  # (R, M, B, C)
+            logits = forward(part.inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        losses = self.objective(logits, targets, self.epoch)  # (R,)
-        if self.mixing is not None:
-            others = self.objective(logits, mixed.partners, self.epoch)
-            losses = mixed.lam * losses + (1 - mixed.lam) * others
+        losses = self.objective(logits, part.targets, self.epoch, wholes)  # (R,)
+        if self.mixing is not None:  # weighed between both labels, whatever the objective
+            others = self.objective(logits, part.partners, self.epoch, wholes)
+            losses = part.lam * losses + (1 - part.lam) * others
         if self.repulsions is not None:
-            losses = losses + self.repulsions(self.net.head_weights, logits, self.epoch)
+            apart = self.repulsions(self.net.head_weights, logits, self.epoch)
+            if wholes is not None:  # every part has the same head: each counts by its samples, all together once
+                apart = apart * torch.stack([logits.shape[2] / whole.size for whole in wholes])
+            losses = losses + apart
         return losses
+
+    def _parts(self, samples: int) -> int:
+        """In how many parts a batch is computed: as many on every process, which may meet inside of a part."""
+        wanted = min(self.settings.accumulate, samples)
+        return wanted if self.settings.accumulate == 1 else self.processes.least(wanted)
+
+    def _wholes(self, targets: Tensor, parts: int) -> list[Whole]:
+        """The whole batch of every run, of which these targets (R, B) are this process's share."""
+        counts = self.processes.total(class_counts(targets, self.net.head_weights.shape[-1]))  # (R, C)
+        return [Whole(of_run, self.processes, parts) for of_run in counts]
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
@@ -124,14 +157,15 @@ class Step:
 
     @torch.no_grad()
     def update(self, losses: Tensor, gradients: list[Tensor]) -> None:
+        self.processes.total_([*gradients, losses])
         if self.settings.clip:
             clip(gradients, self.settings.clip, self.net.runs)
         self.optimiser.step(self.parameters, gradients, self.rates)
         if self.average:
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
-        bad = ~losses.detach().isfinite() & (self.first_bad < 0)
+        bad = ~losses.isfinite() & (self.first_bad < 0)
         self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
-        self.total += losses.detach()
+        self.total += losses
         self.steps += 1
 
     def losses(self) -> list[float]:
