@@ -15,6 +15,7 @@ import torch
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import load
+from rfdlc.data.views import View
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.learn.assembly import OwnBackbone, choose_device, method_net
@@ -234,6 +235,7 @@ def _description(data: Dataset) -> dict[str, Any]:
         "input_shape": list(data.input_shape),
         "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
         "encoder": None if data.encoder is None else data.encoder.to_dict(),
+        "centre": View().evaluated if isinstance(data.train.inputs, ImageFiles) else 1.0,
         "fingerprint": _fingerprint(data),
     }
 
