@@ -37,7 +37,7 @@ ALIKE = {
     "weighted (cb)": ["-m", "cb"],
     "deferred (ldam-drw)": ["-m", "ldam-drw"],
     "adjusted (la)": ["-m", "la"],
-    "repulsion and utility (rf-dlc)": ["-m", "rf-dlc", "utility=tail-sensitive", "weights=linear"],
+    "repulsion and utility (rf-dlc)": ["-m", "rf-dlc", "utility=tail-sensitive", "utility_form=bounded"],
 }
 NETWORK = ["-m", "la", "backbone=resnet8", "epochs=4", "hold_out=0", "checkpoint_every=9", "batch_norm=local"]
 KILLED = ["digits-lt", "-m", "rf-dlc", "epochs=60", "widths=64"]
