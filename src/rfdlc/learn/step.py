@@ -1,6 +1,6 @@
 """One optimisation step of a stack of runs, without a host value inside: on a GPU it is captured as a CUDA graph.
 
-Learning rate and epoch are 0-d tensors on the device; losses are summed there and read once an epoch.
+Learning rates, one a run, and the epoch are tensors on the device; losses are summed there and read once an epoch.
 A shape of batch is captured once: the shorter last batch of an epoch has a graph of its own.
 
 Of several processes each has a share of the batch, and `accumulate` cuts that into parts: losses and gradients of the
@@ -19,11 +19,12 @@ from rfdlc.learn.averaging import DrawnNetworks, EpochMean
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
 from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.per_run import Repulsions
 from rfdlc.learn.processes import ALONE, Processes
-from rfdlc.learn.repulsion import repulsion
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.whole import Whole, class_counts
 
+WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
 Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
 
 
@@ -35,34 +36,39 @@ class Step:
     def __init__(
         self,
         net: ParticleNet,
-        objective: nn.Module,
+        objective: nn.Module,  # of all runs: (logits (R,M,B,C), targets (R,B), epoch) -> (R,)
         settings: Settings,
         stage: Stage = Stage(),  # noqa: B008, a frozen record
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
+        each: Sequence[Settings] = (),  # of every run, where they differ in what a run may have of its own
+        steps: int = WORTH_FUSING,  # how often it will be called, about
         processes: Processes = ALONE,
     ) -> None:
         self.net, self.objective, self.settings, self.stage = net, objective, settings, stage
         self.processes = processes
         self.full = -(-settings.batch_size // processes.world // settings.accumulate)  # samples of a part, rounded up
+        each = each or [settings] * net.runs
         self.parameters: list[Tensor] = [p for part in net.parts(stage.trains) for p in part.parameters()]
         net.requires_grad_(False)  # what is frozen needs no backward pass
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.device = self.parameters[0].device
-        self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](
-            self.parameters, [settings.weight_decay] * len(self.parameters), **_options(settings)
-        )
+        self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](self.parameters, _decays(each), **_options(settings))
+        repelled = net.particles > 1 and any(own.repulsion != "none" for own in each)
+        self.repulsions = Repulsions(each, self.device) if repelled else None
         self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
         self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.averages == "weights" else None
         self.drawn = DrawnNetworks(net, deviations, stage.draws) if stage.draws else None
-        self.rate, self.epoch = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
         self.total = torch.zeros(net.runs, device=self.device)
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
-        self.first_bad = torch.full((), -1, device=self.device, dtype=torch.int64)  # first step whose loss is no number
+        self.first_bad = torch.full_like(self.total, -1, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
-        meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks
-        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all" and not meeting
+        meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks, layer by layer
+        net.fused = net.fusable and steps >= WORTH_FUSING and not meeting
+        worth = stage.trains == "all" and not net.fused and not meeting
+        compiling = settings.compile and self.device.type == "cuda" and worth
         self.forward: Callable[[Tensor], Tensor] = self.drawn or (
             net.routing if stage.trains == "router" else net.particle_logits
         )
@@ -71,12 +77,12 @@ class Step:
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
         # what other processes do, and random numbers that are put back, cannot be captured
         capturable = processes.alone and not settings.checkpoint_activations
-        self.capture = self.capturing and self.device.type == "cuda" and capturable
+        self.capture = self.capturing and self.device.type == "cuda" and steps >= WORTH_CAPTURING and capturable
 
-    def begin_epoch(self, epoch: int, rate: float) -> None:
-        """Set what changes between epochs, and start the sums anew."""
+    def begin_epoch(self, epoch: int, rates: float | Sequence[float]) -> None:
+        """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
         self.epoch.fill_(epoch)
-        self.rate.fill_(rate)
+        self.rates.copy_(torch.tensor(rates))
         self.total.zero_()
         self.steps.zero_()
         self.net.train()
@@ -100,62 +106,64 @@ class Step:
     def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
         """The step itself, over the parts of the batch."""
         count = self._parts(targets.shape[1])
-        wholes = None if count == 1 and self.processes.alone else self._wholes(targets, count)
+        whole = None if count == 1 and self.processes.alone else self._whole(targets, count)
         first, *rest = self.mixed(inputs, targets, mix).parts(count)
-        losses, gradients = self._differentiated(first, wholes)
+        losses = self.objectives(first, whole)
+        gradients, losses = self.gradients(losses), losses.detach()
         for part in rest:
-            more, found = self._differentiated(part, wholes)
-            losses, gradients = losses + more, torch._foreach_add(gradients, found)
-        self._update(losses, gradients)
+            more = self.objectives(part, whole)
+            gradients = list(torch._foreach_add(gradients, self.gradients(more)))
+            losses = losses + more.detach()
+        self.update(losses, gradients)
 
-    def _differentiated(self, part: Mixed, wholes: Sequence[Whole] | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Losses (R,) and the gradient of every parameter; of a part, its part of the whole batch's."""
+    def objectives(self, part: Mixed, whole: Whole | None = None) -> Tensor:
+        """Of each run, (R,). That of mixed samples is weighed between both labels, whatever the objective.
+
+        Where samples are a part of a whole batch, it is their part of the whole's.
+        """
         # compiling is dear: only the shape of full batches is worth it
         forward = self.compiled if part.inputs.shape[1] == self.full else self.forward
         with self.autocast():
             logits = forward(part.inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        losses = self._objectives(logits, part.targets, wholes)
-        if self.mixing is not None:  # weighed between both labels, whatever the objective
-            losses = part.lam * losses + (1 - part.lam) * self._objectives(logits, part.partners, wholes)
-        if self.settings.repulsion != "none" and self.net.particles > 1:
-            kind, tau, strength = self.settings.repulsion, self.settings.repulsion_tau, self.settings.repulsion_strength
-            apart = repulsion(kind, self.net.head_weights, logits, self.epoch, tau, strength)
-            if wholes is not None:  # every part has the same head: each counts by its samples, all together once
-                apart = apart * torch.stack([logits.shape[2] / whole.size for whole in wholes])
-            losses = losses + apart
-        found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
-        return losses.detach(), found
-
-    def _objectives(self, logits: Tensor, targets: Tensor, wholes: Sequence[Whole] | None) -> Tensor:
-        """(R,)."""
-        each = zip(logits, targets, *(() if wholes is None else (wholes,)), strict=True)
-        return torch.stack([self.objective(of_run, target, self.epoch, *whole) for of_run, target, *whole in each])
+        known = () if whole is None else (whole,)
+        losses: Tensor = self.objective(logits, part.targets, self.epoch, *known)  # (R,)
+        if self.mixing is not None:
+            others = self.objective(logits, part.partners, self.epoch, *known)
+            losses = part.lam * losses + (1 - part.lam) * others
+        if self.repulsions is not None:
+            apart = self.repulsions(self.net.head_weights, logits, self.epoch)
+            # every part has the same heads: each counts by its samples, all together once
+            losses = losses + (apart if whole is None else apart * (logits.shape[2] / whole.size))
+        return losses
 
     def _parts(self, samples: int) -> int:
         """In how many parts a batch is computed: as many on every process, which may meet inside of a part."""
         wanted = min(self.settings.accumulate, samples)
         return wanted if self.settings.accumulate == 1 else self.processes.least(wanted)
 
-    def _wholes(self, targets: Tensor, parts: int) -> list[Whole]:
+    def _whole(self, targets: Tensor, parts: int) -> Whole:
         """The whole batch of every run, of which these targets (R, B) are this process's share."""
-        counts = self.processes.total(class_counts(targets, self.net.head_weights.shape[-1]))  # (R, C)
-        return [Whole(of_run, self.processes, parts) for of_run in counts]
+        counts = class_counts(targets, self.net.head_weights.shape[-1])
+        return Whole(self.processes.total(counts), self.processes, parts)
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
         return Mixed(inputs, targets, targets, mix[:, 0]) if self.mixing is None else self.mixing(inputs, targets, mix)
 
+    def gradients(self, losses: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
+        return [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
+
     @torch.no_grad()
-    def _update(self, losses: Tensor, found: Sequence[Tensor]) -> None:
-        gradients = [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
+    def update(self, losses: Tensor, gradients: list[Tensor]) -> None:
         self.processes.total_([*gradients, losses])
         if self.settings.clip:
             clip(gradients, self.settings.clip, self.net.runs)
-        self.optimiser.step(self.parameters, gradients, self.rate)
+        self.optimiser.step(self.parameters, gradients, self.rates)
         if self.average:
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
-        bad = ~losses.isfinite().all() & (self.first_bad < 0)
+        bad = ~losses.isfinite() & (self.first_bad < 0)
         self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
         self.total += losses
         self.steps += 1
@@ -218,6 +226,13 @@ def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     """The gradient in its parameter's memory layout: multi-tensor operations are fast only where layouts agree."""
     same = gradient.stride() == parameter.stride()
     return gradient if same else torch.empty_like(parameter).copy_(gradient)
+
+
+def _decays(each: Sequence[Settings]) -> list[float]:
+    """Weight decays: one where all runs have the same and their rates are the same in every epoch, else one a run."""
+    names = ("weight_decay", "learning_rate", "schedule", "milestones", "decay", "warmup")
+    alike = len({tuple(getattr(own, name) for name in names) for own in each}) == 1
+    return [own.weight_decay for own in each[:1]] if alike else [own.weight_decay for own in each]
 
 
 def _options(settings: Settings) -> dict[str, float]:
