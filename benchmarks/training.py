@@ -26,8 +26,6 @@ from data import PillowAugmented
 from recording import RESULTS, write
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-from rfdlc.decide.evaluation import evaluate
-from rfdlc.decide.predictions import Predictions
 from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, split_outputs
 from rfdlc.learn.methods import METHODS, resolve
 from rfdlc.learn.model import new_decider
@@ -113,8 +111,8 @@ class Measured:
         assert data.test is not None
         logits = split_outputs(net, data.test, data.normalisation, chosen, device)[0].numpy()
         decider = new_decider(METHOD, chosen, data.classes)
-        found = [Predictions(logits=own, targets=data.test.labels, classes=data.classes) for own in logits]
-        self.accuracies = [100 * evaluate(own, decider=decider).accuracy for own in found]
+        chosen_classes = [decider.decide(own, logits=True) for own in logits]
+        self.accuracies = [100 * float((own == data.test.labels).mean()) for own in chosen_classes]
         self.evaluation = time.perf_counter() - began
         self.epoch = median(times[1:]) if len(times) > 1 else times[0]
         self.warm_up = times[0] - self.epoch

@@ -133,10 +133,10 @@ def _convolve_rows(
 
 @_any_size
 def _convolve_tiles(
-    x, w, y, partial, pixels, tiles,
+    x, w, y, partial, shortcut, pixels, tiles,
     H: tl.constexpr, W: tl.constexpr, HX: tl.constexpr, WX: tl.constexpr,
     CX: tl.constexpr, CX_BLOCK: tl.constexpr, CY: tl.constexpr, STRIDE: tl.constexpr, TRANSPOSED: tl.constexpr,
-    SUMS: tl.constexpr, BLOCK: tl.constexpr,
+    SHORTCUT: tl.constexpr, SUMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Any convolution, or (TRANSPOSED) its gradient by the input: a sum over the nine weights for a tile of pixels.
 
@@ -174,6 +174,11 @@ def _convolve_tiles(
         place = ((image * HX + r) * WX + c) * CX
         values = tl.load(x + place[:, None] + cx[None, :], mask=known[:, None] & (cx < CX)[None, :], other=0.0)
         total = tl.dot(values, weights, total, input_precision="ieee")
+    if SHORTCUT:  # of CX channels, the middle CY of which were not padding
+        shortcut += network * (pixels // (H * W)) * (HX * WX * CX) + (CX - CY) // 2
+        place = ((image * HX + row // STRIDE) * WX + column // STRIDE) * CX
+        around = tl.load(shortcut + place[:, None] + cy[None, :], mask=inside[:, None] & (kind == 0), other=0.0)
+        total += around.to(tl.float32)
     result = total.to(y.dtype.element_ty)
     tl.store(y + (pixel * CY)[:, None] + cy[None, :], result, mask=inside[:, None])
     if SUMS:
@@ -416,15 +421,20 @@ def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     return y, _convolve(x, weight, y, stride, False)
 
 
-def input_gradient(dy: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Gradient by the input of `convolve`."""
+def input_gradient(dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | None = None) -> Tensor:
+    """Gradient by the input of `convolve`.
+
+    With stride 2, a `shortcut` that took every other pixel and padded channels adds its gradient, of the shape of dy.
+    """
     networks, batch, height, width, _ = dy.shape
     dx = dy.new_empty(networks, batch, height * stride, width * stride, weight.shape[1])
-    _convolve(dy, weight, dx, stride, True)
+    _convolve(dy, weight, dx, stride, True, shortcut)
     return dx
 
 
-def _convolve(x: Tensor, weight: Tensor, y: Tensor, stride: int, transposed: bool) -> Tensor:
+def _convolve(
+    x: Tensor, weight: Tensor, y: Tensor, stride: int, transposed: bool, shortcut: Tensor | None = None
+) -> Tensor:
     networks, batch, height, width, channels = y.shape
     inputs, sums = x.shape[4], not transposed
     if stride == 1 and channels in ROWS and width % ROWS[channels].group == 0:
@@ -443,9 +453,9 @@ def _convolve(x: Tensor, weight: Tensor, y: Tensor, stride: int, transposed: boo
     tiles = triton.cdiv(pixels // step**2, tiling.pixels)
     partial = x.new_empty((networks, tiles, 2, channels) if sums else 0, dtype=torch.float32)
     _convolve_tiles[(tiles, networks, step**2)](
-        x, weight, y, partial, pixels, tiles, H=height, W=width, HX=x.shape[2], WX=x.shape[3],
+        x, weight, y, partial, shortcut, pixels, tiles, H=height, W=width, HX=x.shape[2], WX=x.shape[3],
         CX=inputs, CX_BLOCK=max(16, inputs), CY=channels, STRIDE=stride, TRANSPOSED=transposed, SUMS=sums,
-        BLOCK=tiling.pixels, num_warps=tiling.warps, num_stages=tiling.ahead,
+        SHORTCUT=shortcut is not None, BLOCK=tiling.pixels, num_warps=tiling.warps, num_stages=tiling.ahead,
     )  # fmt: skip
     return partial
 

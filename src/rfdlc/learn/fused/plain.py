@@ -14,11 +14,15 @@ def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     return y, _sums(y, y)
 
 
-def input_gradient(dy: Tensor, weight: Tensor, stride: int) -> Tensor:
+def input_gradient(dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | None = None) -> Tensor:
     """See kernels.input_gradient."""
     networks, batch, height, width, _ = dy.shape
     size = (batch, networks * weight.shape[1], height * stride, width * stride)
-    return _apart(conv2d_input(size, weight, _together(dy), stride, 1, 1, networks), networks)
+    dx = _apart(conv2d_input(size, weight, _together(dy), stride, 1, 1, networks), networks)
+    if shortcut is not None:
+        padding = (shortcut.shape[4] - dx.shape[4]) // 2
+        dx[:, :, ::2, ::2] += shortcut[..., padding : padding + dx.shape[4]]
+    return dx
 
 
 def weight_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:

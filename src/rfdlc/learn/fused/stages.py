@@ -66,8 +66,6 @@ class _Chain(torch.autograd.Function):
             for number in reversed(range(count)):
                 unit, x, y, known = units[number], actives[number], befores[number], norms[number]
                 active = actives[number + 1] if unit.residual else None
-                if unit.residual and shortcut is not None and shortcut.shape != gradient.shape:
-                    gradient, shortcut = _joined(gradient, shortcut), None
                 through, partial = ops.gate(gradient, shortcut if unit.residual else None, active, y, known)
                 factors = ops.norm_gradient(partial, y[0, ..., 0].numel(), known)
                 dy = ops.norm_input_gradient(through, y, known, factors, unit.residual)
@@ -76,21 +74,12 @@ class _Chain(torch.autograd.Function):
                 found[at + 1 : at + 3] = factors[3].flatten(), factors[4].flatten()
                 if number == 0 and not ctx.needs_input:
                     return None, None, *found
-                gradient = ops.input_gradient(dy, weights[number], unit.stride)
-                # what goes around a block joins where the block began, in the gate of the unit before it
-                shortcut = through if unit.residual else shortcut
-        return None, _joined(gradient, shortcut), *found
-
-
-def _joined(gradient: Tensor, shortcut: Tensor | None) -> Tensor:
-    """What comes by the blocks and around them: of the same shape, or at every other pixel with padded channels."""
-    if shortcut is None:
-        return gradient
-    if shortcut.shape == gradient.shape:
-        return gradient + shortcut
-    padding = (shortcut.shape[4] - gradient.shape[4]) // 2
-    gradient[:, :, ::2, ::2] += shortcut[..., padding : padding + gradient.shape[4]]
-    return gradient
+                # What goes around a block joins where the block began: in its first convolution where the size
+                # halves there, else in the gate of the unit before it
+                halving = unit.stride > 1
+                gradient = ops.input_gradient(dy, weights[number], unit.stride, shortcut if halving else None)
+                shortcut = through if unit.residual else None if halving else shortcut
+        return None, gradient if shortcut is None else gradient + shortcut, *found
 
 
 def _as(dtype: torch.dtype, weights: Sequence[Tensor]) -> list[Tensor]:
