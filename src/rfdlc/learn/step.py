@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rfdlc.data.mixing import Mixed, cutmix, mixup
+from rfdlc.data.replayed import capture
 from rfdlc.learn.averaging import DrawnNetworks, EpochMean
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
@@ -198,15 +199,7 @@ class Step:
         saved = [tensor.detach().clone() for tensor in live]
         static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
         try:
-            side = torch.cuda.Stream(self.device)
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.compute(*static)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):  # one replays at a time: they share memory
-                self.compute(*static)
+            graph, _ = capture(lambda: self.compute(*static), 3, self.pool)  # one replays at a time: they share memory
             self.graphs[shape] = (static, graph)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(f"the step could not be captured and runs eagerly: {error}", RuntimeWarning, stacklevel=2)
