@@ -37,7 +37,7 @@ ALIKE = {
     "weighted (cb)": ["-m", "cb"],
     "deferred (ldam-drw)": ["-m", "ldam-drw"],
     "adjusted (la)": ["-m", "la"],
-    "repulsion and utility (rf-dlc)": ["-m", "rf-dlc", "utility=tail-sensitive", "weights=linear"],
+    "repulsion and utility (rf-dlc)": ["-m", "rf-dlc", "utility=tail-sensitive", "utility_form=bounded"],
 }
 NETWORK = ["-m", "la", "backbone=resnet8", "epochs=4", "hold_out=0", "checkpoint_every=9", "batch_norm=local"]
 KILLED = ["digits-lt", "-m", "rf-dlc", "epochs=60", "widths=64"]
@@ -85,9 +85,9 @@ def differences(root: Path) -> Iterator[Row]:
 
 
 def efficiencies(root: Path, times: int) -> Iterator[Row]:
-    """ResNet-8, 32 x 32 images; the best epoch of all trainings, which take turns."""
+    """ResNet-8, 16 x 16 images; the best epoch of all trainings, which take turns."""
     rng = np.random.default_rng(0)
-    images = {f"{part}_x": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for part, n in (("train", 1024), ("test", 8))}
+    images = {f"{part}_x": rng.integers(0, 256, (n, 16, 16, 3), np.uint8) for part, n in (("train", 1024), ("test", 8))}
     labels = {name.replace("_x", "_y"): np.arange(len(values)) % 8 for name, values in images.items()}
     np.savez(root / "images.npz", **images, **labels)  # type: ignore[arg-type]
     kinds = {"1": (1, 1, 64), "1, two threads": (1, 2, 64), "2, strong": (2, 1, 64), "2, weak": (2, 1, 128)}

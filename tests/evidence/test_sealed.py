@@ -49,12 +49,12 @@ def test_sealed_labels_cannot_be_read(data):
 def test_training_and_calibration_never_read_them(data, tmp_path, monkeypatch, refit):
     evaluated = []
 
-    def open_then_score(run, model, *given):
+    def open_then_score(run, model, given, *others):
         assert (run.path / "decider.json").exists()  # everything was chosen and written
         assert (run.path / "model.safetensors").exists()
         data.test.labels.open = True
         evaluated.append(run.path.name)
-        final(run, model, *given)
+        final(run, model, given, *others)
         data.test.labels.open = False
 
     final = jobs.score_test

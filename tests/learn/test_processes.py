@@ -17,6 +17,7 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
 from rfdlc.learn import assembly
 from rfdlc.learn.assembly import build_parts, method_net
+from rfdlc.learn.many import Plan, train_many
 from rfdlc.learn.methods import METHODS, resolve
 from rfdlc.learn.processes import ALONE, Processes, joined
 from rfdlc.learn.settings import Settings
@@ -43,17 +44,17 @@ def blobs(counts=(60, 29, 12, 6), width=6):
 
 def pictures():
     data = rfdlc.load("digits-lt")
-    return Dataset.of("few", data.classes.names, {"train": data.train.take(np.arange(0, len(data.train), 7))})
+    return Dataset.of("few", data.classes.names, {"train": data.train.take(np.arange(0, len(data.train), 12))})
 
 
-def trained(data, method="cb", processes=ALONE, **changes):
+def trained(data, method="cb", processes=ALONE, seeds=(3,), **changes):
     """Losses of the epochs and the state after three, of 7 steps each."""
     defaults = {"epochs": 3, "batch_size": 16, "widths": (16,), "warmup": 1, "learning_rate": 0.02, "mixup": 0.0}
     row, settings = resolve(method, data.name, {**defaults, **changes})
-    net = method_net(row, settings, data.input_shape, data.classes, (3,))
+    net = method_net(row, settings, data.input_shape, data.classes, seeds)
     if settings.batch_norm == "sync" and not processes.alone:
         share_statistics(net, processes)
-    parts = build_parts(row, settings, data, (3,), CPU, processes)
+    parts = build_parts(row, settings, data, seeds, CPU, processes)
     losses = [epoch.losses[0] for epoch in epochs(net, parts, {}, 0, processes)]
     return losses, {name: tensor.clone() for name, tensor in net.state_dict().items()}
 
@@ -160,10 +161,10 @@ def test_objectives_of_parts_add_up(method):
         ("repulsive-predictions", {}),
     ],
 )
-@pytest.mark.parametrize("parts", [3, 16])
-def test_accumulated_parts_equal_the_whole_batch(method, changes, parts):
-    one = trained(blobs(), method, **changes)
-    assert gap(one, trained(blobs(), method, **changes, accumulate=parts)) < 1e-5
+@pytest.mark.parametrize("seeds", [(3,), (3, 5)])
+def test_accumulated_parts_equal_the_whole_batch(method, changes, seeds):
+    one = trained(blobs(), method, seeds=seeds, **changes)
+    assert gap(one, trained(blobs(), method, seeds=seeds, **changes, accumulate=5)) < 1e-5
 
 
 def test_two_processes_accumulate(two_processes):
@@ -279,6 +280,13 @@ def test_what_is_wrong_is_said_once(tmp_path, two_processes):
 def test_what_processes_cannot_do(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_many_trainings_are_for_one_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(InputError, match="one process, but 2 were started"):
+        train_many("digits-lt", [Plan(tmp_path / "a")])
 
 
 def test_more_processes_than_gpus(monkeypatch):

@@ -75,18 +75,31 @@ def checked_settings(
     """All settings of a training on these data. One that cannot be fails here, before there is a folder."""
     row, chosen = resolve(method, data.name, settings, data.kind, len(data.train))
     _check_data(data, chosen)
-    _check_place(chosen, processes)
+    _check_processes(chosen, processes)
     method_net(row, chosen, data.input_shape, data.classes, (chosen.seed,), network)
     return chosen
 
 
 def new_job(
-    data: Dataset, description: Mapping[str, Any], method: str, settings: Settings, out: str | Path,
-    network: OwnBackbone | None = None, processes: Processes = ALONE,
-) -> Job:  # fmt: skip
+    data: Dataset,
+    description: Mapping[str, Any],
+    method: str,
+    settings: Settings,
+    out: str | Path,
+    network: OwnBackbone | None = None,
+    processes: Processes = ALONE,
+) -> Job:
     """A training in a folder of its own, made here."""
     config = {"method": method, "settings": settings.to_dict(), "data": dict(description)}
-    return Job(_folder(out, config, data.classes, processes), method, settings, data, network, processes)
+    run = _folder(out, config, data.classes, processes)
+    return Job(run, method, settings, data, network, processes)
+
+
+def _folder(out: str | Path, config: Mapping[str, Any], classes: Classes, processes: Processes) -> Run:
+    """The run folder, made by the process that writes. A command that is started again finds it and goes on."""
+    if processes.writes and not (under_torchrun() and Run(out).was_asked_for(config)):
+        Run.create(out, config, classes)
+    return Run(out, processes.writes)
 
 
 def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None = None) -> Model:
@@ -99,7 +112,7 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
             run = Run(path, processes.writes)
             config = run.config
             settings = Settings().changed(config["settings"])
-            _check_place(settings, processes)
+            _check_processes(settings, processes)
             found = same_data(run, config["data"], data)
         return _carry_out(Job(run, config["method"], settings, found, backbone, processes))
 
@@ -162,21 +175,6 @@ def _settings_as(method: str, config: Mapping[str, Any], changes: Mapping[str, A
     return resolve(method, name, {**chosen, **changes}, kind)[1]
 
 
-def _folder(out: str | Path, config: Mapping[str, Any], classes: Classes, processes: Processes) -> Run:
-    """The run folder, made by the process that writes. A command that is started again finds it and goes on."""
-    if processes.writes and not (under_torchrun() and Run(out).was_asked_for(config)):
-        Run.create(out, config, classes)
-    return Run(out, processes.writes)
-
-
-def _check_place(settings: Settings, processes: Processes) -> None:
-    """A device that is not there, and settings that several processes cannot have, are told here."""
-    processes.share(settings.batch_size, settings.accumulate)
-    if settings.batch_norm == "sync" and settings.backbone == "own" and not processes.alone:
-        raise InputError("batch_norm=sync is for built-in networks: use batch_norm=local with a backbone of your own")
-    processes.own_device(choose_device(settings.device))
-
-
 # -- the phases --------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +205,15 @@ def _last_checkpoint(run: Run, processes: Processes) -> Checkpoint | None:
     raise InputError(f"{run.path}/last.ckpt is not the same on all machines: the run folder must be one they share")
 
 
-# -- which data ------------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check_processes(settings: Settings, processes: Processes) -> None:
+    """Settings that these processes cannot have."""
+    processes.share(settings.batch_size, settings.accumulate)
+    processes.own_device(choose_device(settings.device))
+    if settings.batch_norm == "sync" and settings.backbone == "own" and not processes.alone:
+        raise InputError("batch_norm=sync is for built-in networks: use batch_norm=local with a backbone of your own")
 
 
 def _check_data(data: Dataset, settings: Settings) -> None:

@@ -52,7 +52,7 @@ class Job:
     settings: Settings
     data: Dataset
     network: OwnBackbone | None = None
-    processes: Processes = ALONE
+    processes: Processes = ALONE  # that carry it out together
 
     @property
     def device(self) -> torch.device:
@@ -254,7 +254,7 @@ def _predictions(job: Job, net: ParticleNet, data: Dataset) -> Predictions | Non
     return predictions_of(net, data.val, data.normalisation, job.settings, job.data.classes, job.processes)
 
 
-def score_test(run: Run, model: Model, data: Dataset, processes: Processes) -> None:
+def score_test(run: Run, model: Model, data: Dataset, processes: Processes = ALONE) -> None:
     """The one place where test labels are read: predictions.npz and metrics.json, after everything was chosen."""
     test, known = data.test, (model.normalisation, model.settings, model.classes)
     predictions = None if test is None else predictions_of(model.net, test, *known, processes)
@@ -276,7 +276,7 @@ def score_test(run: Run, model: Model, data: Dataset, processes: Processes) -> N
     run.write_json("metrics.json", metrics)
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- what is said ---------------------------------------------------------------------------------------------------
 
 
 def _saved_epoch(job: Job) -> int:
