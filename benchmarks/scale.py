@@ -102,7 +102,7 @@ def efficiencies(root: Path, times: int) -> Iterator[Row]:
         shown = {
             "value": round(speed, 1),
             "unit": "samples/s",
-            "reference": f"1 process, one thread; load {load:.1f} before",
+            "reference": f"1 process, one thread; load {load:.1f}",
         }
         yield {"what": f"processes: {kind}", **shown, "ratio": round(speed / speeds["1"], 2)}
 
