@@ -3,9 +3,11 @@
 import asyncio
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -102,6 +104,54 @@ def load(port: int, requests: Sequence[bytes], concurrency: int) -> tuple[list[R
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
+
+
+@dataclass(frozen=True)
+class Wrk:
+    """What wrk says of a load."""
+
+    requests: int
+    wrong: int  # answers without the expected text, other statuses, and errors of connections
+    seconds: float
+    p99: float  # ms
+
+
+CHECKED = """
+wrk.method, wrk.body, wrong = "POST", os.getenv("WRK_BODY"), 0
+wrk.headers["Content-Type"] = "application/json"
+local expected, threads = os.getenv("WRK_EXPECTED"), {}
+function setup(thread) table.insert(threads, thread) end
+function response(status, headers, body)
+  if status ~= 200 or not string.find(body, expected, 1, true) then wrong = wrong + 1 end
+end
+function done(summary, latency, requests)
+  local bad, e = 0, summary.errors
+  for _, thread in ipairs(threads) do bad = bad + thread:get("wrong") end
+  bad = bad + e.connect + e.read + e.write + e.timeout
+  local seconds, p99 = summary.duration / 1e6, latency:percentile(99) / 1e3
+  io.write(string.format("DONE %d %d %f %f", summary.requests, bad, seconds, p99))
+end
+"""
+
+
+def by_wrk(port: int, body: str, expected: str, connections: int, seconds: int = 8) -> Wrk | None:
+    """One request over and over by wrk, every answer searched for `expected`; nothing where wrk is not installed."""
+    program = shutil.which("wrk")
+    if program is None:
+        return None
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(CHECKED)
+        script.flush()
+        words = [program, "-t2", f"-c{connections}", f"-d{seconds}s", "-s", script.name]
+        told = subprocess.run(
+            [*words, f"http://127.0.0.1:{port}/decide"],
+            env={**os.environ, "WRK_BODY": body, "WRK_EXPECTED": expected},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    requests, wrong, took, p99 = told.rpartition("DONE ")[2].split()
+    return Wrk(int(requests), int(wrong), float(took), float(p99))
 
 
 @contextmanager

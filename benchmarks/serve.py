@@ -2,37 +2,33 @@
 
     python benchmarks/serve.py        writes benchmarks/results/serve.csv
 
-Then: the same without batches, twice the load that the queue holds, SIGTERM under load, and malformed requests while
-memory is watched. The exit code is 1 where anything that is required does not hold.
+Then: the same without batches, the load of another generator (wrk, where it is installed), twice the load that the
+queue holds, SIGTERM under load, and malformed requests while memory is watched. The exit code is 1 where anything that
+is required does not hold.
 """
 
-import base64
-import io
 import json
 import signal
-import struct
 import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from load import Reply, load, server
+from load import Reply, by_wrk, load, server
 from load import request as post
+from malformed import against_the_document, malformed
 from recording import write
 from rfdlc.data.load import load as load_data
 from rfdlc.learn.fitting import train
 from rfdlc.learn.model import Model
 
-REQUESTS, CONCURRENCY, UNBATCHED, MALFORMED = 10_000, 64, 2_000, 1_000
+REQUESTS, CONCURRENCY, UNBATCHED, MALFORMED, DOCUMENTED = 10_000, 64, 2_000, 1_000, 500
 ROUNDS, QUEUE = 10, 64
 TOKEN = "a-token-for-the-benchmark"
 Row = dict[str, Any]
@@ -90,6 +86,28 @@ def full_load(folder: Path, model: Model, samples: NDArray[Any]) -> list[Row]:
     ]
 
 
+def another_generator(folder: Path, model: Model, samples: NDArray[Any]) -> list[Row]:
+    """The same load by wrk, where it is installed (Debian: apt-get install wrk): one request, over and over."""
+    body = json.dumps({"arrays": samples[:1].tolist()})
+    action = model.decider.utility.actions[model.decide(samples[:1])[0]]
+    with server(folder) as (_, port):
+        load(port, questions(samples, 300), 8)
+        done = by_wrk(port, body, f'"action": ["{action}"]', CONCURRENCY)
+    if done is None:
+        print("wrk is not installed: its rows are left out")
+        return []
+    what = f"digits by wrk, {CONCURRENCY} connections"
+    return [
+        {
+            "what": f"{what}: wrong answers and errors, of {done.requests:,} requests",
+            "value": done.wrong,
+            "required": 0,
+        },
+        {"what": f"{what}: throughput", "value": round(done.requests / done.seconds, 1), "unit": "requests/s"},
+        {"what": f"{what}: p99", "value": round(done.p99, 1), "unit": "ms"},
+    ]
+
+
 def overload(folder: Path, model: Model, samples: NDArray[Any]) -> list[Row]:
     """Twice as many clients as the queue has places; each asks again at once."""
     with server(folder, "--queue", str(QUEUE)) as (process, port):
@@ -124,35 +142,6 @@ def termination(folder: Path, samples: NDArray[Any]) -> list[Row]:
     ]
 
 
-def malformed(count: int, seed: int) -> list[bytes]:
-    """Truncated and bombing images, NaN, huge shapes, random bytes, wrong kinds."""
-    rng = np.random.default_rng(seed)
-    buffer = io.BytesIO()
-    Image.fromarray(rng.integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(buffer, "JPEG")
-    picture = buffer.getvalue()
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 9000, 9000, 8, 0, 0, 0, 0))
-    bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(81_009_000), 1)) + chunk(b"IEND", b"")
-    request = partial(post, token=TOKEN)
-    kinds = [
-        lambda: request(picture[: int(rng.integers(1, len(picture) - 200))], "image/jpeg"),
-        lambda: request(bomb, "image/png"),
-        lambda: request(json.dumps({"images": [base64.b64encode(picture[:500]).decode()]}).encode()),
-        lambda: request(b'{"arrays": [[[[NaN]]]]}'),
-        lambda: request(json.dumps({"arrays": [[[[0] * 50_000]]]}).encode()),
-        lambda: request(json.dumps({"arrays": rng.integers(0, 256, (2, 3, 4)).tolist()}).encode()),
-        lambda: request(json.dumps({"probabilities": rng.normal(size=(3, 10)).tolist()}).encode()),
-        lambda: request(b'{"arrays": ' + b"[" * int(rng.integers(1, 50_000))),
-        lambda: request(rng.bytes(int(rng.integers(0, 5000)))),
-        lambda: request(rng.bytes(1000), "text/plain"),
-        lambda: post(b"{}", token="wrong"),
-    ]
-    return [kinds[i % len(kinds)]() for i in range(count)]
-
-
 def resident(process: Any) -> float:
     """Mebibytes of a process's memory."""
     pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
@@ -163,20 +152,29 @@ def abuse(folder: Path) -> list[Row]:
     token_file = folder / "token.txt"
     token_file.write_text(TOKEN)
     with server(folder, "--token-file", str(token_file)) as (process, port):
-        load(port, malformed(MALFORMED, 0), 4)
+        load(port, malformed(MALFORMED, 0, TOKEN), 4)
+        against_the_document(port, TOKEN, 20)
         before = resident(process)
-        replies, _ = load(port, malformed(MALFORMED, 1), 4)
+        replies, _ = load(port, malformed(MALFORMED, 1, TOKEN), 4)
+        statuses = against_the_document(port, TOKEN, DOCUMENTED)
         after = resident(process)
     refused = sum(400 <= reply.status < 500 for reply in replies)
+    documented = sum(count for status, count in statuses.items() if 400 <= status < 500)
     return [
         {
-            "what": "malformed requests refused with 4xx",
+            "what": "malformed requests refused with 4xx: images, bombs, NaN, shapes, bytes, tokens",
             "value": refused,
             "reference": MALFORMED,
             "required": MALFORMED,
         },
         {
-            "what": f"memory after {MALFORMED:,} more malformed requests, against before them",
+            "what": "requests of schemathesis that break the OpenAPI document refused with 4xx",
+            "value": documented,
+            "reference": statuses.total(),
+            "required": statuses.total(),
+        },
+        {
+            "what": f"memory after {MALFORMED + statuses.total():,} more malformed requests, against before them",
             "value": round(after, 1),
             "unit": "MiB",
             "reference": round(before, 1),
@@ -195,6 +193,7 @@ def main() -> None:
         assert data is not None
         rows = [
             *full_load(folder, model, data.array),
+            *another_generator(folder, model, data.array),
             *overload(folder, model, data.array),
             *termination(folder, data.array),
             *abuse(folder),

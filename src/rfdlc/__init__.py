@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rfdlc.apps.estimator import RFDLCClassifier as RFDLCClassifier
     from rfdlc.apps.export.exporting import export as export
     from rfdlc.apps.onnx_model import OnnxModel as OnnxModel
+    from rfdlc.apps.predict.predicting import predict as predict
     from rfdlc.apps.report.report import report as report
     from rfdlc.apps.scoring import make_utility_scorer as make_utility_scorer
     from rfdlc.apps.utility_classifier import UtilityClassifier as UtilityClassifier
@@ -39,6 +40,7 @@ _HOME = {
     "export": "rfdlc.apps.export.exporting",
     "OnnxModel": "rfdlc.apps.onnx_model",
     "RFDLCClassifier": "rfdlc.apps.estimator",
+    "predict": "rfdlc.apps.predict.predicting",
     "report": "rfdlc.apps.report.report",
     "make_utility_scorer": "rfdlc.apps.scoring",
     "UtilityClassifier": "rfdlc.apps.utility_classifier",

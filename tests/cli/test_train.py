@@ -67,7 +67,7 @@ def test_bad_input(tmp_path, folder):
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
     with pytest.raises(InputError, match="expected key=value"):
         run("train", "digits-lt", "fast", "--out", tmp_path / "x")
-    with pytest.raises(InputError, match=r"kind of file '.txt' is unknown: expected one of .npz, .csv, .parquet"):
+    with pytest.raises(InputError, match=r"kind of file '.txt' is unknown: expected one of .npz, .parquet, .csv"):
         run("predict", folder, "digits-lt", "--out", tmp_path / "p.txt")
     assert not (tmp_path / "x").exists()
 

@@ -17,7 +17,6 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
 from rfdlc.learn import assembly
 from rfdlc.learn.assembly import build_parts, method_net
-from rfdlc.learn.many import Plan, train_many
 from rfdlc.learn.methods import METHODS, resolve
 from rfdlc.learn.processes import ALONE, Processes, joined
 from rfdlc.learn.settings import Settings
@@ -280,13 +279,6 @@ def test_what_is_wrong_is_said_once(tmp_path, two_processes):
 def test_what_processes_cannot_do(call, message):
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_many_trainings_are_for_one_process(monkeypatch, tmp_path):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(InputError, match="one process, but 2 were started"):
-        train_many("digits-lt", [Plan(tmp_path / "a")])
 
 
 def test_more_processes_than_gpus(monkeypatch):

@@ -16,8 +16,8 @@ from torch import nn
 
 import rfdlc
 from rfdlc.errors import InputError
-from rfdlc.learn import fitting
-from rfdlc.learn.fitting import TrainingInterrupted
+from rfdlc.learn import jobs
+from rfdlc.learn.jobs import TrainingInterrupted
 from rfdlc.learn.run import Run
 from rfdlc.learn.training import TrainingStopped
 
@@ -52,14 +52,14 @@ def history(path):
 
 def interrupt_in(monkeypatch, epoch, act):
     """Do something in the middle of an epoch's bookkeeping."""
-    original = fitting._row
+    original = jobs._row
 
     def row(job, net, data, phase, done):
         if done.epoch == epoch:
             act()
         return original(job, net, data, phase, done)
 
-    monkeypatch.setattr(fitting, "_row", row)
+    monkeypatch.setattr(jobs, "_row", row)
 
 
 def test_the_folder_has_everything(whole):
@@ -156,7 +156,7 @@ def test_an_unwritable_folder_is_said(tmp_path):
 
 
 def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monkeypatch):
-    real = fitting.epochs
+    real = jobs.epochs
 
     def poisoned(net, *rest):
         for epoch in real(net, *rest):
@@ -164,7 +164,7 @@ def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monke
             if epoch.epoch == 2:
                 next(net.parameters()).data.fill_(float("nan"))
 
-    monkeypatch.setattr(fitting, "epochs", poisoned)
+    monkeypatch.setattr(jobs, "epochs", poisoned)
     with pytest.raises(TrainingStopped, match=r"in epoch 3; .*last good checkpoint is epoch 2 in"):
         rfdlc.train("digits-lt", out=tmp_path / "run", **SMALL)
 

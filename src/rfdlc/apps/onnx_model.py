@@ -40,6 +40,7 @@ class OnnxModel:
         self.decider = Decider.from_dict(metadata["decider"])
         self.classes, self.utility = self.decider.utility.classes, self.decider.utility
         self.input_shape = tuple(int(side) for side in metadata["input_shape"])
+        self.centre = float(metadata.get("centre", 1))  # the part of an image's shorter side that training looked at
         self.resize, self.utility_input = bool(metadata["resize"]), bool(metadata["utility_input"])
         self.encoder = TableEncoder.from_dict(metadata["encoder"]) if metadata.get("encoder") else None
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, export, methods, report, reproduce, serve, train, utility
+from rfdlc.cli import data, decide, demo, export, methods, predict, report, reproduce, serve, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown, speaks
 
@@ -48,7 +48,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("fork")(train.fork)
-app.command("predict")(train.predict)
+app.command("predict")(predict.predict)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.add_typer(utility.app, name="utility")

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
-from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, rounded, write_table
+from rfdlc.cli.writing import check_writable, print_json, print_rich, rounded, write_table
 from rfdlc.errors import InputError
+from rfdlc.files import replacing
 
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider

@@ -1,4 +1,4 @@
-"""`rfdlc train`, `resume`, `fork` and `predict`: trainings and the run folders they leave."""
+"""`rfdlc train`, `resume` and `fork`: trainings and the run folders they leave."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rfdlc.cli.request import JsonOption
-from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing, rounded, write_table
-from rfdlc.errors import InputError, choose
+from rfdlc.cli.writing import print_json, print_rich
+from rfdlc.errors import InputError
 from rfdlc.progress import speaks
 
 if TYPE_CHECKING:
-    from rfdlc.decide.predictions import Predictions
     from rfdlc.learn.model import Model
 
 Source = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
@@ -25,7 +24,6 @@ Pairs = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings; `--settings` lists them.", show_default=False),
 ]
-KINDS_OF_FILE = (".npz", ".csv", ".parquet")
 NEEDS_TORCH = 'training needs torch: pip install "rfdlc[train]"'
 
 
@@ -138,53 +136,6 @@ def fork(
         _report(fork_it(run, out, at=at, method=method, **changes), json)
 
 
-def predict(
-    run: RunFolder,
-    source: Source,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Particle logits as .npz; calibrated probabilities as CSV, Parquet."),
-    ] = Path("predictions.npz"),
-    root: Root = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="train, val or test; by default the last there is.")
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """What a trained model says of a data set; `rfdlc decide`, `evaluate` and `report` read the file.
-
-    An .npz file holds every particle's logits. A table holds the calibrated probabilities of the run's decider, one
-    column a class, with `id` and `target` where they are known.
-
-    **Examples**
-
-    - `rfdlc predict runs/a digits-lt --out predictions.npz`
-    - `rfdlc predict runs/a patients.csv --out probabilities.csv`
-    - `rfdlc predict runs/a photos/ --out predictions.npz && rfdlc decide predictions.npz --decider runs/a/decider.json`
-    """
-    check_writable(out)
-    choose("kind of file", out.suffix.lower(), KINDS_OF_FILE)
-    with ready():
-        from rfdlc.learn.model import Model
-
-        model = Model.load(run)
-        found = model.predict(source, split=split, root=root)
-    if out.suffix.lower() == ".npz":
-        with replacing(out) as beside:
-            found.save(beside)
-    else:
-        write_table(out, _probability_columns(model, found))
-    told = {"out": str(out), "samples": len(found), "particles": len(found.scores.values), "run": str(run)}
-    print_json(told) if json else print(f"{len(found):,} samples, {told['particles']} particles: {out}")
-
-
-def _probability_columns(model: "Model", found: "Predictions") -> dict[str, Any]:
-    probabilities = model.decider.probabilities(found)
-    columns: dict[str, Any] = {} if found.ids is None else {"id": found.ids.tolist()}
-    columns |= {name: rounded(probabilities[:, i]) for i, name in enumerate(found.classes.names)}
-    return columns if found.targets is None else columns | {"target": list(found.classes.select(found.targets))}
-
-
 # -- what they share -----------------------------------------------------------------------------------------------
 
 
@@ -195,7 +146,7 @@ def ready() -> Iterator[None]:
         import torch  # noqa: F401
     except ImportError:
         raise InputError(NEEDS_TORCH) from None
-    from rfdlc.learn.fitting import TrainingInterrupted
+    from rfdlc.learn.jobs import TrainingInterrupted
     from rfdlc.learn.training import TrainingStopped
 
     try:

@@ -7,8 +7,9 @@ import typer
 
 from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
 from rfdlc.cli.request import JsonOption
-from rfdlc.cli.writing import check_writable, print_json, print_rich, replacing
+from rfdlc.cli.writing import check_writable, print_json, print_rich
 from rfdlc.errors import choose
+from rfdlc.files import replacing
 
 app = typer.Typer(help="Write and look at utility matrices U[true, action].", no_args_is_help=True)
 

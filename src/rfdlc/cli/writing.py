@@ -3,12 +3,12 @@
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rfdlc.errors import InputError
+from rfdlc.files import replacing
 
 
 def check_writable(path: Path, *, force: bool = True) -> None:
@@ -20,19 +20,6 @@ def check_writable(path: Path, *, force: bool = True) -> None:
         raise InputError(f"{path}: cannot be written; choose another file")
     if path.exists() and not force:
         raise InputError(f"{path}: exists already and may hold your edits; choose another name, or say --force")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to; it takes the place of `path` only when all went well."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield beside
-        os.replace(beside, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -1,6 +1,6 @@
 """Dataset: train, val and test samples with their classes, whatever the format was on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -195,3 +195,11 @@ def split_name(word: str) -> str | None:
     aliases = {"train": "train", "training": "train", "test": "test", "testing": "test"}
     aliases |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
     return aliases.get(word.lower())
+
+
+def choose_part(name: str, parts: Collection[str], wanted: str | None) -> str:
+    """The part that is asked for, or the last there is."""
+    chosen = wanted or next((part for part in reversed(SPLITS) if part in parts), None)
+    if chosen is None or chosen not in parts:
+        raise InputError(f"{name} has no part {chosen!r}: it has {', '.join(parts) or 'none'}")
+    return chosen

@@ -67,12 +67,15 @@ class ImageFiles:
         """Where image `index` is."""
         return self.root / self.names[index]
 
-    def decode(self) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
-        """All images in memory, uint8 (N, channels, size, size), and which of them are broken and why."""
+    def decode(self, centre: float = 1.0) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
+        """All images in memory, uint8 (N, channels, size, size), and which of them are broken and why.
+
+        `centre` is the part of the shorter side that is kept.
+        """
         images = np.zeros(self.shape, dtype=np.uint8)
 
         def fill(index: int) -> None:
-            images[index] = planes(fitted(open_image(self.path(index)), self.size, self.channels))
+            images[index] = planes(fitted(open_image(self.path(index)), self.size, self.channels, centre))
 
         return images, attempt(fill, range(len(self)), "Decoding images")[1]
 

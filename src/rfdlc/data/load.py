@@ -1,14 +1,13 @@
 """`load`: the front door. A name, a path, arrays or a data frame in; a Dataset out."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.dataset import Dataset
 from rfdlc.data.groups import with_groups
-from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.sources import arrays, cifar, digits, folder, listing, medmnist, table
 from rfdlc.errors import InputError, suggestion
 from rfdlc.errors import listing as told
@@ -53,9 +52,9 @@ def load(
     >>> data.classes.count_array[[0, -1]].tolist(), data.input_shape
     ([129, 12], (1, 8, 8))
     """
-    reader, place = _reader(source, None if root is None else Path(root).expanduser())
-    options |= {"seed": seed} if "seed" in _options(reader) else {}
-    if "groups" in _options(reader):  # a table: it has a column for them, and parts itself before it is encoded
+    reader, place = find_reader(source, root)
+    options |= {"seed": seed} if "seed" in options_of(reader) else {}
+    if "groups" in options_of(reader):  # a table: it has a column for them, and parts itself before it is encoded
         return reader(place, **_checked(reader, source, options), groups=groups, test_fraction=test_fraction)
     data = reader(place, **_checked(reader, source, options))
     if groups is not None:
@@ -63,31 +62,16 @@ def load(
     return data.with_test(test_fraction, seed) if list(data.splits) == ["train"] and test_fraction else data
 
 
-def load_samples(
-    source: str | Path, classes: Sequence[str], input_shape: tuple[int, ...], *, root: str | Path | None = None
-) -> Dataset | Split:
-    """What a model of these classes and this input shape is to predict: nothing is held out, labels may be missing."""
-    place = Path() if root is None else Path(root).expanduser()
-    if (place / source).is_file() and (place / source).suffix.lower() in IMAGE_SUFFIXES:
-        return folder.read_samples(place / source, classes, input_shape[-1], input_shape[0])
-    reader, place = _reader(source, place)
-    if reader is folder.read and not folder.has_parts(place):
-        return folder.read_samples(place, classes, input_shape[-1], input_shape[0])
-    sized: dict[str, Any] = (
-        {"image_size": input_shape[-1]} if "image_size" in _options(reader) and len(input_shape) == 3 else {}
-    )
-    return load(source, root=root, test_fraction=0, **sized)
-
-
-def _reader(source: Any, root: Path | None) -> tuple[Reader, Any]:
+def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
     """What reads this source, and what to give it."""
+    folder_of = Path() if root is None else Path(root).expanduser()
     if isinstance(source, str) and source.lower() in NAMES:
         reader, find = NAMES[source.lower()]
-        return reader, find(root or Path())
+        return reader, find(folder_of)
     if not isinstance(source, str | Path):
         is_frame = type(source).__name__ == "DataFrame"
         return (table.read if is_frame else arrays.from_memory), source
-    path = (Path() if root is None else root) / Path(source).expanduser()
+    path = folder_of / Path(source).expanduser()
     if not path.exists():
         raise InputError(
             f"{str(source)!r} is neither a known data set nor an existing path ({path}): "
@@ -113,13 +97,14 @@ def _reader_of_folder(path: Path) -> Reader:
     return arrays.read_folder if any(path.glob("*.npy")) else folder.read
 
 
-def _options(reader: Reader) -> list[str]:
+def options_of(reader: Reader) -> list[str]:
+    """What a reader can be told."""
     return [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def _checked(reader: Reader, source: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The options, if the reader takes them all."""
-    allowed = _options(reader)
+    allowed = options_of(reader)
     for name in options:
         if name not in allowed:
             what = source if isinstance(source, str | Path) else "data in memory"

@@ -1,5 +1,6 @@
 """PackedText: many short texts in one buffer, so that a million paths cost little and forked workers share them."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import overload
 
@@ -19,9 +20,12 @@ class PackedText(Sequence[str]):
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        parts = [text.encode("utf-8", "surrogateescape") for text in texts]
-        self._bytes = np.frombuffer(b"".join(parts), dtype=np.uint8)
-        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        packed, ends = bytearray(), array("q")
+        for text in texts:  # one by one: a million names from a generator are never a million objects
+            packed += text.encode("utf-8", "surrogateescape")
+            ends.append(len(packed))
+        self._bytes = np.frombuffer(packed, dtype=np.uint8)
+        self._ends = np.frombuffer(ends, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -40,6 +44,11 @@ class PackedText(Sequence[str]):
     def take(self, indices: Iterable[int] | NDArray[np.int64]) -> "PackedText":
         """The texts at these positions, in that order."""
         return PackedText(self[int(i)] for i in indices)
+
+    @property
+    def packed(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """All texts as bytes, and where each ends: what a fingerprint is taken of."""
+        return self._bytes, self._ends
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

@@ -12,7 +12,7 @@ from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import BOOK_KEEPING, Floats, Scores
+from rfdlc.decide.scores import Floats, Scores, class_columns
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose
 from rfdlc.progress import track
@@ -141,7 +141,7 @@ def _known_classes(scores: Any, classes: Classes | None) -> Classes:
     if isinstance(scores, Predictions):
         return scores.classes
     if hasattr(scores, "columns"):
-        return Classes(tuple(str(name) for name in scores.columns if str(name) not in BOOK_KEEPING))
+        return Classes(tuple(class_columns([str(name) for name in scores.columns])))
     shape = np.shape(scores)
     if len(shape) not in (2, 3):
         raise InputError(f"scores have shape {shape}: expected (samples, classes) or (particles, samples, classes)")

@@ -1,6 +1,6 @@
 """The door: anybody's probabilities or logits become one checked array (M particles, N samples, C classes)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rfdlc.progress import track
 Floats = NDArray[np.floating[Any]]
 
 BOOK_KEEPING = ("id", "target")  # columns of a table that are no class
+DECIDED = ("action", "expected_utility")  # nor are these, where both are there
 SUM_TOLERANCE = 0.01  # rows may miss 1 by this much: probabilities are often rounded when they are written to a file
 PROBABILITY_FLOOR = 1e-12  # the least probability whose logarithm is taken
 CHUNK_ELEMENTS = 1 << 18  # work in pieces that stay in the processor's cache
@@ -74,14 +75,24 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     return Scores(values, logits)
 
 
+def class_columns(columns: Sequence[str]) -> list[str]:
+    """Those that are classes, where nothing else says so.
+
+    >>> class_columns(["id", "cat", "dog", "action", "expected_utility"]), class_columns(["cat", "action"])
+    (['cat', 'dog'], ['cat', 'action'])
+    """
+    others = BOOK_KEEPING + (DECIDED if set(DECIDED) <= set(columns) else ())
+    return [name for name in columns if name not in others]
+
+
 def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
     """Where each class stands among the columns, matched by name; every other column must be `id` or `target`."""
     doubled = sorted({name for name in columns if columns.count(name) > 1}) if len(set(columns)) < len(columns) else []
     if doubled:
         raise InputError(f"{where}: column {doubled[0]!r} appears more than once; every column name must differ")
-    place = {name: i for i, name in enumerate(columns)}
+    place, known = {name: i for i, name in enumerate(columns)}, set(classes.names)
     missing = [name for name in classes.names if name not in place]
-    unknown = [name for name in columns if name not in set(classes.names) and name not in BOOK_KEEPING]
+    unknown = [name for name in class_columns(columns) if name not in known]
     if unknown:
         hint = suggestion(unknown[0], missing or classes.names)
         raise InputError(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.dialect import delimiter_of, number
-from rfdlc.decide.scores import BOOK_KEEPING, column_order
+from rfdlc.decide.scores import BOOK_KEEPING, class_columns, column_order
 from rfdlc.errors import InputError
 from rfdlc.progress import track
 
@@ -74,7 +74,7 @@ def read_parquet(path: Path, classes: Classes | None = None) -> ScoreTable:
 
 def _layout(columns: list[str], classes: Classes | None, where: str) -> tuple[Classes, list[int]]:
     if classes is None:
-        names = [name for name in columns if name not in BOOK_KEEPING]
+        names = class_columns(columns)
         if not names:
             raise InputError(f"{where}: no class columns: expected one column a class, named after it")
         doubled = [name for name in names if names.count(name) > 1]

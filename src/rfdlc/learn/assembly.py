@@ -161,14 +161,18 @@ def training_loader(
     settings: Settings, data: Dataset, recipes: Sequence[Recipe], device: torch.device, processes: Processes = ALONE
 ) -> Loader:
     """Batches of the training part: from the device's memory, or decoded by workers where images are files."""
-    seeds, positions = [recipe.seed for recipe in recipes], [r.positions for r in recipes if r.positions is not None]
-    share = processes.share(settings.batch_size, settings.accumulate)
-    common: dict[str, Any] = {"batch_size": share, "sampling": settings.sampling, "seeds": seeds, "device": device}
-    common |= {"rank": processes.rank, "world_size": processes.world}
+    common: dict[str, Any] = {
+        "batch_size": processes.share(settings.batch_size, settings.accumulate),
+        "seeds": [recipe.seed for recipe in recipes],
+        "sampling": settings.sampling,
+        "device": device,
+        "rank": processes.rank,
+        "world_size": processes.world,
+    }
     if isinstance(data.train.inputs, ImageFiles):
         view, workers = View(jitter=settings.jitter), _workers(settings, processes)
         return StreamedLoader(data.train, data.normalisation, view=view, workers=workers, **common)
-    augment = augmentation(settings, data.kind)
+    augment, positions = augmentation(settings, data.kind), [r.positions for r in recipes if r.positions is not None]
     return ResidentLoader(data.train, data.normalisation, augment=augment, positions=positions or None, **common)
 
 

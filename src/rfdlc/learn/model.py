@@ -1,6 +1,7 @@
 """Model: a run folder made ready to predict and decide."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,7 @@ import numpy as np
 import torch
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.load import load_samples
-from rfdlc.data.sources.table import read_csv
+from rfdlc.data.samples import Piece, Samples, Taken, open_samples, part_of
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
@@ -23,6 +23,8 @@ from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.processes import ALONE, Processes
 from rfdlc.learn.run import Run
 from rfdlc.learn.settings import Settings
+
+SAMPLES_AT_ONCE, BYTES_AT_ONCE = 1000, 2**25  # of inputs that are read and computed together
 
 
 class Model:
@@ -41,9 +43,11 @@ class Model:
         input_shape: tuple[int, ...],
         encoder: TableEncoder | None = None,
         path: Path | None = None,
+        centre: float = 1.0,
     ) -> None:
         self.net, self.classes, self.decider, self.settings = net, classes, decider, settings
         self.normalisation, self.input_shape, self.encoder, self.path = normalisation, input_shape, encoder, path
+        self.centre = centre  # the part of an image's shorter side that is looked at
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
@@ -59,62 +63,90 @@ class Model:
         known = None if normalisation is None else Normalisation(*(tuple(normalisation[k]) for k in ("mean", "std")))
         encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
         net = place(net, choose_device(device))
-        return cls(net, classes, read_decider(run, settings, classes), settings, known, shape, encoder, run.path)
+        decider, centre = read_decider(run, settings, classes), float(data.get("centre", 1))
+        return cls(net, classes, decider, settings, known, shape, encoder, run.path, centre)
 
-    def predict(self, inputs: Any, *, split: str | None = None, root: str | Path | None = None) -> Predictions:
+    def predict(
+        self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
+    ) -> Predictions:
         """Logits of samples: a Dataset, a Split, an array (N, ...), a table, or a data set's name or path.
 
-        Images may lie in one folder without classes, and one image is a data set too: labels are read where a folder
-        has the name of a class.
-        Of a data set with parts, `split` names one; without it the test part, else val, else train. A table (CSV
-        file, data frame, columns by name) gives all its rows, encoded as the training rows were; labels in it are
-        not read.
+        Images may lie in one folder without classes, or be listed in a file, and one image is a data set too: labels
+        are read where a folder has the name of a class, or a list has them. Of what has parts, `split` names one;
+        without it the last of train, val and test. A table (CSV or Parquet file, data frame, columns by name) gives all
+        its rows, encoded as the training rows were; labels in it are not read. `skip_broken` leaves out broken image
+        files. For more than fits into memory there is `rfdlc.predict`.
         """
-        chosen = self._split(inputs, split, root)
-        shape = tuple(chosen.inputs.shape[1:])
+        if isinstance(inputs, str | Path):
+            return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
+        return self.predict_split(self._split(inputs, split))
+
+    def open_samples(
+        self, source: str | Path, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
+    ) -> Samples:
+        """Samples at a path, as this model takes them."""
+        taken = Taken(self.classes, self.input_shape, self.encoder, self.centre)
+        return open_samples(source, taken, root=root, split=split, skip_broken=skip_broken)
+
+    def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Piece]]:
+        """What it says of these rows, some at a time; the next are read meanwhile. None where all are broken."""
+        size = max(1, min(SAMPLES_AT_ONCE, BYTES_AT_ONCE // int(np.prod(self.input_shape))))
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        with ThreadPoolExecutor(1, "read") as reader:
+            coming = reader.submit(samples.read, parts[0]) if parts else None
+            for following in [*parts[1:], None][: len(parts)]:
+                assert coming is not None
+                piece = coming.result()
+                coming = reader.submit(samples.read, following) if following is not None else None
+                yield (self.predict_split(piece.split) if len(piece.split) else None), piece
+
+    def predict_split(self, split: Split) -> Predictions:
+        """Logits of samples that are there."""
+        shape = tuple(split.inputs.shape[1:])
         if shape != self.input_shape:
             raise InputError(f"samples have shape {shape}, but this model was trained on {self.input_shape}")
-        found = predictions_of(self.net, chosen, self.normalisation, self.settings, self.classes)
+        found = predictions_of(self.net, split, self.normalisation, self.settings, self.classes)
         assert found is not None
         return found
+
+    def predict_samples(self, samples: Samples) -> Predictions:
+        """All of them, in memory."""
+        pieces = list(self.predict_pieces(samples, range(len(samples))))
+        found = [predictions for predictions, _ in pieces if predictions is not None]
+        if not found:
+            raise InputError(f"none of the samples can be read, the first: {pieces[0][1].broken[0]}")
+        labels = np.concatenate([piece.split.labels for _, piece in pieces])
+        ids = None if found[0].ids is None else np.concatenate([part.ids for part in found if part.ids is not None])
+        unsure = [part.uncertainty for part in found if part.uncertainty is not None]
+        return Predictions(
+            logits=np.concatenate([part.scores.values for part in found], axis=1),
+            targets=labels if labels.min() >= 0 else None,
+            ids=ids,
+            classes=self.classes,
+            uncertainty=np.concatenate(unsure) if unsure else None,
+        )
 
     def decide(self, inputs: Any, utility: Utility | None = None, **where: Any) -> Indices:
         """Actions of highest expected utility, by the calibrated Decider, for this utility or the Decider's own."""
         decider = self.decider if utility is None else self.decider.with_utility(utility)
         return decider.decide(self.predict(inputs, **where))
 
-    def _split(self, inputs: Any, name: str | None, root: str | Path | None) -> Split:
-        rows = None if self.encoder is None or _is_data_set(inputs, name) else _table(inputs, root)
-        if rows is not None and self.encoder is not None:
-            features = self.encoder.transform(rows)
-            return Split(features, np.full(len(features), -1, dtype=np.int64))
-        if isinstance(inputs, str | Path):
-            inputs = load_samples(inputs, self.classes.names, self.input_shape, root=root)
+    def _split(self, inputs: Any, name: str | None) -> Split:
+        """Samples in memory."""
         if isinstance(inputs, Split):
             return inputs
         if isinstance(inputs, Dataset):
-            wanted = name or next(part for part in ("test", "val", "train") if part in inputs.splits)
-            if wanted not in inputs.splits:
-                raise InputError(f"{inputs.name} has no part {wanted!r}: it has {', '.join(inputs.splits)}")
-            found = inputs.splits[wanted]
-            return replace(found, labels=_matched(found.labels, inputs.classes, self.classes))
-        array = np.asarray(inputs)
+            return part_of(inputs, name, self.classes)
+        rows = None if self.encoder is None else _columns(inputs)
+        array = np.asarray(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
         if array.shape[1:] != self.input_shape:
             raise InputError(f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
         array = array if array.dtype == np.uint8 else array.astype(np.float32)
         return Split(array, np.full(len(array), -1, dtype=np.int64))
 
 
-def _is_data_set(inputs: Any, name: str | None) -> bool:
-    """Whether a data set with parts is meant, and not the rows of a table."""
-    return name is not None or isinstance(inputs, Dataset | Split | np.ndarray)
-
-
-def _table(inputs: Any, root: str | Path | None) -> Mapping[str, Sequence[Any]] | None:
-    """Cells by column of a CSV file, a data frame or a mapping; nothing for other kinds of input."""
-    if isinstance(inputs, str | Path):
-        path = Path(inputs) if root is None else Path(root) / inputs
-        return read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else None
+def _columns(inputs: Any) -> Mapping[str, Sequence[Any]] | None:
+    """Cells by column of a data frame or a mapping; nothing for other kinds of input."""
     if isinstance(inputs, Mapping):
         return inputs
     columns = getattr(inputs, "columns", None)
@@ -162,15 +194,6 @@ def predictions_of(
         classes=classes,
         uncertainty=None if unsure is None else unsure[0].numpy(),
     )
-
-
-def _matched(labels: Indices, theirs: Classes, ours: Classes) -> Indices:
-    """Labels of a data set in the class order of the model; unknown where the data set's classes are others."""
-    if theirs.names == ours.names:
-        return labels
-    if not set(theirs.names) <= set(ours.names):
-        return np.full(len(labels), -1, dtype=np.int64)
-    return ours.encode(list(theirs.names))[labels]
 
 
 def _load_weights(net: ParticleNet, run: Run) -> None:

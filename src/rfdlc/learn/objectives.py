@@ -9,6 +9,7 @@ Log-probabilities of the paper's gain are inside every term: log p(y|x) and sum_
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 import torch
@@ -199,8 +200,8 @@ class Objective(nn.Module):
         for shift in self.shifts:
             logits = shift(logits, target)
         log_p = logits.log_softmax(-1)  # (M, B, C)
-        total: Tensor = torch.stack([term(log_p, target, epoch, whole) for term in self.terms]).sum()
-        return total
+        values: list[Tensor] = [term(log_p, target, epoch, whole) for term in self.terms]
+        return reduce(torch.add, values)
 
 
 def as_tensor(values: ArrayLike) -> Tensor:

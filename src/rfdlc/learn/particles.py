@@ -10,6 +10,7 @@ from rfdlc.errors import InputError, choose
 from rfdlc.learn.backbones import Backbone
 from rfdlc.learn.combinations import Combination, Particles
 from rfdlc.learn.fused.stages import usable
+from rfdlc.learn.products import product
 from rfdlc.learn.recompute import recomputed
 from rfdlc.learn.stack import IMAGES_IN_FRONT, Generators, Linear, reset
 
@@ -29,7 +30,8 @@ class CosineHead(nn.Module):
         self.weight.copy_(functional.normalize(self.weight, dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * torch.bmm(functional.normalize(x, dim=-1), functional.normalize(self.weight, dim=1))
+        inverse = (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()  # multiplied last: by C numbers, not F
+        return product(x, functional.normalize(self.weight, dim=1)) * (self.scale * inverse)
 
 
 HEADS = ("cosine", "linear")

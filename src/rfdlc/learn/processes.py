@@ -184,16 +184,11 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def started() -> int:
-    """How many processes were started to work together."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "MASTER_ADDR" in os.environ else 1
-
-
 @contextmanager
 def joined() -> Iterator[Processes]:
     """The processes that `torchrun` started, connected; this one alone where there are no others."""
     number = {name: int(os.environ.get(name, default)) for name, default in _VARIABLES.items()}
-    if started() == 1:
+    if number["WORLD_SIZE"] == 1 or "MASTER_ADDR" not in os.environ:
         yield ALONE
         return
     mine = Processes(number["RANK"], number["WORLD_SIZE"], number["LOCAL_RANK"], number["LOCAL_WORLD_SIZE"])

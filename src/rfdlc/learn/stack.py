@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.learn.processes import Processes
+from rfdlc.learn.products import by_hand, product
 from rfdlc.learn.shared_norm import shared_norm
 
 Generators = Sequence[torch.Generator]  # one a run
@@ -78,11 +79,15 @@ class Linear(nn.Module):
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
+        if by_hand(x, self.weight):
+            return product(x, self.weight) + self.bias
         return torch.baddbmm(self.bias.to(x.dtype), x, self.weight.to(x.dtype))
 
 
 class LayerNorm(nn.Module):
     """Layer normalisation with K scales and shifts, on (K, B, F)."""
+
+    epsilon = 1e-5
 
     def __init__(self, networks: int, features: int) -> None:
         super().__init__()
@@ -90,7 +95,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(networks, 1, features))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+        return functional.layer_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight + self.bias
 
 
 def share_statistics(module: nn.Module, processes: Processes) -> None:

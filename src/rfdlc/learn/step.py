@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rfdlc.data.mixing import Mixed, cutmix, mixup
+from rfdlc.data.replayed import capture
 from rfdlc.learn.averaging import DrawnNetworks, EpochMean
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
@@ -65,10 +66,11 @@ class Step:
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full_like(self.total, -1, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
-        meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks, layer by layer
-        net.fused = net.fusable and steps >= WORTH_FUSING and not meeting
-        worth = stage.trains == "all" and not net.fused and not meeting
-        compiling = settings.compile and self.device.type == "cuda" and worth
+        simple = processes.alone and not settings.checkpoint_activations
+        net.fused = net.fusable and steps >= WORTH_FUSING and simple
+        meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks
+        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all"
+        compiling = compiling and not meeting and not net.fused
         self.forward: Callable[[Tensor], Tensor] = self.drawn or (
             net.routing if stage.trains == "router" else net.particle_logits
         )
@@ -76,8 +78,7 @@ class Step:
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
         # what other processes do, and random numbers that are put back, cannot be captured
-        capturable = processes.alone and not settings.checkpoint_activations
-        self.capture = self.capturing and self.device.type == "cuda" and steps >= WORTH_CAPTURING and capturable
+        self.capture = self.capturing and self.device.type == "cuda" and simple and steps >= WORTH_CAPTURING
 
     def begin_epoch(self, epoch: int, rates: float | Sequence[float]) -> None:
         """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
@@ -106,35 +107,34 @@ class Step:
     def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
         """The step itself, over the parts of the batch."""
         count = self._parts(targets.shape[1])
-        whole = None if count == 1 and self.processes.alone else self._whole(targets, count)
+        wholes = None if count == 1 and self.processes.alone else self._wholes(targets, count)
         first, *rest = self.mixed(inputs, targets, mix).parts(count)
-        losses = self.objectives(first, whole)
-        gradients, losses = self.gradients(losses), losses.detach()
+        losses, gradients = self._differentiated(first, wholes)
         for part in rest:
-            more = self.objectives(part, whole)
-            gradients = list(torch._foreach_add(gradients, self.gradients(more)))
-            losses = losses + more.detach()
+            more, found = self._differentiated(part, wholes)
+            losses, gradients = losses + more, list(torch._foreach_add(gradients, found))
         self.update(losses, gradients)
 
-    def objectives(self, part: Mixed, whole: Whole | None = None) -> Tensor:
-        """Of each run, (R,). That of mixed samples is weighed between both labels, whatever the objective.
+    def _differentiated(self, part: Mixed, wholes: Sequence[Whole] | None) -> tuple[Tensor, list[Tensor]]:
+        losses = self.objectives(part, wholes)
+        return losses.detach(), self.gradients(losses)
 
-        Where samples are a part of a whole batch, it is their part of the whole's.
-        """
+    def objectives(self, part: Mixed, wholes: Sequence[Whole] | None = None) -> Tensor:
+        """Of each run, (R,); of a part, its part of the whole batch's."""
         # compiling is dear: only the shape of full batches is worth it
         forward = self.compiled if part.inputs.shape[1] == self.full else self.forward
         with self.autocast():
             logits = forward(part.inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        known = () if whole is None else (whole,)
-        losses: Tensor = self.objective(logits, part.targets, self.epoch, *known)  # (R,)
-        if self.mixing is not None:
-            others = self.objective(logits, part.partners, self.epoch, *known)
+        losses = self.objective(logits, part.targets, self.epoch, wholes)  # (R,)
+        if self.mixing is not None:  # weighed between both labels, whatever the objective
+            others = self.objective(logits, part.partners, self.epoch, wholes)
             losses = part.lam * losses + (1 - part.lam) * others
         if self.repulsions is not None:
             apart = self.repulsions(self.net.head_weights, logits, self.epoch)
-            # every part has the same heads: each counts by its samples, all together once
-            losses = losses + (apart if whole is None else apart * (logits.shape[2] / whole.size))
+            if wholes is not None:  # every part has the same head: each counts by its samples, all together once
+                apart = apart * torch.stack([logits.shape[2] / whole.size for whole in wholes])
+            losses = losses + apart
         return losses
 
     def _parts(self, samples: int) -> int:
@@ -142,10 +142,10 @@ class Step:
         wanted = min(self.settings.accumulate, samples)
         return wanted if self.settings.accumulate == 1 else self.processes.least(wanted)
 
-    def _whole(self, targets: Tensor, parts: int) -> Whole:
+    def _wholes(self, targets: Tensor, parts: int) -> list[Whole]:
         """The whole batch of every run, of which these targets (R, B) are this process's share."""
-        counts = class_counts(targets, self.net.head_weights.shape[-1])
-        return Whole(self.processes.total(counts), self.processes, parts)
+        counts = self.processes.total(class_counts(targets, self.net.head_weights.shape[-1]))  # (R, C)
+        return [Whole(of_run, self.processes, parts) for of_run in counts]
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
@@ -198,15 +198,7 @@ class Step:
         saved = [tensor.detach().clone() for tensor in live]
         static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
         try:
-            side = torch.cuda.Stream(self.device)
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.compute(*static)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):  # one replays at a time: they share memory
-                self.compute(*static)
+            graph, _ = capture(lambda: self.compute(*static), 3, self.pool)  # one replays at a time: they share memory
             self.graphs[shape] = (static, graph)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(f"the step could not be captured and runs eagerly: {error}", RuntimeWarning, stacklevel=2)

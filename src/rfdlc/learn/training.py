@@ -87,7 +87,7 @@ class Epoch:
     losses: list[float]  # a run
     rates: list[float]  # a run
     seconds: float
-    samples_per_second: float  # of all runs and processes
+    samples_per_second: float  # of all processes
     step: Step
     state: dict[str, Tensor]  # what continues the training beside the networks' own
 

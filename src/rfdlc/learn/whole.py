@@ -6,7 +6,7 @@ sum of class counts over all processes, known before any logit is, serves every 
 share's part of the whole's: they add up.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,20 +16,15 @@ from rfdlc.learn.processes import Processes
 
 @dataclass(frozen=True)
 class Whole:
-    """The batch of one run, or of every run of a stack, of which an objective sees a share."""
+    """The batch of one run, of which an objective sees a share."""
 
-    counts: Tensor  # (C,) or (R, C): samples of each class in the whole batch
+    counts: Tensor  # (C,) samples of each class in the whole batch
     processes: Processes
     parts: int  # that each process computes one after the other
 
     @property
     def size(self) -> Tensor:
-        """() or (R,)."""
-        return self.counts.sum(-1)
-
-    def with_counts(self, counts: Tensor) -> "Whole":
-        """The batch of other runs."""
-        return replace(self, counts=counts)
+        return self.counts.sum()
 
 
 def class_counts(targets: Tensor, classes: int) -> Tensor:

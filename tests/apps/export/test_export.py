@@ -179,9 +179,10 @@ def test_the_file_names_no_machine(exported, run):
 def test_the_card(run, exported):
     text = (exported.parent / "README.md").read_text()
     assert (run / "README.md").exists()
-    header = text.split("---")[1]
-    assert "library_name: rfdlc" in header
-    assert "type: accuracy, value: " in header
+    header = pytest.importorskip("yaml").safe_load(text.split("---")[1])
+    assert header["library_name"] == "rfdlc"
+    metrics = header["model-index"][0]["results"][0]["metrics"]
+    assert [metric["type"] for metric in metrics] == ["accuracy", "balanced_accuracy", "ece"]
     for words in ("## Data", "88 training samples", "accuracy, tail", "## Utility", "| ant |", "## Limits"):
         assert words in text
 

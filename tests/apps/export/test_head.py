@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import rfdlc
 from rfdlc.apps.export.graph import CentreSquare
 from rfdlc.apps.export.head import DecisionHead
-from rfdlc.data.images import resized
+from rfdlc.data.images import fitted, planes
 from rfdlc.decide.scores import softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
 
@@ -62,9 +63,16 @@ def test_other_rules_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(3, 40, 40), (3, 31, 57), (1, 64, 20), (3, 5, 7), (1, 8, 8)])
-def test_resize_is_pillows(shape):
+@pytest.mark.parametrize("share", [1.0, 0.875])
+def test_resize_is_pillows(shape, share):
     images = np.random.default_rng(0).integers(0, 256, (4, *shape), dtype=np.uint8)
-    ours = CentreSquare(8)(torch.from_numpy(images).float()).numpy()
-    difference = np.abs(ours - resized(images, 8))
+    ours = CentreSquare(8, share)(torch.from_numpy(images).float()).numpy()
+    difference = np.abs(ours - _by_pillow(images, share))
     assert difference.max() <= 1  # a level, where pillow's fixed-point numbers round a tie the other way
     assert (difference > 0).mean() < 0.25
+
+
+def _by_pillow(images, share):
+    pictures = [Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)) for image in images]
+    share = 1.0 if images.shape[2:] == (8, 8) else share  # samples already
+    return np.stack([planes(fitted(picture, 8, images.shape[1], share)) for picture in pictures])

@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -43,6 +44,30 @@ def test_arrays(client, model, samples):
     expected = model.decider.probabilities(model.predict(samples))
     np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
     assert answer["classes"] == list(model.classes.names)
+
+
+def test_many_at_once(served, model):
+    """Requests of several sizes that share batches: everybody gets the answer to their own samples."""
+    samples = rfdlc.load("digits-lt").test.inputs[:96]
+    explained = model.decider.explain(model.predict(samples))
+    names, answers = np.array(model.decider.utility.actions), {}
+
+    def ask(first):
+        for start in range(first, 96, 24):
+            rows = slice(start, min(96, start + 1 + start % 3))
+            answers[start] = rows, served.ask({"arrays": samples[rows].tolist()})
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(answers) == 96
+    for rows, (status, _, body) in answers.values():
+        answer = json.loads(body)
+        assert status == 200
+        assert answer["action"] == names[explained.action[rows]].tolist()
+        np.testing.assert_allclose(answer["expected_utility"], explained.value[rows], atol=1e-5)
 
 
 def test_images(client, served, model, samples, tmp_path):

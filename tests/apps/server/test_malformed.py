@@ -1,10 +1,14 @@
 """Whatever is sent, the answer is 4xx, says what is expected, and does not repeat what was sent."""
 
 import base64
+import http.client
 import io
 import json
 import struct
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -111,6 +115,31 @@ def test_sizes_and_kinds(served):
     assert served.ask({"arrays": GOOD}, path="/decide?full=" + SECRET)[0] == 422
     assert served.ask({"arrays": GOOD}, path="/nothing")[0] == 404
     assert served.ask({"arrays": GOOD}, method="PUT")[0] == 405
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of a process is read from /proc")
+def test_memory_stays_flat(run):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rfdlc", "serve", str(run), "--port", "0", "--quiet"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        port = json.loads(process.stderr.readline())["port"]
+        assert json.loads(process.stderr.readline())["event"] == "ready"
+        bodies = [body if isinstance(body, bytes) else json.dumps(body).encode() for body in JSON_BODIES.values()]
+
+        def pages_after(rounds):
+            for body in rounds * bodies:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                connection.request("POST", "/decide", body, {"Content-Type": "application/json"})
+                assert 400 <= connection.getresponse().status < 500
+                connection.close()
+            return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+
+        before = pages_after(2)
+        assert pages_after(4) < 1.05 * before
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_what_the_document_describes_and_what_it_does_not(served):

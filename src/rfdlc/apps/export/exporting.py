@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from rfdlc.apps.export.parity import Answer, Parity, measure, refuse_unequal
 from rfdlc.apps.onnx_model import FORMAT, VERSION, OnnxModel
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose
+from rfdlc.files import replacing
 from rfdlc.learn.assembly import OwnBackbone
 from rfdlc.learn.model import Model
 from rfdlc.learn.run import Run
@@ -67,7 +67,8 @@ def export(
     parity = measure(model, chosen, _answers(data, path.suffix, form, chosen))
     if precision == "float32":
         refuse_unequal(parity, run)
-    _write(path, data)
+    with replacing(path) as beside:
+        beside.write_bytes(data)
     cards = write_cards(model, chosen, path, precision, parity)
     return Exported(path, precision, parity, cards)
 
@@ -86,6 +87,7 @@ def _metadata(model: Model, utility: Utility, form: Form, precision: str) -> dic
         "version": VERSION,
         "decider": model.decider.with_utility(utility).to_dict(),
         "input_shape": list(model.input_shape),
+        "centre": model.centre,
         "resize": form.resize,
         "utility_input": form.utility_input,
         "encoder": None if model.encoder is None else model.encoder.to_dict(),
@@ -131,14 +133,3 @@ def _answers(data: bytes, suffix: str, form: Form, utility: Utility) -> Answer:
         return decided.probabilities, decided.action
 
     return by_onnx
-
-
-def _write(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        beside.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ class DecisionGraph(nn.Module):
         super().__init__()
         self.kind = torch.float16 if half else torch.float32
         self.net = deepcopy(model.net).to("cpu", self.kind).eval()
-        self.fit = CentreSquare(model.input_shape[1]) if resize else nn.Identity()
+        self.fit = CentreSquare(model.input_shape[1], model.centre) if resize else nn.Identity()
         self.normalise = Normaliser(model.normalisation, model.input_shape, torch.device("cpu"), self.kind)
         with torch.no_grad():  # particles may be combined inside the network
             said = self.net(torch.zeros(1, 2, *model.input_shape, dtype=self.kind))  # (1, M, 2, C)
@@ -39,17 +39,19 @@ class DecisionGraph(nn.Module):
 class CentreSquare(nn.Module):
     """Images (B, channels, H, W) of any size -> their centre square at `size`, as pillow resizes it (bilinear).
 
+    The square has `share` of the shorter side; images that have the size already are samples, and stay as they are.
     Two products with matrices of triangle weights, made from the size of the images that come: across, then down,
     each rounded to whole levels.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, share: float = 1.0) -> None:
         super().__init__()
-        self.size = size
+        self.size, self.share = size, share
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = (torch.scalar_tensor(side, dtype=torch.float32) for side in images.shape[-2:])
-        side = torch.minimum(height, width)
+        ready = (height == self.size) & (width == self.size)
+        side = torch.where(ready, 1.0, self.share) * torch.minimum(height, width)
         across = self._triangles(torch.arange(images.shape[-1]), width, side)
         down = self._triangles(torch.arange(images.shape[-2]), height, side)
         return _whole(down @ _whole(images @ across.T))

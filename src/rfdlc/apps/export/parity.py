@@ -95,11 +95,11 @@ def _recorded(model: Model) -> tuple[NDArray[Any], Predictions] | None:
         return None
     first = np.arange(min(SAMPLES, len(test)))
     some = Predictions(logits=recorded.scores.values[:, first], classes=recorded.classes)
-    return _decoded(test.take(first)), some
+    return _decoded(test.take(first), model.centre), some
 
 
-def _decoded(split: Split) -> NDArray[Any]:
-    return split.inputs.decode()[0] if isinstance(split.inputs, ImageFiles) else split.array
+def _decoded(split: Split, centre: float) -> NDArray[Any]:
+    return split.inputs.decode(centre)[0] if isinstance(split.inputs, ImageFiles) else split.array
 
 
 def random_samples(model: Model, count: int, seed: int = 0) -> NDArray[Any]:

@@ -29,6 +29,7 @@ class Backend:
     input_shape: tuple[int, ...]
     encoder: TableEncoder | None
     compute: Callable[[NDArray[Any]], Computed]
+    centre: float = 1.0  # the part of an image's shorter side that is looked at
 
     @property
     def images(self) -> bool:
@@ -51,7 +52,8 @@ def _exported(model: OnnxModel, utility: Utility | None) -> Backend:
         decided = model.decide(inputs)
         return decided.probabilities, decided.mutual_information
 
-    return Backend(model.path.name, _with(model.decider, utility), model.input_shape, model.encoder, compute)
+    decider = _with(model.decider, utility)
+    return Backend(model.path.name, decider, model.input_shape, model.encoder, compute, model.centre)
 
 
 def _run(path: Path, utility: Utility | None) -> Backend:
@@ -70,7 +72,7 @@ def _run(path: Path, utility: Utility | None) -> Backend:
             predictions = model.predict(inputs)
         return np.asarray(decider.probabilities(predictions)), mutual_information(softmax(predictions.scores.values))
 
-    return Backend(path.resolve().name, decider, model.input_shape, model.encoder, compute)
+    return Backend(path.resolve().name, decider, model.input_shape, model.encoder, compute, model.centre)
 
 
 def _with(decider: Decider, utility: Utility | None) -> Decider:

@@ -86,11 +86,10 @@ def _base64_images(given: Any, backend: Backend, limits: Limits) -> NDArray[Any]
 def _images(files: list[bytes], backend: Backend, limits: Limits) -> NDArray[Any]:
     if not backend.images:
         raise Refused(422, f"this model takes no images: expected samples of shape {backend.input_shape}")
-    channels, size = backend.input_shape[:2]
-    return np.stack([planes(_square(file, i, size, channels, limits)) for i, file in enumerate(files)])
+    return np.stack([planes(_square(file, i, backend, limits)) for i, file in enumerate(files)])
 
 
-def _square(file: bytes, place: int, size: int, channels: int, limits: Limits) -> Any:
+def _square(file: bytes, place: int, backend: Backend, limits: Limits) -> Any:
     """One image, decoded and resized as training images were; its size is checked before a pixel is decoded."""
     from PIL import Image
 
@@ -106,7 +105,7 @@ def _square(file: bytes, place: int, size: int, channels: int, limits: Limits) -
     if image.mode not in GREY + COLOUR or getattr(image, "is_animated", False):
         raise Refused(422, f"image {place}: expected 8 bits a channel, grey or RGB, not animated")
     try:
-        return fitted(image, size, channels)
+        return fitted(image, backend.input_shape[1], backend.input_shape[0], backend.centre)
     except (BrokenImage, OSError, ValueError, SyntaxError, EOFError, MemoryError):
         raise Refused(422, f"image {place}: the file is truncated or corrupt") from None
 

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, split_name
 from rfdlc.errors import InputError, listing
+
+Value = TypeVar("Value")
 
 # What the words in a key mean: `train_x`, `X_test`, `y`, `val_labels`, `groups`, ...
 ROLES = {
@@ -64,18 +66,19 @@ def open_npz(path: Path) -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
     except Exception as error:  # a damaged zip can fail in any way
-        raise InputError(_unreadable(path, error)) from None
+        raise InputError(unreadable(path, error)) from None
 
 
 def _npy(path: Path) -> NDArray[Any]:
     try:
         array = np.load(path, allow_pickle=False)
     except Exception as error:
-        raise InputError(_unreadable(path, error)) from None
+        raise InputError(unreadable(path, error)) from None
     return np.asarray(array)
 
 
-def _unreadable(path: Path, error: Exception) -> str:
+def unreadable(path: Path, error: Exception) -> str:
+    """What to say of a file that numpy cannot read."""
     if "allow_pickle" in str(error):
         return f"{path}: holds Python objects, which are never unpickled: save arrays of numbers or text instead"
     return f"{path}: cannot be read as numpy arrays, it is damaged or of another format ({error})"
@@ -86,10 +89,7 @@ def _unreadable(path: Path, error: Exception) -> str:
 
 def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     """A data set from arrays whose keys say split and role."""
-    parts: dict[str | None, dict[str, NDArray[Any]]] = {}
-    for key, array in arrays.items():
-        split, role = _meaning(name, key)
-        parts.setdefault(split, {})[role] = array
+    parts = by_part(name, arrays)
     whole = parts.pop(None, {})
     given_names = whole.pop("names", None)
     if whole and parts:
@@ -98,6 +98,15 @@ def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     names = _class_names(name, pieces, given_names)
     splits = {split: _split(f"{name}, {split}", part, names) for split, part in pieces.items()}
     return Dataset.of(name, names, splits)
+
+
+def by_part(name: str, arrays: Mapping[str, Value]) -> dict[str | None, dict[str, Value]]:
+    """{part or None: {role: array}} of arrays whose keys say both."""
+    parts: dict[str | None, dict[str, Value]] = {}
+    for key, array in arrays.items():
+        split, role = _meaning(name, key)
+        parts.setdefault(split, {})[role] = array
+    return parts
 
 
 def _meaning(name: str, key: str) -> tuple[str | None, str]:

@@ -1,12 +1,13 @@
 """Image folders: `root/class/*.png`, or `root/{train,val,test}/class/*.png`."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from rfdlc.data.dataset import Dataset, Split, split_name
+from rfdlc.data.dataset import Dataset, choose_part, split_name
 from rfdlc.data.images import SUFFIXES
-from rfdlc.data.sources.files import Listed, read_images, read_splits
+from rfdlc.data.packed import PackedText
+from rfdlc.data.sources.files import Listed, read_images
 from rfdlc.errors import InputError, listing
 
 
@@ -41,35 +42,39 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     )
 
 
-def has_parts(path: Path) -> bool:
-    """Whether this is a folder with a `train` part."""
-    return path.is_dir() and list(_parts(path.resolve())) != ["train"]
+def find_images(path: Path, split: str | None = None) -> tuple[Path, str, PackedText]:
+    """Images to predict: one file, or all below a folder, or below its part for `split` (by default the last there is).
 
-
-def read_samples(path: Path, class_names: Sequence[str], size: int, channels: int) -> Split:
-    """Images to predict: one file, or all below a folder; a folder named after a class labels what is in it.
-
-    Other images have the label -1, which means that it is not known.
+    Gives the root, where below it the images lie ("test/", or nothing), and their names relative to the root.
     """
     root = (path if path.is_dir() else path.parent).resolve()
-    names = list(_all_images(root, root)) if path.is_dir() else [path.name]
-    if not names:
+    parts = _parts(root) if path.is_dir() else {"train": root}
+    whole = parts == {"train": root}
+    if whole and split is not None:
+        raise InputError(f"{path} has no part {split!r}: expected a folder {path}/{split}")
+    place = root if whole else parts[choose_part(str(path), parts, split)]
+    below = "" if whole else f"{place.name}/"
+    names = PackedText(_all_images(place, root) if path.is_dir() else [path.name])
+    if not len(names):
         raise InputError(f"{path}: holds no image: expected files ending in {listing(sorted(SUFFIXES), 20)}")
-    place = {name: i for i, name in enumerate(class_names)}
-    listed = Listed()
-    for name in names:
-        listed.add(name, place.get(name.split("/")[0], -1) if "/" in name else -1)
-    return read_splits(root, {"test": listed}, size, channels, False, [])["test"]
+    return root, below, names
 
 
 def _all_images(folder: Path, root: Path) -> Iterator[str]:
-    """Names relative to the root, folder by folder."""
+    """Names relative to the root, folder by folder; of each only the names of its images are held at a time."""
     here = "" if folder == root else folder.relative_to(root).as_posix() + "/"
-    for entry in _entries(folder, root):
-        if entry.is_dir():
-            yield from _all_images(folder / entry.name, root)
-        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
-            yield here + entry.name
+    folders, images = set[str](), list[str]()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _shown(entry, root) and entry.is_dir():
+                folders.add(entry.name)
+            elif _shown(entry, root) and _is_image(entry.name):
+                images.append(entry.name)
+    for name in sorted([*folders, *images]):
+        if name in folders:
+            yield from _all_images(folder / name, root)
+        else:
+            yield here + name
 
 
 def _parts(root: Path) -> dict[str, Path]:
@@ -93,23 +98,28 @@ def _folders(folder: Path, root: Path) -> list[Path]:
 def _images(folder: Path, root: Path) -> tuple[list[str], int]:
     """Names of the images in a folder, relative to the root, and how many other files there are."""
     files = [entry.name for entry in _entries(folder, root) if entry.is_file()]
-    images = [name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES]
+    images = [name for name in files if _is_image(name)]
     place = folder.relative_to(root).as_posix()
     return [f"{place}/{name}" for name in images], len(files) - len(images)
 
 
-def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
-    """What is in a folder, by name, without hidden things; a link that leaves the root is refused."""
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def _entries(folder: Path, root: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, by name, without hidden things."""
     with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.name.startswith((".", "__")):
-            continue
-        if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root):
-            raise InputError(
-                f"{entry.path}: is a link to outside of {root}, which is refused: copy or move what it shows"
-            )
-        yield entry
+        return sorted((entry for entry in found if _shown(entry, root)), key=lambda entry: entry.name)
+
+
+def _shown(entry: os.DirEntry[str], root: Path) -> bool:
+    """Whether it is not hidden; a link that leaves the root is refused."""
+    if entry.name.startswith((".", "__")):
+        return False
+    if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root):
+        raise InputError(f"{entry.path}: is a link to outside of {root}, which is refused: copy or move what it shows")
+    return True
 
 
 def _without_empty(names: list[str], listed: dict[str, Listed]) -> tuple[list[str], dict[str, Listed]]:

@@ -3,11 +3,18 @@
 import os
 import re
 import warnings
+from array import array
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rfdlc.data.dataset import Dataset, Normalisation, split_name
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.data.dataset import Dataset, Normalisation, choose_part, split_name
+from rfdlc.data.images import SUFFIXES
+from rfdlc.data.packed import PackedText
 from rfdlc.data.sources.files import Listed, read_images
 from rfdlc.errors import InputError
 from rfdlc.errors import listing as told
@@ -86,6 +93,58 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     )
 
 
+def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
+    """The list to predict: a file itself; of a folder, or where a file stands for a `whole` data set, a part of it."""
+    if path.is_file() and split is None and not whole:
+        return path
+    stems = find(path if path.is_dir() else path.parent)
+    if path.is_dir() and len(stems) > 1:
+        raise InputError(f"{path}: holds lists of several data sets ({told(stems)}): give the path of one list")
+    files = next(iter(stems.values())) if path.is_dir() else stems.get(_parts(path)[0], {})
+    return files[choose_part(str(path), files, split)]
+
+
+def find_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedText, NDArray[np.int64]]:
+    """Images to predict, line by line: their root, names and labels (-1 where there is none). Files are not looked for.
+
+    A label is a class number of the model; where the image lies in a folder named after a class, both must agree.
+    """
+    root, labels = path.parent.resolve(), array("q")
+    place = {name: i for i, name in enumerate(class_names)}
+
+    def names() -> Iterator[str]:
+        for number, line in _lines(path):
+            name, label, trouble = _labelled_or_not(line, class_names)
+            folder = place.get(name.rpartition("/")[0].rpartition("/")[2], label)
+            trouble = trouble or _leaving(name, root)
+            if not trouble and label >= 0 and folder != label:
+                trouble = (
+                    f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of another "
+                    f"class ({class_names[folder]!r}): labels count the model's classes; correct or leave them out"
+                )
+            if trouble:
+                raise InputError(f"{path}, line {number}: {trouble}")
+            labels.append(label)
+            yield name
+
+    packed = PackedText(names())
+    if not len(packed):
+        raise InputError(f"{path}: holds no usable line: expected lines of 'path' or 'path label'")
+    return root, packed, np.frombuffer(labels, dtype=np.int64)
+
+
+def _labelled_or_not(line: str, class_names: Sequence[str]) -> tuple[str, int, str]:
+    """(name, label or -1, what is wrong)."""
+    name, label, trouble = _parsed(line)
+    if not trouble and label >= len(class_names):
+        return name, label, f"label {label} is out of range: the model has {len(class_names)} classes, from 0 on"
+    if not trouble:
+        return name, label, ""
+    if os.path.splitext(line.strip())[1].lower() in SUFFIXES:
+        return line.strip(), -1, ""
+    return name, -1, f"expected 'path', the name of an image, or 'path label', got {line.strip()!r}"
+
+
 def _parts(path: Path) -> tuple[str, str | None]:
     """(`ImageNet_LT`, `train`) of `ImageNet_LT_train.txt`."""
     match = re.fullmatch(r"(?:(.*)[_\-. ])?([A-Za-z]+)", path.stem)
@@ -99,14 +158,8 @@ def _key(stem: str) -> str:
 
 def _read_list(path: Path, root: Path, skipped: list[str], skip_broken: bool) -> Listed:
     """Every line as a name and a class; what is wrong is said with its line."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as lines of 'path label' in UTF-8 ({error})") from None
     listed, folders = Listed(), _Folders(root)
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
+    for number, line in _lines(path):
         name, label, trouble = _parsed(line)
         trouble = trouble or folders.trouble(name)
         if not trouble:
@@ -120,6 +173,17 @@ def _read_list(path: Path, root: Path, skipped: list[str], skip_broken: bool) ->
     return listed
 
 
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbers and lines, without empty ones and comments."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip() and not line.lstrip().startswith("#"):
+                    yield number, line
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as lines of 'path label' in UTF-8 ({error})") from None
+
+
 def _parsed(line: str) -> tuple[str, int, str]:
     """(name, label, what is wrong); the label is what follows the last space, so that paths may have spaces."""
     fields = line.strip().rsplit(None, 1)
@@ -129,6 +193,12 @@ def _parsed(line: str) -> tuple[str, int, str]:
     if not re.fullmatch(r"[0-9]{1,9}", label):
         return name, 0, f"the label {label!r} is not a number: expected 'path label' with a class from 0 on"
     return name, int(label), ""
+
+
+def _leaving(name: str, root: Path) -> str:
+    if name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]:
+        return f"the path {name!r} leaves the root {root}: expected a path inside it"
+    return ""
 
 
 class _Folders:
@@ -141,8 +211,8 @@ class _Folders:
     def trouble(self, name: str) -> str:
         """Why this path cannot be used; nothing if it can."""
         folder, _, file = name.rpartition("/")
-        if name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]:
-            return f"the path {name!r} leaves the root {self._root}: expected a path inside it"
+        if trouble := _leaving(name, self._root):
+            return trouble
         if folder not in self._content:
             self._content[folder] = self._read(folder)
         return "" if file in self._content[folder] else f"there is no file {self._root / name}"

@@ -1,7 +1,8 @@
 """Tables: CSV, TSV, Parquet or a data frame with a target column; what is done to its columns is said."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ def _cells(source: Any) -> tuple[Table, str]:
 
 def read_csv(path: Path) -> Table:
     """The cells of a CSV (comma, semicolon or tab between them), as text, by column."""
+    lines = csv_lines(path)
+    names = next(lines)
+    rows = list(lines)
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def csv_lines(path: Path) -> Iterator[list[str]]:
+    """The names of the columns, then row by row the cells."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -79,27 +88,36 @@ def read_csv(path: Path) -> Table:
                 raise InputError(
                     f"{path}, line 1: expected the names of the columns, all different, got {first[:80]!r}"
                 )
-            rows = []
+            yield names
             for row in reader:
                 if row and len(row) != len(names):
                     told = f"{len(row)} cells, but the first line names {len(names)} columns"
                     raise InputError(f"{path}, line {reader.line_num}: {told}")
-                rows += [row] if row else []
+                if row:
+                    yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read as a table in UTF-8 ({error})") from None
-    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def _read_parquet(path: Path) -> Table:
+    with opened_parquet(path) as file:
+        table: Table = file.read().to_pydict()
+        return table
+
+
+@contextmanager
+def opened_parquet(path: Path) -> Iterator[Any]:
+    """A Parquet file; what is wrong with it while it is read is said with its name."""
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
     except ImportError:
         raise InputError(f'{path}: Parquet files need pyarrow: pip install "rfdlc[tables]"') from None
     try:
-        table: Table = parquet.read_table(path).to_pydict()
-    except Exception as error:  # a damaged file can fail in any way
+        with ParquetFile(path) as file:
+            yield file
+    except (OSError, ArrowException) as error:
         raise InputError(f"{path}: cannot be read as Parquet, it is damaged or of another format ({error})") from None
-    return table
 
 
 # -- what the columns mean ---------------------------------------------------------------------------------------------
@@ -188,14 +206,22 @@ def _identities(table: Table, notes: list[str]) -> list[str] | None:
     for name in list(table):
         texts = [as_text(cell) for cell in table[name]]
         numeric = parse_column(name, table[name]).dtype == np.float64
-        called_so = name.lower() in ("", "id", "index", "unnamed: 0") or name.lower().endswith(("_id", " id"))
-        if len(set(texts)) == len(texts) and None not in texts and (called_so or not numeric):
+        if len(set(texts)) == len(texts) and None not in texts and (names_rows(name) or not numeric):
             notes.append(
                 f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
             )
             ids = ids or [str(text) for text in texts]
             del table[name]
     return ids
+
+
+def names_rows(column: str) -> bool:
+    """Whether a column is called as those are that only name rows.
+
+    >>> names_rows("Patient_ID"), names_rows("idea")
+    (True, False)
+    """
+    return column.lower() in ("", "id", "index", "unnamed: 0") or column.lower().endswith(("_id", " id"))
 
 
 def _told(column: ColumnCode, cells: list[Any]) -> list[str]:

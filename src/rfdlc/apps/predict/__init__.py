@@ -1,0 +1,1 @@
+"""Predictions of any number of samples, as one file."""
