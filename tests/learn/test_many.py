@@ -237,13 +237,13 @@ class Crash(Exception):
 
 def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
     """A crash between the checkpoints of two runs: the one that is behind catches up, then both are a stack again."""
-    plans = [plan(tmp_path, str(seed), "ce", seed=seed) for seed in (0, 1)]
+    plans = [plan(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=1) for seed in (0, 1)]
     original = jobs._keep
 
-    def keep(lane, net, phase, epoch, now):
+    def keep(lane, net, phase, epoch, *when):
         if epoch.epoch == 2 and lane.job.settings.seed == 1:
             raise Crash
-        original(lane, net, phase, epoch, now)
+        original(lane, net, phase, epoch, *when)
 
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "_keep", keep)

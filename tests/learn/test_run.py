@@ -21,7 +21,7 @@ from rfdlc.learn.jobs import TrainingInterrupted
 from rfdlc.learn.run import Run
 from rfdlc.learn.training import TrainingStopped
 
-SMALL = {"epochs": 4, "widths": (16,)}
+SMALL = {"epochs": 4, "widths": (16,), "checkpoint_every": 1}
 FILES = {
     "config.json", "classes.json", "environment.json", "history.csv", "last.ckpt", "held-out.npz", "decider.json",
     "model.safetensors", "predictions.npz", "metrics.json",
@@ -120,7 +120,7 @@ def test_a_crash_between_checkpoints_costs_only_the_epochs_since(whole, tmp_path
 
     interrupt_in(monkeypatch, 4, crash)
     with pytest.raises(MemoryError):
-        rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), checkpoint_every=2, **SMALL)
+        rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), **{**SMALL, "checkpoint_every": 2})
     monkeypatch.undo()
     assert Run(tmp_path / "run").checkpoint().epoch == 2
     rfdlc.resume(tmp_path / "run")
@@ -314,3 +314,18 @@ def test_refit_where_validation_data_are_given(tmp_path):
         rfdlc.train(data, out=tmp_path / "run", refit=True)
     with pytest.raises(InputError, match="refit needs a held-out part"):
         rfdlc.train("digits-lt", out=tmp_path / "run", refit=True, hold_out=0)
+
+
+@pytest.mark.parametrize(("pause", "written"), [(10.0, [4]), (0.0, [1, 2, 3, 4])])
+def test_checkpoints_come_when_time_has_passed(tmp_path, monkeypatch, pause, written):
+    monkeypatch.setattr(jobs, "SECONDS_BETWEEN_CHECKPOINTS", pause)
+    saved = []
+    real = Run.save_checkpoint
+
+    def save(self, checkpoint, *rest):
+        saved.append(checkpoint.epoch)
+        real(self, checkpoint, *rest)
+
+    monkeypatch.setattr(Run, "save_checkpoint", save)
+    rfdlc.train("digits-lt", out=tmp_path / "run", **{**SMALL, "checkpoint_every": 0})
+    assert saved == written

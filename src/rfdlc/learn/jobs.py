@@ -4,6 +4,7 @@ The trainer sees training data alone: held-out samples calibrate, and the test s
 everything has been chosen and written.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,9 @@ from rfdlc.learn.stack import share_statistics
 from rfdlc.learn.stopping import stop_at_epoch_end
 from rfdlc.learn.training import Epoch, Part, TrainingStopped, epochs, of_run, spans, stacked
 from rfdlc.progress import live
+
+
+SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -142,15 +146,17 @@ def train_stack(lanes: Sequence[Lane], samples: Dataset, phase: int) -> list[Par
     parts, state = _parts(lanes, samples, done, end), stacked([start.state for start in starts])
     for traveller in (traveller for lane in lanes for traveller in lane.travellers if starts):
         traveller.job.run.write_history(traveller.history)  # a crash may have come between the two files
-    label, threads = _label(lanes, phase), sensible_threads(net, job.settings)
+    label, threads, written = _label(lanes, phase), sensible_threads(net, job.settings), time.monotonic()
     with live(end, label, done) as show, stop_at_epoch_end() as stopping, threads:
         try:
             for epoch in epochs(net, parts, state, done, job.processes):
                 for run, lane in enumerate(lanes):
                     _note(lane, nets[run], phase, epoch.of(run))
                 stop = job.processes.any(stopping())  # asked once: all runs are kept at the same epoch
+                rested = time.monotonic() - written > SECONDS_BETWEEN_CHECKPOINTS
                 for run, lane in enumerate(lanes):
-                    _keep(lane, nets[run], phase, epoch.of(run), stop)
+                    _keep(lane, nets[run], phase, epoch.of(run), stop, rested)
+                written = time.monotonic() if rested else written
                 done = epoch.epoch
                 show(1, _figures(epoch))
                 if stop and done < max(lane.job.epochs for lane in lanes):
@@ -225,13 +231,14 @@ def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) ->
     return {**row, **{f"held_out_{k}": v for k, v in held.items()}, **diversity(predictions.scores.values)}
 
 
-def _keep(lane: Lane, net: ParticleNet, phase: int, epoch: Epoch, now: bool) -> None:
+def _keep(lane: Lane, net: ParticleNet, phase: int, epoch: Epoch, now: bool, rested: bool) -> None:
     """Write a checkpoint for every job on a lane to whom one is due; whoever leaves takes one along."""
     number = epoch.epoch
     for traveller in lane.on_it(number):
         run, settings = traveller.job.run, traveller.job.settings
         kept = number in {round(share * settings.epochs) for share in settings.keep}
-        if now or kept or number == traveller.until or number % settings.checkpoint_every == 0:
+        every = settings.checkpoint_every
+        if now or kept or number == traveller.until or (number % every == 0 if every else rested):
             checkpoint = Checkpoint(phase, number, net.state_dict(), epoch.state, traveller.history)
             run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
 

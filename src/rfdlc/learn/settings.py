@@ -102,7 +102,7 @@ class Settings:
     # the run
     seed: int = _setting(0, "of weights, order, augmentation and mixup", 0, 2**31 - 1)
     evaluate_every: int = _setting(0, "epochs between evaluations on held-out data, 0 for the end alone", 0)
-    checkpoint_every: int = _setting(1, "epochs between checkpoints", 1)
+    checkpoint_every: int = _setting(0, "epochs between checkpoints; 0: once ten seconds have passed", 0)
     keep: tuple[float, ...] = _setting((), "shares of the epochs whose checkpoints are kept, for forks", 0, 1)
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     precision: str = _setting("auto", "auto: bf16 on a GPU, float32 on a CPU", among=("auto", "bf16", "float32"))
