@@ -40,7 +40,7 @@ ALIKE = {
     "repulsion and utility (rf-dlc)": ["-m", "rf-dlc", "utility=tail-sensitive", "utility_form=bounded"],
 }
 NETWORK = ["-m", "la", "backbone=resnet8", "epochs=4", "hold_out=0", "checkpoint_every=9", "batch_norm=local"]
-KILLED = ["digits-lt", "-m", "rf-dlc", "epochs=60", "widths=64"]
+KILLED = ["digits-lt", "-m", "rf-dlc", "epochs=60", "widths=64", "checkpoint_every=1"]
 
 
 def started(processes: int, words: list[str], out: Path, threads: int = 1, restarts: int = 0) -> Training:

@@ -39,7 +39,6 @@ from rfdlc.learn.stopping import stop_at_epoch_end
 from rfdlc.learn.training import Epoch, Part, TrainingStopped, epochs, of_run, spans, stacked
 from rfdlc.progress import live
 
-
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 
 
