@@ -49,12 +49,12 @@ def commit() -> str:
     return head + ("+" if changed else "")
 
 
-def write(name: str, rows: Iterable[dict[str, object]], packages: Iterable[str]) -> Path:
-    """Write `results/<name>.csv` and print the rows as a person reads them."""
+def write(name: str, rows: Iterable[dict[str, object]], packages: Iterable[str], measured: str = "") -> Path:
+    """Write `results/<name>.csv` and print the rows as a person reads them; `measured` is the commit without git."""
     common = {
         "hardware": hardware(),
         "versions": versions(packages),
-        "commit": commit(),
+        "commit": measured or commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
     RESULTS.mkdir(exist_ok=True)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rfdlc.learn.fitting import fork as fork
     from rfdlc.learn.fitting import resume as resume
     from rfdlc.learn.fitting import train as train
+    from rfdlc.learn.many import Plan as Plan
+    from rfdlc.learn.many import train_many as train_many
     from rfdlc.learn.model import Model as Model
 
 # Public name -> the module that defines it.
@@ -53,6 +55,8 @@ _HOME = {
     "fork": "rfdlc.learn.fitting",
     "resume": "rfdlc.learn.fitting",
     "train": "rfdlc.learn.fitting",
+    "Plan": "rfdlc.learn.many",
+    "train_many": "rfdlc.learn.many",
     "Model": "rfdlc.learn.model",
 }
 

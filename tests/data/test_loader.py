@@ -158,3 +158,16 @@ def test_wrong_settings_are_errors() -> None:
         ResidentLoader(numbered(5), Normalisation((0, 0, 0), (1, 1, 1)))
     with pytest.raises(InputError, match="seed -1"):
         next(ResidentLoader(numbered(5), seeds=(-1,)).epoch(0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_replayed_preparation_is_the_preparation() -> None:
+    split = pictures(300)
+    loader = ResidentLoader(split, batch_size=64, seeds=(0, 1), augment=Augment.paper(), device="cuda")
+    for epoch in (1, 2):  # captured, then replayed
+        plan, found = loader.plan(epoch), list(loader.epoch(epoch))
+        for part, (inputs, targets) in zip(loader.slices, found, strict=True):
+            drawn = {name: values[:, part] for name, values in plan.draws.items()}
+            expected, labels = loader.prepare(plan.order[:, part], drawn)
+            torch.testing.assert_close(inputs, expected)
+            assert torch.equal(targets, labels)

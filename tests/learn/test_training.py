@@ -154,8 +154,8 @@ def test_what_is_deferred_changes_nothing_before():
 def test_optimisers_equal_torch():
     start = [torch.randn(4, 3), torch.randn(5)]
     for ours, theirs in (
-        (lambda p: Sgd(p, [0.01, 0.01], 0.9), lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01, nesterov=True)),
-        (lambda p: AdamW(p, [0.01, 0.01]), lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.01)),
+        (lambda p: Sgd(p, [0.01], 0.9), lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01, nesterov=True)),
+        (lambda p: AdamW(p, [0.01]), lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.01)),
     ):
         mine, reference = [p.clone() for p in start], [nn.Parameter(p.clone()) for p in start]
         optimiser, expected = ours(mine), theirs(reference)
@@ -163,7 +163,7 @@ def test_optimisers_equal_torch():
             gradients = [torch.full_like(p, 0.3 * i - 0.4) * p for p in start]
             for p, g in zip(reference, gradients, strict=True):
                 p.grad = g.clone()
-            optimiser.step(mine, gradients, torch.tensor(0.1))
+            optimiser.step(mine, gradients, torch.tensor([0.1]))
             expected.step()
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mine, reference, strict=True))
 

@@ -48,6 +48,9 @@ def train(
     list_settings: Annotated[
         bool, typer.Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Before training, measure and print where its time will go.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Train on long-tailed data; calibrate on a held-out part; keep everything in a run folder.
@@ -61,6 +64,7 @@ def train(
     - `rfdlc train patients.csv --target diagnosis --out runs/patients`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
+    - `rfdlc train digits-lt --out runs/c --profile`
     """
     with ready():
         from rfdlc.learn.fitting import train as train_it
@@ -70,7 +74,30 @@ def train(
         named = chosen.pop("method", method)
         options = {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
         options |= {} if target is None else {"target": target}
-        _report(train_it(source, named, out, root=root, data_options=_typed(options), **chosen), json)
+        given: dict[str, Any] = {"root": root, "data_options": _typed(options), **chosen}
+        if profile:
+            _show_profile(source, named, given)
+        _report(train_it(source, named, out, **given), json)
+
+
+def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
+    """A table on stderr, where progress is: stdout is for the result."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from rfdlc.learn.profiling import profile as measure
+
+    found = measure(source, method, **given)
+    table = Table("part of a step", "ms", "share", title="Where the time goes", title_justify="left")
+    for name, seconds in (*found.parts.items(), ("step", found.step)):
+        table.add_row(name, f"{1000 * seconds:.3f}", f"{seconds / found.step:.0%}", end_section=name == "optimiser")
+    console = Console(stderr=True)
+    console.print(table)
+    console.print(
+        f"{found.steps:,} steps take about {found.step * found.steps:,.0f} s, one evaluation {found.evaluation:.2f} s. "
+        f"A step must move {found.traffic / 1e6:,.1f} MB; at the {found.bandwidth / 1e9:,.0f} GB/s of this device's "
+        f"memory that is {1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of that floor."
+    )
 
 
 def resume(run: RunFolder, json: JsonOption = False) -> None:

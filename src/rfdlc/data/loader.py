@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rfdlc.data.augment import Augment, Draws
 from rfdlc.data.dataset import Normalisation, Split
 from rfdlc.data.normaliser import Normaliser
+from rfdlc.data.replayed import Replayed
 from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
 from rfdlc.errors import InputError
 
@@ -29,7 +31,7 @@ class ResidentLoader:
     """Batches for a stack of R = len(seeds) runs. Run r depends on (seeds[r], epoch) alone, stacked or not.
 
     Yields inputs (R, B, channels, H, W) or (R, B, F), augmented and normalised, and targets (R, B). The last batch of
-    an epoch may be smaller.
+    an epoch may be smaller. `positions` are the samples of each run, equally many, where it does not see all of them.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class ResidentLoader:
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        positions: Sequence[NDArray[np.int64]] | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.batch_size, self.seeds = batch_size, tuple(seeds)
@@ -58,12 +61,13 @@ class ResidentLoader:
         if not self.seeds:
             raise InputError("seeds is empty: expected one seed a run, such as (0,)")
         self.augment = augment or Augment()
-        self.slices = batch_slices(len(split), batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
         weights = None if split.weights is None else torch.from_numpy(split.weights).to(self.device)
-        self._order = EpochOrder(self.targets, sampling, weights)
+        self._orders, self._chosen = self._run_orders(sampling, weights, positions)
+        self.count = self._orders[0].count  # samples that a run sees in an epoch
+        self.slices = batch_slices(self.count, batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
         at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * batch_size)
-        self._together = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
-        self._known_places: dict[tuple[int, int], Tensor] = {}
+        self._at_once = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
+        self._known: dict[tuple[int, int], Replayed] = {}
         self._normalised = Normaliser(normalisation, tuple(self.inputs.shape[1:]), self.device, dtype)
 
     @property
@@ -74,15 +78,16 @@ class ResidentLoader:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
         plan = self.plan(epoch)
-        for first in range(start_step, self.steps, self._together):
-            yield from self._prepared(plan, first, min(first + self._together, self.steps))
+        for first in range(start_step, self.steps, self._at_once):
+            yield from self._prepared(plan, first, min(first + self._at_once, self.steps))
 
     def plan(self, epoch: int) -> Plan:
         """All random choices of an epoch, drawn in bulk on the device."""
-        orders = [self._order.draw(seeded(ORDER, seed, epoch, self.device)) for seed in self.seeds]
-        count = len(self.targets)
-        drawn = [self.augment.draw(count, seeded(AUGMENTATION, seed, epoch, self.device)) for seed in self.seeds]
-        return Plan(torch.stack(orders), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
+        generators = [seeded(ORDER, seed, epoch, self.device) for seed in self.seeds]
+        orders = torch.stack([order.draw(g) for order, g in zip(self._orders, generators, strict=True)])
+        orders = orders if self._chosen is None else self._chosen.gather(1, orders)
+        drawn = [self.augment.draw(self.count, seeded(AUGMENTATION, seed, epoch, self.device)) for seed in self.seeds]
+        return Plan(orders, {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
 
     def prepare(self, order: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Inputs (..., channels, H, W) or (..., F) and targets (...) for sample indices (...): a pure function."""
@@ -98,11 +103,36 @@ class ResidentLoader:
             part = slice(start, min(start + self.batch_size, mine.stop))
             yield self._normalised(self.inputs[part]), self.targets[part]
 
+    def _run_orders(
+        self, sampling: str, weights: Tensor | None, positions: Sequence[NDArray[np.int64]] | None
+    ) -> tuple[list[EpochOrder], Tensor | None]:
+        """What draws the order of each run, and the samples (R, N) that it draws from; none where those are all."""
+        if positions is None:
+            return [EpochOrder(self.targets, sampling, weights)] * len(self.seeds), None
+        counts = [len(chosen) for chosen in positions]
+        if len(counts) != len(self.seeds) or len(set(counts)) > 1:
+            raise InputError(f"positions has {counts} samples for {len(self.seeds)} seeds: expected as many for each")
+        chosen = torch.from_numpy(np.stack(positions)).to(self.device)
+        known = [None if weights is None else weights[own] for own in chosen]
+        labels = self.targets[chosen]
+        return [EpochOrder(own, sampling, w) for own, w in zip(labels, known, strict=True)], chosen
+
+    def _together(self, first: int, last: int) -> Replayed:
+        """What prepares steps first to last: a function of the epoch's order and draws."""
+        if (first, last) not in self._known:
+            places, names = self._places(first, last), sorted(self.augment.draw(1, torch.Generator()))
+
+            def prepare(order: Tensor, *draws: Tensor) -> tuple[Tensor, ...]:
+                picked = (drawn.flatten(0, 1)[places] for drawn in draws)
+                return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)))
+
+            self._known[first, last] = Replayed(prepare)
+        return self._known[first, last]
+
     def _prepared(self, plan: Plan, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of steps first to last, prepared together; each is contiguous."""
-        places = self._places(first, last)
-        drawn = {name: values.flatten(0, 1)[places] for name, values in plan.draws.items()}
-        inputs, targets = self.prepare(plan.order.flatten()[places], drawn)
+        drawn = (plan.draws[name] for name in sorted(plan.draws))
+        inputs, targets = self._together(first, last)(plan.order, *drawn)
         runs, sample = len(self.seeds), self.inputs.shape[1:]
         size = _length(self.slices[first])
         alike = last - first - (_length(self.slices[last - 1]) != size)  # only the last of an epoch can differ
@@ -116,12 +146,10 @@ class ResidentLoader:
             yield inputs[end:].view(runs, -1, *sample), targets[end:].view(runs, -1)
 
     def _places(self, first: int, last: int) -> Tensor:
-        """Where the samples of these steps lie in a flattened (R, N): by step, then by run. The same every epoch."""
-        if (first, last) not in self._known_places:
-            runs = len(self.targets) * np.arange(len(self.seeds))[:, None]
-            steps = [(runs + np.arange(part.start, part.stop)).reshape(-1) for part in self.slices[first:last]]
-            self._known_places[first, last] = torch.from_numpy(np.concatenate(steps)).to(self.device)
-        return self._known_places[first, last]
+        """Where the samples of these steps lie in a flattened (R, N): by step, then by run."""
+        runs = self.count * np.arange(len(self.seeds))[:, None]
+        steps = [(runs + np.arange(part.start, part.stop)).reshape(-1) for part in self.slices[first:last]]
+        return torch.from_numpy(np.concatenate(steps)).to(self.device)
 
 
 def _length(part: slice) -> int:

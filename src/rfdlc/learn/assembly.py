@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rfdlc.data.augment import Augment
@@ -22,8 +23,9 @@ from rfdlc.errors import InputError
 from rfdlc.learn.backbones import backbone, own
 from rfdlc.learn.combinations import Particles
 from rfdlc.learn.factories import Matrix
-from rfdlc.learn.methods import Method
+from rfdlc.learn.methods import Method, Stage
 from rfdlc.learn.particles import Combine, ParticleNet
+from rfdlc.learn.per_run import Objectives
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.step import reduced
 from rfdlc.learn.training import Loader, Part, outputs_of, spans
@@ -114,29 +116,49 @@ def sensible_threads(net: ParticleNet, settings: Settings) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class Recipe(NamedTuple):
+    """What one run of a stack trains: its method and settings, its seed, the classes as counted on its samples."""
+
+    method: Method
+    settings: Settings
+    seed: int
+    classes: Classes
+    positions: NDArray[np.int64] | None = None  # of its samples in the training part; none: all of them
+
+
 def build_parts(
     method: Method, settings: Settings, data: Dataset, seeds: Sequence[int], device: torch.device
 ) -> list[Part]:
     """The method's stages with their loaders and objectives, which see the training part of the data alone."""
-    matrix = training_utility(settings, data.classes)
-    parts = []
-    for stage, (start, end) in zip(method.stages, spans(method.stage_epochs(settings)), strict=True):
-        make = stage.objective or method.objective
-        chosen = settings.changed(stage.settings)
-        loader = training_loader(chosen, data, chosen.sampling, seeds, device)
-        parts.append(Part(stage, chosen, start, end, loader, make(chosen, data.classes, matrix).to(device)))
-    return parts
+    recipes = [Recipe(method, settings, seed, data.classes) for seed in seeds]
+    return [stack_part(recipes, data, number, device) for number in range(len(method.stages))]
 
 
-def training_loader(
-    settings: Settings, data: Dataset, sampling: str, seeds: Sequence[int], device: torch.device
-) -> Loader:
+def stack_part(recipes: Sequence[Recipe], data: Dataset, number: int, device: torch.device) -> Part:
+    """The stage of this number for a stack of runs, each by its own recipe."""
+    stages = tuple(recipe.method.stages[number] for recipe in recipes)
+    each = tuple(recipe.settings.changed(stage.settings) for recipe, stage in zip(recipes, stages, strict=True))
+    start, end = spans(recipes[0].method.stage_epochs(recipes[0].settings))[number]
+    loader = training_loader(each[0], data, recipes, device)
+    objectives = [_objective(*run) for run in zip(recipes, stages, each, strict=True)]
+    return Part(stages, each, start, end, loader, Objectives(objectives).to(device))
+
+
+def _objective(recipe: Recipe, stage: Stage, settings: Settings) -> nn.Module:
+    make = stage.objective or recipe.method.objective
+    return make(settings, recipe.classes, training_utility(recipe.settings, recipe.classes))
+
+
+def training_loader(settings: Settings, data: Dataset, recipes: Sequence[Recipe], device: torch.device) -> Loader:
     """Batches of the training part: from the device's memory, or decoded by workers where images are files."""
-    common: dict[str, Any] = {"batch_size": settings.batch_size, "seeds": seeds, "sampling": sampling, "device": device}
+    seeds, positions = [recipe.seed for recipe in recipes], [r.positions for r in recipes if r.positions is not None]
+    common: dict[str, Any] = {"batch_size": settings.batch_size, "sampling": settings.sampling}
+    common |= {"seeds": seeds, "device": device}
     if isinstance(data.train.inputs, ImageFiles):
         view = View(jitter=settings.jitter)
         return StreamedLoader(data.train, data.normalisation, view=view, workers=_workers(settings), **common)
-    return ResidentLoader(data.train, data.normalisation, augment=augmentation(settings, data.kind), **common)
+    augment = augmentation(settings, data.kind)
+    return ResidentLoader(data.train, data.normalisation, augment=augment, positions=positions or None, **common)
 
 
 def augmentation(settings: Settings, kind: str) -> Augment | None:

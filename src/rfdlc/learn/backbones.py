@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
+from rfdlc.learn.fused import stages as fused
 from rfdlc.learn.hidden import Hidden
 from rfdlc.learn.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Layout
 
@@ -28,6 +29,7 @@ class Backbone:
     layout: Layout
     stages: tuple[Stage, ...]
     width: int
+    fused: bool = False  # whether its stages take IMAGES_IN_FRONT as well, where kernels for that are there
 
 
 # -- ResNet-32 for 32 x 32 images (He et al. 2016, section 4.2) ------------------------------------------------
@@ -41,6 +43,8 @@ class Stem(nn.Module):
         self.conv, self.norm = Conv(networks, inputs, outputs, 3), BatchNorm(networks, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 5:
+            return fused.run([(fused.Unit(), self.conv, self.norm)], x)
         return self.norm(self.conv(x)).relu_()
 
 
@@ -57,6 +61,12 @@ class BasicBlock(nn.Module):
         y = self.norm1(self.conv1(x)).relu_()
         return (self.norm2(self.conv2(y)) + self.shortcut(x)).relu_()
 
+    def units(self) -> list[fused.Wired]:
+        return [
+            (fused.Unit(self.stride), self.conv1, self.norm1),
+            (fused.Unit(residual=True), self.conv2, self.norm2),
+        ]
+
     def shortcut(self, x: Tensor) -> Tensor:
         """Padded over the last axis, network by network, so that channels-last memory stays channels-last."""
         if not self.padding:
@@ -65,8 +75,18 @@ class BasicBlock(nn.Module):
         return functional.pad(pixels, (self.padding, self.padding)).flatten(3).permute(0, 3, 1, 2)
 
 
+class BasicBlocks(nn.Sequential):
+    """Residual blocks in a row; images with the networks in front, (K, B, H, W, C), go through fused."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 5:
+            blocks = [block for block in self if isinstance(block, BasicBlock)]
+            return fused.run([unit for block in blocks for unit in block.units()], x)
+        return super().forward(x)
+
+
 class Pooled(nn.Module):
-    """A last stage, averaged over pixels: (B, K*C, H, W) -> (B, K*C)."""
+    """A last stage, averaged over pixels: (B, K*C, H, W) -> (B, K*C), or (K, B, H, W, C) -> (K, B, C)."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -80,7 +100,7 @@ class Pooled(nn.Module):
 def _basic(inputs: int, outputs: int, blocks: int, stride: int) -> Stage:
     def build(networks: int) -> nn.Module:
         first = BasicBlock(networks, inputs, outputs, stride)
-        return nn.Sequential(first, *(BasicBlock(networks, outputs, outputs, 1) for _ in range(blocks - 1)))
+        return BasicBlocks(first, *(BasicBlock(networks, outputs, outputs, 1) for _ in range(blocks - 1)))
 
     return build
 
@@ -96,6 +116,7 @@ def small_resnet(channels: int, blocks: int = 5) -> Backbone:
             lambda networks: Pooled(_basic(32, 64, blocks, 2)(networks)),
         ),
         width=64,
+        fused=True,
     )
 
 

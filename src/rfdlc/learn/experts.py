@@ -25,8 +25,10 @@ class Diversity(nn.Module):
 
     def __init__(self, temperature: ArrayLike, strength: float, after: int = 0) -> None:
         super().__init__()
-        self.strength, self.after = strength, after
+        self.strength = strength
+        self.after: Tensor
         self.temperature: Tensor
+        self.register_buffer("after", torch.tensor(after))
         self.register_buffer("temperature", as_tensor(temperature))
 
     def forward(self, logits: Tensor, common: Tensor, epoch: Tensor) -> Tensor:

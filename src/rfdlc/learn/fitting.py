@@ -7,7 +7,7 @@ everything has been chosen and written.
 import hashlib
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save
 
 from rfdlc.data.dataset import Dataset
@@ -26,11 +27,12 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 from rfdlc.learn.assembly import (
     OwnBackbone,
-    build_parts,
+    Recipe,
     choose_device,
     method_net,
     place,
     sensible_threads,
+    stack_part,
 )
 from rfdlc.learn.heldout import balanced, carries_uniform, diversity
 from rfdlc.learn.methods import Method, find_method, resolve
@@ -38,7 +40,7 @@ from rfdlc.learn.model import Model, as_tensors, new_decider, predictions_of
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.run import Checkpoint, Rows, Run
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.training import Epoch, TrainingStopped, epochs, optimiser_state
+from rfdlc.learn.training import Epoch, Part, TrainingStopped, epochs, of_run, spans, stacked
 from rfdlc.progress import live
 
 FIXED_IN_FORKS = (
@@ -58,8 +60,11 @@ class Job:
     name: str  # of the method
     settings: Settings
     data: Dataset
-    network: OwnBackbone | None
-    device: torch.device
+    network: OwnBackbone | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return choose_device(self.settings.device)
 
     @property
     def method(self) -> Method:
@@ -68,7 +73,55 @@ class Job:
     @property
     def epochs(self) -> int:
         """Of all stages."""
-        return sum(self.method.stage_epochs(self.settings))
+        return self.spans[-1][1]
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Start and end epoch of every stage."""
+        return spans(self.method.stage_epochs(self.settings))
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether a part of the training data is held out for it."""
+        return self.data.val is None and self.settings.hold_out > 0
+
+    @property
+    def phases(self) -> int:
+        """Trainings: two with `refit`, first without the held-out part, then on everything."""
+        return 2 if self.settings.refit else 1
+
+    def samples(self, phase: int) -> Dataset:
+        """What a phase trains on, and what it holds out."""
+        if phase == 0 and self.calibrates:
+            return self.data.hold_out(self.settings.hold_out, seed=self.settings.seed)
+        return self.data
+
+
+@dataclass
+class Traveller:
+    """A job on its way through a training: what it has behind it, and the epoch after which it leaves."""
+
+    job: Job
+    history: Rows
+    until: int
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One run of a stack. Jobs that are the same for a while share it: the first as far as the stack goes."""
+
+    travellers: Sequence[Traveller]
+    data: Dataset  # what it trains on, and its held-out part
+    start: Checkpoint | None = None
+    positions: NDArray[np.int64] | None = None  # of its samples in those of the stack; none: all of them
+
+    @property
+    def job(self) -> Job:
+        return self.travellers[0].job
+
+    def on_it(self, epoch: int) -> list[Traveller]:
+        """Those who have not left before this epoch."""
+        return [traveller for traveller in self.travellers if epoch <= traveller.until]
 
 
 def train(
@@ -91,16 +144,41 @@ def train(
     if backbone is not None:
         settings = {**settings, "backbone": "own" if network is not None else backbone}
     resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting is told before any work
-    options = dict(data_options or {})
-    given = data if isinstance(data, Dataset) else load(data, root=root, **options)
-    row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
-    _check_data(given, chosen)
-    device = choose_device(chosen.device)
-    method_net(row, chosen, given.input_shape, given.classes, (chosen.seed,), network)  # fails now or never
-    source = _source(data, root, options)
-    config = {"method": method, "settings": chosen.to_dict(), "data": {**source, **_description(given)}}
-    run = Run.create(out, config, given.classes)
-    return _carry_out(Job(run, method, chosen, given, network, device))
+    given, description = load_described(data, root, data_options)
+    chosen = checked_settings(given, method, settings, network)
+    return _carry_out(new_job(given, description, method, chosen, out, network))
+
+
+def load_described(
+    data: Any, root: str | Path | None, options: Mapping[str, Any] | None
+) -> tuple[Dataset, dict[str, Any]]:
+    """The data, and what a run folder keeps of them."""
+    given = data if isinstance(data, Dataset) else load(data, root=root, **(options or {}))
+    return given, {**_source(data, root, dict(options or {})), **_description(given)}
+
+
+def checked_settings(
+    data: Dataset, method: str, settings: Mapping[str, Any], network: OwnBackbone | None = None
+) -> Settings:
+    """All settings of a training on these data. One that cannot be fails here, before there is a folder."""
+    row, chosen = resolve(method, data.name, settings, data.kind, len(data.train))
+    _check_data(data, chosen)
+    choose_device(chosen.device)
+    method_net(row, chosen, data.input_shape, data.classes, (chosen.seed,), network)
+    return chosen
+
+
+def new_job(
+    data: Dataset,
+    description: Mapping[str, Any],
+    method: str,
+    settings: Settings,
+    out: str | Path,
+    network: OwnBackbone | None = None,
+) -> Job:
+    """A training in a folder of its own, made here."""
+    config = {"method": method, "settings": settings.to_dict(), "data": dict(description)}
+    return Job(Run.create(out, config, data.classes), method, settings, data, network)
 
 
 def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None = None) -> Model:
@@ -111,8 +189,8 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
     run = Run(path)
     config = run.config
     settings = Settings().changed(config["settings"])
-    found = _same_data(run, config["data"], data)
-    return _carry_out(Job(run, config["method"], settings, found, backbone, choose_device(settings.device)))
+    found = same_data(run, config["data"], data)
+    return _carry_out(Job(run, config["method"], settings, found, backbone))
 
 
 def fork(
@@ -169,52 +247,96 @@ def _settings_as(method: str, config: Mapping[str, Any], changes: Mapping[str, A
 
 def _carry_out(job: Job) -> Model:
     """Train (twice with `refit`: first without the held-out part, which calibrates), then write what is asked for."""
-    whole = job.data
-    calibrating = whole.val is None and job.settings.hold_out > 0
-    without = whole.hold_out(job.settings.hold_out, seed=job.settings.seed) if calibrating else whole
-    phases = [without, whole] if job.settings.refit else [without]
     last = job.run.checkpoint()
     reached, history = (0, []) if last is None else (last.phase, list(last.history))
-    net = None
-    for phase, data in enumerate(phases):
-        if phase < reached:
-            continue
-        start = last if last is not None and last.phase == phase else None
-        net = _train_phase(job, data, phase, start, history)
-        if data.val is not None:
-            _calibrate(job, net, data)
-    assert net is not None
-    job.run.write("model.safetensors", save(as_tensors(net)))
-    model = Model.load(job.run.path, backbone=job.network, device=job.settings.device)
-    score_test(job.run, model, whole)
+    model = None
+    for phase in range(reached, job.phases):
+        data, start = job.samples(phase), last if last is not None and last.phase == phase else None
+        (net,) = train_stack([Lane([Traveller(job, history, job.epochs)], data, start)], data, phase)
+        model = finish_phase(job, net, data, phase)
+    assert model is not None
     return model
 
 
-def _train_phase(job: Job, data: Dataset, phase: int, start: Checkpoint | None, history: Rows) -> ParticleNet:
-    """Train to the last epoch of the last stage, writing checkpoints."""
-    settings, seeds = job.settings, (job.settings.seed,)
-    net = method_net(job.method, settings, data.input_shape, data.classes, seeds, job.network)
-    if start is not None:
-        net.load_state_dict(start.net)
-        job.run.write_history(history)  # a crash may have come between the two files
-    net = place(net, job.device)
-    parts = build_parts(job.method, settings, data, seeds, job.device)
-    done, state = (start.epoch, start.state) if start else (0, {})
-    label = f"Training {data.name}" + (" again, on everything" if phase else "")
-    with live(job.epochs, label, done) as show, _stop_at_epoch_end() as stopping, sensible_threads(net, settings):
+def finish_phase(job: Job, net: ParticleNet, data: Dataset, phase: int) -> Model | None:
+    """Calibrate where samples were held out; after the last phase, write and score the model."""
+    if data.val is not None:
+        _calibrate(job, net, data)
+    if phase + 1 < job.phases:
+        return None
+    job.run.write("model.safetensors", save(as_tensors(net)))
+    model = Model.load(job.run.path, backbone=job.network, device=job.settings.device)
+    score_test(job.run, model, job.data)
+    return model
+
+
+def train_stack(lanes: Sequence[Lane], samples: Dataset, phase: int) -> list[ParticleNet]:
+    """Train lanes that are equally far until the first jobs on them leave; the networks of each lane.
+
+    Everyone's history and checkpoints are written on the way. After the last epoch the networks are the trained ones.
+    """
+    job, starts = lanes[0].job, [lane.start for lane in lanes if lane.start is not None]
+    done, end = starts[0].epoch if starts else 0, lanes[0].travellers[0].until
+    net, nets = _networks(lanes, starts)
+    parts, state = _parts(lanes, samples, done, end), stacked([start.state for start in starts])
+    for traveller in (traveller for lane in lanes for traveller in lane.travellers if starts):
+        traveller.job.run.write_history(traveller.history)  # a crash may have come between the two files
+    label, threads = _label(lanes, phase), sensible_threads(net, job.settings)
+    with live(end, label, done) as show, _stop_at_epoch_end() as stopping, threads:
         try:
             for epoch in epochs(net, parts, state, done):
-                history.append(_row(job, net, data, phase, epoch))
-                _keep(job, net, phase, epoch, history, stopping())
+                for run, lane in enumerate(lanes):
+                    _note(lane, nets[run], phase, epoch.of(run))
+                stop = stopping()  # asked once: all runs are kept at the same epoch
+                for run, lane in enumerate(lanes):
+                    _keep(lane, nets[run], phase, epoch.of(run), stop)
                 done = epoch.epoch
-                show(1, f"loss {epoch.losses[0]:.3f}  rate {epoch.rate:.2g}  {epoch.samples_per_second:,.0f} samples/s")
-                if stopping() and done < job.epochs:
-                    raise TrainingInterrupted(_how_to_go_on(job, done))
+                show(1, _figures(epoch))
+                if stop and done < max(lane.job.epochs for lane in lanes):
+                    raise TrainingInterrupted(_how_to_go_on(lanes, done))
+                if done == end < parts[-1].end:
+                    break
         except TrainingStopped as error:
-            raise TrainingStopped(f"{error}; {_last_good(job)}") from None
+            raise TrainingStopped(f"{error}; {_last_good(lanes[error.run].job)}") from None
         except KeyboardInterrupt as error:
-            raise TrainingInterrupted(str(error) or _how_to_go_on(job, _saved_epoch(job))) from None
-    return net
+            raise TrainingInterrupted(str(error) or _how_to_go_on(lanes, _saved_epoch(job))) from None
+    return nets
+
+
+def _networks(lanes: Sequence[Lane], starts: Sequence[Checkpoint]) -> tuple[ParticleNet, list[ParticleNet]]:
+    """The stack, and the networks of each lane, which share its memory."""
+    job, seeds = lanes[0].job, [lane.job.settings.seed for lane in lanes]
+    net = _network(job, seeds)
+    if starts:
+        net.load_state_dict(stacked([start.net for start in starts]))
+    net = place(net, job.device)
+    if len(lanes) == 1:
+        return net, [net]
+    nets = [place(_network(lane.job, [seed]), job.device) for lane, seed in zip(lanes, seeds, strict=True)]
+    for run, own in enumerate(nets):
+        own.load_state_dict(of_run(net.state_dict(), run, len(lanes)), assign=True)
+    return net, nets
+
+
+def _network(job: Job, seeds: Sequence[int]) -> ParticleNet:
+    return method_net(job.method, job.settings, job.data.input_shape, job.data.classes, seeds, job.network)
+
+
+def _parts(lanes: Sequence[Lane], samples: Dataset, done: int, end: int) -> list[Part]:
+    """The stages between two epochs, and the one that has just ended: its last touch comes after its checkpoint."""
+    job = lanes[0].job
+    recipes = [
+        Recipe(lane.job.method, lane.job.settings, lane.job.settings.seed, lane.data.classes, lane.positions)
+        for lane in lanes
+    ]
+    numbers = [i for i, (first, last) in enumerate(job.spans) if last >= done and first < end]
+    return [stack_part(recipes, samples, number, job.device) for number in numbers]
+
+
+def _note(lane: Lane, net: ParticleNet, phase: int, epoch: Epoch) -> None:
+    """An epoch in the history of every job on a lane."""
+    for traveller in lane.on_it(epoch.epoch):
+        traveller.history.append(_row(traveller.job, net, lane.data, phase, epoch))
 
 
 def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) -> dict[str, Any]:
@@ -223,7 +345,7 @@ def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) ->
         "phase": phase,
         "epoch": epoch.epoch,
         "loss": epoch.losses[0],
-        "learning_rate": epoch.rate,
+        "learning_rate": epoch.rates[0],
         "seconds": round(epoch.seconds, 3),
         "samples_per_second": round(epoch.samples_per_second, 1),
     }
@@ -237,13 +359,15 @@ def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) ->
     return {**row, **{f"held_out_{k}": v for k, v in held.items()}, **diversity(predictions.scores.values)}
 
 
-def _keep(job: Job, net: ParticleNet, phase: int, epoch: Epoch, history: Rows, now: bool) -> None:
-    """Write a checkpoint where one is due."""
-    settings, number = job.settings, epoch.epoch
-    kept = number in {round(share * settings.epochs) for share in settings.keep}
-    if now or kept or number == job.epochs or number % settings.checkpoint_every == 0:
-        checkpoint = Checkpoint(phase, number, net.state_dict(), optimiser_state(epoch.step), history)
-        job.run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
+def _keep(lane: Lane, net: ParticleNet, phase: int, epoch: Epoch, now: bool) -> None:
+    """Write a checkpoint for every job on a lane to whom one is due; whoever leaves takes one along."""
+    number = epoch.epoch
+    for traveller in lane.on_it(number):
+        run, settings = traveller.job.run, traveller.job.settings
+        kept = number in {round(share * settings.epochs) for share in settings.keep}
+        if now or kept or number == traveller.until or number % settings.checkpoint_every == 0:
+            checkpoint = Checkpoint(phase, number, net.state_dict(), epoch.state, traveller.history)
+            run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
 
 
 def _calibrate(job: Job, net: ParticleNet, data: Dataset) -> None:
@@ -310,8 +434,19 @@ def _saved_epoch(job: Job) -> int:
     return 0 if found is None else found.epoch
 
 
-def _how_to_go_on(job: Job, epoch: int) -> str:
-    return f"stopped after epoch {epoch} of {job.epochs}; go on with `rfdlc resume {job.run.path}`"
+def _how_to_go_on(lanes: Sequence[Lane], epoch: int) -> str:
+    job = lanes[0].job
+    way = f"`rfdlc resume {job.run.path}`" if len(lanes) == 1 else "the same call of train_many"
+    return f"stopped after epoch {epoch} of {job.epochs}; go on with {way}"
+
+
+def _label(lanes: Sequence[Lane], phase: int) -> str:
+    runs = f"{len(lanes)} runs on " if len(lanes) > 1 else ""
+    return f"Training {runs}{lanes[0].data.name}" + (" again, on everything" if phase else "")
+
+
+def _figures(epoch: Epoch) -> str:
+    return f"loss {epoch.losses[0]:.3f}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s"
 
 
 def _last_good(job: Job) -> str:
@@ -358,7 +493,7 @@ def _fingerprint(data: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
-def _same_data(run: Run, table: Mapping[str, Any], data: Any) -> Dataset:
+def same_data(run: Run, table: Mapping[str, Any], data: Any) -> Dataset:
     if data is None and "source" not in table:
         raise InputError(f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
     given = data if data is not None else table["source"]

@@ -1,7 +1,8 @@
 """The integrated gain, term by term. Every class here maps (logits (M,B,C), target (B,), epoch) to one number.
 
 `epoch` is a 0-d tensor counted from 1; what starts late compares against it, so that one captured graph serves
-a whole training. Mixup needs nothing here: the loop weighs the objective of both targets.
+a whole training. Mixup needs nothing here: the loop weighs the objective of both targets. What runs of a stack may
+have of their own is a buffer: one call then serves them all (`per_run.py`).
 Log-probabilities of the paper's gain are inside every term: log p(y|x) and sum_c U[y,c] log p(c|x).
 """
 
@@ -113,8 +114,10 @@ class NegativeLogLikelihood(nn.Module):
 
     def __init__(self, weights: ArrayLike, after: int = 0, focal: float = 0.0) -> None:
         super().__init__()
-        self.after, self.focal = after, focal
+        self.focal = focal
+        self.after: Tensor
         self.weights: Tensor
+        self.register_buffer("after", torch.tensor(after))
         self.register_buffer("weights", as_tensor(weights))
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
@@ -142,10 +145,11 @@ class LogGain(nn.Module):
         after: int = 0,
     ) -> None:
         super().__init__()
-        self.after = after
         matrix = as_tensor(utility) / alpha
+        self.after: Tensor
         self.gain: Tensor
         self.weights: Tensor
+        self.register_buffer("after", torch.tensor(after))
         self.register_buffer("gain", matrix if column_weights is None else matrix * as_tensor(column_weights))
         self.register_buffer(
             "weights", torch.ones(len(matrix)) if sample_weights is None else as_tensor(sample_weights)

@@ -9,8 +9,9 @@ from torch.nn import functional
 from rfdlc.errors import InputError, choose
 from rfdlc.learn.backbones import Backbone
 from rfdlc.learn.combinations import Combination, Particles
+from rfdlc.learn.fused.stages import usable
 from rfdlc.learn.products import product
-from rfdlc.learn.stack import Generators, Linear, reset
+from rfdlc.learn.stack import IMAGES_IN_FRONT, Generators, Linear, reset
 
 
 class CosineHead(nn.Module):
@@ -61,7 +62,8 @@ class ParticleNet(nn.Module):
             )
         choose("head", head, HEADS)
         self.seeds, self.runs, self.particles = tuple(seeds), len(seeds), particles
-        self.layout = backbone.layout
+        self.layout, self.fusable = backbone.layout, backbone.fused
+        self.fused = False  # whether a training step may use fused stages
         networks = self.runs * particles
         self.trunk = nn.Sequential(*(stage(self.runs) for stage in backbone.stages[:shared_stages]))
         self.branches = nn.Sequential(*(stage(networks) for stage in backbone.stages[shared_stages:]))
@@ -75,11 +77,13 @@ class ParticleNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """(R, B, ...) -> (R*M, B, F)."""
-        shared = self.trunk(self.layout.fold(x))
+        fused = self.fused and self.trunk.training and self.branches.training and usable(x)
+        layout = IMAGES_IN_FRONT if fused else self.layout
+        shared = self.trunk(layout.fold(x))
         if not len(self.branches):
-            return self.layout.unfold(shared, self.runs).repeat_interleave(self.particles, 0)
-        spread = self.layout.spread(shared, self.runs, self.particles) if self.particles > 1 else shared
-        return self.layout.unfold(self.branches(spread), self.runs * self.particles)
+            return layout.unfold(shared, self.runs).repeat_interleave(self.particles, 0)
+        spread = layout.spread(shared, self.runs, self.particles) if self.particles > 1 else shared
+        return layout.unfold(self.branches(spread), self.runs * self.particles)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.combination(*self.outputs(x))

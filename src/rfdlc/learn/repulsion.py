@@ -18,8 +18,13 @@ REPULSIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 FLOORS = {"head": 1e-12, "head-normalised": 1e-12, "predictions": 1e-4}  # added to the variance, for the log
 
 
-def repulsion(kind: str, weights: Tensor, logits: Tensor, epoch: Tensor, tau: float, strength: float = 1.0) -> Tensor:
-    """-strength/2 exp(-epoch/tau) mean log(variance + floor), the variance biased (1/M) across particles: (R,)."""
+def repulsion(
+    kind: str, weights: Tensor, logits: Tensor, epoch: Tensor, tau: float | Tensor, strength: float | Tensor = 1.0
+) -> Tensor:
+    """-strength/2 exp(-epoch/tau) mean log(variance + floor), the variance biased (1/M) across particles: (R,).
+
+    `tau` and `strength` are numbers, or one a run, (R,).
+    """
     values = REPULSIONS[kind](weights, logits)
     spread = values.var(dim=1, correction=0) + FLOORS[kind]
     return -0.5 * strength * (-epoch / tau).exp() * spread.log().flatten(1).mean(1)

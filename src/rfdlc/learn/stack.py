@@ -122,4 +122,14 @@ def _spread_channels(x: Tensor, runs: int, particles: int) -> Tensor:
 IN_CHANNELS = Layout(
     _fold_channels, _spread_channels, lambda x, networks: x.unflatten(1, (networks, -1)).transpose(0, 1)
 )
+
+
+def _fold_in_front(x: Tensor) -> Tensor:
+    return x.movedim(2, -1).to(torch.get_autocast_dtype(x.device.type)).contiguous()
+
+
+# Images with the networks in front and channels last, (K, B, H, W, C): what fused stages take
+IMAGES_IN_FRONT = Layout(
+    _fold_in_front, lambda x, runs, particles: x.repeat_interleave(particles, 0), lambda x, networks: x
+)
 IN_FRONT = Layout(lambda x: x, lambda x, runs, particles: x.repeat_interleave(particles, 0), lambda x, networks: x)

@@ -1,6 +1,6 @@
 """One optimisation step of a stack of runs, without a host value inside: on a GPU it is captured as a CUDA graph.
 
-Learning rate and epoch are 0-d tensors on the device; losses are summed there and read once an epoch.
+Learning rates, one a run, and the epoch are tensors on the device; losses are summed there and read once an epoch.
 A shape of batch is captured once: the shorter last batch of an epoch has a graph of its own.
 """
 
@@ -16,9 +16,10 @@ from rfdlc.learn.averaging import DrawnNetworks, EpochMean
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
 from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.repulsion import repulsion
+from rfdlc.learn.per_run import Repulsions
 from rfdlc.learn.settings import Settings
 
+WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
 Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
 
 
@@ -30,42 +31,46 @@ class Step:
     def __init__(
         self,
         net: ParticleNet,
-        objective: nn.Module,
+        objective: nn.Module,  # of all runs: (logits (R,M,B,C), targets (R,B), epoch) -> (R,)
         settings: Settings,
         stage: Stage = Stage(),  # noqa: B008, a frozen record
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
+        each: Sequence[Settings] = (),  # of every run, where they differ in what a run may have of its own
+        steps: int = WORTH_FUSING,  # how often it will be called, about
     ) -> None:
         self.net, self.objective, self.settings, self.stage = net, objective, settings, stage
+        each = each or [settings] * net.runs
         self.parameters: list[Tensor] = [p for part in net.parts(stage.trains) for p in part.parameters()]
         net.requires_grad_(False)  # what is frozen needs no backward pass
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.device = self.parameters[0].device
-        self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](
-            self.parameters, [settings.weight_decay] * len(self.parameters), **_options(settings)
-        )
+        self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](self.parameters, _decays(each), **_options(settings))
+        repelled = net.particles > 1 and any(own.repulsion != "none" for own in each)
+        self.repulsions = Repulsions(each, self.device) if repelled else None
         self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
         self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.averages == "weights" else None
         self.drawn = DrawnNetworks(net, deviations, stage.draws) if stage.draws else None
-        self.rate, self.epoch = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
         self.total = torch.zeros(net.runs, device=self.device)
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
-        self.first_bad = torch.full((), -1, device=self.device, dtype=torch.int64)  # first step whose loss is no number
+        self.first_bad = torch.full_like(self.total, -1, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
-        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all"  # others are short
+        net.fused = net.fusable and steps >= WORTH_FUSING
+        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all" and not net.fused
         self.forward: Callable[[Tensor], Tensor] = self.drawn or (
             net.routing if stage.trains == "router" else net.particle_logits
         )
         self.compiled = torch.compile(self.forward, dynamic=False) if compiling else self.forward
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
-        self.capture = self.capturing and self.device.type == "cuda"
+        self.capture = self.capturing and self.device.type == "cuda" and steps >= WORTH_CAPTURING
 
-    def begin_epoch(self, epoch: int, rate: float) -> None:
-        """Set what changes between epochs, and start the sums anew."""
+    def begin_epoch(self, epoch: int, rates: float | Sequence[float]) -> None:
+        """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
         self.epoch.fill_(epoch)
-        self.rate.fill_(rate)
+        self.rates.copy_(torch.tensor(rates))
         self.total.zero_()
         self.steps.zero_()
         self.net.train()
@@ -87,40 +92,46 @@ class Step:
         return graph.replay()
 
     def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
-        """The step itself. The objective of mixed samples is weighed between both labels, whatever the objective."""
-        runs, mixed = range(self.net.runs), self.mixed(inputs, targets, mix)
+        """The step itself."""
+        losses = self.objectives(inputs, targets, mix)
+        self.update(losses, self.gradients(losses))
+
+    def objectives(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Tensor:
+        """Of each run, (R,). That of mixed samples is weighed between both labels, whatever the objective."""
+        mixed = self.mixed(inputs, targets, mix)
         inputs = mixed.inputs
         # compiling is dear: only the shape of full batches is worth it
         forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.forward
         with self.autocast():
             logits = forward(inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        losses = torch.stack([self.objective(logits[r], targets[r], self.epoch) for r in runs])
+        losses = self.objective(logits, targets, self.epoch)  # (R,)
         if self.mixing is not None:
-            others = torch.stack([self.objective(logits[r], mixed.partners[r], self.epoch) for r in runs])
+            others = self.objective(logits, mixed.partners, self.epoch)
             losses = mixed.lam * losses + (1 - mixed.lam) * others
-        if self.settings.repulsion != "none" and self.net.particles > 1:
-            kind, tau, strength = self.settings.repulsion, self.settings.repulsion_tau, self.settings.repulsion_strength
-            losses = losses + repulsion(kind, self.net.head_weights, logits, self.epoch, tau, strength)
-        self._update(losses)
+        if self.repulsions is not None:
+            losses = losses + self.repulsions(self.net.head_weights, logits, self.epoch)
+        return losses
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
         return Mixed(inputs, targets, targets, mix[:, 0]) if self.mixing is None else self.mixing(inputs, targets, mix)
 
-    def _update(self, losses: Tensor) -> None:
+    def gradients(self, losses: Tensor) -> list[Tensor]:
         found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            gradients = [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
-            if self.settings.clip:
-                clip(gradients, self.settings.clip, self.net.runs)
-            self.optimiser.step(self.parameters, gradients, self.rate)
-            if self.average:
-                torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
-            bad = ~losses.detach().isfinite().all() & (self.first_bad < 0)
-            self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
-            self.total += losses.detach()
-            self.steps += 1
+        return [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
+
+    @torch.no_grad()
+    def update(self, losses: Tensor, gradients: list[Tensor]) -> None:
+        if self.settings.clip:
+            clip(gradients, self.settings.clip, self.net.runs)
+        self.optimiser.step(self.parameters, gradients, self.rates)
+        if self.average:
+            torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
+        bad = ~losses.detach().isfinite() & (self.first_bad < 0)
+        self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
+        self.total += losses.detach()
+        self.steps += 1
 
     def losses(self) -> list[float]:
         """Mean loss of each run over the epoch so far. Waits for the device."""
@@ -180,6 +191,13 @@ def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     """The gradient in its parameter's memory layout: multi-tensor operations are fast only where layouts agree."""
     same = gradient.stride() == parameter.stride()
     return gradient if same else torch.empty_like(parameter).copy_(gradient)
+
+
+def _decays(each: Sequence[Settings]) -> list[float]:
+    """Weight decays: one where all runs have the same and their rates are the same in every epoch, else one a run."""
+    names = ("weight_decay", "learning_rate", "schedule", "milestones", "decay", "warmup")
+    alike = len({tuple(getattr(own, name) for name in names) for own in each}) == 1
+    return [own.weight_decay for own in each[:1]] if alike else [own.weight_decay for own in each]
 
 
 def _options(settings: Settings) -> dict[str, float]:

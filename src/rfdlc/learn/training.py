@@ -6,8 +6,8 @@ training continued from the end of any epoch is the training that was never inte
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
@@ -33,19 +33,49 @@ class Loader(Protocol):
 
 
 class TrainingStopped(RuntimeError):
-    """The loss is no longer a number."""
+    """The loss of a run is no longer a number."""
+
+    def __init__(self, message: str, run: int = 0) -> None:
+        super().__init__(message)
+        self.run = run
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stage made ready: what it trains on and for, from the epoch after `start` to `end`."""
+    """A stage made ready: what it trains on and for, from the epoch after `start` to `end`.
 
-    stage: Stage
-    settings: Settings
+    Every run of a stack has a stage and settings of its own; `sharing.OWN` names the settings that may differ.
+    """
+
+    stages: tuple[Stage, ...]
+    each: tuple[Settings, ...]
     start: int
     end: int
     loader: Loader
-    objective: nn.Module
+    objective: nn.Module  # (logits (R,M,B,C), targets (R,B), epoch) -> (R,)
+
+    @property
+    def stage(self) -> Stage:
+        """Of the first run: what the runs agree in."""
+        return self.stages[0]
+
+    @property
+    def settings(self) -> Settings:
+        """Of the first run: what the runs agree in."""
+        return self.each[0]
+
+    def rates(self, epoch: int) -> list[float]:
+        """The learning rate of each run."""
+        place = epoch - self.start, self.end - self.start
+        factors = [rate(*place, own.schedule, **_schedule(own)) for own in self.each]
+        runs = zip(self.stages, self.each, factors, strict=True)
+        return [own.learning_rate * (stage.rate * factor) for stage, own, factor in runs]
+
+    def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
+        """(steps, R, 3): what is drawn for mixing each batch."""
+        alphas = [own.mixup or own.cutmix or 1.0 for own in self.each]
+        drawn = [draw_shares(a, self.loader.steps, (seed,), epoch) for a, seed in zip(alphas, seeds, strict=True)]
+        return torch.cat(drawn, 1)
 
 
 @dataclass(frozen=True)
@@ -54,10 +84,25 @@ class Epoch:
 
     epoch: int
     losses: list[float]  # a run
-    rate: float
+    rates: list[float]  # a run
     seconds: float
     samples_per_second: float
     step: Step
+    state: dict[str, Tensor]  # what continues the training beside the networks' own
+
+    @property
+    def runs(self) -> int:
+        return len(self.losses)
+
+    def of(self, run: int) -> "Epoch":
+        """What it left of one run of the stack."""
+        return replace(
+            self,
+            losses=[self.losses[run]],
+            rates=[self.rates[run]],
+            samples_per_second=self.samples_per_second / self.runs,
+            state=of_run(self.state, run, self.runs),
+        )
 
 
 def epochs(net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], done: int = 0) -> Iterator[Epoch]:
@@ -66,27 +111,26 @@ def epochs(net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], do
     for part in parts:
         if part.end < done:
             continue
-        settings, length = part.settings, part.end - part.start
         if part.stage.anew and done <= part.start:
             draw_head(net)
-        step = Step(net, part.objective, settings, part.stage, deviations)
+        left = (part.end - max(done, part.start)) * part.loader.steps
+        step = Step(net, part.objective, part.settings, part.stage, deviations, part.each, left)
         if done > part.start:
             load_state(step, state)
         for epoch in range(max(done, part.start) + 1, part.end + 1):
-            factor = part.stage.rate * rate(epoch - part.start, length, settings.schedule, **_schedule(settings))
-            mixes = draw_shares(settings.mixup or settings.cutmix or 1.0, part.loader.steps, net.seeds, epoch)
+            rates, mixes = part.rates(epoch), part.mixing(net.seeds, epoch)
             torch.manual_seed(hash((net.seeds, epoch)) % 2**63)  # a user's network may draw from the global generator
-            step.begin_epoch(epoch, settings.learning_rate * factor)
+            step.begin_epoch(epoch, rates)
             began, count = time.perf_counter(), 0
             for (inputs, targets), mix in zip(part.loader.epoch(epoch), mixes.to(step.device), strict=True):
                 step(inputs, targets, mix)
                 count += targets.numel()
             losses = step.losses()  # the one wait of the epoch
             _check_numbers(step, epoch, part.loader.steps)
-            if step.epoch_mean and epoch - part.start > COLLECTED_FROM * length:
+            if step.epoch_mean and epoch - part.start > COLLECTED_FROM * (part.end - part.start):
                 step.epoch_mean.collect()
             seconds = time.perf_counter() - began
-            yield Epoch(epoch, losses, settings.learning_rate * factor, seconds, count / seconds, step)
+            yield Epoch(epoch, losses, rates, seconds, count / seconds, step, optimiser_state(step))
         deviations = _finish(net, part, step)  # after the last checkpoint: a run resumed from it comes by here too
 
 
@@ -115,6 +159,17 @@ def spans(lengths: Sequence[int]) -> list[tuple[int, int]]:
 def optimiser_state(step: Step) -> dict[str, Tensor]:
     """Every tensor that continues the training beside the networks' own: optimiser and averages, by name."""
     return {f"{name}.{i}": tensor for name, group in step.state.items() for i, tensor in enumerate(group)}
+
+
+def of_run(tensors: Mapping[str, Tensor], run: int, runs: int) -> dict[str, Tensor]:
+    """The part of one run in the state of a stack, as views. Counters are the same for all runs."""
+    return {name: t.chunk(runs)[run] if t.ndim else t for name, t in tensors.items()}
+
+
+def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The state of a stack from its runs': what `of_run` takes apart."""
+    groups = {name: [own[name] for own in states if name in own] for name in (states[0] if states else {})}
+    return {name: torch.cat(group) if group[0].ndim else group[0] for name, group in groups.items()}
 
 
 @torch.no_grad()
@@ -149,11 +204,13 @@ def _schedule(settings: Settings) -> dict[str, Any]:
 
 
 def _check_numbers(step: Step, epoch: int, steps: int) -> None:
-    bad = int(step.first_bad)
-    if bad < 0:
+    runs = [run for run, bad in enumerate(step.first_bad.tolist()) if bad >= 0]
+    if not runs:
         return
+    bad = int(step.first_bad[runs[0]])
     cause = "the learning rate is too high" if epoch > 1 or bad > 0 else "the inputs hold NaN or infinite values"
     raise TrainingStopped(
         f"the loss is not a number since step {bad + 1} of {steps} in epoch {epoch}; likely {cause}: "
-        "try a smaller learning_rate, warmup=5 or clip=1"
+        "try a smaller learning_rate, warmup=5 or clip=1",
+        runs[0],
     )

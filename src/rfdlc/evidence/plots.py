@@ -1,0 +1,195 @@
+"""The figures, from the result files alone: PNG and SVG by one command, `rfdlc reproduce --figures DIR`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rfdlc.errors import InputError
+from rfdlc.evidence.results import Mean, Results, curves
+from rfdlc.evidence.specs import DATA_TITLES, TAIL
+from rfdlc.evidence.tables import frontier
+
+FORMATS = ("png", "svg")
+WIDTH, HEIGHT = 5.2, 3.6  # inches
+REGION_COLOURS = {"acc": "#2f3b4a", "head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078"}
+RUNS = {  # name -> title and colour; dashed is trained with the utility
+    "ce": ("CE", "#8a8f96"),
+    "focal": ("focal", "#b9a27c"),
+    "cb": ("CB", "#7a6248"),
+    "la": ("LA", "#6b7a1f"),
+    "ldam-drw": ("LDAM-DRW", "#2a7d8c"),
+    "ride": ("RIDE", "#3a62b8"),
+    "tlc": ("TLC", "#8a4fa3"),
+    "ace": ("ACE", "#a83a50"),
+    "srepr": ("SRepr", "#4d9950"),
+    "rf-dlc-paper": ("RF-DLC (paper)", "#c2570c"),
+    TAIL: ("RF-DLC (paper), trained with utility", "#c2570c"),
+    "rf-dlc": ("RF-DLC (ours)", "#111111"),
+}
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4de",
+    "grid.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "rfdlc",  # the same figure gives the same file
+}
+
+
+def draw_all(folder: Path, out: Path) -> list[Path]:
+    """Draw every figure whose figures were measured; the files written."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise InputError('figures need matplotlib: pip install "rfdlc[plots]"') from None
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    out.mkdir(parents=True, exist_ok=True)
+    results, written = Results(folder), []
+    with pyplot.rc_context(STYLE):
+        for name, draw in _drawings(results, folder):
+            figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT))
+            if draw(axes):
+                written += [_save(figure, out / f"{name}.{form}") for form in FORMATS]
+            pyplot.close(figure)
+    if not written:
+        raise InputError(f"{folder}: nothing has been measured that could be drawn")
+    return written
+
+
+def _drawings(results: Results, folder: Path) -> Iterator[tuple[str, Callable[[Any], bool]]]:
+    """Every figure: its name, and what draws it and says whether there was anything to draw."""
+    yield "particles", partial(_by_particles, results=results)
+    yield "weights", partial(_by_weights, results=results)
+    for data in results.runs:
+        yield f"frontier-{data}", partial(_frontiers, results=results, data=data)
+        for decision in ("argmax", "calibrated"):
+            yield f"reliability-{data}-{decision}", partial(_reliability, folder=folder, data=data, decision=decision)
+        yield f"risk-coverage-{data}", partial(_risk_coverage, folder=folder, data=data)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    try:
+        figure.savefig(path, bbox_inches="tight", dpi=200, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder") from None
+    return path
+
+
+# -- ablations --------------------------------------------------------------------------------------------------------
+
+
+def _by_particles(axes: Any, results: Results) -> bool:
+    runs = {k: "rf-dlc-paper" if k == 3 else f"rf-dlc-paper+particles={k}" for k in range(1, 9)}
+    axes.set(xlabel="particles", ylabel="accuracy (%)", title="CIFAR100-LT, the paper's method")
+    return _by_region(axes, results, list(runs), list(runs.values()))
+
+
+def _by_weights(axes: Any, results: Results) -> bool:
+    forms = ("constant", "log", "sqrt", "effective", "linear")
+    runs = ["rf-dlc-paper" if form == "linear" else f"rf-dlc-paper+weights={form}" for form in forms]
+    axes.set(xlabel="class weights 1/f(n), f is ...", ylabel="accuracy (%)", title="CIFAR100-LT, the paper's method")
+    found = _by_region(axes, results, list(range(len(forms))), runs)
+    axes.set_xticks(range(len(forms)), forms)
+    return found
+
+
+def _by_region(axes: Any, results: Results, places: Sequence[int], runs: Sequence[str]) -> bool:
+    """Accuracy of each region with two deviations up and down."""
+    measured = [
+        place for place, run in zip(places, runs, strict=True) if results.mean("cifar100-lt", run, "argmax", "acc")
+    ]
+    for region, colour in REGION_COLOURS.items():
+        found = [results.mean("cifar100-lt", run, "argmax", region) for run in runs]
+        known: list[Mean] = [mean for mean in found if mean is not None]
+        spread = [2 * (mean.deviation or 0.0) for mean in known]
+        title = "all" if region == "acc" else region
+        axes.errorbar(measured, [m.value for m in known], spread, color=colour, marker="o", markersize=4, label=title)
+    axes.legend(ncols=4)
+    return len(measured) > 1
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+
+def _frontiers(axes: Any, results: Results, data: str) -> bool:
+    """False head rate against accuracy as the penalty grows from 0 to -1, every method calibrated and decided alike."""
+    axes.set(
+        xlabel="accuracy (%)", ylabel="false head rate (%)", title=f"{DATA_TITLES.get(data, data)}: penalty 0 to -1"
+    )
+    drawn = False
+    for run, (title, colour) in RUNS.items():
+        points = frontier(results, data, run)
+        if points:
+            drawn = True
+            style = {
+                "color": colour,
+                "linestyle": "--" if run == TAIL else "-",
+                "linewidth": 2 if run == "rf-dlc" else 1.2,
+            }
+            axes.plot([p[1] for p in points], [p[2] for p in points], marker=".", markersize=4, label=title, **style)
+    if drawn:
+        axes.legend()
+    return drawn
+
+
+def _reliability(axes: Any, folder: Path, data: str, decision: str) -> bool:
+    """Accuracy by confidence: bins of all seeds, weighed by their samples."""
+    how = {"argmax": "mean logits, not calibrated", "calibrated": "calibrated"}[decision]
+    axes.plot([0, 1], [0, 1], color="#8a8f96", linestyle=(0, (4, 4)), linewidth=1)
+    axes.set(xlabel="confidence", ylabel="share of right answers", xlim=(0, 1.02), ylim=(0, 1.02))
+    axes.set_title(f"{DATA_TITLES.get(data, data)}: {how}")
+    return _mean_curves(axes, folder, data, decision, "reliability")
+
+
+def _risk_coverage(axes: Any, folder: Path, data: str) -> bool:
+    axes.set(xlabel="coverage (share of samples decided)", ylabel="error rate", xlim=(0, 1), ylim=(0, None))
+    axes.set_title(f"{DATA_TITLES.get(data, data)}: calibrated")
+    return _mean_curves(axes, folder, data, "calibrated", "risk-coverage")
+
+
+def _mean_curves(axes: Any, folder: Path, data: str, decision: str, curve: str) -> bool:
+    rows = [
+        row
+        for row in curves(data, folder)
+        if (row["split"], row["decision"], row["curve"]) == ("test", decision, curve)
+    ]
+    drawn = False
+    for run, (title, colour) in RUNS.items():
+        points = np.array([[float(row[name]) for name in ("x", "y", "weight")] for row in rows if row["run"] == run])
+        if len(points):
+            drawn = True
+            across, up = _binned(points) if curve == "reliability" else _averaged(points)
+            style = {
+                "color": colour,
+                "linestyle": "--" if run == TAIL else "-",
+                "linewidth": 2 if run == "rf-dlc" else 1.2,
+            }
+            axes.plot(across, up, marker=".", markersize=4, label=title, **style)
+    if drawn:
+        axes.legend()
+    return drawn
+
+
+def _binned(points: Any) -> tuple[Any, Any]:
+    """Points of the same fifteenth of the confidence, as one: their mean by weight."""
+    place = np.clip(np.ceil(points[:, 0] * 15) - 1, 0, 14).astype(int)
+    weights = points[:, 2]
+    total = np.bincount(place, weights, 15)
+    seen = total > 0
+    return tuple(np.bincount(place, weights * points[:, i], 15)[seen] / total[seen] for i in (0, 1))  # type: ignore[return-value]
+
+
+def _averaged(points: Any) -> tuple[Any, Any]:
+    """Mean over seeds at each coverage."""
+    wanted = np.unique(points[:, 2])
+    return wanted, np.array([points[points[:, 2] == at, 1].mean() for at in wanted])

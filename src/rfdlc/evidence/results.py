@@ -1,0 +1,143 @@
+"""What was measured, as CSV files by data set: `runs.csv` says where each run comes from, `figures.csv` has one row a
+run and metric, `curves.csv` the points that plots need. Nothing here needs torch.
+"""
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rfdlc.errors import InputError
+from rfdlc.evidence.scoring import Figure, Point
+
+PACKAGED = Path(__file__).parent / "results"
+COLUMNS = {
+    "runs": (
+        "run", "seed", "method", "settings", "seconds", "networks", "parameters", "hardware", "versions", "commit",
+        "date",
+    ),
+    "figures": ("run", "seed", "split", "decision", "metric", "value"),
+    "curves": ("run", "seed", "split", "decision", "curve", "x", "y", "weight"),
+}  # fmt: skip
+Rows = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean and standard deviation over seeds; `deviation` is nothing for a single one."""
+
+    value: float
+    deviation: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A run's row of `runs.csv`, its figures and the points of its curves."""
+
+    run: Mapping[str, Any]
+    figures: Sequence[Figure]
+    points: Sequence[Point]
+
+
+class Results:
+    """All measured figures below a folder, ready to be asked."""
+
+    def __init__(self, folder: Path = PACKAGED) -> None:
+        self.folder = folder
+        places = sorted(path.parent for path in folder.glob("*/figures.csv"))
+        self.runs = {place.name: _read(place / "runs.csv") for place in places}
+        self._figures: dict[tuple[str, str, str, str, str], dict[int, float]] = {}
+        for place in places:
+            for row in _read(place / "figures.csv"):
+                key = (place.name, row["run"], row["split"], row["decision"], row["metric"])
+                self._figures.setdefault(key, {})[int(row["seed"])] = float(row["value"])
+
+    def by_seed(self, data: str, run: str, decision: str, metric: str, split: str = "test") -> dict[int, float]:
+        """A figure of every seed that was measured."""
+        return self._figures.get((data, run, split, decision, metric), {})
+
+    def mean(self, data: str, run: str, decision: str, metric: str, split: str = "test") -> Mean | None:
+        """Over the seeds, or nothing where it was not measured."""
+        return mean_of(list(self.by_seed(data, run, decision, metric, split).values()))
+
+    def mean_of_runs(self, data: str, run: str, column: str) -> Mean | None:
+        """Of a column of `runs.csv`."""
+        found = [float(row[column]) for row in self.runs.get(data, []) if row["run"] == run and row[column]]
+        return mean_of(found)
+
+    def measured(self, data: str) -> list[str]:
+        """Names of the runs of a data set, in the order of the file."""
+        return list(dict.fromkeys(row["run"] for row in self.runs.get(data, [])))
+
+
+def mean_of(values: Sequence[float]) -> Mean | None:
+    """Mean and sample deviation.
+
+    >>> mean_of([1.0, 3.0])
+    Mean(value=2.0, deviation=1.414..., seeds=2)
+    """
+    if not values:
+        return None
+    return Mean(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
+
+
+@cache
+def packaged() -> Results:
+    """The measurements that come with the package."""
+    return Results()
+
+
+def curves(data: str, folder: Path = PACKAGED) -> Rows:
+    """The points of every curve of a data set."""
+    path = folder / data / "curves.csv"
+    return _read(path) if path.exists() else []
+
+
+def finished(folder: Path, data: str) -> set[tuple[str, int]]:
+    """Runs whose figures are there already."""
+    path = folder / data / "runs.csv"
+    return {(row["run"], int(row["seed"])) for row in _read(path)} if path.exists() else set()
+
+
+def write(folder: Path, data: str, scored: Sequence[Scored]) -> None:
+    """Put the rows of these runs in place of those they had: scoring again changes nothing but what changed."""
+    tables: dict[str, list[dict[str, Any]]] = {"curves": [], "figures": [], "runs": []}  # runs last: they say finished
+    for each in scored:
+        key = {name: each.run[name] for name in ("run", "seed")}
+        tables["runs"].append(dict(each.run))
+        tables["figures"] += [key | vars(figure) | {"value": f"{figure.value:.6g}"} for figure in each.figures]
+        for point in each.points:
+            tables["curves"].append(
+                key | vars(point) | {name: f"{vars(point)[name]:.4g}" for name in ("x", "y", "weight")}
+            )
+    changed = {(str(each.run["run"]), str(each.run["seed"])) for each in scored}
+    for name, rows in tables.items() if scored else ():
+        path = folder / data / f"{name}.csv"
+        kept = [row for row in (_read(path) if path.exists() else []) if (row["run"], row["seed"]) not in changed]
+        _write(path, COLUMNS[name], sorted([*kept, *rows], key=lambda row: (str(row["run"]), int(row["seed"]))))
+
+
+def _read(path: Path) -> Rows:
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            return list(csv.DictReader(lines))
+    except OSError as error:
+        raise InputError(f"{path}: the results cannot be read ({error.strerror})") from None
+
+
+def _write(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text.getvalue(), encoding="utf-8")
+    os.replace(beside, path)

@@ -1,0 +1,165 @@
+"""Grids from data to rows, on data small enough for a CPU."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rfdlc.evidence import experiments, grids, results
+from rfdlc.evidence.experiments import Experiment, run_grid
+
+DIGITS = """
+seeds = [0, 1]
+calibration = { hold_out = 0.2, seeds = [0] }
+[data]
+source = "digits-lt"
+[[stacks]]
+runs = [{ method = "ce", epochs = 1 }]
+[[stacks]]
+runs = [{ method = "rf-dlc", epochs = 1, particles = 2 }]
+"""
+LISTS = """
+seeds = [0]
+[data]
+source = "imagenet-lt"
+options = { image_size = 32 }
+[[stacks]]
+[[stacks.runs]]
+method = "rf-dlc-paper"
+epochs = 1
+particles = 2
+backbone = "resnet8"
+shared_stages = 1
+batch_size = 8
+workers = 0
+"""
+
+
+TASK = """
+seeds = [0]
+[data]
+source = "cifar10-lt"
+options = { factor = 2 }
+[[stacks]]
+runs = [{ method = "rf-dlc-paper" }, { method = "rf-dlc-paper", utility = "bird-plane" }]
+"""
+
+
+def grid_of(tmp_path, text, **extra):
+    path = tmp_path / "made.toml"
+    path.write_text(text)
+    return grids.read(str(path), extra=extra)
+
+
+@pytest.fixture
+def forbidden(monkeypatch):
+    """From now on nothing may be trained."""
+
+    def set_up():
+        def fail(*_, **__):
+            raise AssertionError("trained again")
+
+        monkeypatch.setattr("rfdlc.learn.many.train_many", fail)
+
+    return set_up
+
+
+def test_digits_from_grid_to_rows(tmp_path, forbidden):
+    grid = grid_of(tmp_path, DIGITS)
+    said = []
+    experiment = Experiment(grid, tmp_path / "runs", tmp_path / "out", tmp_path / "light", commit="abc")
+    run_grid(experiment, tmp_path, time_budget=-1, say=said.append)
+    assert ["time budget" in line for line in said] == [True, True, False]
+    run_grid(experiment, tmp_path, logits_seeds=[1], say=said.append)
+    found = results.Results(tmp_path / "out")
+    assert found.measured("digits-lt") == ["ce+epochs=1", "rf-dlc+epochs=1+particles=2"]
+    for run in found.measured("digits-lt"):
+        assert set(found.by_seed("digits-lt", run, "argmax", "acc")) == {0, 1}
+        assert found.mean("digits-lt", run, "calibrated -1", "fhr") is not None
+    row = next(row for row in found.runs["digits-lt"] if row["run"].startswith("rf-dlc"))
+    assert (row["commit"], row["settings"]) == ("abc", "epochs=1 particles=2")
+    assert float(row["seconds"]) > 0
+    assert int(row["parameters"]) == 2 * (
+        64 * 128 + 3 * 128 + 128 * 10 + 10
+    )  # bias, scale and shift of the hidden layer
+    assert "torch" in row["versions"]
+    kept = sorted(str(path.parent.relative_to(tmp_path / "light")) for path in tmp_path.glob("light/**/config.json"))
+    assert kept == [
+        f"digits-lt/{run}/{part}" for run in found.measured("digits-lt") for part in ("held-out-0", "seed-1")
+    ]
+    forbidden()
+    before = {path: path.read_bytes() for path in tmp_path.glob("out/**/*.csv")}
+    run_grid(experiment, tmp_path, logits_seeds=[1], say=said.append)  # finished: nothing to do
+    run_grid(experiment, tmp_path, logits_seeds=[1], rescore=True, say=said.append)  # the same rows again
+    assert {path: path.read_bytes() for path in tmp_path.glob("out/**/*.csv")} == before
+    light = Experiment(grid, tmp_path / "gone", tmp_path / "again", tmp_path / "light")
+    assert light.score([run for stack in grid.stacks for run in stack]) == 2  # seed 1 of both, from light copies alone
+    again = results.Results(tmp_path / "again").by_seed("digits-lt", "ce+epochs=1", "calibrated", "acc")
+    assert again[1] == pytest.approx(found.by_seed("digits-lt", "ce+epochs=1", "calibrated", "acc")[1], abs=0.5)
+
+
+def write_lists(folder, stem, **counts):
+    """Images of 32 x 32 in lists of `path label`, so many of each class in each split."""
+    rng = np.random.default_rng(0)
+    for split, each in counts.items():
+        lines = []
+        for label, count in enumerate(each):
+            for i in range(count):
+                name = f"{split}-{label}-{i}.png"
+                pixels = rng.integers(0, 80, (32, 32, 3), dtype=np.uint8)
+                pixels[..., label] += 120
+                Image.fromarray(pixels).save(folder / name)
+                lines.append(f"{name} {label}")
+        (folder / f"{stem}_{split}.txt").write_text("\n".join(lines) + "\n")
+
+
+def test_an_image_list_in_the_format_of_imagenet_lt(tmp_path):
+    write_lists(tmp_path, "ImageNet_LT", train=(16, 8, 4), val=(3, 3, 3), test=(4, 4, 4))
+    grid = grid_of(tmp_path, LISTS)
+    with pytest.warns(UserWarning, match="published"):  # it is not of the published size
+        run_grid(Experiment(grid, tmp_path / "runs", tmp_path / "out"), tmp_path, say=lambda line: None)
+    found = results.Results(tmp_path / "out")
+    (run,) = found.measured("imagenet-lt")
+    assert found.mean("imagenet-lt", run, "argmax", "acc", "val") is not None
+    assert found.mean("imagenet-lt", run, "calibrated -1", "utility") is not None  # the validation part calibrates
+    config = (tmp_path / "runs" / "imagenet-lt" / run / "seed-0" / "config.json").read_text()
+    assert '"alpha": 50.0' in config  # the preset of ImageNet-LT was found
+
+
+def test_the_validation_part_of_inaturalist_is_what_is_scored(tmp_path):
+    write_lists(tmp_path, "iNaturalist18", train=(5, 4, 3), val=(2, 2, 2))
+    source = replace(grids.read("inaturalist").data, options={"image_size": 32})
+    with pytest.warns(UserWarning, match="published"):
+        data = source.load(tmp_path)
+    assert (data.name, len(data.train), data.val, len(data.test)) == ("inaturalist18", 12, None, 6)
+
+
+def test_class_sensitive_training_on_cifar_files(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    labels = (np.arange(60) % 10).tolist()
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 3072), dtype=np.uint8)
+    for file in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
+        part = slice(0, 60 if file == "test_batch" else 20)
+        (folder / file).write_bytes(pickle.dumps({"data": pixels[part], "labels": labels[part]}, protocol=2))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=2))
+    few = {"epochs": 2, "deferred": 0.5, "particles": 1, "backbone": "resnet8", "batch_size": 64}
+    grid = grid_of(tmp_path, TASK, **few)
+    run_grid(Experiment(grid, tmp_path / "runs", tmp_path / "out"), tmp_path, say=lambda line: None)
+    found = results.Results(tmp_path / "out")
+    plain, trained = sorted(found.measured("cifar10-lt"), key=len)
+    assert trained == f"{plain}+utility=bird-plane"
+    for run in (plain, trained):
+        assert found.mean("cifar10-lt", run, "argmax", "rate_bird-plane").seeds == 1
+    table = (tmp_path / "runs" / "cifar10-lt" / "bird-plane.csv").read_text().splitlines()
+    assert table[3] == "bird,-1,0,1,0,0,0,0,0,0,0"  # a bird taken for an airplane
+    differ = [found.by_seed("cifar10-lt", run, "argmax", "nll")[0] for run in (plain, trained)]
+    assert differ[0] != differ[1]  # the utility reached the training
+
+
+def test_dry_run_prints_the_cost(capsys):
+    experiments.main(["digits", "--dry-run", "--seeds", "0", "--only", "ce"])
+    assert "2 runs     2.0 network-trainings  ce" in capsys.readouterr().out

@@ -1,0 +1,105 @@
+"""Grids: what they name, that shared runs have one name, and the variants of data."""
+
+import numpy as np
+import pytest
+
+from rfdlc.data.dataset import Dataset, Split
+from rfdlc.errors import InputError
+from rfdlc.evidence import grids
+from rfdlc.evidence.costs import estimate
+from rfdlc.evidence.grids import Source, Wanted, thinned, without_shared_groups
+from rfdlc.evidence.specs import SPECS
+
+
+def made(counts, groups=None):
+    """A data set of these training counts; groups by split."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    few = np.arange(len(counts)).repeat(2)
+    rng = np.random.default_rng(0)
+    splits = {
+        name: Split(rng.normal(size=(len(y), 3)).astype(np.float32), y, groups=None if groups is None else groups[name])
+        for name, y in (("train", labels), ("val", few), ("test", few))
+    }
+    return Dataset.of("made", [str(c) for c in range(len(counts))], splits)
+
+
+@pytest.mark.parametrize("name", grids.names())
+def test_every_grid_reads_and_can_be_estimated(name):
+    grid = grids.read(name)
+    work = estimate(grid)
+    assert sum(count for _, count, _ in work) == sum(len(stack) for stack in grid.stacks)
+    assert all(cost > 0 for _, _, cost in work)
+
+
+def test_what_starts_late_costs_only_the_end():
+    runs = (Wanted("rf-dlc-paper", {}, 0), Wanted("rf-dlc-paper", {"utility": "tail-sensitive-by-rank"}, 0))
+    assert [work for _, _, work in estimate(grids.Grid("made", Source("cifar100-lt", "made"), (runs,)))] == [
+        pytest.approx(3 + 0.2 * 3)
+    ]
+
+
+def test_every_line_of_every_table_can_be_run():
+    """A table that asks for a run which no grid has could never be filled."""
+    known = {(grid.data.name, run.name) for grid in map(grids.read, grids.names()) for s in grid.stacks for run in s}
+    asked = {
+        (data, line.run)
+        for spec in SPECS.values()
+        for data in spec.data
+        for line in spec.lines
+        if line.data is None or data in line.data
+    }
+    assert asked - known == set()
+
+
+def test_the_same_run_has_one_name_in_every_grid():
+    shared = {run.folder for stack in grids.read("ablations").stacks for run in stack}
+    assert shared & {run.folder for stack in grids.read("cifar100").stacks for run in stack} == {
+        f"rf-dlc-paper/seed-{seed}" for seed in (0, 1, 2)
+    }
+    assert Wanted("ce", {"b": 1, "a": 2}, 3).folder == "ce+a=2+b=1/seed-3"
+    assert Wanted("ce", {"compile": True}, 3, hold_out=0.1).folder == "ce/held-out-3"
+
+
+def test_seeds_and_settings_of_the_command_reach_every_run():
+    grid = grids.read("digits", seeds=[7], extra={"epochs": "2"})
+    assert {run.seed for stack in grid.stacks for run in stack if not run.hold_out} == {7}
+    assert all(run.name.endswith("epochs=2") or "epochs=2+" in run.name for stack in grid.stacks for run in stack)
+
+
+def test_a_grid_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match="did you mean 'cifar100'"):
+        grids.read("cifar1000")
+    with pytest.raises(InputError, match=r"nothing\.toml: the grid cannot be read"):
+        grids.read(str(tmp_path / "nothing.toml"))
+    (tmp_path / "odd.toml").write_text('seeds = [0]\n[data]\nsource = "digits-lt"\nfactr = 3\n[[stacks]]\nruns = []\n')
+    with pytest.raises(InputError, match="'factr' is unknown"):
+        grids.read(str(tmp_path / "odd.toml"))
+
+
+def test_thinned_follows_the_profile_by_rank():
+    data = thinned(made([40, 100, 60]), 30, 9)
+    assert data.classes.counts == (3, 30, 10)  # class 1 is the most frequent, class 0 the rarest
+    assert len(data.test) == 6
+
+
+def test_thinned_refuses_what_the_data_cannot_give():
+    with pytest.raises(InputError, match=r"0 has 5 of 10.*whole data set"):
+        thinned(made([5, 100, 60]), 30, 3)
+
+
+def test_separated_groups_lie_in_one_split_and_the_test_part_stays():
+    groups = {
+        "train": np.array(["a", "a", "b", "c", "d", "e", "f", "g"]),
+        "val": np.array(["h", "b", "i", "j"]),
+        "test": np.array(["a", "h", "k", "l"]),
+    }
+    data = without_shared_groups(made([4, 4], groups))
+    assert data.train.groups.tolist() == ["c", "d", "e", "f", "g"]
+    assert data.val.groups.tolist() == ["b", "i", "j"]
+    assert data.test.groups.tolist() == ["a", "h", "k", "l"]
+    assert data.classes.counts == (1, 4)
+
+
+def test_separating_needs_groups():
+    with pytest.raises(InputError, match="groups of train are not known"):
+        without_shared_groups(made([4, 4]))

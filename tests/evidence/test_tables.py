@@ -1,0 +1,180 @@
+"""Tables: measured beside published, marks, forms, the generated page, the command, the figures."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rfdlc.cli import app
+from rfdlc.errors import InputError
+from rfdlc.evidence import page, rendering, results
+from rfdlc.evidence.missing import grids_for
+from rfdlc.evidence.plots import draw_all
+from rfdlc.evidence.results import Results, Scored
+from rfdlc.evidence.scoring import PENALTIES, Figure, Point
+from rfdlc.evidence.specs import SPECS, TAIL
+from rfdlc.evidence.tables import build, fhr_at, frontier
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Made-up measurements of three seeds: accuracy 50, 51, 52 and a false head rate of 32 for the paper's method."""
+    out = tmp_path_factory.mktemp("results")
+    runs = {"rf-dlc-paper": 51.0, TAIL: 50.0, "rf-dlc": 52.0, "rf-dlc-paper+particles=2": 49.0, "ce": 40.0}
+    scored = []
+    for run, accuracy in runs.items():
+        for seed in (0, 1, 2):
+            figures = [Figure("test", "argmax", "acc", accuracy + seed - 1), Figure("test", "argmax", "fhr", 32.0)]
+            figures += [Figure("test", "argmax", region, accuracy + seed - 1) for region in ("head", "med", "tail")]
+            for place, penalty in enumerate(PENALTIES):
+                name = f"calibrated {penalty:g}"
+                figures += [
+                    Figure("test", name, "acc", accuracy - place),
+                    Figure("test", name, "fhr", 30.0 - 2 * place),
+                ]
+                figures.append(Figure("test", name, "utility", 0.1))
+            figures += [Figure("test", "calibrated", "acc", accuracy), Figure("test", "calibrated", "fhr", 30.0)]
+            points = [
+                Point("test", decision, curve, x, 1 - x / 2, 0.25)
+                for decision in ("argmax", "calibrated")
+                for curve in ("reliability", "risk-coverage")
+                for x in (0.25, 0.75)
+            ]
+            made = dict.fromkeys(results.COLUMNS["runs"], "x") | {
+                "run": run,
+                "seed": seed,
+                "seconds": 60,
+                "parameters": 9,
+            }
+            scored.append(Scored(made, figures, points))
+    results.write(out, "cifar100-lt", scored)
+    return out
+
+
+def cell(table, label, metric, data="cifar100-lt", protocol="paper"):
+    row = next(r for r in table.rows if (r.data, r.label, r.protocol) == (data, label, protocol))
+    return next(c for c in row.cells if c.metric == metric)
+
+
+def test_measured_stands_beside_published(folder):
+    found = cell(build("accuracy", Results(folder)), "RF-DLC", "acc")
+    assert (found.measured.value, found.measured.deviation, found.measured.seeds) == (51.0, 1.0, 3)
+    assert (found.published.value, found.published.deviation) == (50.24, 0.70)
+    assert found.difference == pytest.approx(0.76)
+    assert found.deviation == pytest.approx(np.hypot(1.0, 0.7))
+    assert not found.disagrees
+
+
+def test_more_than_two_deviations_are_marked(folder):
+    table = build("accuracy", Results(folder))
+    far = cell(table, "CE", "head")  # 40 +- 1 against 68.30 +- 0.61
+    assert far.disagrees
+    assert far.difference == pytest.approx(-28.3)
+    assert "-28.30 ≠" in rendering.text([table])
+    near = cell(build("fhr", Results(folder)), "RF-DLC, tail-sensitive", "fhr")  # 32 against 32.08 +- 0.78
+    assert not near.disagrees
+
+
+def test_what_was_not_measured_says_so(folder):
+    table = build("accuracy", Results(folder))
+    row = next(r for r in table.rows if r.data == "imagenet-lt" and r.label == "RIDE" and r.protocol == "paper")
+    assert row.seeds == 0
+    assert cell(table, "RIDE", "acc", "imagenet-lt").difference is None
+    line = next(line for line in rendering.markdown([table]).splitlines() if "RIDE" in line and "54.32" in line)
+    assert line.endswith("| not measured here |")
+
+
+def test_equal_accuracy_is_read_off_our_frontier(folder):
+    found = Results(folder)
+    assert frontier(found, "cifar100-lt", "rf-dlc")[2] == (-0.1, 50.0, 26.0)
+    table = build("decisions", found)
+    assert cell(table, "RF-DLC (paper)", "fhr_ours", protocol="standard").measured.value == pytest.approx(28.0)
+    assert cell(table, "CE", "fhr_ours", protocol="standard").measured.value == pytest.approx(10.0)  # beyond the end
+
+
+def test_frontiers_are_not_read_where_they_do_not_reach():
+    assert fhr_at([(0, 50.0, 30.0), (-1, 40.0, 10.0)], 51.0) is None
+    assert fhr_at([(0, 50.0, 30.0), (-1, 40.0, 10.0)], 39.0) == 10.0
+    assert fhr_at([], 39.0) is None
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_both_protocols_are_in_every_table(name):
+    protocols = {line.protocol.split(",")[0] for line in SPECS[name].lines}
+    assert protocols >= ({"standard"} if name == "decisions" else {"paper", "standard"})
+
+
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.paper])
+def test_every_line_that_names_a_row_of_the_paper_finds_it(name, tmp_path):
+    table = build(name, Results(tmp_path))
+    lines = {(line.label, line.protocol): line for line in SPECS[name].lines if line.row}
+    first = SPECS[name].data[0]
+    for row in table.rows:
+        if row.data == first and (row.label, row.protocol) in lines:
+            assert any(each.published for each in row.cells), row.label
+
+
+def test_forms_hold_the_same_figures(folder):
+    tables = [build(name, Results(folder)) for name in SPECS]
+    rows = list(csv.DictReader(io.StringIO(rendering.as_csv(tables))))
+    cells = json.loads(rendering.as_json(tables))["cells"]
+    assert len(rows) == len(cells) == sum(len(row.cells) for table in tables for row in table.rows)
+    wanted = {"table": "accuracy", "data": "cifar100-lt", "protocol": "paper", "row": "RF-DLC", "metric": "acc"}
+    (found,) = [c for c in cells if all(c[k] == v for k, v in wanted.items())]
+    assert (found["measured"], found["published"], found["disagrees"]) == (51.0, 50.24, False)
+    assert r"51.00 $\pm$ 1.00 (50.24 $\pm$ 0.70, +0.76)" in rendering.latex(tables)
+
+
+def test_what_is_missing_is_found_in_the_grids(folder):
+    table = build("particles", Results(folder))
+    (grid,) = grids_for([table])
+    assert grid.name == "ablations"
+    names = {run.name for stack in grid.stacks for run in stack}
+    assert names == {f"rf-dlc-paper+particles={k}" for k in (1, 4, 5, 6, 7, 8)}
+
+
+def test_the_page_is_not_stale():
+    text = (DOCS / "evidence.md").read_text(encoding="utf-8")
+    assert text == page.text(results.packaged()), "docs/evidence.md: rfdlc reproduce --markdown > docs/evidence.md"
+
+
+def test_every_table_is_printed_without_torch_or_data(folder):
+    code = (
+        "import sys; from rfdlc.cli import app; app(['reproduce', '--csv', '--results', sys.argv[1]], "
+        "standalone_mode=False); sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib', 'pandas')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {row["table"] for row in csv.DictReader(io.StringIO(done.stdout))} == set(SPECS)
+
+
+def test_the_command():
+    runner = CliRunner()
+    listed = runner.invoke(app, ["reproduce", "--list"])
+    assert listed.exit_code == 0
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(SPECS)
+    shown = runner.invoke(app, ["reproduce", "fhr", "--json"])
+    assert {c["table"] for c in json.loads(shown.stdout)["cells"]} == {"fhr"}
+    wrong = runner.invoke(app, ["reproduce", "fhrr"])
+    assert isinstance(wrong.exception, InputError)
+    assert "did you mean 'fhr'" in str(wrong.exception)
+
+
+def test_figures_are_drawn_from_the_files(folder, tmp_path):
+    written = {path.name for path in draw_all(folder, tmp_path / "figures")}
+    names = ["particles", "frontier-cifar100-lt", "risk-coverage-cifar100-lt"]
+    names += [f"reliability-cifar100-lt-{decision}" for decision in ("argmax", "calibrated")]
+    assert written == {f"{name}.{form}" for name in names for form in ("png", "svg")}
+    text = (tmp_path / "figures" / "frontier-cifar100-lt.svg").read_text()
+    assert "RF-DLC (ours)" in text
+    assert "trained with utility" in text
+    with pytest.raises(InputError, match="nothing has been measured"):
+        draw_all(tmp_path / "empty", tmp_path / "figures")

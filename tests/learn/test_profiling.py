@@ -1,0 +1,36 @@
+"""The profile of a training: parts that add up, traffic counted by hand, the command's table."""
+
+import pytest
+from typer.testing import CliRunner
+
+import rfdlc
+from rfdlc.cli import app
+from rfdlc.learn import profiling
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(profiling, "SECONDS", 0.0)
+    monkeypatch.setattr(profiling, "COPIED", {"cpu": 2**20})
+
+
+def test_traffic_of_an_mlp_is_what_its_layers_move(quick):
+    data = rfdlc.load("digits-lt")
+    found = profiling.profile(data, "ce", widths=(16,), particles=2, batch_size=32, head="linear", epochs=3)
+    activations = 2 * 32 * (16 + 10)  # particles x batch x outputs of both maps
+    weights = 2 * ((64 * 16 + 16) + (16 + 16) + (16 * 10 + 10))  # maps with biases, layer norm
+    assert found.traffic == 4 * (5 * activations + 7 * weights)
+    assert list(found.parts) == ["data", "forward", "backward", "optimiser"]
+    assert all(seconds >= 0 for seconds in found.parts.values())
+    assert found.step == pytest.approx(sum(found.parts.values()))
+    assert found.steps == 3 * -(-len(data.train) // 32)
+    assert found.to_dict()["fraction_of_floor"] == pytest.approx(found.traffic / found.bandwidth / found.step)
+
+
+def test_the_command_prints_the_table_beside_the_result(quick, tmp_path):
+    words = ["train", "digits-lt", "--out", str(tmp_path / "run"), "--profile", "--json", "epochs=1", "particles=1"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    for word in ("data", "forward", "backward", "optimiser", "of that floor"):
+        assert word in " ".join(result.stderr.split())
+    assert result.stdout.startswith("{")
