@@ -1,5 +1,6 @@
 """`rfdlc predict`: what a trained model says of any number of samples."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +53,12 @@ def predict(
         from rfdlc.learn.run import Run
 
         chosen = chosen_utility(Run(run).classes, utility, penalty, abstain)
-        done = predict_it(run, source, out, split=split, root=root, utility=chosen, skip_broken=skip_broken)
+        try:
+            done = predict_it(run, source, out, split=split, root=root, utility=chosen, skip_broken=skip_broken)
+        except KeyboardInterrupt:
+            if out.suffix.lower() != ".npz":
+                print(f"rfdlc: interrupted; the same command goes on with what is in {out}.parts", file=sys.stderr)
+            raise
     if json:
         told = {"out": str(out), "samples": done.samples, "skipped": done.skipped, "complete": done.complete}
         print_json({**told, "skipped_file": done.skipped_file and str(done.skipped_file), "run": str(run)})

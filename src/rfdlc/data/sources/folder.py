@@ -9,6 +9,7 @@ from rfdlc.data.images import SUFFIXES
 from rfdlc.data.packed import PackedText
 from rfdlc.data.sources.files import Listed, read_images
 from rfdlc.errors import InputError, listing
+from rfdlc.progress import track
 
 
 def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False) -> Dataset:
@@ -54,7 +55,7 @@ def find_images(path: Path, split: str | None = None) -> tuple[Path, str, Packed
         raise InputError(f"{path} has no part {split!r}: expected a folder {path}/{split}")
     place = root if whole else parts[choose_part(str(path), parts, split)]
     below = "" if whole else f"{place.name}/"
-    names = PackedText(_all_images(place, root) if path.is_dir() else [path.name])
+    names = PackedText(track(_all_images(place, root), "Listing images") if path.is_dir() else [path.name])
     if not len(names):
         raise InputError(f"{path}: holds no image: expected files ending in {listing(sorted(SUFFIXES), 20)}")
     return root, below, names

@@ -18,6 +18,7 @@ from rfdlc.data.packed import PackedText
 from rfdlc.data.sources.files import Listed, read_images
 from rfdlc.errors import InputError
 from rfdlc.errors import listing as told
+from rfdlc.progress import track
 
 
 class Published(NamedTuple):
@@ -127,7 +128,7 @@ def find_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedTex
             labels.append(label)
             yield name
 
-    packed = PackedText(names())
+    packed = PackedText(track(names(), f"Reading {path.name}"))
     if not len(packed):
         raise InputError(f"{path}: holds no usable line: expected lines of 'path' or 'path label'")
     return root, packed, np.frombuffer(labels, dtype=np.int64)
