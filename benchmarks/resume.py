@@ -29,6 +29,7 @@ from rfdlc.learn.run import Run
 
 SETTINGS: dict[str, Any] = {
     "epochs": 20,
+    "checkpoint_every": 1,
     "widths": (16,),
     "average": 0.9,
     "refit": True,

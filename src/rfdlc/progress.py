@@ -1,5 +1,6 @@
 """Progress that a library may report and only a program shows: silent unless `shown()` is active."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,11 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 _SHOWN: ContextVar[bool] = ContextVar("rfdlc_progress_shown", default=False)
+
+
+def speaks() -> bool:
+    """Whether this process speaks to the user: of several that `torchrun` started, the first alone does."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 @contextmanager
@@ -24,7 +30,7 @@ def shown() -> Iterator[None]:
 @contextmanager
 def _one_bar() -> Iterator[bool]:
     """Whether to draw: only for a program, on a terminal, and not inside of another bar."""
-    drawn = _SHOWN.get() and sys.stderr.isatty()  # into a file, a bar would leave only empty lines
+    drawn = _SHOWN.get() and speaks() and sys.stderr.isatty()  # into a file, a bar would leave only empty lines
     if not drawn:
         yield False
         return

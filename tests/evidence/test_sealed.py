@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rfdlc.data.dataset import Dataset, Split
-from rfdlc.learn import fitting
+from rfdlc.learn import jobs
 from rfdlc.learn.fitting import train
 from rfdlc.learn.many import Plan, train_many
 
@@ -49,16 +49,16 @@ def test_sealed_labels_cannot_be_read(data):
 def test_training_and_calibration_never_read_them(data, tmp_path, monkeypatch, refit):
     evaluated = []
 
-    def open_then_score(run, model, given):
+    def open_then_score(run, model, given, *others):
         assert (run.path / "decider.json").exists()  # everything was chosen and written
         assert (run.path / "model.safetensors").exists()
         data.test.labels.open = True
         evaluated.append(run.path.name)
-        final(run, model, given)
+        final(run, model, given, *others)
         data.test.labels.open = False
 
-    final = fitting.score_test
-    monkeypatch.setattr(fitting, "score_test", open_then_score)
+    final = jobs.score_test
+    monkeypatch.setattr(jobs, "score_test", open_then_score)
     settings = {"epochs": 2, "hold_out": 0.2, "refit": refit, "evaluate_every": 1}
     train(data, "rf-dlc", tmp_path / "one", **settings)
     plans = [Plan(tmp_path / f"many-{seed}", "ldam-drw", {**settings, "seed": seed}) for seed in (0, 1)]

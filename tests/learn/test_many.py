@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 import rfdlc
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.errors import InputError
-from rfdlc.learn import fitting, many
-from rfdlc.learn.fitting import Job, TrainingInterrupted
-from rfdlc.learn.methods import resolve
+from rfdlc.learn import jobs, many
+from rfdlc.learn.assembly import training_utility
+from rfdlc.learn.jobs import Job, TrainingInterrupted
+from rfdlc.learn.methods import METHODS, resolve
 from rfdlc.learn.objectives import NegativeLogLikelihood, Objective, PriorInLikelihood
 from rfdlc.learn.per_run import Objectives, Repulsions
 from rfdlc.learn.repulsion import repulsion
@@ -236,16 +237,16 @@ class Crash(Exception):
 
 def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
     """A crash between the checkpoints of two runs: the one that is behind catches up, then both are a stack again."""
-    plans = [plan(tmp_path, str(seed), "ce", seed=seed) for seed in (0, 1)]
-    original = fitting._keep
+    plans = [plan(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=1) for seed in (0, 1)]
+    original = jobs._keep
 
-    def keep(lane, net, phase, epoch, now):
+    def keep(lane, net, phase, epoch, *when):
         if epoch.epoch == 2 and lane.job.settings.seed == 1:
             raise Crash
-        original(lane, net, phase, epoch, now)
+        original(lane, net, phase, epoch, *when)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_keep", keep)
+        patch.setattr(jobs, "_keep", keep)
         with pytest.raises(Crash):
             rfdlc.train_many("digits-lt", plans)
     stacks.clear()
@@ -255,7 +256,7 @@ def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
 
 def test_ctrl_c_stops_all_runs_at_the_end_of_the_epoch(tmp_path, monkeypatch):
     plans = [plan(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=4) for seed in (0, 1)]
-    original = fitting._row
+    original = jobs._row
 
     def row(job, net, data, phase, done):
         if done.epoch == 2 and job.settings.seed == 0:
@@ -263,7 +264,7 @@ def test_ctrl_c_stops_all_runs_at_the_end_of_the_epoch(tmp_path, monkeypatch):
         return original(job, net, data, phase, done)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "_row", row)
+        patch.setattr(jobs, "_row", row)
         with pytest.raises(TrainingInterrupted, match="after epoch 2 of 4; go on with the same call of train_many"):
             rfdlc.train_many("digits-lt", plans)
     assert [Run(one.out).checkpoint().epoch for one in plans] == [2, 2]
@@ -326,6 +327,21 @@ def test_objectives_of_all_runs_in_few_calls():
         assert torch.allclose(found, expected)
         gradients = [torch.autograd.grad(losses.sum(), logits)[0] for losses in (found, expected)]
         assert torch.allclose(*gradients, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_objective_of_every_method_serves_several_runs_at_once(method):
+    classes = rfdlc.Classes.from_counts([50, 20, 5, 2])
+    for number, stage in enumerate(METHODS[method].stages):
+        settings = resolve(method, "", {"epochs": 4, "utility": "tail-sensitive"})[1].changed(stage.settings)
+        make, width = stage.objective or METHODS[method].objective, 4 + (stage.trains == "router")
+        own = [make(settings, classes, training_utility(settings, classes)) for _ in range(2)]
+        together = Objectives(own)
+        assert [group.runs for group in together.groups] == [2], number
+        logits, targets = torch.randn(2, settings.particles * (1 + stage.draws), 6, width), torch.randint(4, (2, 6))
+        for epoch in (torch.tensor(1.0), torch.tensor(4.0)):
+            expected = torch.stack([one(logits[r], targets[r], epoch) for r, one in enumerate(own)])
+            assert torch.allclose(together(logits, targets, epoch), expected, atol=1e-5), number
 
 
 def test_repulsions_of_all_runs():

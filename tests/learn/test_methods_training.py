@@ -10,10 +10,10 @@ import torch
 
 import rfdlc
 from rfdlc.errors import InputError
-from rfdlc.learn import fitting
+from rfdlc.learn import jobs
 from rfdlc.learn.assembly import build_parts, method_net
 from rfdlc.learn.averaging import EpochMean, draw_head, normalise_head
-from rfdlc.learn.fitting import TrainingInterrupted
+from rfdlc.learn.jobs import TrainingInterrupted
 from rfdlc.learn.methods import METHODS, Method, Stage, find_method, resolve
 from rfdlc.learn.model import new_decider
 from rfdlc.learn.schedules import rate
@@ -41,14 +41,14 @@ def weights(path):
 
 
 def interrupt_in(monkeypatch, epoch):
-    original = fitting._row
+    original = jobs._row
 
     def row(job, net, data, phase, done):
         if done.epoch == epoch:
             os.kill(os.getpid(), signal.SIGINT)
         return original(job, net, data, phase, done)
 
-    monkeypatch.setattr(fitting, "_row", row)
+    monkeypatch.setattr(jobs, "_row", row)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -16,12 +16,12 @@ from torch import nn
 
 import rfdlc
 from rfdlc.errors import InputError
-from rfdlc.learn import fitting
-from rfdlc.learn.fitting import TrainingInterrupted
+from rfdlc.learn import jobs
+from rfdlc.learn.jobs import TrainingInterrupted
 from rfdlc.learn.run import Run
 from rfdlc.learn.training import TrainingStopped
 
-SMALL = {"epochs": 4, "widths": (16,)}
+SMALL = {"epochs": 4, "widths": (16,), "checkpoint_every": 1}
 FILES = {
     "config.json", "classes.json", "environment.json", "history.csv", "last.ckpt", "held-out.npz", "decider.json",
     "model.safetensors", "predictions.npz", "metrics.json",
@@ -52,14 +52,14 @@ def history(path):
 
 def interrupt_in(monkeypatch, epoch, act):
     """Do something in the middle of an epoch's bookkeeping."""
-    original = fitting._row
+    original = jobs._row
 
     def row(job, net, data, phase, done):
         if done.epoch == epoch:
             act()
         return original(job, net, data, phase, done)
 
-    monkeypatch.setattr(fitting, "_row", row)
+    monkeypatch.setattr(jobs, "_row", row)
 
 
 def test_the_folder_has_everything(whole):
@@ -120,7 +120,7 @@ def test_a_crash_between_checkpoints_costs_only_the_epochs_since(whole, tmp_path
 
     interrupt_in(monkeypatch, 4, crash)
     with pytest.raises(MemoryError):
-        rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), checkpoint_every=2, **SMALL)
+        rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), **{**SMALL, "checkpoint_every": 2})
     monkeypatch.undo()
     assert Run(tmp_path / "run").checkpoint().epoch == 2
     rfdlc.resume(tmp_path / "run")
@@ -156,7 +156,7 @@ def test_an_unwritable_folder_is_said(tmp_path):
 
 
 def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monkeypatch):
-    real = fitting.epochs
+    real = jobs.epochs
 
     def poisoned(net, *rest):
         for epoch in real(net, *rest):
@@ -164,7 +164,7 @@ def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monke
             if epoch.epoch == 2:
                 next(net.parameters()).data.fill_(float("nan"))
 
-    monkeypatch.setattr(fitting, "epochs", poisoned)
+    monkeypatch.setattr(jobs, "epochs", poisoned)
     with pytest.raises(TrainingStopped, match=r"in epoch 3; .*last good checkpoint is epoch 2 in"):
         rfdlc.train("digits-lt", out=tmp_path / "run", **SMALL)
 
@@ -314,3 +314,18 @@ def test_refit_where_validation_data_are_given(tmp_path):
         rfdlc.train(data, out=tmp_path / "run", refit=True)
     with pytest.raises(InputError, match="refit needs a held-out part"):
         rfdlc.train("digits-lt", out=tmp_path / "run", refit=True, hold_out=0)
+
+
+@pytest.mark.parametrize(("pause", "written"), [(10.0, [4]), (0.0, [1, 2, 3, 4])])
+def test_checkpoints_come_when_time_has_passed(tmp_path, monkeypatch, pause, written):
+    monkeypatch.setattr(jobs, "SECONDS_BETWEEN_CHECKPOINTS", pause)
+    saved = []
+    real = Run.save_checkpoint
+
+    def save(self, checkpoint, *rest):
+        saved.append(checkpoint.epoch)
+        real(self, checkpoint, *rest)
+
+    monkeypatch.setattr(Run, "save_checkpoint", save)
+    rfdlc.train("digits-lt", out=tmp_path / "run", **{**SMALL, "checkpoint_every": 0})
+    assert saved == written

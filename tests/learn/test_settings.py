@@ -32,6 +32,13 @@ def test_the_paper_for_cifar100():
     assert resolve("rf-dlc-paper", "cifar10-lt", {})[1].alpha == 0.002
 
 
+@pytest.mark.parametrize("name", ["imagenet-lt", "ImageNet_LT", "iNaturalist18", "iNaturalist2018"])
+def test_lists_have_their_presets_by_the_names_they_come_with(name):
+    settings = resolve("rf-dlc", name, {}, "images")[1]
+    assert settings.backbone.startswith("resnet50")
+    assert settings.compile
+
+
 def test_later_wins():
     assert resolve("ce", "digits-lt", {})[1].epochs == preset("digits-lt", "ce")["epochs"]
     assert resolve("ce", "digits-lt", {"epochs": "7"})[1].epochs == 7
@@ -52,6 +59,9 @@ def test_later_wins():
         ({"prior_tau": "0,1"}, "prior_tau has 2 values for 1 particles"),
         ({"milestones": "0.5,x"}, "numbers separated by commas"),
         ({"mixup": 0.4, "cutmix": 1.0}, "cannot be used together"),
+        ({"compile": True, "checkpoint_activations": True}, "cannot be used together"),
+        ({"accumulate": 0}, "accumulate=0 is out of range"),
+        ({"batch_norm": "synch"}, "did you mean 'sync'"),
     ],
 )
 def test_wrong_settings_say_what_is_right(given, message):

@@ -15,9 +15,9 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, v
 
 from rfdlc.apps.labels import (
     action_labels,
+    advantage,
     as_sample_weight,
     as_utility,
-    expected_utilities,
     label_names,
     named_prior,
 )
@@ -26,7 +26,7 @@ from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.metrics import nll
-from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import InputError, choose
 
@@ -116,15 +116,16 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
         """Train the particles and calibrate them on what was held out. No group of samples is on both sides."""
         before = self if self.warm_start and hasattr(self, "weights_") else None
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, reset=before is None)
         check_classification_targets(y)
         split, labels = _samples(X, y, sample_weight, groups)
         self._check_labels(labels, before)
         self.classes_, self.class_counts_ = labels, np.bincount(split.labels)
         data = self._dataset(split, None if before is None else before.normalisation_)
-        utility = as_utility(self.utility, data.classes)  # what is wrong with it is told before any work
-        action_labels(utility, labels, self.abstain_label)
-        settings = self._settings(len(split))
+        utility = as_utility(self.utility, data.classes)
+        action_labels(utility, labels, self.abstain_label)  # what is wrong is told before any work
+        as_prior(named_prior(self.prior), data.classes, "prior")
+        settings = self._settings(len(split), before)
         decider = new_decider(training.METHOD, settings, training.weighted(data).classes)
         parted = _parted(data, settings, decider.calibration is not None or self.early_stopping)
         trained = training.train_particles(
@@ -156,7 +157,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         new = np.bincount(split.labels, minlength=len(self.classes_))
         self.class_counts_ = new if first else new + self.class_counts_
         data = self._dataset(split, None if first else self.normalisation_)
-        settings = self._settings(len(split)) if first else self._here()
+        settings = self._settings(len(split), None if first else self)
         before = None if first else training.Trained(self.weights_, self.optimiser_, self.loss_curve_, [])
         self._keep(training.continue_particles(data, settings, before), settings, data)
         decider = new_decider(training.METHOD, settings.changed({"calibration": "none"}), data.classes)
@@ -185,7 +186,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def decision_function(self, X: Any) -> Floats:
         """Expected utility of every action (N, A), as `actions_`; for two actions the second's advantage (N,)."""
-        return np.concatenate([expected_utilities(self.decider_, z, logits=True) for z in self._stream(X)])
+        return np.concatenate([advantage(self.decider_.expected_utility(z, logits=True)) for z in self._stream(X)])
 
     def predict_uncertainty(self, X: Any, kind: str = "entropy") -> Floats:
         """How unsure each prediction is (N,), larger is less sure: `entropy` or `max-probability` of the calibrated
@@ -204,15 +205,14 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _settings(self, samples: int) -> Settings:
+    def _settings(self, samples: int, before: Self | None = None) -> Settings:
         """The settings of `rfdlc train` for such a table, with what the parameters say."""
         choose("weighting", self.weighting, training.WEIGHTINGS)
-        widths = tuple(int(width) for width in np.atleast_1d(self.hidden))
-        if not widths:
-            raise InputError("hidden is empty: expected the width of at least one hidden layer, such as (256,)")
+        if self.patience < 0:
+            raise InputError(f"patience {self.patience!r} is out of range: expected a number of epochs, 0 or more")
         changes = {
             "particles": self.particles,
-            "widths": widths,
+            "widths": _widths(self.hidden),
             "epochs": self.epochs,
             "learning_rate": self.learning_rate,
             "hold_out": self.hold_out,
@@ -223,7 +223,10 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             changes["batch_size"] = self.batch_size
         if self.calibrate is not True:
             changes["calibration"] = self.calibrate or "none"
-        return training.table_settings(samples, self.weighting, **changes)
+        settings = training.table_settings(samples, self.weighting, **changes)
+        if before is not None:
+            _check_same_networks(before.settings_, settings)
+        return settings
 
     def _check_labels(self, labels: NDArray[Any], before: Self | None) -> None:
         if len(labels) < 2:
@@ -316,6 +319,23 @@ def _held_out_loss(decider: Decider, data: Dataset) -> "training.HeldOutLoss":
 def _flat(decider: Decider) -> bool:
     """Whether the probabilities were trained for a uniform class prior."""
     return decider.train_prior is not None and bool(np.ptp(decider.train_prior) < 1e-9)
+
+
+def _widths(hidden: Any) -> tuple[int, ...]:
+    widths = np.atleast_1d(hidden)
+    if not len(widths) or widths.dtype.kind not in "iu" or widths.min() < 1:
+        raise InputError(f"hidden {hidden!r} is not possible: expected the width of each hidden layer, such as (256,)")
+    return tuple(widths.tolist())
+
+
+def _check_same_networks(before: Settings, now: Settings) -> None:
+    """Training can go on only with the networks that there are."""
+    for name, old, new in (("hidden", before.widths, now.widths), ("particles", before.particles, now.particles)):
+        if old != new:
+            raise ValueError(
+                f"{name} was {old} when training began and is {new} now: networks that go on training keep their "
+                "shape; use a new estimator (clone), or fit without warm_start"
+            )
 
 
 def _seed(random_state: Any) -> int:

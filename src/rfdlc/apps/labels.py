@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import _check_sample_weight
 
 from rfdlc.decide.classes import Classes
-from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
@@ -84,9 +83,8 @@ def action_labels(utility: Utility, labels: Labels, abstain_label: Any) -> Label
     return np.array(values, dtype=object if labels.dtype == object else None)
 
 
-def expected_utilities(decider: Decider, scores: Any, *, logits: bool = False) -> Floats:
-    """Expected utility of every action (N, A); of two actions the second's advantage over the first (N,)."""
-    values = decider.expected_utility(scores, logits=logits)
+def advantage(values: Floats) -> Floats:
+    """Expected utilities of every action (N, A); of two actions the second's advantage over the first (N,)."""
     return values[:, 1] - values[:, 0] if values.shape[1] == 2 else values
 
 

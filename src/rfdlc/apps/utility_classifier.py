@@ -1,6 +1,7 @@
 """UtilityClassifier: any scikit-learn classifier, calibrated out of fold, deciding by expected utility."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -10,23 +11,23 @@ from sklearn.model_selection import StratifiedGroupKFold, check_cv
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, has_fit_parameter
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, has_fit_parameter
 
 from rfdlc.apps.labels import (
     action_labels,
+    advantage,
     as_sample_weight,
     as_utility,
-    expected_utilities,
     label_names,
     named_prior,
 )
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import InputError
 
-Fold = tuple[Floats, NDArray[np.int64]]  # probabilities (n, C), and which samples they are of
+Fold = tuple[Any, Floats, NDArray[np.int64]]  # a model, its probabilities (n, C) of samples it has not seen, and which
 
 
 class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -45,6 +46,8 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
       the classes by weights or sampling; or shares by class.
     - `cv`: folds of the calibration (a number, a splitter, an iterable), or `prefit`: the estimator is fitted already,
       and `fit` calibrates it on the samples given, which it should not have seen.
+    - `ensemble`: predict with the mean of the model of all samples and those of the folds, each calibrated. They are
+      fitted in any case, and with few samples their mean is better than any one. False: the model of all samples alone.
     - `abstain_label`: what `predict` returns for an action that is no class, where labels are numbers; or
       `{action: label}`. Where labels are text it is the action's name.
 
@@ -67,6 +70,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         prior: PriorLike = "train",
         estimator_prior: PriorLike = "train",
         cv: Any = 5,
+        ensemble: bool = True,
         abstain_label: Any = -1,
     ) -> None:
         self.estimator = estimator
@@ -75,10 +79,11 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         self.prior = prior
         self.estimator_prior = estimator_prior
         self.cv = cv
+        self.ensemble = ensemble
         self.abstain_label = abstain_label
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
-        """Calibrate out of fold, then fit the estimator on everything.
+        """Calibrate out of fold, and fit the estimator on everything too.
 
         `groups` (N,) go to the splitter: samples of one group are never on both sides (with `cv` a number, too).
         """
@@ -87,7 +92,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
                 f"{type(self.estimator).__name__} has no predict_proba: expected a classifier with probabilities, "
                 "such as CalibratedClassifierCV(estimator)"
             )
-        y = column_or_1d(y, warn=True)
+        y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")
         check_classification_targets(y)
         X, y, groups = indexable(X, y, groups)
         weights = None if sample_weight is None else as_sample_weight(sample_weight, X)
@@ -98,13 +103,16 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         encoded = _encode(y, self.classes_)
         decider = self._new_decider(encoded, weights)
         actions = action_labels(decider.utility, self.classes_, self.abstain_label)  # told before any work
+        folds: list[Fold] = []
         if self.calibration is not None:
-            folds = [(self.estimator.predict_proba(X), np.arange(len(y)))] if prefit else None
-            scores, held = _joined(folds or self._folds(X, y, encoded, weights, groups))
+            whole = [(self.estimator, self.estimator.predict_proba(X), np.arange(len(y)))] if prefit else None
+            folds = whole or list(self._folds(X, y, encoded, weights, groups))
+            scores, held = _joined(folds)
             balanced = isinstance(self.estimator_prior, str) and self.estimator_prior == "uniform"
             told = None if weights is None else weights[held]
             decider.fit(scores, encoded[held], balanced=balanced, sample_weight=told)
         self.estimator_ = self.estimator if prefit else _fitted(self.estimator, X, y, weights)
+        self.estimators_ = [self.estimator_, *(self._others(folds) if self.ensemble else [])]
         self.decider_, self.actions_ = decider, actions
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
@@ -113,18 +121,18 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of the action with the highest expected utility."""
-        scores = self._scores(X)
-        return self.actions_[self.decider_.decide(scores)]
+        check_is_fitted(self)
+        return self.actions_[self._mean(X, self.decider_.expected_utility).argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities (N, C) under the prior where decisions are made; columns as `classes_`."""
-        scores = self._scores(X)
-        return np.asarray(self.decider_.probabilities(scores))
+        check_is_fitted(self)
+        return self._mean(X, self.decider_.probabilities)
 
     def decision_function(self, X: Any) -> Floats:
         """Expected utility of every action (N, A), as `actions_`; for two actions the second's advantage (N,)."""
-        scores = self._scores(X)
-        return expected_utilities(self.decider_, scores)
+        check_is_fitted(self)
+        return advantage(self._mean(X, self.decider_.expected_utility))
 
     def set_utility(self, utility: Any) -> Self:
         """Decide for another utility from now on; neither the estimator nor the calibration is fitted again."""
@@ -141,10 +149,14 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
             tags.input_tags, tags.classifier_tags.multi_class = inner.input_tags, inner.classifier_tags.multi_class
         return tags
 
-    def _scores(self, X: Any) -> Floats:
-        """The estimator's own probabilities (N, C)."""
-        check_is_fitted(self)
-        return self.estimator_.predict_proba(X)
+    def _others(self, folds: list[Fold]) -> list[Any]:
+        """Models of folds that know every class. A fitted or frozen estimator is the same in every fold."""
+        every = len(self.classes_)
+        return [m for m, *_ in folds if len(m.classes_) == every and m is not self.estimator_]
+
+    def _mean(self, X: Any, decided: Callable[[Floats], Floats]) -> Floats:
+        """The mean over models of what the Decider makes of each one's probabilities."""
+        return np.mean([np.asarray(decided(model.predict_proba(X))) for model in self.estimators_], axis=0)
 
     def _new_decider(self, encoded: NDArray[np.int64], weights: NDArray[np.float64] | None) -> Decider:
         """Not fitted yet. The prior left alone is the one that the probabilities carry."""
@@ -152,8 +164,8 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         classes = Classes.from_counts(np.bincount(encoded, minlength=count), label_names(self.classes_))
         seen = np.bincount(encoded, weights, minlength=count)
         carried, wanted = (
-            seen if isinstance(prior, str) and prior == "train" else named_prior(prior)
-            for prior in (self.estimator_prior, self.prior)
+            seen if isinstance(prior, str) and prior == "train" else as_prior(named_prior(prior), classes, name)
+            for name, prior in (("estimator_prior", self.estimator_prior), ("prior", self.prior))
         )
         return Decider(
             as_utility(self.utility, classes),
@@ -170,7 +182,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         weights: NDArray[np.float64] | None,
         groups: Any,
     ) -> Iterator[Fold]:
-        """Probabilities by estimators that have not seen the samples, and which samples they are of.
+        """Models of a part of the samples, with their probabilities of the others.
 
         A sample whose class its fold had none of to learn from says nothing about calibration and is left out.
         """
@@ -182,20 +194,19 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
             if len(rows):
                 p = np.zeros((len(rows), len(self.classes_)))
                 p[:, known] = model.predict_proba(_safe_indexing(X, rows))
-                yield p, rows
+                yield model, p, rows
 
 
-def _joined(folds: Iterable[Fold]) -> Fold:
-    found = list(folds)
-    if not found:
+def _joined(folds: list[Fold]) -> tuple[Floats, NDArray[np.int64]]:
+    if not folds:
         raise InputError("no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
-    scores, rows = zip(*found, strict=True)
+    _, scores, rows = zip(*folds, strict=True)
     return np.concatenate(scores), np.concatenate(rows)
 
 
 def _splitter(cv: Any, y: NDArray[Any], groups: Any) -> Any:
-    if groups is not None and isinstance(cv, int):
-        return StratifiedGroupKFold(cv)
+    if groups is not None and (cv is None or isinstance(cv, Integral)):
+        return StratifiedGroupKFold(5 if cv is None else cv)
     return check_cv(cv, y, classifier=True)
 
 

@@ -1,5 +1,6 @@
 """The command line: thin. Each file holds one group of commands; heavy imports wait until a command runs."""
 
+import os
 import sys
 import warnings
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ import typer
 from rfdlc import __version__
 from rfdlc.cli import data, decide, demo, export, methods, predict, report, reproduce, serve, train, utility
 from rfdlc.errors import InputError
-from rfdlc.progress import shown
+from rfdlc.progress import shown, speaks
 
 app = typer.Typer(
     name="rfdlc",
@@ -54,7 +55,8 @@ app.add_typer(utility.app, name="utility")
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"rfdlc: warning: {message}", file=sys.stderr)
+    if speaks():
+        print(f"rfdlc: warning: {message}", file=sys.stderr)
 
 
 def main() -> None:
@@ -64,7 +66,8 @@ def main() -> None:
             warnings.showwarning = _print_warning
             app()
     except InputError as error:
-        print(f"rfdlc: {' '.join(str(error).split())}", file=sys.stderr)
+        who = "" if speaks() else f"process {os.environ['RANK']}: "  # what all find is told by the first alone
+        print(f"rfdlc: {who}{' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -12,6 +12,7 @@ import typer
 from rfdlc.cli.request import JsonOption
 from rfdlc.cli.writing import print_json, print_rich
 from rfdlc.errors import InputError
+from rfdlc.progress import speaks
 
 if TYPE_CHECKING:
     from rfdlc.learn.model import Model
@@ -54,7 +55,7 @@ def train(
     """Train on long-tailed data; calibrate on a held-out part; keep everything in a run folder.
 
     Settings come from the data set's preset and the method; `key=value` overrides them, `data.key=value` is an option
-    of the data set. Ctrl-C stops at a checkpoint.
+    of the data set. Ctrl-C stops at a checkpoint. `torchrun` starts it on several GPUs or machines.
 
     **Examples**
 
@@ -62,6 +63,7 @@ def train(
     - `rfdlc train patients.csv --target diagnosis --out runs/patients`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
+    - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/c`
     - `rfdlc train digits-lt --out runs/c --profile`
     """
     with ready():
@@ -144,17 +146,15 @@ def ready() -> Iterator[None]:
         import torch  # noqa: F401
     except ImportError:
         raise InputError(NEEDS_TORCH) from None
-    from rfdlc.learn.fitting import TrainingInterrupted
+    from rfdlc.learn.jobs import TrainingInterrupted
     from rfdlc.learn.training import TrainingStopped
 
     try:
         yield
-    except TrainingStopped as error:
-        print(f"rfdlc: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except TrainingInterrupted as error:
-        print(f"rfdlc: {error}", file=sys.stderr)
-        raise SystemExit(130) from None
+    except (TrainingStopped, TrainingInterrupted) as error:
+        if speaks():
+            print(f"rfdlc: {error}", file=sys.stderr)
+        raise SystemExit(1 if isinstance(error, TrainingStopped) else 130) from None
 
 
 def _typed(options: dict[str, str]) -> dict[str, Any]:
@@ -170,6 +170,8 @@ def _typed(options: dict[str, str]) -> dict[str, Any]:
 
 def _report(model: "Model", as_json: bool) -> None:
     """What the folder now says, and what to do next."""
+    if not speaks():
+        return
     from rfdlc.learn.run import Run
 
     assert model.path is not None

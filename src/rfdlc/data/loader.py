@@ -98,7 +98,7 @@ class ResidentLoader:
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample of this rank once, in the data set's order, not augmented: inputs (B, ...), targets (B,)."""
-        mine = shard(len(self.targets), self.rank, self.world_size)
+        mine = shard(len(self.targets), self.rank, self.world_size, self.batch_size)
         for start in range(mine.start, mine.stop, self.batch_size):
             part = slice(start, min(start + self.batch_size, mine.stop))
             yield self._normalised(self.inputs[part]), self.targets[part]

@@ -19,6 +19,13 @@ class Mixed(NamedTuple):
     partners: Tensor
     lam: Tensor
 
+    def parts(self, count: int) -> "list[Mixed]":
+        """Cut into so many parts of the batch, one after the other."""
+        if count == 1:
+            return [self]
+        inputs, targets, partners = (each.tensor_split(count, 1) for each in self[:3])
+        return [Mixed(*part, self.lam) for part in zip(inputs, targets, partners, strict=True)]
+
 
 def draw_shares(alpha: float, steps: int, seeds: Sequence[int], epoch: int) -> Tensor:
     """(steps, R, 3) for an epoch: the share lam ~ Beta(alpha, alpha) of each batch, and a place (y, x) for CutMix.

@@ -87,13 +87,17 @@ def batch_slices(
     return [*slices, slice(int(bounds[rank]), int(bounds[rank + 1]))]
 
 
-def shard(count: int, rank: int = 0, world_size: int = 1) -> range:
+def shard(count: int, rank: int = 0, world_size: int = 1, batch_size: int = 1) -> range:
     """The samples that a rank evaluates: a contiguous part, so that all ranks in turn give every sample once, in order.
 
-    >>> [list(shard(5, r, 2)) for r in (0, 1)]
-    [[0, 1], [2, 3, 4]]
+    Whole batches, so that each holds the same samples whatever the number of ranks, and rounds in the same way.
+
+    >>> [list(shard(5, r, 2)) for r in (0, 1)], [list(shard(5, r, 2, batch_size=2)) for r in (0, 1)]
+    ([[0, 1], [2, 3, 4]], [[0, 1], [2, 3, 4]])
     """
-    return range(count * rank // world_size, count * (rank + 1) // world_size)
+    batches = -(-count // batch_size)
+    first, last = (batches * turn // world_size * batch_size for turn in (rank, rank + 1))
+    return range(min(first, count), min(last, count))
 
 
 def _check(count: int, batch_size: int, rank: int, world_size: int) -> None:

@@ -83,7 +83,7 @@ class StreamedLoader:
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image of this rank once, in the data set's order, its centre: inputs (B, ...), targets (B,)."""
-        mine = np.array(shard(len(self.targets), self.rank, self.world_size), dtype=np.int64)
+        mine = np.array(shard(len(self.targets), self.rank, self.world_size, self.batch_size), dtype=np.int64)
         jobs = _Jobs()
         jobs.pending = [Job(mine[i : i + self.batch_size], None) for i in range(0, len(mine), self.batch_size)]
         return self._received(self._new_loader(jobs, keep=False), jobs)

@@ -107,7 +107,7 @@ class Predictions:
         if self.uncertainty is not None:
             arrays["uncertainty"] = self.uncertainty
         with open(path, "wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)  # logits hardly compress
 
     @classmethod
     def load(cls, path: str | Path, classes: Classes | None = None, *, logits: bool = False) -> "Predictions":

@@ -1,5 +1,6 @@
 """From settings and data to what the loop needs: network, loaders, objectives, the training utility."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +27,7 @@ from rfdlc.learn.factories import Matrix
 from rfdlc.learn.methods import Method, Stage
 from rfdlc.learn.particles import Combine, ParticleNet
 from rfdlc.learn.per_run import Objectives
+from rfdlc.learn.processes import ALONE, Processes
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.step import reduced
 from rfdlc.learn.training import Loader, Part, outputs_of, spans
@@ -38,6 +40,7 @@ AUGMENTATIONS = {
     "crop-flip-rotate": Augment.paper(),
 }
 SMALL_STEP = 10_000_000  # multiplications
+EVALUATED_AT_ONCE = 256  # samples
 TRAINING_UTILITIES = ("none", "one-hot", "tail-sensitive", "tail-sensitive-by-rank")
 
 
@@ -79,7 +82,7 @@ def build_net(
         raise InputError("this run has a backbone of its own, which a folder cannot hold: pass backbone=... again")
     name = _automatic(shape) if settings.backbone == "auto" else settings.backbone
     found = backbone(name, shape, settings.widths) if network is None else own(network, torch.zeros(2, *shape))
-    return ParticleNet(
+    net = ParticleNet(
         found,
         classes,
         particles=settings.particles,
@@ -89,6 +92,8 @@ def build_net(
         head_scale=settings.head_scale,
         combine=combine,
     )
+    net.recompute = settings.checkpoint_activations
+    return net
 
 
 def _automatic(shape: tuple[int, ...]) -> str:
@@ -127,19 +132,22 @@ class Recipe(NamedTuple):
 
 
 def build_parts(
-    method: Method, settings: Settings, data: Dataset, seeds: Sequence[int], device: torch.device
-) -> list[Part]:
+    method: Method, settings: Settings, data: Dataset, seeds: Sequence[int], device: torch.device,
+    processes: Processes = ALONE,
+) -> list[Part]:  # fmt: skip
     """The method's stages with their loaders and objectives, which see the training part of the data alone."""
     recipes = [Recipe(method, settings, seed, data.classes) for seed in seeds]
-    return [stack_part(recipes, data, number, device) for number in range(len(method.stages))]
+    return [stack_part(recipes, data, number, device, processes) for number in range(len(method.stages))]
 
 
-def stack_part(recipes: Sequence[Recipe], data: Dataset, number: int, device: torch.device) -> Part:
+def stack_part(
+    recipes: Sequence[Recipe], data: Dataset, number: int, device: torch.device, processes: Processes = ALONE
+) -> Part:
     """The stage of this number for a stack of runs, each by its own recipe."""
     stages = tuple(recipe.method.stages[number] for recipe in recipes)
     each = tuple(recipe.settings.changed(stage.settings) for recipe, stage in zip(recipes, stages, strict=True))
     start, end = spans(recipes[0].method.stage_epochs(recipes[0].settings))[number]
-    loader = training_loader(each[0], data, recipes, device)
+    loader = training_loader(each[0], data, recipes, device, processes)
     objectives = [_objective(*run) for run in zip(recipes, stages, each, strict=True)]
     return Part(stages, each, start, end, loader, Objectives(objectives).to(device))
 
@@ -149,14 +157,17 @@ def _objective(recipe: Recipe, stage: Stage, settings: Settings) -> nn.Module:
     return make(settings, recipe.classes, training_utility(recipe.settings, recipe.classes))
 
 
-def training_loader(settings: Settings, data: Dataset, recipes: Sequence[Recipe], device: torch.device) -> Loader:
+def training_loader(
+    settings: Settings, data: Dataset, recipes: Sequence[Recipe], device: torch.device, processes: Processes = ALONE
+) -> Loader:
     """Batches of the training part: from the device's memory, or decoded by workers where images are files."""
     seeds, positions = [recipe.seed for recipe in recipes], [r.positions for r in recipes if r.positions is not None]
-    common: dict[str, Any] = {"batch_size": settings.batch_size, "sampling": settings.sampling}
-    common |= {"seeds": seeds, "device": device}
+    share = processes.share(settings.batch_size, settings.accumulate)
+    common: dict[str, Any] = {"batch_size": share, "sampling": settings.sampling, "seeds": seeds, "device": device}
+    common |= {"rank": processes.rank, "world_size": processes.world}
     if isinstance(data.train.inputs, ImageFiles):
-        view = View(jitter=settings.jitter)
-        return StreamedLoader(data.train, data.normalisation, view=view, workers=_workers(settings), **common)
+        view, workers = View(jitter=settings.jitter), _workers(settings, processes)
+        return StreamedLoader(data.train, data.normalisation, view=view, workers=workers, **common)
     augment = augmentation(settings, data.kind)
     return ResidentLoader(data.train, data.normalisation, augment=augment, positions=positions or None, **common)
 
@@ -198,17 +209,33 @@ def split_outputs(
     net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """Logits, and the uncertainty (R, N) that the network's combination states itself, if it does."""
+    logits, unsure = shared_outputs(net, split, normalisation, settings, device, ALONE)
+    assert logits is not None
+    return logits, unsure
+
+
+def shared_outputs(
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device,
+    processes: Processes,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """The same by several processes, which share the samples out; all must call it, and process 0 has the result."""
+    common: dict[str, Any] = {"device": device, "rank": processes.rank, "world_size": processes.world}
     bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
     loader: ResidentLoader | StreamedLoader
     if isinstance(split.inputs, ImageFiles):
-        loader = StreamedLoader(bare, normalisation, batch_size=256, workers=_workers(settings), device=device)
+        workers = _workers(settings, processes)
+        loader = StreamedLoader(bare, normalisation, batch_size=EVALUATED_AT_ONCE, workers=workers, **common)
     else:
-        loader = ResidentLoader(bare, normalisation, batch_size=1000, device=device)
-    return outputs_of(net, loader.in_order(), lambda: _precision(settings, device))
+        loader = ResidentLoader(bare, normalisation, batch_size=EVALUATED_AT_ONCE, **common)
+    logits, unsure = outputs_of(net, loader.in_order(), lambda: _precision(settings, device))
+    return processes.gathered(logits, 2), processes.gathered(unsure, 1)
 
 
-def _workers(settings: Settings) -> int | None:
-    return None if settings.workers < 0 else settings.workers
+def _workers(settings: Settings, processes: Processes) -> int | None:
+    """Where nothing is set, processes on one machine share its cores."""
+    if settings.workers >= 0 or processes.local == 1:
+        return None if settings.workers < 0 else settings.workers
+    return max(1, (os.cpu_count() or 1) // processes.local)
 
 
 def _precision(settings: Settings, device: torch.device) -> Any:

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
 from rfdlc.learn.fused import stages as fused
-from rfdlc.learn.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, LayerNorm, Layout, Linear
+from rfdlc.learn.hidden import Hidden
+from rfdlc.learn.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Layout
 
 Stage = Callable[[int], nn.Module]  # number of networks -> the stage for all of them
 
@@ -179,17 +180,6 @@ def large_resnet(
 
 
 # -- tables and embeddings -------------------------------------------------------------------------------------
-
-
-class Hidden(nn.Module):
-    """Affine map, layer norm, ReLU, on (K, B, F)."""
-
-    def __init__(self, networks: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.map, self.norm = Linear(networks, inputs, outputs), LayerNorm(networks, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.map(x)).relu()
 
 
 def mlp(features: int, widths: tuple[int, ...] = (256, 256)) -> Backbone:

@@ -1,6 +1,6 @@
 """Objectives of methods whose particles are experts: RIDE and its router, TLC, ACE, and SRepr's distillation.
 
-One signature as everywhere: (logits (M,B,C), target (B,), epoch) -> one number.
+One signature as everywhere: (logits (M,B,C), target (B,), epoch, whole batch if this is a share) -> one number.
 """
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from rfdlc.learn.combinations import engagement, weighed
 from rfdlc.learn.objectives import Margin, NegativeLogLikelihood, Objective, as_tensor
+from rfdlc.learn.whole import Whole, batch_mean
 
 
 def true_class(values: Tensor, target: Tensor) -> Tensor:
@@ -44,9 +45,9 @@ class DiverseExperts(nn.Module):
         super().__init__()
         self.single, self.diversity = Objective([margin], [likelihood]), diversity
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
-        apart = self.diversity(logits, logits.mean(0), epoch).mean(-1).sum()
-        value: Tensor = len(logits) * self.single(logits, target, epoch) - apart
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        apart = batch_mean(self.diversity(logits, logits.mean(0), epoch), whole).sum()
+        value: Tensor = len(logits) * self.single(logits, target, epoch, whole) - apart
         return value
 
 
@@ -62,12 +63,13 @@ class Routing(nn.Module):
         self.positive: Tensor
         self.register_buffer("positive", torch.tensor(positive))
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
         scores = logits[:-1, :, -1]  # (M-1, B)
         right = (logits[..., :-1].detach().cumsum(0).argmax(-1) == target).to(scores.dtype)  # (M, B)
         later = right.flip(0).cumsum(0).flip(0) - right  # how many longer sums of experts are right
         wanted = (1 - right[:-1]) * (later[:-1] > 0)
-        return functional.binary_cross_entropy_with_logits(scores, wanted, pos_weight=self.positive)
+        each = functional.binary_cross_entropy_with_logits(scores, wanted, pos_weight=self.positive, reduction="none")
+        return batch_mean(each, whole).mean()
 
 
 def dirichlet_divergence(logits: Tensor, target: Tensor) -> Tensor:
@@ -100,7 +102,7 @@ class EvidentialExperts(nn.Module):
         self.weights: Tensor
         self.register_buffer("weights", as_tensor(weights))
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
         shifted = self.margin(logits, target)
         started = epoch > self.diversity.after
         weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
@@ -109,8 +111,12 @@ class EvidentialExperts(nn.Module):
         held = logits.detach()
         loss = loss - self.diversity(logits, weighed(held, self.eta)[0], epoch)
         unsure = engagement(held)[:-1]  # (M, B)
-        engaged = (unsure > self.threshold * unsure.amax(-1, keepdim=True)).to(loss.dtype)
-        return ((engaged * loss).sum(-1) / engaged.sum(-1).clamp(min=1)).sum()
+        most = unsure.amax(-1, keepdim=True)
+        engaged = (unsure > self.threshold * (most if whole is None else whole.processes.largest(most))).to(loss.dtype)
+        count = engaged.sum(-1)
+        if whole is not None:  # parts of an accumulated step follow one another: each has a maximum and mean of its own
+            loss, count = loss / whole.parts, whole.processes.total(count)
+        return ((engaged * loss).sum(-1) / count.clamp(min=1)).sum()
 
 
 class NestedExperts(nn.Module):
@@ -125,11 +131,11 @@ class NestedExperts(nn.Module):
         self.groups: Tensor
         self.register_buffer("groups", as_tensor(groups))  # (M, C)
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
         outside = 1 - self.groups
         loud = (logits**2 * outside[:, None]).sum(-1) / outside.sum(-1, keepdim=True).clamp(min=1)
         loss = loud - true_class(logits.log_softmax(-1), target)  # (M, B)
-        return (self.groups[:, target] * loss).mean(-1).sum()
+        return batch_mean(self.groups[:, target] * loss, whole).sum()
 
 
 class SelfDistillation(nn.Module):
@@ -142,9 +148,10 @@ class SelfDistillation(nn.Module):
         super().__init__()
         self.particles, self.strength = particles, strength
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
         log_p = logits.log_softmax(-1)  # (M + S*M, B, C)
         drawn = log_p[self.particles :].detach().exp().unflatten(0, (-1, self.particles))
         teacher = drawn.mean(0)  # (M, B, C)
-        gap = (torch.xlogy(teacher, teacher) - teacher * log_p[: self.particles]).sum(-1).mean()
-        return self.strength * gap - true_class(log_p, target).mean()
+        gap = (torch.xlogy(teacher, teacher) - teacher * log_p[: self.particles]).sum(-1)
+        right = batch_mean(true_class(log_p, target), whole).mean()
+        return self.strength * batch_mean(gap, whole).mean() - right

@@ -18,20 +18,12 @@ from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.errors import InputError
-from rfdlc.learn.fitting import (
-    Job,
-    Lane,
-    Traveller,
-    checked_settings,
-    finish_phase,
-    load_described,
-    new_job,
-    same_data,
-    train_stack,
-)
+from rfdlc.learn.fitting import checked_settings, load_described, new_job, same_data
+from rfdlc.learn.jobs import Job, Lane, Traveller, finish_phase, train_stack
 from rfdlc.learn.methods import resolve
 from rfdlc.learn.model import Model
 from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.processes import started
 from rfdlc.learn.run import Rows, Run
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.sharing import form, same_until
@@ -209,6 +201,8 @@ def _objective_first(run: list[Progress]) -> tuple[str, str]:
 
 def _check(data: Any, plans: Sequence[Plan], networks: int) -> None:
     """What can be wrong before the data are loaded."""
+    if started() > 1:
+        raise InputError(f"train_many trains in one process, but {started()} were started: leave torchrun out")
     if networks < 1:
         raise InputError(f"networks is {networks}: expected 1 or more, the most networks that train as one stack")
     folders = [Path(plan.out).resolve() for plan in plans]

@@ -17,9 +17,10 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.learn.assembly import OwnBackbone, choose_device, method_net, place, split_outputs
+from rfdlc.learn.assembly import OwnBackbone, choose_device, method_net, place, shared_outputs
 from rfdlc.learn.methods import find_method
 from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.processes import ALONE, Processes
 from rfdlc.learn.run import Run
 from rfdlc.learn.settings import Settings
 
@@ -104,7 +105,9 @@ class Model:
         shape = tuple(split.inputs.shape[1:])
         if shape != self.input_shape:
             raise InputError(f"samples have shape {shape}, but this model was trained on {self.input_shape}")
-        return predictions_of(self.net, split, self.normalisation, self.settings, self.classes)
+        found = predictions_of(self.net, split, self.normalisation, self.settings, self.classes)
+        assert found is not None
+        return found
 
     def predict_samples(self, samples: Samples) -> Predictions:
         """All of them, in memory."""
@@ -174,10 +177,16 @@ def new_decider(method: str, settings: Settings, classes: Classes) -> Decider:
 
 
 def predictions_of(
-    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, classes: Classes
-) -> Predictions:
-    """What a network says of a split; labels only go along, where they are known."""
-    logits, unsure = split_outputs(net, split, normalisation, settings, next(net.parameters()).device)
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, classes: Classes,
+    processes: Processes = ALONE,
+) -> Predictions | None:  # fmt: skip
+    """What a network says of a split; labels only go along, where they are known.
+
+    Several `processes` share the samples out, and process 0 has the predictions.
+    """
+    logits, unsure = shared_outputs(net, split, normalisation, settings, next(net.parameters()).device, processes)
+    if logits is None:
+        return None
     return Predictions(
         logits=logits[0].numpy(),
         targets=split.labels if len(split.labels) and split.labels.min() >= 0 else None,

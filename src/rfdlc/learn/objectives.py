@@ -1,5 +1,7 @@
 """The integrated gain, term by term. Every class here maps (logits (M,B,C), target (B,), epoch) to one number.
 
+A fourth argument, where given, is the whole batch of which these samples are a share (`whole.py`).
+
 `epoch` is a 0-d tensor counted from 1; what starts late compares against it, so that one captured graph serves
 a whole training. Mixup needs nothing here: the loop weighs the objective of both targets. What runs of a stack may
 have of their own is a buffer: one call then serves them all (`per_run.py`).
@@ -7,6 +9,7 @@ Log-probabilities of the paper's gain are inside every term: log p(y|x) and sum_
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 import torch
@@ -14,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from rfdlc.errors import InputError, choose
+from rfdlc.learn.whole import Whole, weighted_mean
 
 # -- class weights ---------------------------------------------------------------------------------------------
 
@@ -120,11 +124,11 @@ class NegativeLogLikelihood(nn.Module):
         self.register_buffer("after", torch.tensor(after))
         self.register_buffer("weights", as_tensor(weights))
 
-    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
-        weights = torch.where(epoch > self.after, self.weights, torch.ones_like(self.weights))[target]  # (B,)
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        weights = torch.where(epoch > self.after, self.weights, torch.ones_like(self.weights))  # (C,)
         true = log_p.gather(-1, target.expand(len(log_p), -1)[..., None])[..., 0]  # (M, B)
         hard = (-torch.expm1(true)).clamp(min=1e-12) ** self.focal if self.focal else 1.0  # a root is steep at 0
-        return -((hard * true * weights).sum(-1) / weights.sum()).mean()
+        return -weighted_mean(hard * true, weights, target, whole).mean()
 
 
 class LogGain(nn.Module):
@@ -155,11 +159,10 @@ class LogGain(nn.Module):
             "weights", torch.ones(len(matrix)) if sample_weights is None else as_tensor(sample_weights)
         )
 
-    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
-        weights = self.weights[target]  # (B,)
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
         gain = (log_p * self.gain[target]).sum(-1)  # (M, B)
         started = (epoch > self.after).to(log_p.dtype)
-        return -started * ((gain * weights).sum(-1) / weights.sum()).mean()
+        return -started * weighted_mean(gain, self.weights, target, whole).mean()
 
 
 class ExpectedGain(nn.Module):
@@ -171,8 +174,8 @@ class ExpectedGain(nn.Module):
         super().__init__()
         self.log_gain = LogGain(utility, alpha, sample_weights=sample_weights, after=after)
 
-    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
-        value: Tensor = self.log_gain(log_p.exp(), target, epoch)  # the same sum, over p instead of log p
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        value: Tensor = self.log_gain(log_p.exp(), target, epoch, whole)  # the same sum, over p instead of log p
         return value
 
 
@@ -193,12 +196,12 @@ class Objective(nn.Module):
             raise InputError("an objective needs at least one term")
         self.shifts, self.terms = nn.ModuleList(shifts), nn.ModuleList(terms)
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
         for shift in self.shifts:
             logits = shift(logits, target)
         log_p = logits.log_softmax(-1)  # (M, B, C)
-        total: Tensor = torch.stack([term(log_p, target, epoch) for term in self.terms]).sum()
-        return total
+        values: list[Tensor] = [term(log_p, target, epoch, whole) for term in self.terms]
+        return reduce(torch.add, values)
 
 
 def as_tensor(values: ArrayLike) -> Tensor:

@@ -10,6 +10,8 @@ from rfdlc.errors import InputError, choose
 from rfdlc.learn.backbones import Backbone
 from rfdlc.learn.combinations import Combination, Particles
 from rfdlc.learn.fused.stages import usable
+from rfdlc.learn.products import product
+from rfdlc.learn.recompute import recomputed
 from rfdlc.learn.stack import IMAGES_IN_FRONT, Generators, Linear, reset
 
 
@@ -28,7 +30,8 @@ class CosineHead(nn.Module):
         self.weight.copy_(functional.normalize(self.weight, dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * torch.bmm(functional.normalize(x, dim=-1), functional.normalize(self.weight, dim=1))
+        inverse = (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()  # multiplied last: by C numbers, not F
+        return product(x, functional.normalize(self.weight, dim=1)) * (self.scale * inverse)
 
 
 HEADS = ("cosine", "linear")
@@ -40,6 +43,8 @@ class ParticleNet(nn.Module):
 
     The first `shared_stages` stages of the backbone exist once a run, the others once a particle.
     """
+
+    recompute = False  # keep the inputs of stages alone for the backward pass
 
     def __init__(
         self,
@@ -77,11 +82,18 @@ class ParticleNet(nn.Module):
         """(R, B, ...) -> (R*M, B, F)."""
         fused = self.fused and self.trunk.training and self.branches.training and usable(x)
         layout = IMAGES_IN_FRONT if fused else self.layout
-        shared = self.trunk(layout.fold(x))
+        shared = self._through(self.trunk, layout.fold(x))
         if not len(self.branches):
             return layout.unfold(shared, self.runs).repeat_interleave(self.particles, 0)
         spread = layout.spread(shared, self.runs, self.particles) if self.particles > 1 else shared
-        return layout.unfold(self.branches(spread), self.runs * self.particles)
+        return layout.unfold(self._through(self.branches, spread), self.runs * self.particles)
+
+    def _through(self, stages: nn.Sequential, x: Tensor) -> Tensor:
+        if not self.recompute:
+            return stages(x)
+        for stage in stages:
+            x = recomputed(stage, x)
+        return x
 
     def forward(self, x: Tensor) -> Tensor:
         return self.combination(*self.outputs(x))

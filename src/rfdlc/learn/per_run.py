@@ -6,7 +6,7 @@ many kernels as one.
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,16 @@ from torch.func import functional_call
 
 from rfdlc.learn.repulsion import repulsion
 from rfdlc.learn.settings import Settings
+from rfdlc.learn.whole import Whole
 
 Item = TypeVar("Item")
 
 
 class Objectives(nn.Module):
-    """One objective a run: (logits (R,M,B,C), targets (R,B), epoch) -> losses (R,)."""
+    """One objective a run: (logits (R,M,B,C), targets (R,B), epoch) -> losses (R,).
+
+    A fourth argument, where given, is the whole batch of which these samples are a share.
+    """
 
     def __init__(self, objectives: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -27,9 +31,12 @@ class Objectives(nn.Module):
         self.sizes = [len(group) for group in groups]
         self.groups = nn.ModuleList(_Alike(group) for group in groups)
 
-    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> Tensor:
-        parts = zip(self.groups, logits.split(self.sizes), targets.split(self.sizes), strict=True)
-        return torch.cat([group(own, labels, epoch) for group, own, labels in parts])
+    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        if len(self.groups) == 1:
+            return self.groups[0](whole, epoch, logits, targets, *(() if whole is None else (whole.counts,)))
+        counts = [() for _ in self.sizes] if whole is None else [(own,) for own in whole.counts.split(self.sizes)]
+        parts = zip(self.groups, logits.split(self.sizes), targets.split(self.sizes), counts, strict=True)
+        return torch.cat([group(whole, epoch, own, labels, *known) for group, own, labels, known in parts])
 
 
 class _Alike(nn.Module):
@@ -43,14 +50,21 @@ class _Alike(nn.Module):
         for i, name in enumerate(self.names):
             self.register_buffer(f"stacked_{i}", torch.stack([own[name] for own in buffers]))
 
-    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> Tensor:
+    def forward(self, whole: Whole | None, epoch: Tensor, *of_runs: Tensor) -> Tensor:
+        """`of_runs`: logits (R,M,B,C), targets (R,B) and, of a share, the counts (R,C) of the whole batch."""
         if self.runs == 1:
-            return self.first(logits[0], targets[0], epoch)[None]
+            return self.first(*_arguments(whole, epoch, *(own[0] for own in of_runs)))[None]
         stacked = {name: getattr(self, f"stacked_{i}") for i, name in enumerate(self.names)}
-        return torch.vmap(self._loss, in_dims=(0, 0, 0, None))(stacked, logits, targets, epoch)
+        dims = 0, None, None, *(0 for _ in of_runs)
+        return torch.vmap(self._loss, in_dims=dims)(stacked, whole, epoch, *of_runs)
 
-    def _loss(self, buffers: dict[str, Tensor], logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
-        return functional_call(self.first, buffers, (logits, target, epoch))
+    def _loss(self, buffers: dict[str, Tensor], whole: Whole | None, epoch: Tensor, *of_run: Tensor) -> Tensor:
+        return functional_call(self.first, buffers, _arguments(whole, epoch, *of_run))
+
+
+def _arguments(whole: Whole | None, epoch: Tensor, logits: Tensor, target: Tensor, *counts: Tensor) -> tuple[Any, ...]:
+    """What an objective of one run is called with."""
+    return (logits, target, epoch) if whole is None else (logits, target, epoch, whole.with_counts(*counts))
 
 
 class Repulsions:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.load import load
+from rfdlc.data.replayed import capture
 from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, sensible_threads, split_outputs
 from rfdlc.learn.methods import resolve
 from rfdlc.learn.particles import ParticleNet
@@ -89,10 +90,10 @@ def _step_parts(net: ParticleNet, part: Part, steps: int) -> dict[str, float]:
     batch = inputs, targets, part.mixing(net.seeds, 1)[0].to(step.device)
 
     def there_and_back() -> None:
-        step.gradients(step.objectives(*batch))
+        step.gradients(step.objectives(step.mixed(*batch)))
 
     data = _seconds(lambda: [None for _ in part.loader.epoch(1)], step.device) / part.loader.steps
-    forward = _seconds(lambda: step.objectives(*batch), step.device, step.capture)
+    forward = _seconds(lambda: step.objectives(step.mixed(*batch)), step.device, step.capture)
     both = _seconds(there_and_back, step.device, step.capture)
     whole = _seconds(lambda: step.compute(*batch), step.device, step.capture)
     return {"data": data, "forward": forward, "backward": max(both - forward, 0.0), "optimiser": max(whole - both, 0.0)}
@@ -100,7 +101,7 @@ def _step_parts(net: ParticleNet, part: Part, steps: int) -> dict[str, float]:
 
 def _seconds(function: Callable[[], Any], device: torch.device, captured: bool = False, once: bool = False) -> float:
     """The least of several measurements; on a GPU of what it does, captured as the step is, not of its launches."""
-    run = _captured(function) if captured else function
+    run = capture(function, 3)[0].replay if captured else function
     run()
     _wait(device)
     times: list[float] = []
@@ -110,19 +111,6 @@ def _seconds(function: Callable[[], Any], device: torch.device, captured: bool =
         _wait(device)
         times.append(time.perf_counter() - began)
     return min(times)
-
-
-def _captured(function: Callable[[], Any]) -> Callable[[], None]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
 
 
 def _wait(device: torch.device) -> None:

@@ -46,10 +46,10 @@ class Checkpoint:
 
 
 class Run:
-    """A folder with one training in it."""
+    """A folder with one training in it. Of several processes that train, one `writes`."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, writes: bool = True) -> None:
+        self.path, self.writes = Path(path), writes
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], classes: Classes) -> "Run":
@@ -67,6 +67,13 @@ class Run:
         run.write_json("environment.json", environment())
         run.write_json("config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **config})  # last
         return run
+
+    def was_asked_for(self, config: Mapping[str, Any]) -> bool:
+        """Whether the folder holds a run of just this configuration."""
+        if not (self.path / "config.json").exists():
+            return False
+        asked = json.loads(json.dumps(config))
+        return {key: value for key, value in self.config.items() if key in asked} == asked
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -127,6 +134,8 @@ class Run:
 
     def save_checkpoint(self, checkpoint: Checkpoint, kept_as: str | None = None) -> None:
         """Write last.ckpt, then history.csv, which follows from it."""
+        if not self.writes:
+            return
         tensors = _over(checkpoint.net, "net.") | _over(checkpoint.state, "state.")
         meta = {
             "phase": str(checkpoint.phase),
@@ -154,6 +163,8 @@ class Run:
 
     def write_with(self, name: str, save_to: Callable[[Path], None]) -> None:
         """A file that something else writes: into a temporary name first."""
+        if not self.writes:
+            return
         temporary = self.path / f".{name}"
         try:
             save_to(temporary)
@@ -165,6 +176,8 @@ class Run:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file so that at any instant the folder has the old one or the new one, whole."""
+        if not self.writes:
+            return
         temporary = self.path / f".{name}.tmp"
         try:
             with temporary.open("wb") as file:

@@ -3,6 +3,7 @@
 Class count, input size and frequency order are no settings: the data says them.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -68,7 +69,8 @@ class Settings:
     repulsion_strength: float = _setting(1.0, "factor of the repulsion", 0)
     # optimisation
     epochs: int = _setting(100, "passes over the training data", 1)
-    batch_size: int = _setting(128, "samples a step", 1)
+    batch_size: int = _setting(128, "samples a step, of all processes together", 1)
+    accumulate: int = _setting(1, "parts in which a process computes its share of a batch, to save memory", 1)
     optimiser: str = _setting("sgd", "sgd (Nesterov) or adamw", among=tuple(OPTIMISERS))
     learning_rate: float = _setting(0.1, "base learning rate", 0)
     momentum: float = _setting(0.9, "momentum of sgd", 0, 1)
@@ -100,11 +102,17 @@ class Settings:
     # the run
     seed: int = _setting(0, "of weights, order, augmentation and mixup", 0, 2**31 - 1)
     evaluate_every: int = _setting(0, "epochs between evaluations on held-out data, 0 for the end alone", 0)
-    checkpoint_every: int = _setting(1, "epochs between checkpoints", 1)
+    checkpoint_every: int = _setting(0, "epochs between checkpoints; 0: once ten seconds have passed", 0)
     keep: tuple[float, ...] = _setting((), "shares of the epochs whose checkpoints are kept, for forks", 0, 1)
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
     precision: str = _setting("auto", "auto: bf16 on a GPU, float32 on a CPU", among=("auto", "bf16", "float32"))
     compile: bool = _setting(False, "compile the networks (GPU); pays for long trainings")
+    checkpoint_activations: bool = _setting(
+        False, "compute activations again in the backward pass instead of keeping them; not together with compile"
+    )
+    batch_norm: str = _setting(
+        "local", "statistics of several processes: local to each, or sync, of the whole batch", among=("local", "sync")
+    )
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -115,6 +123,8 @@ class Settings:
 
         if self.mixup and self.cutmix:
             raise InputError("mixup and cutmix cannot be used together: set one of them to 0")
+        if self.compile and self.checkpoint_activations:
+            raise InputError("compile and checkpoint_activations cannot be used together: set one of them to false")
 
     @property
     def deferred_epoch(self) -> int:
@@ -160,16 +170,20 @@ def preset(data_name: str, method: str, kind: str = "") -> dict[str, Any]:
     """Settings for a data set of this name from its TOML file: its top-level keys, and its table of the method.
 
     Data without a preset of their own have that of their kind: `images` or `features` (tables and embeddings).
+    Lists are named as they were published, so that `ImageNet_LT` means imagenet-lt.
     """
-    folder = files("rfdlc.learn") / "presets"
+    presets = {_plain(file.name.removesuffix(".toml")): file for file in (files("rfdlc.learn") / "presets").iterdir()}
     general = {"images": "images", "features": "table"}.get(kind, "")
-    names = [name for name in (data_name, general) if name and (folder / f"{name}.toml").is_file()]
-    if not names:
+    source = presets.get(_plain(data_name)) or presets.get(general)
+    if source is None:
         return {}
-    source = folder / f"{names[0]}.toml"
     table = tomllib.loads(source.read_text(encoding="utf-8"))
     common = {key: value for key, value in table.items() if not isinstance(value, dict)}
     return {**common, **table.get(method, {})}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
 
 
 # -- values ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rfdlc.learn.processes import Processes
+from rfdlc.learn.products import by_hand, product
+from rfdlc.learn.shared_norm import shared_norm
+
 Generators = Sequence[torch.Generator]  # one a run
 
 
@@ -37,7 +41,12 @@ class Conv(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation of K networks' channels: each network's statistics are its own."""
+    """Batch normalisation of K networks' channels: each network's statistics are its own.
+
+    Those of one process, or of the whole batch where `shared` says which processes have a share of it.
+    """
+
+    shared: Processes | None = None
 
     def __init__(self, networks: int, channels: int) -> None:
         super().__init__()
@@ -49,6 +58,8 @@ class BatchNorm(nn.Module):
         self.variance: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.shared is not None:
+            return shared_norm(x, self.mean, self.variance, self.weight, self.bias, 0.1, 1e-5, self.shared)
         return functional.batch_norm(x, self.mean, self.variance, self.weight, self.bias, self.training, 0.1, 1e-5)
 
 
@@ -68,11 +79,15 @@ class Linear(nn.Module):
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
+        if by_hand(x, self.weight):
+            return product(x, self.weight) + self.bias
         return torch.baddbmm(self.bias.to(x.dtype), x, self.weight.to(x.dtype))
 
 
 class LayerNorm(nn.Module):
     """Layer normalisation with K scales and shifts, on (K, B, F)."""
+
+    epsilon = 1e-5
 
     def __init__(self, networks: int, features: int) -> None:
         super().__init__()
@@ -80,7 +95,14 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(networks, 1, features))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+        return functional.layer_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight + self.bias
+
+
+def share_statistics(module: nn.Module, processes: Processes) -> None:
+    """From now on, batch norm normalises by the samples of all these processes."""
+    for layer in module.modules():
+        if isinstance(layer, BatchNorm):
+            layer.shared = processes
 
 
 @torch.no_grad()

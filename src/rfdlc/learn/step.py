@@ -2,6 +2,9 @@
 
 Learning rates, one a run, and the epoch are tensors on the device; losses are summed there and read once an epoch.
 A shape of batch is captured once: the shorter last batch of an epoch has a graph of its own.
+
+Of several processes each has a share of the batch, and `accumulate` cuts that into parts: losses and gradients of the
+parts add up to those of the whole batch, over parts here and over processes before the update.
 """
 
 import warnings
@@ -12,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from rfdlc.data.mixing import Mixed, cutmix, mixup
+from rfdlc.data.replayed import capture
 from rfdlc.learn.averaging import DrawnNetworks, EpochMean
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
 from rfdlc.learn.particles import ParticleNet
 from rfdlc.learn.per_run import Repulsions
+from rfdlc.learn.processes import ALONE, Processes
 from rfdlc.learn.settings import Settings
+from rfdlc.learn.whole import Whole, class_counts
 
 WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
 Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
@@ -37,8 +43,11 @@ class Step:
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
         each: Sequence[Settings] = (),  # of every run, where they differ in what a run may have of its own
         steps: int = WORTH_FUSING,  # how often it will be called, about
+        processes: Processes = ALONE,
     ) -> None:
         self.net, self.objective, self.settings, self.stage = net, objective, settings, stage
+        self.processes = processes
+        self.full = -(-settings.batch_size // processes.world // settings.accumulate)  # samples of a part, rounded up
         each = each or [settings] * net.runs
         self.parameters: list[Tensor] = [p for part in net.parts(stage.trains) for p in part.parameters()]
         net.requires_grad_(False)  # what is frozen needs no backward pass
@@ -57,15 +66,19 @@ class Step:
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
         self.first_bad = torch.full_like(self.total, -1, dtype=torch.int64)  # first step whose loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
-        net.fused = net.fusable and steps >= WORTH_FUSING
-        compiling = settings.compile and self.device.type == "cuda" and stage.trains == "all" and not net.fused
+        meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks, layer by layer
+        net.fused = net.fusable and steps >= WORTH_FUSING and not meeting
+        worth = stage.trains == "all" and not net.fused and not meeting
+        compiling = settings.compile and self.device.type == "cuda" and worth
         self.forward: Callable[[Tensor], Tensor] = self.drawn or (
             net.routing if stage.trains == "router" else net.particle_logits
         )
         self.compiled = torch.compile(self.forward, dynamic=False) if compiling else self.forward
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
-        self.capture = self.capturing and self.device.type == "cuda" and steps >= WORTH_CAPTURING
+        # what other processes do, and random numbers that are put back, cannot be captured
+        capturable = processes.alone and not settings.checkpoint_activations
+        self.capture = self.capturing and self.device.type == "cuda" and steps >= WORTH_CAPTURING and capturable
 
     def begin_epoch(self, epoch: int, rates: float | Sequence[float]) -> None:
         """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
@@ -92,26 +105,48 @@ class Step:
         return graph.replay()
 
     def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
-        """The step itself."""
-        losses = self.objectives(inputs, targets, mix)
-        self.update(losses, self.gradients(losses))
+        """The step itself, over the parts of the batch."""
+        count = self._parts(targets.shape[1])
+        whole = None if count == 1 and self.processes.alone else self._whole(targets, count)
+        first, *rest = self.mixed(inputs, targets, mix).parts(count)
+        losses = self.objectives(first, whole)
+        gradients, losses = self.gradients(losses), losses.detach()
+        for part in rest:
+            more = self.objectives(part, whole)
+            gradients = list(torch._foreach_add(gradients, self.gradients(more)))
+            losses = losses + more.detach()
+        self.update(losses, gradients)
 
-    def objectives(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Tensor:
-        """Of each run, (R,). That of mixed samples is weighed between both labels, whatever the objective."""
-        mixed = self.mixed(inputs, targets, mix)
-        inputs = mixed.inputs
+    def objectives(self, part: Mixed, whole: Whole | None = None) -> Tensor:
+        """Of each run, (R,). That of mixed samples is weighed between both labels, whatever the objective.
+
+        Where samples are a part of a whole batch, it is their part of the whole's.
+        """
         # compiling is dear: only the shape of full batches is worth it
-        forward = self.compiled if inputs.shape[1] == self.settings.batch_size else self.forward
+        forward = self.compiled if part.inputs.shape[1] == self.full else self.forward
         with self.autocast():
-            logits = forward(inputs)  # (R, M, B, C)
+            logits = forward(part.inputs)  # (R, M, B, C)
         logits = logits.float() if logits.dtype == torch.bfloat16 else logits
-        losses = self.objective(logits, targets, self.epoch)  # (R,)
+        known = () if whole is None else (whole,)
+        losses: Tensor = self.objective(logits, part.targets, self.epoch, *known)  # (R,)
         if self.mixing is not None:
-            others = self.objective(logits, mixed.partners, self.epoch)
-            losses = mixed.lam * losses + (1 - mixed.lam) * others
+            others = self.objective(logits, part.partners, self.epoch, *known)
+            losses = part.lam * losses + (1 - part.lam) * others
         if self.repulsions is not None:
-            losses = losses + self.repulsions(self.net.head_weights, logits, self.epoch)
+            apart = self.repulsions(self.net.head_weights, logits, self.epoch)
+            # every part has the same heads: each counts by its samples, all together once
+            losses = losses + (apart if whole is None else apart * (logits.shape[2] / whole.size))
         return losses
+
+    def _parts(self, samples: int) -> int:
+        """In how many parts a batch is computed: as many on every process, which may meet inside of a part."""
+        wanted = min(self.settings.accumulate, samples)
+        return wanted if self.settings.accumulate == 1 else self.processes.least(wanted)
+
+    def _whole(self, targets: Tensor, parts: int) -> Whole:
+        """The whole batch of every run, of which these targets (R, B) are this process's share."""
+        counts = class_counts(targets, self.net.head_weights.shape[-1])
+        return Whole(self.processes.total(counts), self.processes, parts)
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
@@ -123,14 +158,15 @@ class Step:
 
     @torch.no_grad()
     def update(self, losses: Tensor, gradients: list[Tensor]) -> None:
+        self.processes.total_([*gradients, losses])
         if self.settings.clip:
             clip(gradients, self.settings.clip, self.net.runs)
         self.optimiser.step(self.parameters, gradients, self.rates)
         if self.average:
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
-        bad = ~losses.detach().isfinite() & (self.first_bad < 0)
+        bad = ~losses.isfinite() & (self.first_bad < 0)
         self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
-        self.total += losses.detach()
+        self.total += losses
         self.steps += 1
 
     def losses(self) -> list[float]:
@@ -163,15 +199,7 @@ class Step:
         saved = [tensor.detach().clone() for tensor in live]
         static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
         try:
-            side = torch.cuda.Stream(self.device)
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.compute(*static)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):  # one replays at a time: they share memory
-                self.compute(*static)
+            graph, _ = capture(lambda: self.compute(*static), 3, self.pool)  # one replays at a time: they share memory
             self.graphs[shape] = (static, graph)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(f"the step could not be captured and runs eagerly: {error}", RuntimeWarning, stacklevel=2)

@@ -18,6 +18,7 @@ from rfdlc.data.mixing import draw_shares
 from rfdlc.learn.averaging import COLLECTED_FROM, draw_head
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.processes import ALONE, Processes
 from rfdlc.learn.schedules import rate
 from rfdlc.learn.settings import Settings
 from rfdlc.learn.step import Step
@@ -86,7 +87,7 @@ class Epoch:
     losses: list[float]  # a run
     rates: list[float]  # a run
     seconds: float
-    samples_per_second: float
+    samples_per_second: float  # of all runs and processes
     step: Step
     state: dict[str, Tensor]  # what continues the training beside the networks' own
 
@@ -105,8 +106,13 @@ class Epoch:
         )
 
 
-def epochs(net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], done: int = 0) -> Iterator[Epoch]:
-    """Train from the end of epoch `done` to the last of the last part. `state` is the optimiser's, of a checkpoint."""
+def epochs(
+    net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], done: int = 0, processes: Processes = ALONE
+) -> Iterator[Epoch]:
+    """Train from the end of epoch `done` to the last of the last part. `state` is the optimiser's, of a checkpoint.
+
+    Where several `processes` each drive a loop like this one, networks are the same on all of them after each epoch.
+    """
     deviations: list[Tensor] = []
     for part in parts:
         if part.end < done:
@@ -114,12 +120,13 @@ def epochs(net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], do
         if part.stage.anew and done <= part.start:
             draw_head(net)
         left = (part.end - max(done, part.start)) * part.loader.steps
-        step = Step(net, part.objective, part.settings, part.stage, deviations, part.each, left)
+        step = Step(net, part.objective, part.settings, part.stage, deviations, part.each, left, processes)
         if done > part.start:
             load_state(step, state)
         for epoch in range(max(done, part.start) + 1, part.end + 1):
             rates, mixes = part.rates(epoch), part.mixing(net.seeds, epoch)
-            torch.manual_seed(hash((net.seeds, epoch)) % 2**63)  # a user's network may draw from the global generator
+            # a user's network may draw from the global generator
+            torch.manual_seed((hash((net.seeds, epoch)) + processes.rank) % 2**63)
             step.begin_epoch(epoch, rates)
             began, count = time.perf_counter(), 0
             for (inputs, targets), mix in zip(part.loader.epoch(epoch), mixes.to(step.device), strict=True):
@@ -127,14 +134,17 @@ def epochs(net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], do
                 count += targets.numel()
             losses = step.losses()  # the one wait of the epoch
             _check_numbers(step, epoch, part.loader.steps)
+            processes.mean_(list(net.buffers()))  # batch norm's statistics, where they are local
             if step.epoch_mean and epoch - part.start > COLLECTED_FROM * (part.end - part.start):
                 step.epoch_mean.collect()
             seconds = time.perf_counter() - began
-            yield Epoch(epoch, losses, rates, seconds, count / seconds, step, optimiser_state(step))
-        deviations = _finish(net, part, step)  # after the last checkpoint: a run resumed from it comes by here too
+            speed = processes.world * count / seconds
+            yield Epoch(epoch, losses, rates, seconds, speed, step, optimiser_state(step))
+        # after the last checkpoint: a run resumed from it comes by here too
+        deviations = _finish(net, part, step, processes)
 
 
-def _finish(net: ParticleNet, part: Part, step: Step) -> list[Tensor]:
+def _finish(net: ParticleNet, part: Part, step: Step, processes: Processes) -> list[Tensor]:
     """The end of a stage: averages in the weights' place, statistics that fit them, what else the stage asks for."""
     deviations = step.settle()
     if step.epoch_mean:
@@ -142,6 +152,7 @@ def _finish(net: ParticleNet, part: Part, step: Step) -> list[Tensor]:
         with torch.no_grad(), step.autocast():
             for inputs, _ in part.loader.epoch(part.end):
                 net.particle_logits(inputs)
+        processes.mean_(list(net.buffers()))
     if part.stage.after:
         part.stage.after(net)
     return deviations
@@ -183,10 +194,10 @@ def load_state(step: Step, state: dict[str, Tensor]) -> None:
 @torch.no_grad()
 def outputs_of(
     net: ParticleNet, batches: Iterator[tuple[Tensor, Any]], context: Callable[[], Any]
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None]:
     """Of samples in order, on the CPU: logits (R, M, N, C), and the combination's own uncertainty (R, N) if it has one.
 
-    Every run sees the same samples.
+    Every run sees the same samples. Nothing where there are none.
     """
     net.eval()
     logits, unsure = [], []
@@ -196,7 +207,10 @@ def outputs_of(
             logits.append(net.combination(*particles).float())
             unsure.append(net.combination.uncertainty(*particles))
     known = [values.float() for values in unsure if values is not None]
-    return torch.cat(logits, dim=2).cpu(), torch.cat(known, dim=1).cpu() if known else None
+    return (
+        torch.cat(logits, dim=2).cpu() if logits else None,
+        torch.cat(known, dim=1).cpu() if known else None,
+    )
 
 
 def _schedule(settings: Settings) -> dict[str, Any]:

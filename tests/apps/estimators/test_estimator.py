@@ -205,6 +205,10 @@ def test_warm_start_goes_on(three):
     assert again.loss_curve_[0] < first[0]
     with pytest.raises(ValueError, match=r"warm_start can only be used where `self.classes_` is the same"):
         model.fit(X, y + 1)
+    with pytest.raises(ValueError, match="X has 3 features, but RFDLCClassifier is expecting 8"):
+        model.fit(X[:, :3], y)
+    with pytest.raises(ValueError, match="particles was 2 when training began and is 5 now"):
+        model.set_params(particles=5).fit(X, y)
 
 
 def test_it_is_reproducible_and_leaves_the_global_generator_alone(three, fitted):
@@ -278,8 +282,10 @@ def test_wrong_input(three, named):
         RFDLCClassifier(**SMALL).fit(X[:3], [1, 1, 1])
     with pytest.raises(ValueError, match="too large for dtype"):
         RFDLCClassifier(**SMALL).fit(np.where(np.arange(8) == 3, 1e200, X), y)
-    with pytest.raises(InputError, match="hidden is empty"):
+    with pytest.raises(InputError, match=r"hidden \(\) is not possible"):
         RFDLCClassifier(hidden=()).fit(X, y)
+    with pytest.raises(InputError, match=r"^prior 'unifrom' is unknown"):
+        RFDLCClassifier(**SMALL, prior="unifrom").fit(X, y)
     with pytest.raises(InputError, match="setting particles=0 is out of range"):
         RFDLCClassifier(particles=0).fit(X, y)
     with pytest.warns(UserWarning, match="no class has two samples"):

@@ -30,21 +30,25 @@ from rfdlc.decide.calibration import KINDS
 COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 
 
-def test_calibration_is_out_of_fold_as_in_a_plain_loop(three):
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_calibration_is_out_of_fold_as_in_a_plain_loop(three, ensemble):
     X, y = three
-    model = UtilityClassifier(GaussianNB(), COSTLY, cv=StratifiedKFold(4)).fit(X, y)
-    scores, targets = [], []
+    model = UtilityClassifier(GaussianNB(), COSTLY, cv=StratifiedKFold(4), ensemble=ensemble).fit(X, y)
+    models, scores, targets = [GaussianNB().fit(X, y)], [], []
     for learn, held in StratifiedKFold(4).split(X, y):
-        scores.append(GaussianNB().fit(X[learn], y[learn]).predict_proba(X[held]))
+        models.append(GaussianNB().fit(X[learn], y[learn]))
+        scores.append(models[-1].predict_proba(X[held]))
         targets.append(y[held])
     utility = Utility(COSTLY, Classes.from_labels(y))
     reference = Decider(utility).fit(np.concatenate(scores), np.concatenate(targets))
-    whole = GaussianNB().fit(X, y).predict_proba(X)
+    temperature = reference.fitted.temperature
     assert model.decider_.fitted == reference.fitted
-    assert model.decider_.fitted.temperature > 1.01  # naive Bayes is too sure: there was something to do
-    np.testing.assert_array_equal(model.predict(X), reference.decide(whole))
-    np.testing.assert_allclose(model.predict_proba(X), reference.probabilities(whole))
-    np.testing.assert_allclose(model.decision_function(X), reference.expected_utility(whole))
+    assert temperature > 1.01  # naive Bayes is too sure: there was something to do
+    softer = [each.predict_proba(X) ** (1 / temperature) for each in (models if ensemble else models[:1])]
+    p = np.mean([each / each.sum(1, keepdims=True) for each in softer], 0)
+    np.testing.assert_allclose(model.predict_proba(X), p, atol=1e-6)
+    np.testing.assert_allclose(model.decision_function(X), p @ COSTLY, atol=1e-6)
+    np.testing.assert_array_equal(model.predict(X), (p @ COSTLY).argmax(1))
 
 
 @pytest.mark.parametrize(("c00", "c01", "c10", "c11"), [(0, 9, 1, 0), (0.5, 4, 2, -1), (0, 1, 2, 0)])
@@ -69,7 +73,8 @@ def test_symmetric_costs_equal_plain_predict(two, three, estimator):
 def test_a_temperature_leaves_the_most_probable_class_alone(three):
     X, y = three
     plain = GaussianNB().fit(X, y)
-    np.testing.assert_array_equal(UtilityClassifier(GaussianNB()).fit(X, y).predict(X), plain.predict(X))
+    ours = UtilityClassifier(GaussianNB(), ensemble=False).fit(X, y)
+    np.testing.assert_array_equal(ours.predict(X), plain.predict(X))
 
 
 class Counting(ClassifierMixin, BaseEstimator):
@@ -124,6 +129,7 @@ def test_frozen_estimators_are_left_as_they_are(three):
     frozen = UtilityClassifier(FrozenEstimator(fitted), COSTLY).fit(X[200:], y[200:])
     prefit = UtilityClassifier(fitted, COSTLY, cv="prefit").fit(X[200:], y[200:])
     np.testing.assert_allclose(frozen.predict_proba(X), prefit.predict_proba(X))
+    assert len(frozen.estimators_) == len(prefit.estimators_) == 1
 
 
 class Recording(GaussianNB):
@@ -140,7 +146,7 @@ class Recording(GaussianNB):
         return super().predict_proba(X)
 
 
-@pytest.mark.parametrize("cv", [4, GroupKFold(3)])
+@pytest.mark.parametrize("cv", [4, np.int64(4), GroupKFold(3)])
 def test_groups_are_never_on_both_sides(three, cv):
     X, y = three
     groups = np.arange(len(X)) // 8
@@ -158,6 +164,7 @@ def test_a_class_that_a_fold_could_not_learn_is_left_out_of_calibration(three):
     with pytest.warns(UserWarning, match="least populated class"):
         model = UtilityClassifier(GaussianNB(), cv=4).fit(X, rare)
     assert list(model.classes_) == [0, 1, 2, 9]
+    assert [len(each.classes_) for each in model.estimators_] == [4, 4, 4, 4]  # of all samples, and of three folds
     assert model.decider_.fitted.temperature < 3  # the impossible sample would have made it far larger
 
 
@@ -255,6 +262,12 @@ def test_classes_that_only_one_side_has_are_named(named):
         UtilityClassifier(GaussianNB(), calibration="platt").fit(X, y)
     with pytest.raises(InputError, match="LinearSVC has no predict_proba"):
         UtilityClassifier(LinearSVC()).fit(X, y)
+    with pytest.raises(InputError, match=r"^prior 'unifrom' is unknown.*did you mean 'uniform'"):
+        UtilityClassifier(GaussianNB(), prior="unifrom").fit(X, y)
+    with pytest.raises(ValueError, match="Input y contains NaN"):
+        UtilityClassifier(GaussianNB()).fit(X, np.where(y == "rare", np.nan, 1.0))
+    with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\)"):
+        UtilityClassifier(GaussianNB()).fit(X[:0], y[:0])
 
 
 def test_it_is_at_home_in_scikit_learn(named, tmp_path):
