@@ -31,9 +31,7 @@ from rfdlc.learn.model import Model
 
 CLASSES, SAMPLES, FEWER = 6, 1000, 100
 LARGE = ("resnet50", "resnet50-slim", "resnext50")
-RATE = (
-    0.01  # a higher one lets a linear head on a large network explode within an epoch, and nothing is left to compare
-)
+RATE = 0.01  # a higher one lets a linear head on a large network explode, and there is nothing left to compare
 Row = dict[str, object]
 
 
