@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from recording import write
 from rfdlc import RFDLCClassifier
 
-EPOCHS, REPETITIONS, CORES = 5, 5, 2
+EPOCHS, REPETITIONS, CORES = 5, 3, 2
 
 
 def seconds(model: Any, X: NDArray[Any], y: NDArray[Any]) -> float:
