@@ -35,9 +35,15 @@ def trained(small_images, tmp_path_factory):
         key = (method, backbone, *sorted(settings.items()))
         if key not in made:
             made[key] = tmp_path_factory.mktemp("runs") / "run"
-            settings = {"epochs": 1, "batch_size": 32, "widths": (16,), "hold_out": 0.2, **settings}
+            settings = {
+                "epochs": 4,
+                "batch_size": 8,
+                "learning_rate": 0.05,
+                "widths": (16,),
+                "hold_out": 0.2,
+            } | settings
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # an epoch is too short for a plausible temperature
+                warnings.simplefilter("ignore")  # a few epochs are too short for a plausible temperature
                 rfdlc.train(small_images, method, made[key], backbone=network or backbone, device="cpu", **settings)
         return made[key]
 
