@@ -48,6 +48,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
       and `fit` calibrates it on the samples given, which it should not have seen.
     - `ensemble`: predict with the mean of the model of all samples and those of the folds, each calibrated. They are
       fitted in any case, and with few samples their mean is better than any one. False: the model of all samples alone.
+      Where all errors cost the same, that one is asked alone too: its decisions then are those of the estimator itself.
     - `abstain_label`: what `predict` returns for an action that is no class, where labels are numbers; or
       `{action: label}`. Where labels are text it is the action's name.
 
@@ -156,7 +157,8 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
 
     def _mean(self, X: Any, decided: Callable[[Floats], Floats]) -> Floats:
         """The mean over models of what the Decider makes of each one's probabilities."""
-        return np.mean([np.asarray(decided(model.predict_proba(X))) for model in self.estimators_], axis=0)
+        models = self.estimators_[:1] if _symmetric(self.decider_.utility.matrix) else self.estimators_
+        return np.mean([np.asarray(decided(model.predict_proba(X))) for model in models], axis=0)
 
     def _new_decider(self, encoded: NDArray[np.int64], weights: NDArray[np.float64] | None) -> Decider:
         """Not fitted yet. The prior left alone is the one that the probabilities carry."""
@@ -195,6 +197,13 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
                 p = np.zeros((len(rows), len(self.classes_)))
                 p[:, known] = model.predict_proba(_safe_indexing(X, rows))
                 yield model, p, rows
+
+
+def _symmetric(utility: Floats) -> bool:
+    """Whether every right decision is worth the same, and every wrong one."""
+    rows, columns = utility.shape
+    wrong = utility[~np.eye(rows, columns, dtype=bool)]
+    return rows == columns and np.ptp(utility.diagonal()) == 0 and (wrong.size == 0 or np.ptp(wrong) == 0)
 
 
 def _joined(folds: list[Fold]) -> tuple[Floats, NDArray[np.int64]]:

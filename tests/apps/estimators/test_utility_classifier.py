@@ -62,18 +62,19 @@ def test_two_classes_equal_elkans_threshold(two, estimator, c00, c01, c10, c11):
     assert 0 < ours.predict(X).mean() < 1
 
 
+@pytest.mark.parametrize("calibration", [None, "temperature"])
 @pytest.mark.parametrize("estimator", [LogisticRegression(), RandomForestClassifier(20, random_state=0)])
-def test_symmetric_costs_equal_plain_predict(two, three, estimator):
+def test_symmetric_costs_equal_plain_predict(two, three, estimator, calibration):
     for X, y in (two, three):
         costs = 3.5 * (1 - np.eye(len(np.unique(y))))
-        ours = UtilityClassifier(estimator, -costs, calibration=None).fit(X, y)
+        ours = UtilityClassifier(estimator, -costs, calibration=calibration).fit(X, y)
         np.testing.assert_array_equal(ours.predict(X), clone(estimator).fit(X, y).predict(X))
 
 
 def test_a_temperature_leaves_the_most_probable_class_alone(three):
     X, y = three
     plain = GaussianNB().fit(X, y)
-    ours = UtilityClassifier(GaussianNB(), ensemble=False).fit(X, y)
+    ours = UtilityClassifier(GaussianNB()).fit(X, y)
     np.testing.assert_array_equal(ours.predict(X), plain.predict(X))
 
 
