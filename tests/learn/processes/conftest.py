@@ -1,6 +1,7 @@
 """Two processes for a test: forked, which spares each the seconds in which torch is imported."""
 
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from rfdlc.errors import InputError
+
+SECONDS = 120
 
 
 @pytest.fixture
@@ -30,6 +33,7 @@ def _forked(work, rank, port, result):
     child = os.fork()
     if child:
         return child
+    signal.alarm(SECONDS)  # rather an error than a test that never ends
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
