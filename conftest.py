@@ -2,4 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("triton") else ["src/rfdlc/learn/fused/kernels.py"]
+NEED_TRITON = ("convolutions", "kernels", "norms", "sizes")
+collect_ignore = [] if find_spec("triton") else [f"src/rfdlc/learn/fused/{name}.py" for name in NEED_TRITON]

@@ -1,7 +1,7 @@
 """Several processes on one machine: are they one training, what do they cost, and what does a dead worker cost?
 
     python benchmarks/scale.py --record            writes benchmarks/results/scale.csv
-    python benchmarks/scale.py --paper             the communication model of docs/scale.md alone
+    python benchmarks/scale.py --paper             what docs/scale.md counts and computes alone: memory, communication
 
 1. Two gloo processes and one with the same global batch: largest difference of losses and weights after the training,
    for weighted, deferred and adjusted objectives and for repulsion with utility.
@@ -27,9 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file
+from torch import Tensor
 
 from recording import write
+from rfdlc.learn.assembly import build_net
+from rfdlc.learn.methods import resolve
 
 Row = dict[str, Any]
 Training = subprocess.Popen[str]
@@ -159,15 +163,41 @@ def paper() -> Iterator[Row]:
                            "reference": f"{1e3 * step:.1f} ms of computing"}  # fmt: skip
 
 
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+def activations() -> Iterator[Row]:
+    """Bytes that the backward pass keeps for a sample of 224 x 224, by preset: each memory once, no weights."""
+    for preset, classes in (("imagenet-lt", 1000), ("inaturalist18", 8142)):
+        for again in (False, True):
+            _, settings = resolve("rf-dlc", preset, {"checkpoint_activations": again, "compile": False}, "images")
+            net = build_net(settings, (3, 224, 224), classes, (0,))
+            mine = {weight.untyped_storage().data_ptr() for weight in [*net.parameters(), *net.buffers()]}
+            kept: dict[int, int] = {}
+
+            def note(tensor: Tensor, mine: set[int] = mine, kept: dict[int, int] = kept) -> Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in mine:
+                    kept[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                logits = net.particle_logits(torch.randn(1, 2, 3, 224, 224))  # its graph holds what was kept
+            weights = sum(weight.numel() for weight in net.parameters()) / 1e6
+            what = f"activations of a sample, {preset}" + ", checkpoint_activations" * again
+            yield {"what": what, "value": round(sum(kept.values()) / len(logits[0, 0]) / 1e6, 1), "unit": "MB",
+                   "reference": f"float32; {weights:.1f} M weights"}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--turns", type=int, default=3, help="trainings of each kind whose speed is measured")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/scale.csv")
-    parser.add_argument("--paper", action="store_true", help="the communication model alone")
+    parser.add_argument("--paper", action="store_true", help="the communication model and memory alone")
     options = parser.parse_args()
-    rows = list(paper())
+    rows = [*activations(), *paper()]
     if not options.paper:
         with tempfile.TemporaryDirectory() as place:
             root = Path(place)

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "apps": {"decide", "data", "learn"},
     "cli": {"decide", "data", "learn", "evidence", "apps"},
 }
-GROUND_FLOOR = {"errors", "files", "progress"}
+GROUND_FLOOR = {"errors", "files", "progress", "style"}
 
 
 def rooms_imported(file: Path) -> set[str]:

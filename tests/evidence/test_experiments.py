@@ -100,6 +100,18 @@ def test_digits_from_grid_to_rows(tmp_path, forbidden):
     assert again[1] == pytest.approx(found.by_seed("digits-lt", "ce+epochs=1", "calibrated", "acc")[1], abs=0.5)
 
 
+def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):
+    without = DIGITS.replace("calibration = { hold_out = 0.2, seeds = [0] }", "")
+    assert without != DIGITS
+    for text, expected in ((without, []), (DIGITS, ["ce+epochs=1", "rf-dlc+epochs=1+particles=2"])):
+        experiment = Experiment(grid_of(tmp_path, text), tmp_path / "runs", tmp_path / "out")
+        run_grid(experiment, tmp_path, say=lambda line: None)
+        found = results.Results(tmp_path / "out")
+        calibrated = [run for run in found.measured("digits-lt") if found.mean("digits-lt", run, "calibrated", "acc")]
+        assert calibrated == expected
+        assert not [run for stack in experiment.grid.stacks for run in experiment.missing(stack)]
+
+
 def write_lists(folder, stem, **counts):
     """Images of 32 x 32 in lists of `path label`, so many of each class in each split."""
     rng = np.random.default_rng(0)

@@ -22,18 +22,7 @@ M, B, C = 3, 6, 4
 EPOCHS = 10  # what is deferred starts after epoch 8
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.fixture
-def sample():
-    generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(M, B, C, generator=generator)
-    return logits, torch.tensor([0, 0, 1, 2, 3, 1])
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def settings_of(method, **changes):

@@ -55,9 +55,14 @@ class Experiment:
         same = [path for path in found if path.name == f"held-out-{wanted.seed}"]
         return next(iter(same or found), None)
 
+    def finished(self, stack: Sequence[Wanted]) -> set[tuple[str, int]]:
+        """Runs that have their rows. One scored before that which calibrates it was trained has not all of them."""
+        calibrated = {run.name for run in stack if run.hold_out}
+        return results.finished(self.out, self.grid.data.name, calibrated)
+
     def missing(self, stack: Sequence[Wanted]) -> list[Wanted]:
         """What has to be trained: runs without rows and folder, and what calibrates those."""
-        known = results.finished(self.out, self.grid.data.name)
+        known = self.finished(stack)
         runs = [run for run in stack if not run.hold_out and (run.name, run.seed) not in known]
         wanted = {run.name for run in runs}
         needed = [*runs, *(run for run in stack if run.hold_out and run.name in wanted)]
@@ -88,9 +93,9 @@ class Experiment:
             Utility.group_sensitive(data.classes, *TASKS[task]).to_csv(settings["utility"])
         return plan(self.runs / run.folder, run.method, settings)
 
-    def score(self, stack: Iterable[Wanted], again: bool = False) -> int:
+    def score(self, stack: Sequence[Wanted], again: bool = False) -> int:
         """Write the rows of every finished run of a stack that has none yet (or `again`); how many were scored."""
-        known = set() if again else results.finished(self.out, self.grid.data.name)
+        known = set() if again else self.finished(stack)
         scored = []
         for run in stack:
             folder = None if run.hold_out or (run.name, run.seed) in known else self.folder(run)

@@ -11,6 +11,7 @@ from rfdlc.errors import InputError
 from rfdlc.evidence.results import Mean, Results, curves
 from rfdlc.evidence.specs import DATA_TITLES, TAIL
 from rfdlc.evidence.tables import frontier
+from rfdlc.style import STYLE
 
 FORMATS = ("png", "svg")
 WIDTH, HEIGHT = 5.2, 3.6  # inches
@@ -29,19 +30,6 @@ RUNS = {  # name -> title and colour; dashed is trained with the utility
     TAIL: ("RF-DLC (paper), trained with utility", "#c2570c"),
     "rf-dlc": ("RF-DLC (ours)", "#111111"),
 }
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4de",
-    "grid.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 7.5,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "rfdlc",  # the same figure gives the same file
-}
 
 
 def draw_all(folder: Path, out: Path) -> list[Path]:
@@ -55,7 +43,7 @@ def draw_all(folder: Path, out: Path) -> list[Path]:
 
     out.mkdir(parents=True, exist_ok=True)
     results, written = Results(folder), []
-    with pyplot.rc_context(STYLE):
+    with pyplot.rc_context({**STYLE, "legend.fontsize": 7.5}):
         for name, draw in _drawings(results, folder):
             figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT))
             if draw(axes):
@@ -127,19 +115,21 @@ def _frontiers(axes: Any, results: Results, data: str) -> bool:
         xlabel="accuracy (%)", ylabel="false head rate (%)", title=f"{DATA_TITLES.get(data, data)}: penalty 0 to -1"
     )
     drawn = False
-    for run, (title, colour) in RUNS.items():
+    for run in RUNS:
         points = frontier(results, data, run)
         if points:
             drawn = True
-            style = {
-                "color": colour,
-                "linestyle": "--" if run == TAIL else "-",
-                "linewidth": 2 if run == "rf-dlc" else 1.2,
-            }
-            axes.plot([p[1] for p in points], [p[2] for p in points], marker=".", markersize=4, label=title, **style)
+            _line(axes, run, [p[1] for p in points], [p[2] for p in points])
     if drawn:
         axes.legend()
     return drawn
+
+
+def _line(axes: Any, run: str, across: Any, up: Any) -> None:
+    """A method's line: its name and colour; dashed where it was trained with the utility, broad for ours."""
+    title, colour = RUNS[run]
+    style, width = "--" if run == TAIL else "-", 2 if run == "rf-dlc" else 1.2
+    axes.plot(across, up, style, marker=".", markersize=4, label=title, color=colour, linewidth=width)
 
 
 def _reliability(axes: Any, folder: Path, data: str, decision: str) -> bool:
@@ -164,17 +154,11 @@ def _mean_curves(axes: Any, folder: Path, data: str, decision: str, curve: str) 
         if (row["split"], row["decision"], row["curve"]) == ("test", decision, curve)
     ]
     drawn = False
-    for run, (title, colour) in RUNS.items():
+    for run in RUNS:
         points = np.array([[float(row[name]) for name in ("x", "y", "weight")] for row in rows if row["run"] == run])
         if len(points):
             drawn = True
-            across, up = _binned(points) if curve == "reliability" else _averaged(points)
-            style = {
-                "color": colour,
-                "linestyle": "--" if run == TAIL else "-",
-                "linewidth": 2 if run == "rf-dlc" else 1.2,
-            }
-            axes.plot(across, up, marker=".", markersize=4, label=title, **style)
+            _line(axes, run, *(_binned(points) if curve == "reliability" else _averaged(points)))
     if drawn:
         axes.legend()
     return drawn

@@ -3,8 +3,6 @@ run and metric, `curves.csv` the points that plots need. Nothing here needs torc
 """
 
 import csv
-import io
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +13,7 @@ import numpy as np
 
 from rfdlc.errors import InputError
 from rfdlc.evidence.scoring import Figure, Point
+from rfdlc.files import replacing
 
 PACKAGED = Path(__file__).parent / "results"
 COLUMNS = {
@@ -100,10 +99,15 @@ def curves(data: str, folder: Path = PACKAGED) -> Rows:
     return _read(path) if path.exists() else []
 
 
-def finished(folder: Path, data: str) -> set[tuple[str, int]]:
-    """Runs whose figures are there already."""
-    path = folder / data / "runs.csv"
-    return {(row["run"], int(row["seed"])) for row in _read(path)} if path.exists() else set()
+def finished(folder: Path, data: str, calibrated: Iterable[str] = ()) -> set[tuple[str, int]]:
+    """Runs whose figures are there already; of those that are named `calibrated`, the calibrated ones too."""
+    path, named = folder / data / "runs.csv", set(calibrated)
+    if not path.exists():
+        return set()
+    figures = _read(folder / data / "figures.csv") if named else []
+    there = {(row["run"], row["seed"]) for row in figures if row["decision"] == "calibrated"}
+    keys = {(row["run"], row["seed"]) for row in _read(path)}
+    return {(run, int(seed)) for run, seed in keys if run not in named or (run, seed) in there}
 
 
 def write(folder: Path, data: str, scored: Sequence[Scored]) -> None:
@@ -134,10 +138,7 @@ def _read(path: Path) -> Rows:
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    beside = path.with_name(f".{path.name}")
-    beside.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(beside, path)
+    with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as lines:
+        writer = csv.DictWriter(lines, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -206,4 +206,4 @@ class Objective(nn.Module):
 
 def as_tensor(values: ArrayLike) -> Tensor:
     """In the default precision."""
-    return torch.as_tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())
+    return torch.tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())

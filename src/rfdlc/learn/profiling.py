@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.data.replayed import capture
 from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, sensible_threads, split_outputs
@@ -77,8 +77,7 @@ def profile(
         traffic = _traffic(net, part, reduced(chosen, device))
         timed = _step_parts(net, part, steps)
         held = given.test or given.val or given.train
-        probe = Split(held.inputs, held.labels)
-        evaluation = _seconds(lambda: split_outputs(net, probe, given.normalisation, chosen, device), device, once=True)
+        evaluation = _seconds(lambda: split_outputs(net, held, given.normalisation, chosen, device), device, once=True)
     return Profile(timed, evaluation, steps, traffic, _bandwidth(device))
 
 

@@ -47,6 +47,7 @@ class BatchNorm(nn.Module):
     """
 
     shared: Processes | None = None
+    momentum, epsilon = 0.1, 1e-5
 
     def __init__(self, networks: int, channels: int) -> None:
         super().__init__()
@@ -58,9 +59,10 @@ class BatchNorm(nn.Module):
         self.variance: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
+        own = self.mean, self.variance, self.weight, self.bias
         if self.training and self.shared is not None:
-            return shared_norm(x, self.mean, self.variance, self.weight, self.bias, 0.1, 1e-5, self.shared)
-        return functional.batch_norm(x, self.mean, self.variance, self.weight, self.bias, self.training, 0.1, 1e-5)
+            return shared_norm(x, *own, self.momentum, self.epsilon, self.shared)
+        return functional.batch_norm(x, *own, self.training, self.momentum, self.epsilon)
 
 
 class Linear(nn.Module):

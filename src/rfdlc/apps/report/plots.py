@@ -11,6 +11,7 @@ from rfdlc.apps.report.packing import stratified
 from rfdlc.apps.report.source import Run
 from rfdlc.decide.metrics import recalls
 from rfdlc.errors import InputError, choose
+from rfdlc.style import STYLE
 
 FORMATS = ("svg", "pdf", "png")
 MOST_CLASSES = 50  # a confusion matrix with more is drawn by region
@@ -18,19 +19,6 @@ WIDTH, HEIGHT = 4.6, 3.4  # inches: one column of most papers
 REGION_COLOURS = {"head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078", "all": "#2f3b4a"}
 RUN_COLOURS = ("#2f3b4a", "#c2570c", "#2a7d8c", "#8a4fa3", "#6b7a1f", "#a83a50", "#3a62b8", "#7a6248")
 RUN_DASHES = ("-", "--", ":", "-.")
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e4e4de",
-    "grid.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text, so that it can be searched and edited
-    "svg.hashsalt": "rfdlc",  # the same figure gives the same file
-    "pdf.fonttype": 42,
-}
 
 
 def check(kind: str, out: Path) -> None:

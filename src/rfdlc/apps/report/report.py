@@ -1,6 +1,5 @@
 """report(): one self-contained HTML file of runs side by side, in which the utility can be edited."""
 
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from rfdlc.decide.evaluation import LEVEL, Evaluation, evaluate
 from rfdlc.decide.metrics import HEAD_FRACTIONS
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
+from rfdlc.files import replacing
 from rfdlc.progress import track
 
 BOOTSTRAP = 200
@@ -88,7 +88,8 @@ def write_report(
         ],
     }
     page = build_page(title, data, evaluations[runs[0].name].rows())
-    _replace(out, page)
+    with replacing(out) as beside:
+        beside.write_text(page, encoding="utf-8", newline="\n")
     return Written(out, evaluations)
 
 
@@ -184,15 +185,3 @@ def _finite(flat: Mapping[str, float]) -> dict[str, float]:
 
 def _listed(prior: Any) -> list[float] | None:
     return None if prior is None else [float(share) for share in prior]
-
-
-def _replace(out: Path, page: str) -> None:
-    """Write beside and rename: a report is whole or not there."""
-    beside = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        beside.write_text(page, encoding="utf-8", newline="\n")
-        os.replace(beside, out)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written ({error.strerror}); choose another file") from None
-    finally:
-        beside.unlink(missing_ok=True)
