@@ -15,6 +15,7 @@ from rfdlc.style import STYLE
 
 FORMATS = ("png", "svg")
 WIDTH, HEIGHT = 5.2, 3.6  # inches
+BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}  # a dozen methods hide the lines otherwise
 REGION_COLOURS = {"acc": "#2f3b4a", "head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078"}
 RUNS = {  # name -> title and colour; dashed is trained with the utility
     "ce": ("CE", "#8a8f96"),
@@ -121,7 +122,7 @@ def _frontiers(axes: Any, results: Results, data: str) -> bool:
             drawn = True
             _line(axes, run, [p[1] for p in points], [p[2] for p in points])
     if drawn:
-        axes.legend()
+        axes.legend(**BESIDE)
     return drawn
 
 
@@ -160,7 +161,7 @@ def _mean_curves(axes: Any, folder: Path, data: str, decision: str, curve: str) 
             drawn = True
             _line(axes, run, *(_binned(points) if curve == "reliability" else _averaged(points)))
     if drawn:
-        axes.legend()
+        axes.legend(**BESIDE)
     return drawn
 
 
