@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
 from rfdlc.learn.whole import Whole, weighted_mean
@@ -125,7 +126,9 @@ class NegativeLogLikelihood(nn.Module):
         self.register_buffer("weights", as_tensor(weights))
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
-        weights = torch.where(epoch > self.after, self.weights, torch.ones_like(self.weights))  # (C,)
+        weights = torch.where(epoch > self.after, self.weights, 1.0)  # (C,)
+        if not self.focal and whole is None:  # particles have the same targets: their mean can come first
+            return functional.nll_loss(log_p.mean(0), target, weights)
         true = log_p.gather(-1, target.expand(len(log_p), -1)[..., None])[..., 0]  # (M, B)
         hard = (-torch.expm1(true)).clamp(min=1e-12) ** self.focal if self.focal else 1.0  # a root is steep at 0
         return -weighted_mean(hard * true, weights, target, whole).mean()

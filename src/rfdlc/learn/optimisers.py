@@ -30,14 +30,15 @@ class Sgd:
 
     def __init__(self, parameters: Tensors, decays: Sequence[float], momentum: float = 0.9) -> None:
         self.decays, self.momentum = list(decays), momentum
+        self.constants: dict[str, Any] = {"momentum": momentum, "nesterov": momentum > 0, "dampening": 0.0}
+        self.constants |= {"maximize": False, "is_first_step": False}
         self.state = {"velocity": [torch.zeros_like(p) for p in parameters]}
 
     def step(self, parameters: Tensors, gradients: Tensors, rates: Tensor) -> None:
-        constants: dict[str, Any] = {"momentum": self.momentum, "nesterov": self.momentum > 0, "dampening": 0.0}
-        constants |= {"maximize": False, "is_first_step": False}
         slices = _slices(len(self.decays), parameters, gradients, self.state["velocity"])
         for (own, slopes, velocity), decay, rate in zip(slices, self.decays, rates, strict=False):
-            torch._fused_sgd_(own, slopes, velocity if self.momentum else [], lr=rate, weight_decay=decay, **constants)
+            moving = velocity if self.momentum else []
+            torch._fused_sgd_(own, slopes, moving, lr=rate, weight_decay=decay, **self.constants)
 
 
 class AdamW:

@@ -1,6 +1,7 @@
 """ParticleNet: R runs of M particles as one module. A shared trunk a run, then M branches, M heads, a combination."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from rfdlc.errors import InputError, choose
 from rfdlc.learn.backbones import Backbone
 from rfdlc.learn.combinations import Combination, Particles
 from rfdlc.learn.fused.stages import usable
-from rfdlc.learn.products import product
+from rfdlc.learn.products import cosines
 from rfdlc.learn.recompute import recomputed
 from rfdlc.learn.stack import IMAGES_IN_FRONT, Generators, Linear, reset
 
@@ -30,8 +31,7 @@ class CosineHead(nn.Module):
         self.weight.copy_(functional.normalize(self.weight, dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        inverse = (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()  # multiplied last: by C numbers, not F
-        return product(x, functional.normalize(self.weight, dim=1)) * (self.scale * inverse)
+        return cosines(x, self.weight, self.scale)
 
 
 HEADS = ("cosine", "linear")
@@ -101,16 +101,21 @@ class ParticleNet(nn.Module):
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F)."""
         features = self.features(x).to(self.head.weight.dtype)
-        with torch.autocast(
-            x.device.type, enabled=False
-        ):  # logits in the weights' precision, whatever features were in
-            logits: Tensor = self.head(features)
-        each = (self.runs, self.particles)
-        return logits.unflatten(0, each), features.unflatten(0, each)
+        return self._logits(features), self._by_run(features)
 
     def particle_logits(self, x: Tensor) -> Tensor:
         """What objectives see: (R, M, B, C)."""
-        return self.outputs(x)[0]
+        return self._logits(self.features(x))
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """In the weights' precision, whatever features were in."""
+        kind = features.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            return self._by_run(self.head(features.to(self.head.weight.dtype)))
+
+    def _by_run(self, values: Tensor) -> Tensor:
+        """(R*M, ...) -> (R, M, ...)."""
+        return values.view(self.runs, self.particles, *values.shape[1:])
 
     def routing(self, x: Tensor) -> Tensor:
         """What a router's objective sees: logits and, as a last column, its scores (0 for the last expert)."""

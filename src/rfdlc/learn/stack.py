@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.learn.processes import Processes
-from rfdlc.learn.products import by_hand, product
+from rfdlc.learn.products import affine
 from rfdlc.learn.shared_norm import shared_norm
 
 Generators = Sequence[torch.Generator]  # one a run
@@ -81,9 +81,7 @@ class Linear(nn.Module):
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        if by_hand(x, self.weight):
-            return product(x, self.weight) + self.bias
-        return torch.baddbmm(self.bias.to(x.dtype), x, self.weight.to(x.dtype))
+        return affine(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
 
 
 class LayerNorm(nn.Module):
@@ -146,8 +144,13 @@ def _fold_in_front(x: Tensor) -> Tensor:
     return x.movedim(2, -1).to(torch.get_autocast_dtype(x.device.type)).contiguous()
 
 
+def _spread_in_front(x: Tensor, runs: int, particles: int) -> Tensor:
+    """(R, ...) -> (R*M, ...); of one run without a copy."""
+    return x[:, None].expand(-1, particles, *[-1] * (x.ndim - 1)).flatten(0, 1)
+
+
 # Images with the networks in front and channels last, (K, B, H, W, C): what fused stages take
 IMAGES_IN_FRONT = Layout(
     _fold_in_front, lambda x, runs, particles: x.repeat_interleave(particles, 0), lambda x, networks: x
 )
-IN_FRONT = Layout(lambda x: x, lambda x, runs, particles: x.repeat_interleave(particles, 0), lambda x, networks: x)
+IN_FRONT = Layout(lambda x: x, _spread_in_front, lambda x, networks: x)

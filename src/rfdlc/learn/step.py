@@ -7,9 +7,10 @@ Of several processes each has a share of the batch, and `accumulate` cuts that i
 parts add up to those of the whole batch, over parts here and over processes before the update.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +64,9 @@ class Step:
         self.drawn = DrawnNetworks(net, deviations, stage.draws) if stage.draws else None
         self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
         self.total = torch.zeros(net.runs, device=self.device)
+        self.ones = torch.ones_like(self.total)
         self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
-        self.first_bad = torch.full_like(self.total, -1, dtype=torch.int64)  # first step whose loss is no number
+        self.good = torch.zeros_like(self.total, dtype=torch.int64)  # steps until the loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
         meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks, layer by layer
         net.fused = net.fusable and steps >= WORTH_FUSING and not meeting
@@ -84,8 +86,8 @@ class Step:
         """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
         self.epoch.fill_(epoch)
         self.rates.copy_(torch.tensor(rates))
-        self.total.zero_()
-        self.steps.zero_()
+        for sums in (self.total, self.good, self.steps):
+            sums.zero_()
         self.net.train()
         if self.stage.trains != "all":  # frozen layers keep their statistics too
             self.net.trunk.eval()
@@ -153,7 +155,7 @@ class Step:
         return Mixed(inputs, targets, targets, mix[:, 0]) if self.mixing is None else self.mixing(inputs, targets, mix)
 
     def gradients(self, losses: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(losses, self.parameters, self.ones, allow_unused=True, materialize_grads=True)
         return [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
 
     @torch.no_grad()
@@ -164,9 +166,8 @@ class Step:
         self.optimiser.step(self.parameters, gradients, self.rates)
         if self.average:
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
-        bad = ~losses.isfinite() & (self.first_bad < 0)
-        self.first_bad.copy_(torch.where(bad, self.steps, self.first_bad))
         self.total += losses
+        self.good += self.total.abs() < math.inf  # a sum that is no number stays so
         self.steps += 1
 
     def losses(self) -> list[float]:
@@ -188,13 +189,13 @@ class Step:
         return self.epoch_mean.settle() if self.epoch_mean else []
 
     def autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=reduced(self.settings, self.device), cache_enabled=False
-        )
+        if not reduced(self.settings, self.device):
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     def _captured(self, shape: tuple[int, ...], batch: Batch) -> bool:
         """Capture the step for this shape of batch: true where that worked. Warm-up steps are undone."""
-        live = [*self.net.parameters(), *self.net.buffers(), self.total, self.steps, self.first_bad]
+        live = [*self.net.parameters(), *self.net.buffers(), self.total, self.good, self.steps]
         live += [tensor for group in self.state.values() for tensor in group]
         saved = [tensor.detach().clone() for tensor in live]
         static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())

@@ -218,13 +218,13 @@ def _schedule(settings: Settings) -> dict[str, Any]:
 
 
 def _check_numbers(step: Step, epoch: int, steps: int) -> None:
-    runs = [run for run, bad in enumerate(step.first_bad.tolist()) if bad >= 0]
-    if not runs:
+    taken = int(step.steps)
+    bad, run = min((good, run) for run, good in enumerate(step.good.tolist()))
+    if bad == taken:
         return
-    bad = int(step.first_bad[runs[0]])
     cause = "the learning rate is too high" if epoch > 1 or bad > 0 else "the inputs hold NaN or infinite values"
     raise TrainingStopped(
         f"the loss is not a number since step {bad + 1} of {steps} in epoch {epoch}; likely {cause}: "
         "try a smaller learning_rate, warmup=5 or clip=1",
-        runs[0],
+        run,
     )
