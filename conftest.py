@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-NEED_TRITON = ("convolutions", "kernels", "norms", "sizes")
-collect_ignore = [] if find_spec("triton") else [f"src/rfdlc/learn/fused/{name}.py" for name in NEED_TRITON]
+NEED_TRITON = ("convolutions", "cutting", "kernels", "norms", "sizes", "weight_gradients")
+collect_ignore = [] if find_spec("triton") else [f"src/rfdlc/learn/networks/fused/{name}.py" for name in NEED_TRITON]

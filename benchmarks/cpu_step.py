@@ -21,10 +21,10 @@ from recording import write
 from rfdlc import Classes
 from rfdlc.learn.assembly import build_net, sensible_threads
 from rfdlc.learn.factories import integrated_gain
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.per_run import Objectives
+from rfdlc.learn.networks.particles import ParticleNet
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.step import Step
+from rfdlc.learn.training.per_run import Objectives
+from rfdlc.learn.training.step import Step
 
 NETWORKS, INPUTS, HIDDEN, CLASSES, BATCH = 3, 64, 256, 10, 256
 STEPS, TURNS, RATE = 50, 15, 0.01

@@ -28,10 +28,10 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.learn.assembly import OwnBackbone
-from rfdlc.learn.backbones import BACKBONES
 from rfdlc.learn.fitting import train
 from rfdlc.learn.methods import METHODS
 from rfdlc.learn.model import Model
+from rfdlc.learn.networks.backbones import BACKBONES
 
 CLASSES, SAMPLES, FEWER = 6, 1000, 100
 LARGE = ("resnet50", "resnet50-slim", "resnext50")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from recording import write
 from rfdlc.data.replayed import capture
-from rfdlc.learn.fused import convolutions, plain
-from rfdlc.learn.fused.convolutions import Rows, Tiles
+from rfdlc.learn.networks.fused import cutting, kernels, plain
+from rfdlc.learn.networks.fused.cutting import Rows, Tiles
 
 BATCH, AT_ONCE, REPLAYS = 128, 10, 3
 TRIED: dict[str, dict[int, list[Rows | Tiles]]] = {
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> None:
     for networks in (3, 15):
         for table, by_channels in TRIED.items():
             for channels, variants in by_channels.items():
-                used = getattr(convolutions, table).get(channels)
+                used = getattr(cutting, table).get(channels)
                 for variant in [used] if options.brief and used else variants:
                     for operation, time in timed(table, networks, channels, variant).items():
                         what = f"{operation}, {networks} networks, {channels} channels: {variant}"
@@ -77,22 +77,22 @@ def timed(table: str, networks: int, channels: int, variant: Any) -> dict[str, f
     x, dy = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
     w = torch.randn(networks * channels, channels, 3, 3, device="cuda").div_(3 * channels**0.5).bfloat16()
     w = w.contiguous(memory_format=torch.channels_last)
-    before = {name: getattr(convolutions, name) for name in TRIED}
+    before = {name: getattr(cutting, name) for name in TRIED}
     for name in before:
-        setattr(convolutions, name, {channels: variant} if name == table else {} if "ROWS" in name else before[name])
+        setattr(cutting, name, {channels: variant} if name == table else {} if "ROWS" in name else before[name])
     try:
         if "GRADIENT" in table:
-            check(convolutions.weight_gradient(dy, x, 1), plain.weight_gradient(dy.float(), x.float(), 1))
-            return {"weight gradient": microseconds(lambda: convolutions.weight_gradient(dy, x, 1))}
-        check(convolutions.convolve(x, w, 1)[0], plain.convolve(x.float(), w.float(), 1)[0])
-        check(convolutions.input_gradient(dy, w, 1), plain.input_gradient(dy.float(), w.float(), 1))
+            check(kernels.weight_gradient(dy, x, 1), plain.weight_gradient(dy.float(), x.float(), 1))
+            return {"weight gradient": microseconds(lambda: kernels.weight_gradient(dy, x, 1))}
+        check(kernels.convolve(x, w, 1)[0], plain.convolve(x.float(), w.float(), 1)[0])
+        check(kernels.input_gradient(dy, w, 1), plain.input_gradient(dy.float(), w.float(), 1))
         return {
-            f"convolution of {size} x {size}": microseconds(lambda: convolutions.convolve(x, w, 1)),
-            f"its input gradient of {size} x {size}": microseconds(lambda: convolutions.input_gradient(dy, w, 1)),
+            f"convolution of {size} x {size}": microseconds(lambda: kernels.convolve(x, w, 1)),
+            f"its input gradient of {size} x {size}": microseconds(lambda: kernels.input_gradient(dy, w, 1)),
         }
     finally:
         for name, table_before in before.items():
-            setattr(convolutions, name, table_before)
+            setattr(cutting, name, table_before)
 
 
 if __name__ == "__main__":

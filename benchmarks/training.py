@@ -30,7 +30,7 @@ from rfdlc.data.load import load
 from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, split_outputs
 from rfdlc.learn.methods import METHODS, resolve
 from rfdlc.learn.model import new_decider
-from rfdlc.learn.training import epochs
+from rfdlc.learn.training.loop import epochs
 
 EPOCHS, WORKERS, PLAIN_EPOCHS, SCALE_EPOCHS = 200, 8, 3, 3
 METHOD, SOURCE = "rf-dlc-paper", "cifar100-lt"

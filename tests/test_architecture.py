@@ -20,36 +20,79 @@ MAY_IMPORT = {
     "cli": {"decide", "data", "learn", "evidence", "apps"},
 }
 GROUND_FLOOR = {"errors", "files", "progress", "style"}
+# The floors of learn, from the ground up: rooms, and between them modules at public paths. What is on a floor may
+# import what is on those below, and knows neither its neighbours nor anything above.
+FLOORS_OF_LEARN = (
+    {"processes"},
+    {"networks"},
+    {"objectives", "optimisation"},
+    {"settings"},
+    {"factories"},
+    {"methods"},
+    {"training"},
+    {"assembly", "heldout", "run"},
+    {"model", "profiling"},
+    {"jobs"},
+    {"fitting"},
+    {"many"},
+)
 
 
-def rooms_imported(file: Path) -> set[str]:
-    """The rooms of rfdlc that a file imports, anywhere in it."""
-    found = set()
+def imported(file: Path, package: str = "rfdlc") -> set[str]:
+    """The rooms and modules of a package that a file imports, anywhere in it."""
+    names = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        modules = []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules = [f"{node.module}.{alias.name}" if node.module == "rfdlc" else node.module for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file} has a relative import, which says less than a whole path"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        found |= {module.split(".")[1] for module in modules if module.startswith("rfdlc.")}
-    return found
+            names += [alias.name for alias in node.names]
+    inside = [name.removeprefix(f"{package}.") for name in names if name.startswith(f"{package}.")]
+    return {name.split(".")[0] for name in inside}
 
 
 @pytest.mark.parametrize("room", [room for room in MAY_IMPORT if (SOURCE / room).is_dir()])
 def test_arrows_point_one_way(room):
     allowed = MAY_IMPORT[room] | GROUND_FLOOR | {room, "__version__"}
     wrong = {
-        (str(file.relative_to(SOURCE)), imported)
+        (str(file.relative_to(SOURCE)), room_above)
         for file in (SOURCE / room).rglob("*.py")
-        for imported in rooms_imported(file) - allowed
+        for room_above in imported(file) - allowed
     }
     assert not wrong
 
 
+@pytest.mark.parametrize("floor", range(len(FLOORS_OF_LEARN)))
+def test_nothing_in_learn_knows_what_is_above_it(floor):
+    below = set().union(*FLOORS_OF_LEARN[:floor])
+    wrong = {
+        (str(file.relative_to(SOURCE)), other)
+        for name in FLOORS_OF_LEARN[floor]
+        for file in files_of(SOURCE / "learn" / name)
+        for other in imported(file, "rfdlc.learn") - below - {name}
+    }
+    assert not wrong
+
+
+def files_of(place: Path) -> list[Path]:
+    """Of a room, or of the module of this name."""
+    return sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+
+
+def test_everything_in_learn_is_on_one_floor():
+    modules, rooms = (SOURCE / "learn").glob("*.py"), (SOURCE / "learn").glob("*/__init__.py")
+    there = {module.stem for module in modules} - {"__init__"} | {room.parent.name for room in rooms}
+    assert sorted(name for floor in FLOORS_OF_LEARN for name in floor) == sorted(there)
+
+
 def test_a_wrong_arrow_would_be_found(tmp_path):
     file = tmp_path / "wrong.py"
-    file.write_text("def f():\n    from rfdlc.learn.training import train\n    import rfdlc.cli.decide\n")
-    assert rooms_imported(file) == {"learn", "cli"}
+    file.write_text(
+        "from rfdlc.learn import many\n"
+        "def f():\n    from rfdlc.learn.training.loop import epochs\n    import rfdlc.cli.decide\n"
+    )
+    assert imported(file) == {"learn", "cli"}
+    assert imported(file, "rfdlc.learn") == {"many", "training"}
 
 
 @pytest.mark.parametrize("heavy", ["torch", "pandas", "matplotlib", "pyarrow", "sklearn", "scipy", "rich", "typer"])

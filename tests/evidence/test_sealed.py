@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rfdlc.data.dataset import Dataset, Split
-from rfdlc.learn import jobs
 from rfdlc.learn.fitting import train
+from rfdlc.learn.jobs import finishing
 from rfdlc.learn.many import Plan, train_many
 
 
@@ -57,8 +57,8 @@ def test_training_and_calibration_never_read_them(data, tmp_path, monkeypatch, r
         final(run, model, given, *others)
         data.test.labels.open = False
 
-    final = jobs.score_test
-    monkeypatch.setattr(jobs, "score_test", open_then_score)
+    final = finishing.score_test
+    monkeypatch.setattr(finishing, "score_test", open_then_score)
     settings = {"epochs": 2, "hold_out": 0.2, "refit": refit, "evaluate_every": 1}
     train(data, "rf-dlc", tmp_path / "one", **settings)
     plans = [Plan(tmp_path / f"many-{seed}", "ldam-drw", {**settings, "seed": seed}) for seed in (0, 1)]

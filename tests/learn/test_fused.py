@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rfdlc.learn.backbones import BasicBlock, BasicBlocks, Stem, small_resnet
-from rfdlc.learn.fused import plain
-from rfdlc.learn.fused.stages import usable
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.stack import reset
+from rfdlc.learn.networks.backbones import BasicBlock, BasicBlocks, Stem, small_resnet
+from rfdlc.learn.networks.fused import plain
+from rfdlc.learn.networks.fused.stages import usable
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.networks.stack import reset
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # how to run them without a GPU
 needs_kernels = pytest.mark.skipif(
@@ -84,7 +84,7 @@ SHAPES = [(3, 16, 1, 8), (16, 16, 1, 8), (16, 32, 2, 8), (32, 32, 1, 4), (32, 64
 @needs_kernels
 @pytest.mark.parametrize(("inputs", "outputs", "stride", "size"), SHAPES)
 def test_kernels_compute_what_torch_computes(inputs, outputs, stride, size, monkeypatch):
-    from rfdlc.learn.fused import kernels
+    from rfdlc.learn.networks.fused import kernels
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # the reference in whole float32
     networks, batch = 3, 5

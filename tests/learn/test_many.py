@@ -12,17 +12,19 @@ from safetensors.torch import load_file
 import rfdlc
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.errors import InputError
-from rfdlc.learn import jobs, many
+from rfdlc.learn import many
 from rfdlc.learn.assembly import training_utility
-from rfdlc.learn.jobs import Job, TrainingInterrupted
+from rfdlc.learn.jobs import driving
+from rfdlc.learn.jobs.driving import TrainingInterrupted
+from rfdlc.learn.jobs.job import Job
+from rfdlc.learn.jobs.sharing import OWN, form, same_until
 from rfdlc.learn.methods import METHODS, resolve
-from rfdlc.learn.objectives import NegativeLogLikelihood, Objective, PriorInLikelihood
-from rfdlc.learn.per_run import Objectives, Repulsions
-from rfdlc.learn.repulsion import repulsion
+from rfdlc.learn.objectives.gain import NegativeLogLikelihood, Objective, PriorInLikelihood
+from rfdlc.learn.objectives.repulsion import repulsion
 from rfdlc.learn.run import Run
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.sharing import OWN, form, same_until
-from rfdlc.learn.training import TrainingStopped
+from rfdlc.learn.training.loop import TrainingStopped
+from rfdlc.learn.training.per_run import Objectives, Repulsions
 
 SMALL = {"epochs": 4, "widths": (16,), "batch_size": 128}
 TIMES = ("seconds", "samples_per_second")
@@ -238,7 +240,7 @@ class Crash(Exception):
 def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
     """A crash between the checkpoints of two runs: the one that is behind catches up, then both are a stack again."""
     plans = [plan(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=1) for seed in (0, 1)]
-    original = jobs._keep
+    original = driving._keep
 
     def keep(lane, net, phase, epoch, *when):
         if epoch.epoch == 2 and lane.job.settings.seed == 1:
@@ -246,7 +248,7 @@ def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
         original(lane, net, phase, epoch, *when)
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_keep", keep)
+        patch.setattr(driving, "_keep", keep)
         with pytest.raises(Crash):
             rfdlc.train_many("digits-lt", plans)
     stacks.clear()
@@ -256,7 +258,7 @@ def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
 
 def test_ctrl_c_stops_all_runs_at_the_end_of_the_epoch(tmp_path, monkeypatch):
     plans = [plan(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=4) for seed in (0, 1)]
-    original = jobs._row
+    original = driving._row
 
     def row(job, net, data, phase, done):
         if done.epoch == 2 and job.settings.seed == 0:
@@ -264,7 +266,7 @@ def test_ctrl_c_stops_all_runs_at_the_end_of_the_epoch(tmp_path, monkeypatch):
         return original(job, net, data, phase, done)
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_row", row)
+        patch.setattr(driving, "_row", row)
         with pytest.raises(TrainingInterrupted, match="after epoch 2 of 4; go on with the same call of train_many"):
             rfdlc.train_many("digits-lt", plans)
     assert [Run(one.out).checkpoint().epoch for one in plans] == [2, 2]

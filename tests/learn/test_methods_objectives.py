@@ -9,11 +9,11 @@ from scipy.special import digamma, gammaln
 
 from rfdlc.decide.classes import Classes
 from rfdlc.learn import factories
-from rfdlc.learn.combinations import Evidential, GroupMean, Router, engagement, nested_groups
-from rfdlc.learn.experts import Routing, SelfDistillation, dirichlet_divergence
 from rfdlc.learn.methods import METHODS, integrated_gain, resolve
+from rfdlc.learn.networks.combinations import Evidential, GroupMean, Router, engagement, nested_groups
+from rfdlc.learn.networks.stack import reset
+from rfdlc.learn.objectives.experts import Routing, SelfDistillation, dirichlet_divergence
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.stack import reset
 
 COUNTS = (50, 12, 3, 1)
 CLASSES = Classes.from_counts(list(COUNTS))

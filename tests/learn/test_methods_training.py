@@ -10,14 +10,14 @@ import torch
 
 import rfdlc
 from rfdlc.errors import InputError
-from rfdlc.learn import jobs
 from rfdlc.learn.assembly import build_parts, method_net
-from rfdlc.learn.averaging import EpochMean, draw_head, normalise_head
-from rfdlc.learn.jobs import TrainingInterrupted
+from rfdlc.learn.jobs import driving
+from rfdlc.learn.jobs.driving import TrainingInterrupted
 from rfdlc.learn.methods import METHODS, Method, Stage, find_method, resolve
 from rfdlc.learn.model import new_decider
-from rfdlc.learn.schedules import rate
-from rfdlc.learn.training import epochs
+from rfdlc.learn.optimisation.averaging import EpochMean, draw_head, normalise_head
+from rfdlc.learn.optimisation.schedules import rate
+from rfdlc.learn.training.loop import epochs
 
 SMALL = {"epochs": 3, "widths": (8,), "batch_size": 128}
 CPU = torch.device("cpu")
@@ -41,14 +41,14 @@ def weights(path):
 
 
 def interrupt_in(monkeypatch, epoch):
-    original = jobs._row
+    original = driving._row
 
     def row(job, net, data, phase, done):
         if done.epoch == epoch:
             os.kill(os.getpid(), signal.SIGINT)
         return original(job, net, data, phase, done)
 
-    monkeypatch.setattr(jobs, "_row", row)
+    monkeypatch.setattr(driving, "_row", row)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -8,7 +8,7 @@ import torch
 
 from rfdlc.decide.classes import Classes
 from rfdlc.learn.methods import integrated_gain
-from rfdlc.learn.objectives import (
+from rfdlc.learn.objectives.gain import (
     ExpectedGain,
     LogGain,
     Margin,
@@ -19,8 +19,8 @@ from rfdlc.learn.objectives import (
     log_prior,
     margins,
 )
-from rfdlc.learn.repulsion import FLOORS, REPULSIONS, repulsion
-from rfdlc.learn.schedules import rate
+from rfdlc.learn.objectives.repulsion import FLOORS, REPULSIONS, repulsion
+from rfdlc.learn.optimisation.schedules import rate
 from rfdlc.learn.settings import Settings
 
 COUNTS = (50, 12, 3, 1)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rfdlc.learn.hidden import Hidden
-from rfdlc.learn.particles import CosineHead
-from rfdlc.learn.stack import Linear
+from rfdlc.learn.networks.hidden import Hidden
+from rfdlc.learn.networks.particles import CosineHead
+from rfdlc.learn.networks.stack import Linear
 
 K, B, INPUTS, OUTPUTS = 3, 7, 5, 4
 

@@ -16,10 +16,10 @@ from torch import nn
 
 import rfdlc
 from rfdlc.errors import InputError
-from rfdlc.learn import jobs
-from rfdlc.learn.jobs import TrainingInterrupted
+from rfdlc.learn.jobs import driving
+from rfdlc.learn.jobs.driving import TrainingInterrupted
 from rfdlc.learn.run import Run
-from rfdlc.learn.training import TrainingStopped
+from rfdlc.learn.training.loop import TrainingStopped
 
 SMALL = {"epochs": 4, "widths": (16,), "checkpoint_every": 1}
 FILES = {
@@ -52,14 +52,14 @@ def history(path):
 
 def interrupt_in(monkeypatch, epoch, act):
     """Do something in the middle of an epoch's bookkeeping."""
-    original = jobs._row
+    original = driving._row
 
     def row(job, net, data, phase, done):
         if done.epoch == epoch:
             act()
         return original(job, net, data, phase, done)
 
-    monkeypatch.setattr(jobs, "_row", row)
+    monkeypatch.setattr(driving, "_row", row)
 
 
 def test_the_folder_has_everything(whole):
@@ -156,7 +156,7 @@ def test_an_unwritable_folder_is_said(tmp_path):
 
 
 def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monkeypatch):
-    real = jobs.epochs
+    real = driving.epochs
 
     def poisoned(net, *rest):
         for epoch in real(net, *rest):
@@ -164,7 +164,7 @@ def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monke
             if epoch.epoch == 2:
                 next(net.parameters()).data.fill_(float("nan"))
 
-    monkeypatch.setattr(jobs, "epochs", poisoned)
+    monkeypatch.setattr(driving, "epochs", poisoned)
     with pytest.raises(TrainingStopped, match=r"in epoch 3; .*last good checkpoint is epoch 2 in"):
         rfdlc.train("digits-lt", out=tmp_path / "run", **SMALL)
 
@@ -318,7 +318,7 @@ def test_refit_where_validation_data_are_given(tmp_path):
 
 @pytest.mark.parametrize(("pause", "written"), [(10.0, [4]), (0.0, [1, 2, 3, 4])])
 def test_checkpoints_come_when_time_has_passed(tmp_path, monkeypatch, pause, written):
-    monkeypatch.setattr(jobs, "SECONDS_BETWEEN_CHECKPOINTS", pause)
+    monkeypatch.setattr(driving, "SECONDS_BETWEEN_CHECKPOINTS", pause)
     saved = []
     real = Run.save_checkpoint
 

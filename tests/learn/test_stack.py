@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 from rfdlc.errors import InputError
-from rfdlc.learn.backbones import Bottleneck, backbone, own
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.stack import IN_CHANNELS, reset
+from rfdlc.learn.networks.backbones import Bottleneck, backbone, own
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.networks.stack import IN_CHANNELS, reset
 
 
 class PlainBlock(nn.Module):

@@ -14,10 +14,10 @@ from rfdlc.errors import InputError
 from rfdlc.learn.assembly import build_net, build_parts, choose_device, method_net, split_logits, training_utility
 from rfdlc.learn.heldout import balanced, balanced_positions, diversity
 from rfdlc.learn.methods import METHODS, resolve
-from rfdlc.learn.optimisers import AdamW, Sgd, clip
+from rfdlc.learn.optimisation.optimisers import AdamW, Sgd, clip
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.step import Step
-from rfdlc.learn.training import TrainingStopped, epochs
+from rfdlc.learn.training.loop import TrainingStopped, epochs
+from rfdlc.learn.training.step import Step
 
 CPU = torch.device("cpu")
 
@@ -239,7 +239,7 @@ def test_a_captured_step_equals_the_eager_one(monkeypatch):
         (part,) = build_parts(METHODS["rf-dlc"], settings, data, (0, 1), CPU)
         step = Step(net, part.objective, settings)
         if capture:
-            monkeypatch.setattr("rfdlc.learn.step.capture", capture_without_a_gpu)
+            monkeypatch.setattr("rfdlc.learn.training.step.capture", capture_without_a_gpu)
             step.capture = True
         for epoch in (1, 2):
             step.begin_epoch(epoch, 0.1)

@@ -19,10 +19,10 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.scores import Floats
 from rfdlc.learn.assembly import build_net, build_parts, choose_device, place, sensible_threads
 from rfdlc.learn.methods import METHODS, resolve
-from rfdlc.learn.objectives import WEIGHT_FORMS
-from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.objectives.gain import WEIGHT_FORMS
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.training import epochs, optimiser_state
+from rfdlc.learn.training.loop import epochs, optimiser_state
 
 METHOD = "rf-dlc"
 WEIGHTINGS = ("prior", "none", *(form for form in WEIGHT_FORMS if form != "constant"))

@@ -146,8 +146,8 @@ def ready() -> Iterator[None]:
         import torch  # noqa: F401
     except ImportError:
         raise InputError(NEEDS_TORCH) from None
-    from rfdlc.learn.jobs import TrainingInterrupted
-    from rfdlc.learn.training import TrainingStopped
+    from rfdlc.learn.jobs.driving import TrainingInterrupted
+    from rfdlc.learn.training.loop import TrainingStopped
 
     try:
         yield

@@ -21,16 +21,16 @@ from rfdlc.data.views import View
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.learn.backbones import backbone, own
-from rfdlc.learn.combinations import Particles
 from rfdlc.learn.factories import Matrix
 from rfdlc.learn.methods import Method, Stage
-from rfdlc.learn.particles import Combine, ParticleNet
-from rfdlc.learn.per_run import Objectives
-from rfdlc.learn.processes import ALONE, Processes
+from rfdlc.learn.networks.backbones import backbone, own
+from rfdlc.learn.networks.combinations import Particles
+from rfdlc.learn.networks.particles import Combine, ParticleNet
+from rfdlc.learn.processes.group import ALONE, Processes
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.step import reduced
-from rfdlc.learn.training import Loader, Part, outputs_of, spans
+from rfdlc.learn.training.loop import Loader, Part, outputs_of, spans
+from rfdlc.learn.training.per_run import Objectives
+from rfdlc.learn.training.step import reduced
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
 

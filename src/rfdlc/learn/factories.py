@@ -11,8 +11,8 @@ from torch import nn
 
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
-from rfdlc.learn.combinations import Combination, Evidential, GroupMean, Particles, Router, nested_groups
-from rfdlc.learn.experts import (
+from rfdlc.learn.networks.combinations import Combination, Evidential, GroupMean, Particles, Router, nested_groups
+from rfdlc.learn.objectives.experts import (
     DiverseExperts,
     Diversity,
     EvidentialExperts,
@@ -20,7 +20,7 @@ from rfdlc.learn.experts import (
     Routing,
     SelfDistillation,
 )
-from rfdlc.learn.objectives import (
+from rfdlc.learn.objectives.gain import (
     ExpectedGain,
     LogGain,
     Margin,

@@ -19,10 +19,12 @@ from rfdlc.data.views import View
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.learn.assembly import OwnBackbone, choose_device, method_net
-from rfdlc.learn.jobs import Job, Lane, Traveller, finish_phase, train_stack
+from rfdlc.learn.jobs.driving import train_stack
+from rfdlc.learn.jobs.finishing import finish_phase
+from rfdlc.learn.jobs.job import Job, Lane, Traveller
 from rfdlc.learn.methods import find_method, resolve
 from rfdlc.learn.model import Model
-from rfdlc.learn.processes import ALONE, Processes, joined, under_torchrun
+from rfdlc.learn.processes.group import ALONE, Processes, joined, under_torchrun
 from rfdlc.learn.run import Checkpoint, Run
 from rfdlc.learn.settings import Settings
 

@@ -19,14 +19,16 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.errors import InputError
 from rfdlc.learn.fitting import checked_settings, load_described, new_job, same_data
-from rfdlc.learn.jobs import Job, Lane, Traveller, finish_phase, train_stack
+from rfdlc.learn.jobs.driving import train_stack
+from rfdlc.learn.jobs.finishing import finish_phase
+from rfdlc.learn.jobs.job import Job, Lane, Traveller
+from rfdlc.learn.jobs.sharing import form, same_until
 from rfdlc.learn.methods import resolve
 from rfdlc.learn.model import Model
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.processes import started
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.processes.group import started
 from rfdlc.learn.run import Rows, Run
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.sharing import form, same_until
 
 Positions = NDArray[np.int64]
 ELSEWHERE = ("device", "workers", "compile")  # a run may go on with others than it began with

@@ -14,9 +14,9 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose
 from rfdlc.learn import factories
-from rfdlc.learn.averaging import normalise_head
 from rfdlc.learn.factories import CombinationFactory, Matrix, ObjectiveFactory, carried_prior, integrated_gain
-from rfdlc.learn.particles import ParticleNet
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.optimisation.averaging import normalise_head
 from rfdlc.learn.settings import Settings, preset
 
 

@@ -19,8 +19,8 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 from rfdlc.learn.assembly import OwnBackbone, choose_device, method_net, place, shared_outputs
 from rfdlc.learn.methods import find_method
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.processes import ALONE, Processes
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.processes.group import ALONE, Processes
 from rfdlc.learn.run import Run
 from rfdlc.learn.settings import Settings
 

@@ -15,10 +15,10 @@ from rfdlc.data.load import load
 from rfdlc.data.replayed import capture
 from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, sensible_threads, split_outputs
 from rfdlc.learn.methods import resolve
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.stack import Conv, Linear
-from rfdlc.learn.step import Step, reduced
-from rfdlc.learn.training import Part
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.networks.stack import Conv, Linear
+from rfdlc.learn.training.loop import Part
+from rfdlc.learn.training.step import Step, reduced
 
 # An activation is written and read forward, read again backward, and so is its gradient: written, read
 PASSES_OF_ACTIVATIONS = 5

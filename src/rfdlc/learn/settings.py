@@ -12,12 +12,12 @@ from typing import Any, get_type_hints
 
 from rfdlc.decide.calibration import KINDS
 from rfdlc.errors import InputError, choose, listing, suggestion
-from rfdlc.learn.backbones import BACKBONES
-from rfdlc.learn.objectives import WEIGHT_FORMS
-from rfdlc.learn.optimisers import OPTIMISERS
-from rfdlc.learn.particles import HEADS
-from rfdlc.learn.repulsion import REPULSIONS
-from rfdlc.learn.schedules import SCHEDULES
+from rfdlc.learn.networks.backbones import BACKBONES
+from rfdlc.learn.networks.particles import HEADS
+from rfdlc.learn.objectives.gain import WEIGHT_FORMS
+from rfdlc.learn.objectives.repulsion import REPULSIONS
+from rfdlc.learn.optimisation.optimisers import OPTIMISERS
+from rfdlc.learn.optimisation.schedules import SCHEDULES
 
 
 def _setting(

@@ -19,12 +19,12 @@ from rfdlc.learn import assembly
 from rfdlc.learn.assembly import build_parts, method_net
 from rfdlc.learn.many import Plan, train_many
 from rfdlc.learn.methods import METHODS, resolve
-from rfdlc.learn.processes import ALONE, Processes, joined
+from rfdlc.learn.networks.shared_norm import shared_norm
+from rfdlc.learn.networks.stack import share_statistics
+from rfdlc.learn.processes.group import ALONE, Processes, joined
+from rfdlc.learn.processes.whole import Whole, class_counts
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.shared_norm import shared_norm
-from rfdlc.learn.stack import share_statistics
-from rfdlc.learn.training import epochs
-from rfdlc.learn.whole import Whole, class_counts
+from rfdlc.learn.training.loop import epochs
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.sources import files
-from rfdlc.learn import jobs
+from rfdlc.learn.jobs import driving
 from rfdlc.learn.run import Run
 
 
@@ -102,14 +102,14 @@ WORDS = [*NETWORK, "mixup=0", "batch_norm=sync", "accumulate=1", "workers=0", "d
 
 @pytest.mark.filterwarnings("ignore")  # the lists are shorter than the published ones; few samples calibrate
 def test_lists_of_images_from_training_to_report(lists, monkeypatch, two_processes):
-    def interrupted(job, net, data, phase, epoch, original=jobs._row):
+    def interrupted(job, net, data, phase, epoch, original=driving._row):
         if epoch.epoch == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return original(job, net, data, phase, epoch)
 
     one, two = lists / "one", lists / "two"
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "_row", interrupted)
+        patch.setattr(driving, "_row", interrupted)
         with pytest.raises(SystemExit):
             run("train", "imagenet-lt", "--root", lists, "--out", one, *WORDS)
     assert epochs_of(one) == [1, 2]

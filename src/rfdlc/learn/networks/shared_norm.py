@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rfdlc.learn.processes import Processes
+from rfdlc.learn.processes.group import Processes
 
 PIXELS = (0, 2, 3)  # of (B, channels, H, W)
 

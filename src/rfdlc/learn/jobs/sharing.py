@@ -5,7 +5,7 @@ from dataclasses import fields
 from math import inf
 
 from rfdlc.learn.factories import ObjectiveFactory, integrated_gain
-from rfdlc.learn.jobs import Job
+from rfdlc.learn.jobs.job import Job
 from rfdlc.learn.methods import Stage
 from rfdlc.learn.settings import Settings
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from rfdlc.data.sampling import seeded
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.stack import reset
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.networks.stack import reset
 
 COLLECTED_FROM = 0.75  # share of a stage's epochs after which weights are averaged (Izmailov et al. 2018)
 DRAWN_WEIGHTS = 3  # a stream of random numbers beside those of order, augmentation and mixing

@@ -1,7 +1,8 @@
 """The operations of fused stages on a GPU. `plain.py` has the same functions in torch; tests compare them."""
 
-from rfdlc.learn.fused.convolutions import convolve, input_gradient, weight_gradient
-from rfdlc.learn.fused.norms import activate, gate, norm_gradient, norm_input_gradient, statistics
+from rfdlc.learn.networks.fused.convolutions import convolve, input_gradient
+from rfdlc.learn.networks.fused.norms import activate, gate, norm_gradient, norm_input_gradient, statistics
+from rfdlc.learn.networks.fused.weight_gradients import weight_gradient
 
 __all__ = [
     "activate", "convolve", "gate", "input_gradient", "norm_gradient", "norm_input_gradient", "statistics",

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from rfdlc.data.mixing import draw_shares
-from rfdlc.learn.averaging import COLLECTED_FROM, draw_head
 from rfdlc.learn.methods import Stage
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.processes import ALONE, Processes
-from rfdlc.learn.schedules import rate
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.optimisation.averaging import COLLECTED_FROM, draw_head
+from rfdlc.learn.optimisation.schedules import rate
+from rfdlc.learn.processes.group import ALONE, Processes
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.step import Step
+from rfdlc.learn.training.step import Step
 
 
 class Loader(Protocol):
@@ -45,7 +45,7 @@ class TrainingStopped(RuntimeError):
 class Part:
     """A stage made ready: what it trains on and for, from the epoch after `start` to `end`.
 
-    Every run of a stack has a stage and settings of its own; `sharing.OWN` names the settings that may differ.
+    Every run of a stack has a stage and settings of its own; `jobs.sharing.OWN` names the settings that may differ.
     """
 
     stages: tuple[Stage, ...]

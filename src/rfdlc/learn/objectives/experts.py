@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.learn.combinations import engagement, weighed
-from rfdlc.learn.objectives import Margin, NegativeLogLikelihood, Objective, as_tensor
-from rfdlc.learn.whole import Whole, batch_mean
+from rfdlc.learn.networks.combinations import engagement, weighed
+from rfdlc.learn.objectives.gain import Margin, NegativeLogLikelihood, Objective, as_tensor
+from rfdlc.learn.processes.whole import Whole, batch_mean
 
 
 def true_class(values: Tensor, target: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rfdlc.learn.fused import plain
-from rfdlc.learn.stack import BatchNorm, Conv
+from rfdlc.learn.networks.fused import plain
+from rfdlc.learn.networks.stack import BatchNorm, Conv
 
 OF_A_UNIT = 5  # tensors: weight, gamma, beta, running mean, running variance
 
@@ -126,7 +126,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 @cache
 def _kernels() -> ModuleType | None:
     try:
-        from rfdlc.learn.fused import kernels
+        from rfdlc.learn.networks.fused import kernels
     except ImportError:  # Triton comes with torch where there is a GPU that it knows
         return None
     return kernels

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from rfdlc.learn.stack import BatchNorm
+from rfdlc.learn.networks.stack import BatchNorm
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:

@@ -1,42 +1,24 @@
-"""Jobs on their way: trainings in run folders, side by side as runs of a stack, their histories and checkpoints.
+"""The loop, driven for jobs side by side as runs of a stack: their histories and checkpoints, and when to stop.
 
-The trainer sees training data alone: held-out samples calibrate, and the test split is scored by `score_test` after
-everything has been chosen and written.
+Only training data are seen here, and what a job holds out of them; never the test split.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from safetensors.torch import save
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.decide.evaluation import evaluate
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.utility import Utility
-from rfdlc.learn.assembly import (
-    OwnBackbone,
-    Recipe,
-    choose_device,
-    method_net,
-    place,
-    sensible_threads,
-    stack_part,
-)
-from rfdlc.learn.heldout import balanced, carries_uniform, diversity
-from rfdlc.learn.methods import Method, find_method
-from rfdlc.learn.model import Model, as_tensors, new_decider, predictions_of
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.processes import ALONE, Processes
-from rfdlc.learn.run import Checkpoint, Rows, Run
-from rfdlc.learn.settings import Settings
-from rfdlc.learn.stack import share_statistics
-from rfdlc.learn.stopping import stop_at_epoch_end
-from rfdlc.learn.training import Epoch, Part, TrainingStopped, epochs, of_run, spans, stacked
+from rfdlc.learn.assembly import Recipe, method_net, place, sensible_threads, stack_part
+from rfdlc.learn.heldout import balanced, diversity
+from rfdlc.learn.jobs.finishing import held_out_predictions
+from rfdlc.learn.jobs.job import Job, Lane
+from rfdlc.learn.jobs.stopping import stop_at_epoch_end
+from rfdlc.learn.model import new_decider
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.networks.stack import share_statistics
+from rfdlc.learn.run import Checkpoint
+from rfdlc.learn.training.loop import Epoch, Part, TrainingStopped, epochs, of_run, stacked
 from rfdlc.progress import live
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
@@ -44,94 +26,6 @@ SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: wri
 
 class TrainingInterrupted(KeyboardInterrupt):
     """Stopped by Ctrl-C; the message says where it stopped and how to go on."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that a training in a folder needs."""
-
-    run: Run
-    name: str  # of the method
-    settings: Settings
-    data: Dataset
-    network: OwnBackbone | None = None
-    processes: Processes = ALONE  # that carry it out together
-
-    @property
-    def device(self) -> torch.device:
-        """Of this process."""
-        return self.processes.own_device(choose_device(self.settings.device))
-
-    @property
-    def method(self) -> Method:
-        return find_method(self.name)
-
-    @property
-    def epochs(self) -> int:
-        """Of all stages."""
-        return self.spans[-1][1]
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """Start and end epoch of every stage."""
-        return spans(self.method.stage_epochs(self.settings))
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether a part of the training data is held out for it."""
-        return self.data.val is None and self.settings.hold_out > 0
-
-    @property
-    def phases(self) -> int:
-        """Trainings: two with `refit`, first without the held-out part, then on everything."""
-        return 2 if self.settings.refit else 1
-
-    def samples(self, phase: int) -> Dataset:
-        """What a phase trains on, and what it holds out."""
-        if phase == 0 and self.calibrates:
-            return self.data.hold_out(self.settings.hold_out, seed=self.settings.seed)
-        return self.data
-
-
-@dataclass
-class Traveller:
-    """A job on its way through a training: what it has behind it, and the epoch after which it leaves."""
-
-    job: Job
-    history: Rows
-    until: int
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One run of a stack. Jobs that are the same for a while share it: the first as far as the stack goes."""
-
-    travellers: Sequence[Traveller]
-    data: Dataset  # what it trains on, and its held-out part
-    start: Checkpoint | None = None
-    positions: NDArray[np.int64] | None = None  # of its samples in those of the stack; none: all of them
-
-    @property
-    def job(self) -> Job:
-        return self.travellers[0].job
-
-    def on_it(self, epoch: int) -> list[Traveller]:
-        """Those who have not left before this epoch."""
-        return [traveller for traveller in self.travellers if epoch <= traveller.until]
-
-
-def finish_phase(job: Job, net: ParticleNet, data: Dataset, phase: int) -> Model | None:
-    """Calibrate where samples were held out; after the last phase, write and score the model."""
-    if data.val is not None:
-        _calibrate(job, net, data)
-    if phase + 1 < job.phases:
-        return None
-    job.run.write("model.safetensors", save(as_tensors(net)))
-    job.processes.wait()  # for the files, which all read
-    model = Model.load(job.run.path, backbone=job.network, device=str(job.device))
-    score_test(job.run, model, job.data, job.processes)
-    job.processes.wait()
-    return model
 
 
 def train_stack(lanes: Sequence[Lane], samples: Dataset, phase: int) -> list[ParticleNet]:
@@ -222,7 +116,7 @@ def _row(job: Job, net: ParticleNet, data: Dataset, phase: int, epoch: Epoch) ->
     due = epoch.epoch == job.epochs or (every and epoch.epoch % every == 0)
     if data.val is None or not due:
         return row
-    predictions = _predictions(job, net, data)
+    predictions = held_out_predictions(job, net, data)
     if predictions is None:
         return row
     figures = evaluate(balanced(predictions), decider=new_decider(job.name, job.settings, data.classes))
@@ -240,46 +134,6 @@ def _keep(lane: Lane, net: ParticleNet, phase: int, epoch: Epoch, now: bool, res
         if now or kept or number == traveller.until or (number % every == 0 if every else rested):
             checkpoint = Checkpoint(phase, number, net.state_dict(), epoch.state, traveller.history)
             run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
-
-
-def _calibrate(job: Job, net: ParticleNet, data: Dataset) -> None:
-    """Fit the Decider on held-out data, weighted to the prior that the probabilities carry."""
-    predictions = _predictions(job, net, data)
-    if predictions is None:
-        return
-    decider = new_decider(job.name, job.settings, job.data.classes)
-    if decider.calibration is not None:
-        decider.fit(predictions, balanced=carries_uniform(decider))
-    job.run.write_with("decider.json", decider.save)
-    job.run.write_with("held-out.npz", predictions.save)
-
-
-def _predictions(job: Job, net: ParticleNet, data: Dataset) -> Predictions | None:
-    """Of held-out samples, by all processes together; the one that writes has them."""
-    assert data.val is not None
-    return predictions_of(net, data.val, data.normalisation, job.settings, job.data.classes, job.processes)
-
-
-def score_test(run: Run, model: Model, data: Dataset, processes: Processes = ALONE) -> None:
-    """The one place where test labels are read: predictions.npz and metrics.json, after everything was chosen."""
-    test, known = data.test, (model.normalisation, model.settings, model.classes)
-    predictions = None if test is None else predictions_of(model.net, test, *known, processes)
-    if not processes.writes:
-        return
-    metrics: dict[str, Any] = {}
-    if (run.path / "held-out.npz").exists():
-        held = balanced(Predictions.load(run.path / "held-out.npz"))
-        metrics["held_out_balanced"] = evaluate(held, decider=model.decider).to_dict()
-    if predictions is not None:
-        run.write_with("predictions.npz", predictions.save)
-        metrics["test"] = evaluate(predictions, decider=model.decider).to_dict()
-        metrics["diversity"] = diversity(predictions.scores.values)
-        if predictions.uncertainty is not None:
-            metrics[model.net.combination.measures] = float(predictions.uncertainty.mean())
-        if data.classes.imbalance_factor > 1:
-            decider = model.decider.with_utility(Utility.tail_sensitive(data.classes))
-            metrics["test_tail_sensitive"] = evaluate(predictions, decider=decider).to_dict()
-    run.write_json("metrics.json", metrics)
 
 
 # -- what is said ---------------------------------------------------------------------------------------------------

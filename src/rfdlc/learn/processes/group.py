@@ -15,7 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from rfdlc.errors import InputError
-from rfdlc.learn.meeting import connect
+from rfdlc.learn.processes.meeting import connect
 
 BUCKET = 2**25  # bytes that are summed in one go: large enough for the full bandwidth, several are under way at once
 

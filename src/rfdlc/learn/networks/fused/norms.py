@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rfdlc.learn.fused.sizes import any_size
-from rfdlc.learn.stack import BatchNorm
+from rfdlc.learn.networks.fused.sizes import any_size
+from rfdlc.learn.networks.stack import BatchNorm
 
 
 @triton.jit

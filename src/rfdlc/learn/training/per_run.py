@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rfdlc.learn.repulsion import repulsion
+from rfdlc.learn.objectives.repulsion import repulsion
+from rfdlc.learn.processes.whole import Whole
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.whole import Whole
 
 Item = TypeVar("Item")
 

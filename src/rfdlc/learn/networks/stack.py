@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.learn.processes import Processes
-from rfdlc.learn.products import affine
-from rfdlc.learn.shared_norm import shared_norm
+from rfdlc.learn.networks.products import affine
+from rfdlc.learn.networks.shared_norm import shared_norm
+from rfdlc.learn.processes.group import Processes
 
 Generators = Sequence[torch.Generator]  # one a run
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rfdlc.learn.products import by_hand, input_gradient
-from rfdlc.learn.stack import LayerNorm, Linear
+from rfdlc.learn.networks.products import by_hand, input_gradient
+from rfdlc.learn.networks.stack import LayerNorm, Linear
 
 aten = torch.ops.aten
 

@@ -15,9 +15,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
-from rfdlc.learn.fused import stages as fused
-from rfdlc.learn.hidden import Hidden
-from rfdlc.learn.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Layout
+from rfdlc.learn.networks.fused import stages as fused
+from rfdlc.learn.networks.hidden import Hidden
+from rfdlc.learn.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Layout
 
 Stage = Callable[[int], nn.Module]  # number of networks -> the stage for all of them
 

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
-from rfdlc.learn.backbones import Backbone
-from rfdlc.learn.combinations import Combination, Particles
-from rfdlc.learn.fused.stages import usable
-from rfdlc.learn.products import cosines
-from rfdlc.learn.recompute import recomputed
-from rfdlc.learn.stack import IMAGES_IN_FRONT, Generators, Linear, reset
+from rfdlc.learn.networks.backbones import Backbone
+from rfdlc.learn.networks.combinations import Combination, Particles
+from rfdlc.learn.networks.fused.stages import usable
+from rfdlc.learn.networks.products import cosines
+from rfdlc.learn.networks.recompute import recomputed
+from rfdlc.learn.networks.stack import IMAGES_IN_FRONT, Generators, Linear, reset
 
 
 class CosineHead(nn.Module):

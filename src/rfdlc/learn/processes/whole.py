@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rfdlc.learn.processes import Processes
+from rfdlc.learn.processes.group import Processes
 
 
 @dataclass(frozen=True)

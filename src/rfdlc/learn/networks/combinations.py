@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.decide.classes import Classes
-from rfdlc.learn.stack import Linear
+from rfdlc.learn.networks.stack import Linear
 
 
 class Combination(Protocol):

@@ -1,10 +1,10 @@
 """The integrated gain, term by term. Every class here maps (logits (M,B,C), target (B,), epoch) to one number.
 
-A fourth argument, where given, is the whole batch of which these samples are a share (`whole.py`).
+A fourth argument, where given, is the whole batch of which these samples are a share (`processes/whole.py`).
 
 `epoch` is a 0-d tensor counted from 1; what starts late compares against it, so that one captured graph serves
 a whole training. Mixup needs nothing here: the loop weighs the objective of both targets. What runs of a stack may
-have of their own is a buffer: one call then serves them all (`per_run.py`).
+have of their own is a buffer: one call then serves them all (`training/per_run.py`).
 Log-probabilities of the paper's gain are inside every term: log p(y|x) and sum_c U[y,c] log p(c|x).
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
-from rfdlc.learn.whole import Whole, weighted_mean
+from rfdlc.learn.processes.whole import Whole, weighted_mean
 
 # -- class weights ---------------------------------------------------------------------------------------------
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from rfdlc.data.mixing import Mixed, cutmix, mixup
 from rfdlc.data.replayed import capture
-from rfdlc.learn.averaging import DrawnNetworks, EpochMean
 from rfdlc.learn.methods import Stage
-from rfdlc.learn.optimisers import OPTIMISERS, Optimiser, clip
-from rfdlc.learn.particles import ParticleNet
-from rfdlc.learn.per_run import Repulsions
-from rfdlc.learn.processes import ALONE, Processes
+from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.learn.optimisation.averaging import DrawnNetworks, EpochMean
+from rfdlc.learn.optimisation.optimisers import OPTIMISERS, Optimiser, clip
+from rfdlc.learn.processes.group import ALONE, Processes
+from rfdlc.learn.processes.whole import Whole, class_counts
 from rfdlc.learn.settings import Settings
-from rfdlc.learn.whole import Whole, class_counts
+from rfdlc.learn.training.per_run import Repulsions
 
 WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
 Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
