@@ -127,8 +127,8 @@ class NegativeLogLikelihood(nn.Module):
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
         weights = torch.where(epoch > self.after, self.weights, 1.0)  # (C,)
-        if not self.focal and whole is None:  # particles have the same targets: their mean can come first
-            return functional.nll_loss(log_p.mean(0), target, weights)
+        if not self.focal and whole is None:  # one mean over all particles: they have the same targets
+            return functional.nll_loss(log_p.flatten(0, 1), target.expand(len(log_p), -1).flatten(), weights)
         true = log_p.gather(-1, target.expand(len(log_p), -1)[..., None])[..., 0]  # (M, B)
         hard = (-torch.expm1(true)).clamp(min=1e-12) ** self.focal if self.focal else 1.0  # a root is steep at 0
         return -weighted_mean(hard * true, weights, target, whole).mean()
