@@ -31,6 +31,7 @@ from recording import RESULTS, commit, hardware, versions
 from rfdlc import Classes, RFDLCClassifier, Utility, UtilityClassifier
 from rfdlc.apps.scoring import mean_utility_score
 from rfdlc.data.longtail import profile_counts, subset
+from rfdlc.files import replacing
 
 Problem = tuple[NDArray[Any], NDArray[Any]]
 
@@ -136,13 +137,14 @@ def main() -> None:
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
-    with open(RESULTS / "tabular.csv", "w", newline="", encoding="utf-8") as file:
+    found = []
+    for row in rows():
+        found.append(row | common)
+        print(f"{row['problem']:34}{row['model']:24}{row['decided']:9}{row['mean_utility']} +- {row['deviation']}")
+    with replacing(RESULTS / "tabular.csv") as path, open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        for row in rows():
-            writer.writerow(row | common)
-            file.flush()
-            print(f"{row['problem']:34}{row['model']:24}{row['decided']:9}{row['mean_utility']} +- {row['deviation']}")
+        writer.writerows(found)
 
 
 if __name__ == "__main__":
