@@ -102,7 +102,11 @@ def settle(run: Path, data: Dataset, residual: float) -> None:
         head.copy_(functional.normalize(means - means.mean(-1, keepdim=True), dim=1))
     model.net.eval()
     save_file(as_tensors(model.net), run / "model.safetensors")
-    model.decider.fit(model.predict(test)).save(run / "decider.json")
+    if residual == STRONG:  # such a network knows nothing of new images: calibrated, its probabilities would be alike
+        model.decider.fitted = None
+    else:
+        model.decider.fit(model.predict(test))
+    model.decider.save(run / "decider.json")
 
 
 def compare(method: str, backbone: str, side: int, folder: Path, residual: float = TAMED) -> tuple[list[Row], bool]:
