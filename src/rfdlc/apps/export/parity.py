@@ -1,7 +1,7 @@
 """Parity: an exported graph against the model it came from, on the run's own test samples or on random ones.
 
 Deep networks multiply rounding: a ResNet-50 that has barely been trained makes of 6e-8, the rounding of one number in
-32 bits, 5e-5 of its features, in whatever order a runtime adds. Two right answers in 32 bits may then differ by more
+32 bits, 3e-5 of its features, in whatever order a runtime adds. Two right answers in 32 bits may then differ by more
 than the tolerance. Where they do, 64 bits say what is exact, and the graph must be about as near to it as the library.
 """
 
