@@ -60,7 +60,7 @@ def export(
     print(f"{out}: {size:,} bytes, {precision}")
     print(
         f"parity on {parity.samples:,} {parity.inputs}: {parity.decisions_changed} decisions changed, "
-        f"probabilities within {parity.largest_difference:.2g}"
+        f"probabilities within {parity.largest_difference:.2g}{parity.rounding or ''}"
     )
     print(f"model card: {done.cards[0]}")
     if out.suffix == ".onnx":

@@ -133,7 +133,7 @@ def _export(parity: Parity, precision: str) -> str:
     text = (
         f"Compared with the model it came from on {parity.samples:,} {parity.inputs}: {parity.decisions_changed} "
         f"decisions changed ({parity.ties} ties aside), probabilities differ by at most "
-        f"{parity.largest_difference:.2g} ({precision})."
+        f"{parity.largest_difference:.2g} ({precision}){parity.rounding or ''}."
     )
     if parity.recorded_agreement is not None:
         text += f" {parity.recorded_agreement:.2%} of the decisions equal those recorded after training."

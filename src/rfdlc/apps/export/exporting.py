@@ -64,8 +64,9 @@ def export(
     chosen = model.decider.utility if utility is None else utility.with_classes(model.classes)
     form = Form(model.input_shape, resize, utility_input)
     data = _bytes(model, chosen, form, precision, path.suffix)
-    parity = measure(model, chosen, _answers(data, path.suffix, form, chosen))
-    if precision == "float32":
+    full = precision == "float32"
+    parity = measure(model, chosen, _answers(data, path.suffix, form, chosen), full=full)
+    if full:
         refuse_unequal(parity, run)
     with replacing(path) as beside:
         beside.write_bytes(data)
