@@ -146,7 +146,7 @@ def _fold_in_front(x: Tensor) -> Tensor:
 
 def _spread_in_front(x: Tensor, runs: int, particles: int) -> Tensor:
     """(R, ...) -> (R*M, ...); of one run without a copy."""
-    return x[:, None].expand(-1, particles, *[-1] * (x.ndim - 1)).flatten(0, 1)
+    return x.expand(particles, *x.shape[1:]) if runs == 1 else x.repeat_interleave(particles, 0)
 
 
 # Images with the networks in front and channels last, (K, B, H, W, C): what fused stages take

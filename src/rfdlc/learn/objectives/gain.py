@@ -119,14 +119,14 @@ class NegativeLogLikelihood(nn.Module):
 
     def __init__(self, weights: ArrayLike, after: int = 0, focal: float = 0.0) -> None:
         super().__init__()
-        self.focal = focal
+        self.focal, self.late = focal, after > 0
         self.after: Tensor
         self.weights: Tensor
         self.register_buffer("after", torch.tensor(after))
         self.register_buffer("weights", as_tensor(weights))
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
-        weights = torch.where(epoch > self.after, self.weights, 1.0)  # (C,)
+        weights = torch.where(epoch > self.after, self.weights, 1.0) if self.late else self.weights  # (C,)
         if not self.focal and whole is None:  # one mean over all particles: they have the same targets
             return functional.nll_loss(log_p.flatten(0, 1), target.expand(len(log_p), -1).flatten(), weights)
         true = log_p.gather(-1, target.expand(len(log_p), -1)[..., None])[..., 0]  # (M, B)
