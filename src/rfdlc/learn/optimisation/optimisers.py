@@ -36,7 +36,7 @@ class Sgd:
 
     def step(self, parameters: Tensors, gradients: Tensors, rates: Tensor) -> None:
         slices = _slices(len(self.decays), parameters, gradients, self.state["velocity"])
-        for (own, slopes, velocity), decay, rate in zip(slices, self.decays, rates, strict=False):
+        for (own, slopes, velocity), decay, rate in zip(slices, self.decays, rates.unbind(), strict=False):
             moving = velocity if self.momentum else []
             torch._fused_sgd_(own, slopes, moving, lr=rate, weight_decay=decay, **self.constants)
 
@@ -59,7 +59,7 @@ class AdamW:
         steps += 1
         counts = [steps] * len(parameters)
         slices = _slices(len(self.decays), parameters, gradients, self.state["first"], self.state["second"])
-        for (own, slopes, first, second), decay, rate in zip(slices, self.decays, rates, strict=False):
+        for (own, slopes, first, second), decay, rate in zip(slices, self.decays, rates.unbind(), strict=False):
             torch._fused_adamw_(own, slopes, first, second, [], counts, lr=rate, weight_decay=decay, **self.constants)
 
 

@@ -53,7 +53,7 @@ class _Alike(nn.Module):
     def forward(self, whole: Whole | None, epoch: Tensor, *of_runs: Tensor) -> Tensor:
         """`of_runs`: logits (R,M,B,C), targets (R,B) and, of a share, the counts (R,C) of the whole batch."""
         if self.runs == 1:
-            return self.first(*_arguments(whole, epoch, *(own[0] for own in of_runs)))[None]
+            return self.first(*_arguments(whole, epoch, *(own.squeeze(0) for own in of_runs)))[None]
         stacked = {name: getattr(self, f"stacked_{i}") for i, name in enumerate(self.names)}
         dims = 0, None, None, *(0 for _ in of_runs)
         return torch.vmap(self._loss, in_dims=dims)(stacked, whole, epoch, *of_runs)
