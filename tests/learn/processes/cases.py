@@ -1,6 +1,6 @@
 """Two gloo processes equal one with the same global batch; parts of a batch add up; evaluation counts each sample once.
 
-`torchrun` itself is in test_torchrun.py.
+`torchrun` itself is in commands.py.
 """
 
 import json
@@ -293,3 +293,26 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InputError, match="2 processes on this machine, but 1 GPUs: start one process a GPU"):
         Processes(0, 2, 0, 2).own_device(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(2, "cpu:gloo,cuda:nccl"), (0, "gloo")])
+def test_gpus_are_joined_by_nccl_and_cpus_by_gloo(monkeypatch, gpus, backend):
+    """No machine of ours has two GPUs: the meeting is a stand-in, all around it is what they would run."""
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    taken, met = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: met.append("parted"))
+    monkeypatch.setattr("rfdlc.learn.processes.group.connect", lambda *how: met.append(how))
+    with joined() as processes:
+        assert met == [(backend, 1, 2)]
+        if gpus:
+            assert processes.own_device(torch.device("cuda")) == torch.device("cuda", 1)
+            assert taken == [1]
+        else:
+            assert processes.own_device(CPU) == CPU
+    assert met[1:] == ["parted"]
