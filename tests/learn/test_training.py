@@ -245,6 +245,6 @@ def test_a_captured_step_equals_the_eager_one(monkeypatch):
             step.begin_epoch(epoch, 0.1)
             for inputs, targets in part.loader.epoch(epoch):
                 step(inputs, targets, torch.full((2, 3), 0.7))
-        results.append([*net.parameters(), *step.average, step.total, step.steps])
+        results.append([*net.parameters(), *step.average, step.total, step.good])
     assert len(graphs) == 2  # full batches, and the last one
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

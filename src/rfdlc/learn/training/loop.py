@@ -218,9 +218,8 @@ def _schedule(settings: Settings) -> dict[str, Any]:
 
 
 def _check_numbers(step: Step, epoch: int, steps: int) -> None:
-    taken = int(step.steps)
     bad, run = min((good, run) for run, good in enumerate(step.good.tolist()))
-    if bad == taken:
+    if bad == step.steps:
         return
     cause = "the learning rate is too high" if epoch > 1 or bad > 0 else "the inputs hold NaN or infinite values"
     raise TrainingStopped(

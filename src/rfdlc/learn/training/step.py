@@ -65,7 +65,7 @@ class Step:
         self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
         self.total = torch.zeros(net.runs, device=self.device)
         self.ones = torch.ones_like(self.total)
-        self.steps = torch.zeros((), device=self.device, dtype=torch.int64)
+        self.steps = 0  # of this epoch
         self.good = torch.zeros_like(self.total, dtype=torch.int64)  # steps until the loss is no number
         torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
         meeting = settings.batch_norm == "sync" and not processes.alone  # inside of the networks, layer by layer
@@ -86,8 +86,9 @@ class Step:
         """Set what changes between epochs, and start the sums anew. The rate is one for all runs, or one a run."""
         self.epoch.fill_(epoch)
         self.rates.copy_(torch.tensor(rates))
-        for sums in (self.total, self.good, self.steps):
-            sums.zero_()
+        self.steps = 0
+        self.total.zero_()
+        self.good.zero_()
         self.net.train()
         if self.stage.trains != "all":  # frozen layers keep their statistics too
             self.net.trunk.eval()
@@ -96,6 +97,7 @@ class Step:
             self.drawn.draw(epoch)
 
     def __call__(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
+        self.steps += 1
         if not self.capture:
             return self.compute(inputs, targets, mix)
         shape = tuple(inputs.shape)
@@ -152,7 +154,7 @@ class Step:
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
-        return Mixed(inputs, targets, targets, mix[:, 0]) if self.mixing is None else self.mixing(inputs, targets, mix)
+        return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)
 
     def gradients(self, losses: Tensor) -> list[Tensor]:
         found = torch.autograd.grad(losses, self.parameters, self.ones, allow_unused=True, materialize_grads=True)
@@ -167,12 +169,11 @@ class Step:
         if self.average:
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
         self.total += losses
-        self.good += self.total.abs() < math.inf  # a sum that is no number stays so
-        self.steps += 1
+        self.good += self.total < math.inf  # false for NaN too, and once false it stays so
 
     def losses(self) -> list[float]:
         """Mean loss of each run over the epoch so far. Waits for the device."""
-        return [float(value) for value in (self.total / self.steps.clamp(min=1)).tolist()]
+        return [float(value) for value in (self.total / max(1, self.steps)).tolist()]
 
     @property
     def state(self) -> dict[str, list[Tensor]]:
@@ -195,7 +196,7 @@ class Step:
 
     def _captured(self, shape: tuple[int, ...], batch: Batch) -> bool:
         """Capture the step for this shape of batch: true where that worked. Warm-up steps are undone."""
-        live = [*self.net.parameters(), *self.net.buffers(), self.total, self.good, self.steps]
+        live = [*self.net.parameters(), *self.net.buffers(), self.total, self.good]
         live += [tensor for group in self.state.values() for tensor in group]
         saved = [tensor.detach().clone() for tensor in live]
         static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
