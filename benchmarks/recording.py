@@ -4,13 +4,15 @@ import csv
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rfdlc.files import replacing
+
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = ("what", "value", "unit", "reference", "ratio", "required", "hardware", "versions", "commit", "date")
+MEASURED = ("what", "value", "unit", "reference", "ratio", "required")
 
 
 def hardware() -> str:
@@ -49,8 +51,17 @@ def commit() -> str:
     return head + ("+" if changed else "")
 
 
-def write(name: str, rows: Iterable[dict[str, object]], packages: Iterable[str], measured: str = "") -> Path:
-    """Write `results/<name>.csv` and print the rows as a person reads them; `measured` is the commit without git."""
+def write(
+    name: str,
+    rows: Iterable[dict[str, object]],
+    packages: Iterable[str],
+    measured: str = "",
+    columns: Sequence[str] = MEASURED,
+) -> Path:
+    """Print the rows as a person reads them, then write `results/<name>.csv`; `measured` is the commit without git.
+
+    The file is replaced when all rows are there: a benchmark that was stopped leaves the old one.
+    """
     common = {
         "hardware": hardware(),
         "versions": versions(packages),
@@ -59,12 +70,14 @@ def write(name: str, rows: Iterable[dict[str, object]], packages: Iterable[str],
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.csv"
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+    found = []
+    for row in rows:
+        found.append(row | common)
+        print("  ".join(f"{key} {value}" for key, value in row.items() if value != ""), flush=True)
+    with replacing(path) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, (*columns, *common))
         writer.writeheader()
-        for row in rows:
-            writer.writerow(row | common)
-            print("  ".join(f"{key} {value}" for key, value in row.items() if value != ""), flush=True)
+        writer.writerows(found)
     return path
 
 

@@ -10,11 +10,9 @@ RFDLCClassifier its utility). Settings are the defaults of each library. What th
 other data.
 """
 
-import csv
 import sys
 import warnings
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -27,11 +25,10 @@ from sklearn.model_selection import RepeatedStratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from recording import RESULTS, commit, hardware, versions
+from recording import write
 from rfdlc import Classes, RFDLCClassifier, Utility, UtilityClassifier
 from rfdlc.apps.scoring import mean_utility_score
 from rfdlc.data.longtail import profile_counts, subset
-from rfdlc.files import replacing
 
 Problem = tuple[NDArray[Any], NDArray[Any]]
 
@@ -39,7 +36,7 @@ FOLDS, REPEATS = 5, 5
 BALANCED_FOREST = "balanced random forest"
 COLUMNS = (
     "problem", "samples", "features", "counts", "model", "decided", "mean_utility", "deviation", "mean_utility_bare",
-    "gain", "gain_deviation", "folds", "hardware", "versions", "commit", "date",
+    "gain", "gain_deviation", "folds",
 )  # fmt: skip
 
 
@@ -131,20 +128,8 @@ def rows() -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    common = {
-        "hardware": hardware(),
-        "versions": versions(("rfdlc", "numpy", "scikit-learn", "imbalanced-learn", "torch")),
-        "commit": commit(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-    found = []
-    for row in rows():
-        found.append(row | common)
-        print(f"{row['problem']:34}{row['model']:24}{row['decided']:9}{row['mean_utility']} +- {row['deviation']}")
-    with replacing(RESULTS / "tabular.csv") as path, open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(found)
+    packages = ("rfdlc", "numpy", "scikit-learn", "imbalanced-learn", "torch")
+    print(write("tabular", rows(), packages, columns=COLUMNS))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_64_bits_are_the_same_network(trained, method, backbone):
     np.testing.assert_allclose(exact.sum(axis=1), 1, atol=1e-14)  # 32 bits miss this by 1e-8
     found = measure_rounding(model, inputs, exact + 3e-5, library)
     assert found.graph == pytest.approx(3e-5, rel=1e-6)
-    assert found.library == np.abs(library - exact).max() > 0
+    assert found.model == np.abs(library - exact).max() > 0
 
 
 def test_64_bits_are_asked_only_where_32_differ(trained):
@@ -43,7 +43,7 @@ def test_64_bits_are_asked_only_where_32_differ(trained):
         def answer(inputs):
             predictions = model.predict(inputs)
             probabilities = np.asarray(model.decider.probabilities(predictions)).copy()
-            probabilities[7, 2] += distance  # one of 500
+            probabilities[7, 2] += distance  # one sample of a batch
             return probabilities, model.decider.decide(predictions)
 
         return measure(model, model.decider.utility, answer, **options)
@@ -52,9 +52,9 @@ def test_64_bits_are_asked_only_where_32_differ(trained):
     assert off_by(1e-3, full=False).rounding is None
     wrong = off_by(2e-5)
     assert wrong.rounding.graph == pytest.approx(2e-5, rel=0.05)
-    assert wrong.rounding.library < 1e-6
+    assert wrong.rounding.model < 1e-6
     assert wrong.to_dict()["rounding"]["graph"] == wrong.rounding.graph
-    with pytest.raises(rfdlc.InputError, match="from 64 bits the graph differs by 2e-05, the library itself by"):
+    with pytest.raises(rfdlc.InputError, match="from 64 bits the graph differs by 2e-05, the model itself by"):
         refuse_unequal(wrong, "runs/a")
 
 
@@ -63,11 +63,11 @@ def test_64_bits_are_asked_only_where_32_differ(trained):
     [
         (9e-6, 0, None, False),
         (1.1e-5, 0, None, True),
-        (2e-5, 0, Rounding(graph=8e-6, library=1.5e-5), False),  # the library's rounding alone
-        (5e-5, 0, Rounding(graph=4e-5, library=2e-5), False),  # both round
-        (9e-5, 0, Rounding(graph=9e-5, library=2e-5), True),  # more than rounding
-        (1.2e-5, 0, Rounding(graph=1.2e-5, library=1e-7), True),
-        (5e-5, 1, Rounding(graph=4e-5, library=2e-5), True),  # a decision is a decision
+        (2e-5, 0, Rounding(graph=8e-6, model=1.5e-5), False),  # the library's rounding alone
+        (5e-5, 0, Rounding(graph=4e-5, model=2e-5), False),  # both round
+        (9e-5, 0, Rounding(graph=9e-5, model=2e-5), True),  # more than rounding
+        (1.2e-5, 0, Rounding(graph=1.2e-5, model=1e-7), True),
+        (5e-5, 1, Rounding(graph=4e-5, model=2e-5), True),  # a decision is a decision
     ],
 )
 def test_what_is_refused(difference, changed, rounding, refused):

@@ -27,7 +27,7 @@ from rfdlc.learn.run import Run
 SAMPLES = 500
 AT_ONCE = 50  # samples in one batch: large images of many particles need much memory
 TOLERANCE = 1e-5  # between probabilities, in 32 bits
-ROUNDINGS = 4  # of the library's own, that the graph may have: two right orders of adding differ by about 2
+ROUNDINGS = 4  # of the model's own, that the graph may have: two right orders of adding differ by about 2
 EXACT_SAMPLES = 20  # those that differ most: 64 bits take long
 TIE = 1e-4  # of the utility's range: two actions this close are a tie, which rounding may decide
 RECORDED_AGREEMENT = 0.95  # with predictions.npz, which a GPU may have computed in 16 bits
@@ -40,10 +40,15 @@ class Rounding:
     """How far probabilities in 32 bits are from those in 64."""
 
     graph: float
-    library: float
+    model: float  # that the graph came from
+
+    @property
+    def allowed(self) -> float:
+        """How far the graph may be: the model's own rounding is no fault of it."""
+        return max(TOLERANCE, ROUNDINGS * self.model)
 
     def __str__(self) -> str:
-        return f"; from 64 bits the graph differs by {self.graph:.2g}, the library itself by {self.library:.2g}"
+        return f"; from 64 bits the graph differs by {self.graph:.2g}, the model itself by {self.model:.2g}"
 
 
 @dataclass(frozen=True)
@@ -88,10 +93,10 @@ def measure(model: Model, utility: Utility, answer: Answer, *, full: bool = True
     return Parity(len(inputs), kind, float(differences.max()), changes, ties, agreement, rounding)
 
 
-def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], library: NDArray[Any]) -> Rounding:
-    """Both answers, probabilities (N, C), against what the same weights give in 64 bits."""
+def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], own: NDArray[Any]) -> Rounding:
+    """The graph's answers and the model's own, probabilities (N, C), against what the same weights give in 64 bits."""
     exact = exact_probabilities(model, inputs)
-    return Rounding(*(float(np.abs(answer - exact).max()) for answer in (graph, library)))
+    return Rounding(*(float(np.abs(answer - exact).max()) for answer in (graph, own)))
 
 
 def exact_probabilities(model: Model, inputs: NDArray[Any]) -> NDArray[Any]:
@@ -120,11 +125,9 @@ def refuse_unequal(parity: Parity, run: Any) -> None:
 
 
 def _near(parity: Parity) -> bool:
-    """Within the tolerance; or as near to 64 bits as the library, whose rounding is no fault of the graph."""
+    """Within the tolerance; or about as near to 64 bits as the model itself."""
     rounding = parity.rounding
-    if rounding is None:
-        return parity.largest_difference <= TOLERANCE
-    return rounding.graph <= max(TOLERANCE, ROUNDINGS * rounding.library)
+    return parity.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
 
 
 def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:

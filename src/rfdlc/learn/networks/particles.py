@@ -131,4 +131,4 @@ class ParticleNet(nn.Module):
     @property
     def head_weights(self) -> Tensor:
         """(R, M, F, C): what the paper's repulsion acts on."""
-        return self.head.weight.unflatten(0, (self.runs, self.particles))
+        return self._by_run(self.head.weight)

@@ -169,7 +169,7 @@ class Step:
         if self.average:
             torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
         self.total += losses
-        self.good += self.total < math.inf  # false for NaN too, and once false it stays so
+        self.good += self.total.abs() < math.inf  # a sum that is no number stays so
 
     def losses(self) -> list[float]:
         """Mean loss of each run over the epoch so far. Waits for the device."""
