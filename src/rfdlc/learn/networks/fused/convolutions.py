@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rfdlc.learn.networks.fused import cutting
-from rfdlc.learn.networks.fused.sizes import any_size
+from rfdlc.learn.networks.fused.launching import Kernel, after_the_one_before
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def _window_weights(
     return tl.load(w + place, mask=(right >= 0) & (right < 3), other=0.0)
 
 
-@any_size
+@Kernel
 def _convolve_rows(
     x, w, y, partial, batch,
     H: tl.constexpr, W: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr, TRANSPOSED: tl.constexpr,
@@ -40,6 +40,7 @@ def _convolve_rows(
     matrix product, which sees the window of GROUP + 2 pixels around them: some products are with zero, but a pixel
     is loaded (GROUP + 2) / GROUP times instead of nine.
     """
+    after_the_one_before()
     part, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
     parts: tl.constexpr = H // ROWS
     across: tl.constexpr = W // GROUP
@@ -77,7 +78,7 @@ def _convolve_rows(
         tl.store(partial + CY, tl.sum(tl.reshape(tl.sum(second, 0), (GROUP, CY)), 0))
 
 
-@any_size
+@Kernel
 def _convolve_tiles(
     x, w, y, partial, shortcut, pixels, tiles,
     H: tl.constexpr, W: tl.constexpr, HX: tl.constexpr, WX: tl.constexpr,
@@ -89,6 +90,7 @@ def _convolve_tiles(
     A pixel of the gradient of a strided convolution sees few of the nine: which ones depends on whether row and
     column are even, so that a program has pixels of one kind alone.
     """
+    after_the_one_before()
     tile, network, kind = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     STEP: tl.constexpr = STRIDE if TRANSPOSED else 1
     count = tile * BLOCK + tl.arange(0, BLOCK)

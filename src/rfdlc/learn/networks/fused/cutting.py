@@ -48,4 +48,4 @@ ROWS = {16: Rows(2, 400, 4, 4), 32: Rows(2, 200, 4, 3)}
 TILES = {16: Tiles(128, 4, 2), 32: Tiles(128, 4, 3), 64: Tiles(128, 4, 3)}
 GRADIENT_ROWS = {16: Rows(2, 200, 4, 4, tallest=128), 32: Rows(1, 200, 8, 4, tallest=128)}
 GRADIENT_TILES = {16: Tiles(64, 4, 2), 32: Tiles(64, 4, 2), 64: Tiles(64, 4, 2)}
-GRADIENT_PROGRAMS = 1024
+GRADIENT_PROGRAMS = 512

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rfdlc.learn.networks.fused.sizes import any_size
+from rfdlc.learn.networks.fused.launching import Kernel, after_the_one_before
 from rfdlc.learn.networks.stack import BatchNorm
 
 
@@ -27,12 +27,13 @@ def _added(partial, tiles, C: tl.constexpr, BLOCK: tl.constexpr):
     return tl.sum(first, 0), tl.sum(second, 0)
 
 
-@any_size
+@Kernel
 def _statistics(
     partial, gamma, beta, running_mean, running_variance, result, tiles, count, networks,
     EPSILON: tl.constexpr, MOMENTUM: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """result (4, K, C): scale, shift, mean, 1 / deviation."""
+    after_the_one_before()
     network = tl.program_id(0)
     total, squares = _added(partial + network.to(tl.int64) * tiles * (2 * C), tiles, C, BLOCK)
     at = network * C + tl.arange(0, C)
@@ -50,9 +51,10 @@ def _statistics(
     tl.store(running_variance + at, (1 - MOMENTUM) * tl.load(running_variance + at) + MOMENTUM * unbiased)
 
 
-@any_size
+@Kernel
 def _norm_gradient(partial, known, result, tiles, count, networks, C: tl.constexpr, BLOCK: tl.constexpr):
     """result (5, K, C): factors of gradient, values and one in the gradient by the values; those of gamma and beta."""
+    after_the_one_before()
     network = tl.program_id(0)
     total, products = _added(partial + network.to(tl.int64) * tiles * (2 * C), tiles, C, BLOCK)
     at, size = network * C + tl.arange(0, C), networks * C
@@ -67,13 +69,14 @@ def _norm_gradient(partial, known, result, tiles, count, networks, C: tl.constex
     tl.store(result + 4 * size + at, total)
 
 
-@any_size
+@Kernel
 def _activate(
     y, known, shortcut, z, pixels, networks,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
     SHORTCUT: tl.constexpr, PADDING: tl.constexpr, CS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """relu(scale y + shift + shortcut)."""
+    after_the_one_before()
     network = tl.program_id(1).to(tl.int64)
     pixel, c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
     inside = (pixel < pixels)[:, None]
@@ -92,12 +95,13 @@ def _activate(
     tl.store(z + here, tl.maximum(value, 0.0).to(z.dtype.element_ty), mask=inside)
 
 
-@any_size
+@Kernel
 def _gate(
     dz, shortcut, active, y, known, result, partial, pixels, tiles, networks,
     SHORTCUT: tl.constexpr, ACTIVE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient that passes a ReLU, and of its products with y. With ACTIVE it is written as well."""
+    after_the_one_before()
     tile, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
     pixel, c = tile * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
     inside = (pixel < pixels)[:, None]
@@ -119,11 +123,12 @@ def _gate(
     tl.store(partial + C, tl.sum(gradient * value, 0))
 
 
-@any_size
+@Kernel
 def _norm_input_gradient(
     gradient, y, known, factors, result, pixels, networks,
     GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    after_the_one_before()
     network = tl.program_id(1).to(tl.int64)
     pixel, c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
     inside = (pixel < pixels)[:, None]

@@ -6,16 +6,17 @@ import triton.language as tl
 from torch import Tensor
 
 from rfdlc.learn.networks.fused import cutting
-from rfdlc.learn.networks.fused.sizes import any_size
+from rfdlc.learn.networks.fused.launching import Kernel, after_the_one_before
 
 
-@any_size
+@Kernel
 def _weight_gradient_rows(
     dy, x, partial, batch, sets,
     H: tl.constexpr, W: tl.constexpr, CX: tl.constexpr, CY: tl.constexpr,
     GROUP: tl.constexpr, WINDOW: tl.constexpr, IMAGES: tl.constexpr,
 ):  # fmt: skip
     """Products of all pixels in groups with those in their windows: partial (K, programs, 3, GROUP * CY, window)."""
+    after_the_one_before()
     part, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
     across: tl.constexpr = W // GROUP
     m, k, n = tl.arange(0, IMAGES * across), tl.arange(0, WINDOW), tl.arange(0, GROUP * CY)
@@ -45,12 +46,13 @@ def _weight_gradient_rows(
     tl.store(at + 2 * size, tl.trans(lower))
 
 
-@any_size
+@Kernel
 def _gather_weight_gradient(
     partial, result, programs, count, CX: tl.constexpr, CY: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Sum over programs and over the pixels of a group: (K, CY, 9, CX)."""
+    after_the_one_before()
     place, network = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
     cx, tap, cy = place % CX, (place // CX) % 9, place // (9 * CX)
     size: tl.constexpr = WINDOW * GROUP * CY
@@ -65,13 +67,14 @@ def _gather_weight_gradient(
     tl.store(result + network * count + place, tl.sum(total, 0), mask=place < count)
 
 
-@any_size
+@Kernel
 def _weight_gradient_tiles(
     dy, x, partial, pixels, share,
     H: tl.constexpr, W: tl.constexpr, HX: tl.constexpr, WX: tl.constexpr,
     CX: tl.constexpr, CX_BLOCK: tl.constexpr, CY: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of the kernel (three weights), over one share of the pixels: partial (K, splits, 3, CY, 3 * CX)."""
+    after_the_one_before()
     split, down, network = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     cx, cy = tl.arange(0, CX_BLOCK), tl.arange(0, CY)
     dy += network * pixels * CY
