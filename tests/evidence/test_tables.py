@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from rfdlc.cli import app
 from rfdlc.errors import InputError
-from rfdlc.evidence import page, rendering, results
+from rfdlc.evidence import page, plots, rendering, results
 from rfdlc.evidence.missing import grids_for
 from rfdlc.evidence.plots import draw_all
 from rfdlc.evidence.results import Results, Scored
@@ -176,5 +177,26 @@ def test_figures_are_drawn_from_the_files(folder, tmp_path):
     text = (tmp_path / "figures" / "frontier-cifar100-lt.svg").read_text()
     assert "RF-DLC (ours)" in text
     assert "trained with utility" in text
+    linked = re.findall(r"\(figures/(.+?)\)", page.text(Results(folder)))
+    assert linked, "the page shows figures"
+    assert set(linked) <= written
     with pytest.raises(InputError, match="nothing has been measured"):
         draw_all(tmp_path / "empty", tmp_path / "figures")
+
+
+def test_figures_show_their_curves_and_no_bin_of_a_few_samples(tmp_path, monkeypatch):
+    made = dict.fromkeys(results.COLUMNS["runs"], "x") | {"run": "rf-dlc", "seed": 0}
+    risks = [Point("test", "calibrated", "risk-coverage", x, x / 5, x) for x in (0.5, 1.0)]
+    bins = [
+        Point("test", "calibrated", "reliability", *bin_)
+        for bin_ in ((0.1, 1, 0.001), (0.5, 0.4, 0.5), (0.9, 0.8, 0.499))
+    ]
+    results.write(tmp_path, "digits-lt", [Scored(made, [Figure("test", "argmax", "acc", 50.0)], [*risks, *bins])])
+    drawn = {}
+    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.setdefault(path.stem, figure.axes[0]))
+    draw_all(tmp_path, tmp_path / "figures")
+    bottom, top = drawn["risk-coverage-digits-lt"].get_ylim()
+    assert bottom == 0
+    assert 0.2 < top < 0.3  # errors are 0.1 and 0.2
+    curve = drawn["reliability-digits-lt-calibrated"].lines[-1]
+    assert curve.get_xdata().tolist() == pytest.approx([0.5, 0.9])

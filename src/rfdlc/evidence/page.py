@@ -1,6 +1,7 @@
 """docs/evidence.md, generated from the result files: `rfdlc reproduce --markdown > docs/evidence.md`."""
 
 from rfdlc.evidence import rendering
+from rfdlc.evidence.plots import measured_ablations
 from rfdlc.evidence.results import Results
 from rfdlc.evidence.specs import DATA_TITLES, SPECS
 from rfdlc.evidence.tables import build, frontier
@@ -43,14 +44,14 @@ def _measured(results: Results) -> str:
     """What was run where."""
     lines = ["| data | runs | hardware | commits |", "|---|---:|---|---|"]
     for data, rows in results.runs.items():
-        made = {name: ", ".join(sorted({row[name] for row in rows})) for name in ("hardware", "commit")}
+        made = {name: ", ".join(sorted({row[name] for row in rows if row[name]})) for name in ("hardware", "commit")}
         lines.append(f"| {DATA_TITLES.get(data, data)} | {len(rows)} | {made['hardware']} | {made['commit']} |")
     return "\n".join([*(lines if results.runs else ["Nothing has been measured yet."]), ""])
 
 
 def _figures(results: Results) -> str:
     """Links to what `--figures` draws."""
-    names = [] if not results.measured("cifar100-lt") else ["particles", "weights"]
+    names = measured_ablations(results)
     for data in results.runs:
         if frontier(results, data, "rf-dlc"):
             kinds = (f"frontier-{data}", f"reliability-{data}-argmax", f"reliability-{data}-calibrated")

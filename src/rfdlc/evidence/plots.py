@@ -1,6 +1,6 @@
 """The figures, from the result files alone: PNG and SVG by one command, `rfdlc reproduce --figures DIR`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,17 @@ from rfdlc.style import STYLE
 
 FORMATS = ("png", "svg")
 WIDTH, HEIGHT = 5.2, 3.6  # inches
+FEWEST = 0.002  # share of the samples below which a bin of a reliability diagram says nothing
 BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}  # a dozen methods hide the lines otherwise
 REGION_COLOURS = {"acc": "#2f3b4a", "head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078"}
+ABLATIONS: dict[str, dict[str, str]] = {  # figure -> where a point lies, and its run of CIFAR100-LT
+    "particles": {str(k): "rf-dlc-paper" if k == 3 else f"rf-dlc-paper+particles={k}" for k in range(1, 9)},
+    "weights": {
+        form: "rf-dlc-paper" if form == "linear" else f"rf-dlc-paper+weights={form}"
+        for form in ("constant", "log", "sqrt", "effective", "linear")
+    },
+}
+ACROSS = {"particles": "particles", "weights": "class weights 1/f(n), f is ..."}
 RUNS = {  # name -> title and colour; dashed is trained with the utility
     "ce": ("CE", "#8a8f96"),
     "focal": ("focal", "#b9a27c"),
@@ -57,8 +66,8 @@ def draw_all(folder: Path, out: Path) -> list[Path]:
 
 def _drawings(results: Results, folder: Path) -> Iterator[tuple[str, Callable[[Any], bool]]]:
     """Every figure: its name, and what draws it and says whether there was anything to draw."""
-    yield "particles", partial(_by_particles, results=results)
-    yield "weights", partial(_by_weights, results=results)
+    for name in measured_ablations(results):
+        yield name, partial(_by_region, results=results, name=name)
     for data in results.runs:
         yield f"frontier-{data}", partial(_frontiers, results=results, data=data)
         for decision in ("argmax", "calibrated"):
@@ -77,34 +86,30 @@ def _save(figure: Any, path: Path) -> Path:
 # -- ablations --------------------------------------------------------------------------------------------------------
 
 
-def _by_particles(axes: Any, results: Results) -> bool:
-    runs = {k: "rf-dlc-paper" if k == 3 else f"rf-dlc-paper+particles={k}" for k in range(1, 9)}
-    axes.set(xlabel="particles", ylabel="accuracy (%)", title="CIFAR100-LT, the paper's method")
-    return _by_region(axes, results, list(runs), list(runs.values()))
+def measured_ablations(results: Results) -> list[str]:
+    """Those that have more than one point, and so are drawn."""
+    there = results.measured("cifar100-lt")
+    return [name for name, runs in ABLATIONS.items() if sum(run in there for run in runs.values()) > 1]
 
 
-def _by_weights(axes: Any, results: Results) -> bool:
-    forms = ("constant", "log", "sqrt", "effective", "linear")
-    runs = ["rf-dlc-paper" if form == "linear" else f"rf-dlc-paper+weights={form}" for form in forms]
-    axes.set(xlabel="class weights 1/f(n), f is ...", ylabel="accuracy (%)", title="CIFAR100-LT, the paper's method")
-    found = _by_region(axes, results, list(range(len(forms))), runs)
-    axes.set_xticks(range(len(forms)), forms)
-    return found
-
-
-def _by_region(axes: Any, results: Results, places: Sequence[int], runs: Sequence[str]) -> bool:
+def _by_region(axes: Any, results: Results, name: str) -> bool:
     """Accuracy of each region with two deviations up and down."""
-    measured = [
-        place for place, run in zip(places, runs, strict=True) if results.mean("cifar100-lt", run, "argmax", "acc")
-    ]
+    runs, there = ABLATIONS[name], results.measured("cifar100-lt")
+    measured = [place for place, run in runs.items() if run in there]
+    places = [list(runs).index(place) for place in measured]
     for region, colour in REGION_COLOURS.items():
-        found = [results.mean("cifar100-lt", run, "argmax", region) for run in runs]
+        found = [results.mean("cifar100-lt", runs[place], "argmax", region) for place in measured]
         known: list[Mean] = [mean for mean in found if mean is not None]
         spread = [2 * (mean.deviation or 0.0) for mean in known]
         title = "all" if region == "acc" else region
-        axes.errorbar(measured, [m.value for m in known], spread, color=colour, marker="o", markersize=4, label=title)
-    axes.legend(ncols=4)
-    return len(measured) > 1
+        style = {"color": colour, "marker": "o", "markersize": 4, "capsize": 2}
+        axes.errorbar(places, [mean.value for mean in known], spread, label=title, **style)
+    axes.set(
+        xlabel=ACROSS[name], ylabel="accuracy (%)", title="CIFAR100-LT, the paper's method: mean and two deviations"
+    )
+    axes.set_xticks(places, measured)
+    axes.legend(**BESIDE)
+    return True
 
 
 # -- methods ----------------------------------------------------------------------------------------------------------
@@ -112,9 +117,8 @@ def _by_region(axes: Any, results: Results, places: Sequence[int], runs: Sequenc
 
 def _frontiers(axes: Any, results: Results, data: str) -> bool:
     """False head rate against accuracy as the penalty grows from 0 to -1, every method calibrated and decided alike."""
-    axes.set(
-        xlabel="accuracy (%)", ylabel="false head rate (%)", title=f"{DATA_TITLES.get(data, data)}: penalty 0 to -1"
-    )
+    axes.set(xlabel="accuracy (%), more is better", ylabel="false head rate (%), less is better")
+    axes.set_title(f"{DATA_TITLES.get(data, data)}: penalties 0 (top) to -1")
     drawn = False
     for run in RUNS:
         points = frontier(results, data, run)
@@ -143,9 +147,11 @@ def _reliability(axes: Any, folder: Path, data: str, decision: str) -> bool:
 
 
 def _risk_coverage(axes: Any, folder: Path, data: str) -> bool:
-    axes.set(xlabel="coverage (share of samples decided)", ylabel="error rate", xlim=(0, 1), ylim=(0, None))
+    axes.set(xlabel="coverage (share of samples decided)", ylabel="error rate", xlim=(0, 1.02))
     axes.set_title(f"{DATA_TITLES.get(data, data)}: calibrated")
-    return _mean_curves(axes, folder, data, "calibrated", "risk-coverage")
+    drawn = _mean_curves(axes, folder, data, "calibrated", "risk-coverage")
+    axes.set_ylim(bottom=0)  # after the curves: it would keep the top where it is without any
+    return drawn
 
 
 def _mean_curves(axes: Any, folder: Path, data: str, decision: str, curve: str) -> bool:
@@ -166,12 +172,12 @@ def _mean_curves(axes: Any, folder: Path, data: str, decision: str, curve: str) 
 
 
 def _binned(points: Any) -> tuple[Any, Any]:
-    """Points of the same fifteenth of the confidence, as one: their mean by weight."""
+    """Points of the same fifteenth of the confidence, as one: their mean by weight; none of a few samples."""
     place = np.clip(np.ceil(points[:, 0] * 15) - 1, 0, 14).astype(int)
     weights = points[:, 2]
     total = np.bincount(place, weights, 15)
-    seen = total > 0
-    return tuple(np.bincount(place, weights * points[:, i], 15)[seen] / total[seen] for i in (0, 1))  # type: ignore[return-value]
+    seen = total > FEWEST * total.sum()
+    return tuple(np.bincount(place, weights * points[:, i], 15)[seen] / total[seen] for i in (0, 1))
 
 
 def _averaged(points: Any) -> tuple[Any, Any]:
