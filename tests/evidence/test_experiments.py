@@ -112,6 +112,26 @@ def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):
         assert not [run for stack in experiment.grid.stacks for run in experiment.missing(stack)]
 
 
+def test_a_grid_that_was_killed_before_its_records_has_them_afterwards(tmp_path, monkeypatch):
+    grid = grid_of(tmp_path, DIGITS)
+    experiment = Experiment(grid, tmp_path / "runs", tmp_path / "out", commit="abc")
+
+    def killed(*_):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(experiments, "write_record", killed)
+        with pytest.raises(SystemExit):
+            run_grid(experiment, tmp_path, say=lambda line: None)
+    trained = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/*/*/model.safetensors")}
+    assert len(trained) == 3  # two seeds and what calibrates them
+    run_grid(experiment, tmp_path, say=lambda line: None)
+    assert {path: path.read_bytes() for path in trained} == trained
+    rows = results.Results(tmp_path / "out").runs["digits-lt"]
+    assert {row["commit"] for row in rows} == {"abc"}
+    assert all(row["date"] and int(row["parameters"]) for row in rows)
+
+
 def write_lists(folder, stem, **counts):
     """Images of 32 x 32 in lists of `path label`, so many of each class in each split."""
     rng = np.random.default_rng(0)

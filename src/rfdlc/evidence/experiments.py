@@ -4,9 +4,10 @@
     python -m rfdlc.evidence.experiments cifar100 --dry-run
     python -m rfdlc.evidence.experiments cifar100 --runs RUNS --out RESULTS --rescore     # trains nothing
 
-A run is finished when RESULTS has its rows, or when RUNS (or LOGITS) has its folder: a grid that was interrupted goes
-on, and nothing is ever trained twice. Test-set logits of all particles stay in the run folder. `--logits LOGITS` keeps
-light copies of the folders, with logits as float16 and without weights; they can be scored as the folders can.
+A run is finished when RESULTS has its rows, or when RUNS (or LOGITS) has its folder and in it the record of its
+training: a grid that was interrupted goes on, and nothing is ever trained twice. Test-set logits of all particles stay
+in the run folder. `--logits LOGITS` keeps light copies of the folders, with logits as float16 and without weights; they
+can be scored as the folders can.
 """
 
 import argparse
@@ -40,11 +41,9 @@ class Experiment:
 
     def folder(self, wanted: Wanted) -> Path | None:
         """The finished folder of a run, or its light copy; nothing where there is none."""
-        whole = self.runs / wanted.folder
-        if (whole / "metrics.json").exists():
-            return whole
-        light = None if self.logits is None else self.logits / wanted.folder
-        return light if light is not None and (light / RECORD).exists() else None
+        places = [self.runs, *([] if self.logits is None else [self.logits])]
+        found = (place / wanted.folder for place in places)
+        return next((folder for folder in found if (folder / RECORD).exists()), None)  # the record is written last
 
     def calibration(self, wanted: Wanted) -> Path | None:
         """The run that calibrates this one: of the same seed, else any of the same name."""
@@ -207,3 +206,6 @@ if __name__ == "__main__":
     except InputError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise SystemExit(130) from None

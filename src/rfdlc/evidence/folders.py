@@ -11,12 +11,13 @@ import numpy as np
 
 from rfdlc.decide.predictions import Predictions
 from rfdlc.evidence.grids import Wanted
+from rfdlc.files import replacing
 
 RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
 
 
 def write_record(folder: Path, seconds: float | None, networks: int, parameters: int, of_commit: str) -> None:
-    """Note what a training took. `seconds` is not known of one that was interrupted."""
+    """Note what a training took, last of all. `seconds` is not known of one that was interrupted."""
     record = {
         "seconds": "" if seconds is None else round(seconds, 2),
         "networks": networks,
@@ -24,7 +25,8 @@ def write_record(folder: Path, seconds: float | None, networks: int, parameters:
         "commit": of_commit or commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
-    (folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
+    with replacing(folder / RECORD) as beside:
+        beside.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 def copy_light(run: Path, to: Path) -> None:
@@ -48,8 +50,7 @@ def copy_light(run: Path, to: Path) -> None:
 def provenance(run: Wanted, folder: Path) -> dict[str, Any]:
     """The row of a run in `runs.csv`."""
     where = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    record = folder / RECORD  # not there where a crash came between the training and the record of it
-    made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     return {
         "run": run.name,
         "seed": run.seed,
