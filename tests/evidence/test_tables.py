@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from rfdlc.cli import app
 from rfdlc.errors import InputError
-from rfdlc.evidence import page, plots, rendering, results
-from rfdlc.evidence.missing import grids_for
+from rfdlc.evidence import grids, missing, page, plots, rendering, results
 from rfdlc.evidence.plots import draw_all
 from rfdlc.evidence.results import Results, Scored
 from rfdlc.evidence.scoring import PENALTIES, Figure, Point
@@ -136,7 +135,7 @@ def test_forms_hold_the_same_figures(folder):
 
 def test_what_is_missing_is_found_in_the_grids(folder):
     table = build("particles", Results(folder))
-    (grid,) = grids_for([table])
+    (grid,) = missing.grids_for([table])
     assert grid.name == "ablations"
     names = {run.name for stack in grid.stacks for run in stack}
     assert names == {f"rf-dlc-paper+particles={k}" for k in (1, 4, 5, 6, 7, 8)}
@@ -164,9 +163,36 @@ def test_the_command():
     assert [line.split()[0] for line in listed.stdout.splitlines()] == list(SPECS)
     shown = runner.invoke(app, ["reproduce", "fhr", "--json"])
     assert {c["table"] for c in json.loads(shown.stdout)["cells"]} == {"fhr"}
-    wrong = runner.invoke(app, ["reproduce", "fhrr"])
-    assert isinstance(wrong.exception, InputError)
-    assert "did you mean 'fhr'" in str(wrong.exception)
+    named = runner.invoke(app, ["reproduce", "--list", "--json"])
+    assert list(json.loads(named.stdout)["tables"]) == list(SPECS)
+    for words, told in {
+        ("fhrr",): "did you mean 'fhr'",
+        ("fhrr", "--list"): "did you mean 'fhr'",
+        ("fhrr", "--figures", "nowhere"): "did you mean 'fhr'",
+        ("--results", "nowhere"): "nowhere: no such folder",
+        ("--csv", "--json"): "choose one",
+    }.items():
+        wrong = runner.invoke(app, ["reproduce", *words])
+        assert isinstance(wrong.exception, InputError), words
+        assert told in str(wrong.exception)
+
+
+def test_data_that_are_not_there_do_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    table, ran = build("fhr", Results(tmp_path)), []
+
+    def run(experiment, data, say):
+        if experiment.grid.name in absent:
+            raise InputError(f"{experiment.grid.data.source} was not found")
+        ran.append(experiment.grid.name)
+
+    monkeypatch.setattr(missing, "run_grid", run)
+    absent = {"cifar10", "imagenet"}
+    missing.complete([table], tmp_path, tmp_path / "runs", tmp_path / "out")
+    assert ran == ["ablations", "cifar100"]
+    assert "imagenet: left out, imagenet-lt was not found" in capsys.readouterr().err
+    absent = set(grids.names())
+    with pytest.raises(InputError, match=r"nothing could be run: .* was not found"):
+        missing.complete([table], tmp_path, tmp_path / "runs", tmp_path / "out")
 
 
 def test_figures_are_drawn_from_the_files(folder, tmp_path):

@@ -1,12 +1,13 @@
 """`rfdlc reproduce`: the paper's tables, measured beside published."""
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rfdlc.cli.request import JsonOption
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, choose
 
 
 def reproduce(
@@ -45,10 +46,11 @@ def reproduce(
     chosen = [form for form, asked in {"markdown": markdown, "latex": latex, "csv": csv, "json": json}.items() if asked]
     if len(chosen) > 1:
         raise InputError(f"--{chosen[0]} and --{chosen[1]} cannot both be shown: choose one")
+    wanted = [choose("table", table, SPECS)] if table else list(SPECS)
     if names:
-        print("\n".join(f"{name:20s} {spec.title}" for name, spec in SPECS.items()))
+        titles = {name: SPECS[name].title for name in wanted}
+        print(dumps({"tables": titles}) if json else "\n".join(f"{name:20s} {title}" for name, title in titles.items()))
         return
-    wanted = [table] if table else list(SPECS)
     folder = results or PACKAGED
     if run:
         from rfdlc.cli.train import ready
@@ -58,10 +60,13 @@ def reproduce(
 
             folder = own_copy(results or Path("results"))
             complete([build(name, Results(folder)) for name in wanted], data, runs, folder)
+    if not folder.is_dir():
+        raise InputError(f"--results {folder}: no such folder; leave it out for the package's own results")
     if figures is not None:
         from rfdlc.evidence.plots import draw_all
 
-        print("\n".join(str(path) for path in draw_all(folder, figures)))
+        paths = [str(path) for path in draw_all(folder, figures)]
+        print(dumps({"figures": paths}) if json else "\n".join(paths))
         return
     found = Results(folder)
     if chosen == ["markdown"] and not table:

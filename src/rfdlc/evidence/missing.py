@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rfdlc.errors import InputError
 from rfdlc.evidence import grids
 from rfdlc.evidence.experiments import Experiment, run_grid
 from rfdlc.evidence.grids import Grid
@@ -25,9 +26,20 @@ def grids_for(tables: Sequence[Table]) -> list[Grid]:
 
 
 def complete(tables: Sequence[Table], data: Path, runs: Path, out: Path) -> None:
-    """Train and score what is missing."""
-    for grid in grids_for(tables):
-        run_grid(Experiment(grid, runs, out), data, say=lambda line: print(line, file=sys.stderr, flush=True))
+    """Train and score what is missing. Grids that cannot run, for want of their data say, are named and left out."""
+    wanted, failed = grids_for(tables), []
+    for grid in wanted:
+        try:
+            run_grid(Experiment(grid, runs, out), data, say=_say)
+        except InputError as error:
+            failed.append(error)
+            _say(f"{grid.name}: left out, {error}")
+    if failed and len(failed) == len(wanted):
+        raise InputError(f"nothing could be run: {failed[0]}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def own_copy(out: Path) -> Path:
