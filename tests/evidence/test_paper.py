@@ -49,6 +49,13 @@ def test_empty_cells_have_no_figure_and_copied_ones_say_so():
     assert not published("accuracy", "cifar10-lt", "CE", "acc").copied
 
 
+def test_a_figure_that_two_tables_print_has_one_deviation():
+    assert figures()["inference", "cifar100-lt", "RF-DLC", "fhr"].deviation is None  # as printed
+    assert published("inference", "cifar100-lt", "RF-DLC", "fhr").deviation == 0.78
+    assert published("ensembles", "cifar100-lt", "RF-DLC", "tail").deviation == 1.49
+    assert published("cost-sensitive", "cifar100-lt", "RF-DLC", "fhr").deviation is None  # 32.31: of another run
+
+
 def test_averages_are_those_of_their_parts():
     for (table, data, row, metric), figure in figures().items():
         if metric == "fhr":

@@ -1,7 +1,7 @@
 """The figures of the paper's tables as data: `paper.toml` has them as printed, `figures()` reads them."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -36,8 +36,21 @@ def figures() -> dict[tuple[str, str, str, str], Figure]:
 
 
 def published(table: str, data: str, row: str, metric: str) -> Figure | None:
-    """The printed figure, or nothing where the cell is empty or there is no such cell."""
-    return figures().get((table, data, row, metric))
+    """The printed figure, or nothing where the cell is empty or there is no such cell.
+
+    Where a table repeats a figure of another one without its deviation, it has that: one figure is judged alike
+    everywhere.
+    """
+    figure = figures().get((table, data, row, metric))
+    if figure is None or figure.deviation is not None:
+        return figure
+    return replace(figure, deviation=_deviations().get((data, row, metric, figure.value)))
+
+
+@cache
+def _deviations() -> dict[tuple[str, str, str, float], float]:
+    found = figures().values()
+    return {(f.data, f.row, f.metric, f.value): f.deviation for f in found if f.deviation is not None}
 
 
 def _of_table(table: dict[str, Any]) -> list[Figure]:
