@@ -33,4 +33,12 @@ def test_the_command_prints_the_table_beside_the_result(quick, tmp_path):
     assert result.exit_code == 0, result.output
     for word in ("data", "forward", "backward", "optimiser", "of that floor"):
         assert word in " ".join(result.stderr.split())
+    assert "stages" not in result.stderr
     assert result.stdout.startswith("{")
+
+
+def test_what_is_measured_of_several_stages_and_trainings_is_named(quick, tmp_path):
+    words = ["train", "digits-lt", "--method", "crt", "--out", str(tmp_path / "run"), "--profile", "epochs=1"]
+    told = " ".join(CliRunner().invoke(app, [*words, "refit=true", "hold_out=0.2"]).stderr.split())
+    assert "steps of the first of 2 stages take about" in told
+    assert "s, twice with refit; one evaluation" in told

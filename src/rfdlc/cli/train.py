@@ -91,10 +91,13 @@ def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
     table = Table("part of a step", "ms", "share", title="Where the time goes", title_justify="left")
     for name, seconds in (*found.parts.items(), ("step", found.step)):
         table.add_row(name, f"{1000 * seconds:.3f}", f"{seconds / found.step:.0%}", end_section=name == "optimiser")
+    stage = f" of the first of {found.stages} stages" if found.stages > 1 else ""
+    again = ", twice with refit" if found.trainings > 1 else ""
     console = Console(stderr=True)
     console.print(table)
     console.print(
-        f"{found.steps:,} steps take about {found.step * found.steps:,.0f} s, one evaluation {found.evaluation:.2f} s. "
+        f"{found.steps:,} steps{stage} take about {found.step * found.steps:,.1f} s{again}; one evaluation takes "
+        f"{found.evaluation:.2f} s. "
         f"A step must move {found.traffic / 1e6:,.1f} MB; at the {found.bandwidth / 1e9:,.0f} GB/s of this device's "
         f"memory that is {1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of that floor."
     )

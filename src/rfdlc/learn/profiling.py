@@ -33,7 +33,9 @@ class Profile:
 
     parts: dict[str, float]
     evaluation: float  # seconds for the samples that calibrate or test
-    steps: int  # in all epochs
+    steps: int  # in all epochs of the first stage
+    stages: int
+    trainings: int  # two with `refit`
     traffic: float  # bytes that a step must move
     bandwidth: float  # bytes a second, measured by copying
 
@@ -50,7 +52,7 @@ class Profile:
         """Plain values, ready for JSON."""
         return {
             "seconds_a_step": {**self.parts, "step": self.step},
-            "seconds_of_training": self.step * self.steps,
+            "seconds_of_first_stage": self.step * self.steps,
             "seconds_of_evaluation": self.evaluation,
             "bytes_a_step": self.traffic,
             "bytes_a_second": self.bandwidth,
@@ -78,7 +80,7 @@ def profile(
         timed = _step_parts(net, part, steps)
         held = given.test or given.val or given.train
         evaluation = _seconds(lambda: split_outputs(net, held, given.normalisation, chosen, device), device, once=True)
-    return Profile(timed, evaluation, steps, traffic, _bandwidth(device))
+    return Profile(timed, evaluation, steps, len(row.stages), 1 + chosen.refit, traffic, _bandwidth(device))
 
 
 def _step_parts(net: ParticleNet, part: Part, steps: int) -> dict[str, float]:
