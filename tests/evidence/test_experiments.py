@@ -98,6 +98,11 @@ def test_digits_from_grid_to_rows(tmp_path, forbidden):
     assert light.score([run for stack in grid.stacks for run in stack]) == 2  # seed 1 of both, from light copies alone
     again = results.Results(tmp_path / "again").by_seed("digits-lt", "ce+epochs=1", "calibrated", "acc")
     assert again[1] == pytest.approx(found.by_seed("digits-lt", "ce+epochs=1", "calibrated", "acc")[1], abs=0.5)
+    # a run that was finished when its stack was interrupted is of the commit that goes on
+    (tmp_path / "runs/digits-lt/ce+epochs=1/seed-0/experiment.json").unlink()
+    run_grid(Experiment(grid, tmp_path / "runs", tmp_path / "third", commit="def"), tmp_path, say=said.append)
+    rows = results.Results(tmp_path / "third").runs["digits-lt"]
+    assert [(row["commit"], bool(row["seconds"])) for row in rows[:2]] == [("def", False), ("abc", True)]
 
 
 def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):

@@ -81,7 +81,7 @@ class Experiment:
         for run, model, cost in zip(missing, models, costs, strict=True):
             share = None if resumed else seconds * cost.alone / sum(each.here for each in costs)
             parameters = sum(weight.numel() for weight in model.net.parameters())
-            write_record(self.runs / run.folder, share, networks, parameters, self.commit)
+            write_record(self.runs / run.folder, self.commit, share, networks=networks, parameters=parameters)
 
     def _plan(self, plan: Any, run: Wanted, data: Dataset) -> Any:
         """What `train_many` takes; a class-sensitive utility becomes a file beside the runs."""
@@ -107,6 +107,10 @@ class Experiment:
 
     def finish(self, stack: Sequence[Wanted], logits_seeds: Sequence[int] | None, again: bool) -> int:
         """Keep and score what was trained; how many runs were scored."""
+        for run in stack:
+            whole = self.runs / run.folder
+            if (whole / "metrics.json").exists() and not (whole / RECORD).exists():  # its stack was interrupted
+                write_record(whole, self.commit)
         self.keep_logits(stack, logits_seeds)
         return self.score(stack, again)
 

@@ -15,12 +15,11 @@ from rfdlc.evidence.grids import Wanted
 RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
 
 
-def write_record(folder: Path, seconds: float | None, networks: int, parameters: int, of_commit: str) -> None:
-    """Note what a training took. `seconds` is not known of one that was interrupted."""
+def write_record(folder: Path, of_commit: str, seconds: float | None = None, **more: int) -> None:
+    """Note of which commit a training is, and what it took: not known where it was interrupted."""
     record = {
+        **more,
         "seconds": "" if seconds is None else round(seconds, 2),
-        "networks": networks,
-        "parameters": parameters,
         "commit": of_commit or commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -48,8 +47,7 @@ def copy_light(run: Path, to: Path) -> None:
 def provenance(run: Wanted, folder: Path) -> dict[str, Any]:
     """The row of a run in `runs.csv`."""
     where = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    record = folder / RECORD  # not there where a crash came between the training and the record of it
-    made = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     return {
         "run": run.name,
         "seed": run.seed,

@@ -50,7 +50,8 @@ def _measured(results: Results) -> str:
 
 def _figures(results: Results) -> str:
     """Links to what `--figures` draws."""
-    names = [] if not results.measured("cifar100-lt") else ["particles", "weights"]
+    varied = {run.split("+")[-1].split("=")[0] for run in results.measured("cifar100-lt")}
+    names = sorted({"particles", "weights"} & varied)
     for data in results.runs:
         if frontier(results, data, "rf-dlc"):
             kinds = (f"frontier-{data}", f"reliability-{data}-argmax", f"reliability-{data}-calibrated")
