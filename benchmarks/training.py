@@ -1,6 +1,6 @@
 """How fast stacks train on one GPU, beside a plain PyTorch loop of the same networks in the same run.
 
-    python benchmarks/training.py --data DIR              everything; about six minutes on an H200
+    python benchmarks/training.py --data DIR              everything; four minutes on an H200
     python benchmarks/training.py --data DIR --brief      a few epochs of everything: seconds, to try it
     python benchmarks/training.py --plot                  results/training.png from results/training.csv
 

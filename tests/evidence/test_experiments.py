@@ -98,6 +98,11 @@ def test_digits_from_grid_to_rows(tmp_path, forbidden):
     assert light.score([run for stack in grid.stacks for run in stack]) == 2  # seed 1 of both, from light copies alone
     again = results.Results(tmp_path / "again").by_seed("digits-lt", "ce+epochs=1", "calibrated", "acc")
     assert again[1] == pytest.approx(found.by_seed("digits-lt", "ce+epochs=1", "calibrated", "acc")[1], abs=0.5)
+    # a run that was finished when its stack was interrupted is of the commit that goes on
+    (tmp_path / "runs/digits-lt/ce+epochs=1/seed-0/experiment.json").unlink()
+    run_grid(Experiment(grid, tmp_path / "runs", tmp_path / "third", commit="def"), tmp_path, say=said.append)
+    rows = results.Results(tmp_path / "third").runs["digits-lt"]
+    assert [(row["commit"], bool(row["seconds"])) for row in rows[:2]] == [("def", False), ("abc", True)]
 
 
 def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):
@@ -110,26 +115,6 @@ def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):
         calibrated = [run for run in found.measured("digits-lt") if found.mean("digits-lt", run, "calibrated", "acc")]
         assert calibrated == expected
         assert not [run for stack in experiment.grid.stacks for run in experiment.missing(stack)]
-
-
-def test_a_grid_that_was_killed_before_its_records_has_them_afterwards(tmp_path, monkeypatch):
-    grid = grid_of(tmp_path, DIGITS)
-    experiment = Experiment(grid, tmp_path / "runs", tmp_path / "out", commit="abc")
-
-    def killed(*_):
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiments, "write_record", killed)
-        with pytest.raises(SystemExit):
-            run_grid(experiment, tmp_path, say=lambda line: None)
-    trained = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/*/*/model.safetensors")}
-    assert len(trained) == 3  # two seeds and what calibrates them
-    run_grid(experiment, tmp_path, say=lambda line: None)
-    assert {path: path.read_bytes() for path in trained} == trained
-    rows = results.Results(tmp_path / "out").runs["digits-lt"]
-    assert {row["commit"] for row in rows} == {"abc"}
-    assert all(row["date"] and int(row["parameters"]) for row in rows)
 
 
 def write_lists(folder, stem, **counts):

@@ -7,7 +7,7 @@ from rfdlc.errors import listing
 from rfdlc.evidence.grids import Grid, Wanted, run_settings
 
 LATE = ("weights", "utility", "penalty", "alpha")  # what the paper's method starts after `deferred`
-SECONDS_A_NETWORK = 6.5  # ResNet-32, 200 epochs, in a stack on one H200: for the estimate alone
+SECONDS_A_NETWORK = 9  # ResNet-32, 200 epochs, in a stack on one H200: for the estimate alone
 
 
 class Cost(NamedTuple):

@@ -4,10 +4,9 @@
     python -m rfdlc.evidence.experiments cifar100 --dry-run
     python -m rfdlc.evidence.experiments cifar100 --runs RUNS --out RESULTS --rescore     # trains nothing
 
-A run is finished when RESULTS has its rows, or when RUNS (or LOGITS) has its folder and in it the record of its
-training: a grid that was interrupted goes on, and nothing is ever trained twice. Test-set logits of all particles stay
-in the run folder. `--logits LOGITS` keeps light copies of the folders, with logits as float16 and without weights; they
-can be scored as the folders can.
+A run is finished when RESULTS has its rows, or when RUNS (or LOGITS) has its folder: a grid that was interrupted goes
+on, and nothing is ever trained twice. Test-set logits of all particles stay in the run folder. `--logits LOGITS` keeps
+light copies of the folders, with logits as float16 and without weights; they can be scored as the folders can.
 """
 
 import argparse
@@ -41,9 +40,11 @@ class Experiment:
 
     def folder(self, wanted: Wanted) -> Path | None:
         """The finished folder of a run, or its light copy; nothing where there is none."""
-        places = [self.runs, *([] if self.logits is None else [self.logits])]
-        found = (place / wanted.folder for place in places)
-        return next((folder for folder in found if (folder / RECORD).exists()), None)  # the record is written last
+        whole = self.runs / wanted.folder
+        if (whole / "metrics.json").exists():
+            return whole
+        light = None if self.logits is None else self.logits / wanted.folder
+        return light if light is not None and (light / RECORD).exists() else None
 
     def calibration(self, wanted: Wanted) -> Path | None:
         """The run that calibrates this one: of the same seed, else any of the same name."""
@@ -80,7 +81,7 @@ class Experiment:
         for run, model, cost in zip(missing, models, costs, strict=True):
             share = None if resumed else seconds * cost.alone / sum(each.here for each in costs)
             parameters = sum(weight.numel() for weight in model.net.parameters())
-            write_record(self.runs / run.folder, share, networks, parameters, self.commit)
+            write_record(self.runs / run.folder, self.commit, share, networks=networks, parameters=parameters)
 
     def _plan(self, plan: Any, run: Wanted, data: Dataset) -> Any:
         """What `train_many` takes; a class-sensitive utility becomes a file beside the runs."""
@@ -106,6 +107,10 @@ class Experiment:
 
     def finish(self, stack: Sequence[Wanted], logits_seeds: Sequence[int] | None, again: bool) -> int:
         """Keep and score what was trained; how many runs were scored."""
+        for run in stack:
+            whole = self.runs / run.folder
+            if (whole / "metrics.json").exists() and not (whole / RECORD).exists():  # its stack was interrupted
+                write_record(whole, self.commit)
         self.keep_logits(stack, logits_seeds)
         return self.score(stack, again)
 

@@ -16,12 +16,11 @@ from rfdlc.files import replacing
 RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
 
 
-def write_record(folder: Path, seconds: float | None, networks: int, parameters: int, of_commit: str) -> None:
-    """Note what a training took, last of all. `seconds` is not known of one that was interrupted."""
+def write_record(folder: Path, of_commit: str, seconds: float | None = None, **more: int) -> None:
+    """Note of which commit a training is, and what it took: not known where it was interrupted."""
     record = {
+        **more,
         "seconds": "" if seconds is None else round(seconds, 2),
-        "networks": networks,
-        "parameters": parameters,
         "commit": of_commit or commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
