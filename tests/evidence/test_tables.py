@@ -210,6 +210,20 @@ def test_figures_are_drawn_from_the_files(folder, tmp_path):
         draw_all(tmp_path / "empty", tmp_path / "figures")
 
 
+def test_files_and_folders_that_cannot_be_used_are_named(folder, tmp_path):
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    for use in (missing.own_copy, lambda out: draw_all(folder, out)):
+        with pytest.raises(InputError, match=r"taken: the folder for .* cannot be made"):
+            use(taken)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "runs.csv").write_text("run,seed\n")
+    for text in ("run,seed\nce,0\n", "run,seed,split,decision,metric,value\nce,0,test,argmax,acc,good\n"):
+        (tmp_path / "made" / "figures.csv").write_text(text)
+        with pytest.raises(InputError, match=r"figures.csv: .*'ce'.* is no figure; expected run, seed"):
+            Results(tmp_path)
+
+
 def test_figures_show_their_curves_and_no_bin_of_a_few_samples(tmp_path, monkeypatch):
     made = dict.fromkeys(results.COLUMNS["runs"], "x") | {"run": "rf-dlc", "seed": 0}
     risks = [Point("test", "calibrated", "risk-coverage", x, x / 5, x) for x in (0.5, 1.0)]

@@ -44,6 +44,10 @@ def _say(line: str) -> None:
 
 def own_copy(out: Path) -> Path:
     """A folder for new results: one that is not there yet begins with what the package has."""
-    if not out.exists():
+    if out.is_dir():
+        return out
+    try:
         shutil.copytree(PACKAGED, out) if PACKAGED.exists() else out.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"{out}: the folder for results cannot be made ({error.strerror}); choose another") from None
     return out

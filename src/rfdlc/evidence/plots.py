@@ -51,7 +51,10 @@ def draw_all(folder: Path, out: Path) -> list[Path]:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: the folder for figures cannot be made ({error.strerror}); choose another") from None
     results, written = Results(folder), []
     with pyplot.rc_context({**STYLE, "legend.fontsize": 7.5}):
         for name, draw in _drawings(results, folder):

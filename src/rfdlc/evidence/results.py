@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, listing
 from rfdlc.evidence.scoring import Figure, Point
 from rfdlc.files import replacing
 
@@ -55,8 +55,14 @@ class Results:
         self._figures: dict[tuple[str, str, str, str, str], dict[int, float]] = {}
         for place in places:
             for row in _read(place / "figures.csv"):
-                key = (place.name, row["run"], row["split"], row["decision"], row["metric"])
-                self._figures.setdefault(key, {})[int(row["seed"])] = float(row["value"])
+                try:
+                    key = (place.name, row["run"], row["split"], row["decision"], row["metric"])
+                    self._figures.setdefault(key, {})[int(row["seed"])] = float(row["value"])
+                except (KeyError, TypeError, ValueError):
+                    raise InputError(
+                        f"{place / 'figures.csv'}: {row} is no figure; expected {listing(COLUMNS['figures'])}, "
+                        "the last a number"
+                    ) from None
 
     def by_seed(self, data: str, run: str, decision: str, metric: str, split: str = "test") -> dict[int, float]:
         """A figure of every seed that was measured."""
