@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +15,16 @@ from rfdlc.evidence.tables import Table
 
 
 def grids_for(tables: Sequence[Table]) -> list[Grid]:
-    """The grids of the package, each cut to the runs of these tables that were not measured."""
-    absent = {(row.data, row.run) for table in tables for row in table.rows if not row.seeds}
+    """The grids of the package, each cut to the runs of these tables that were not measured with all their seeds."""
+    measured: dict[tuple[str, str], int] = {}
+    for row in (row for table in tables for row in table.rows):
+        measured[row.data, row.run] = min(row.seeds, measured.get((row.data, row.run), row.seeds))
     found = []
     for name in grids.names():
         grid = grids.read(name)
-        stacks = tuple(tuple(run for run in stack if (grid.data.name, run.name) in absent) for stack in grid.stacks)
+        wanted = Counter(run.name for stack in grid.stacks for run in stack if not run.hold_out)
+        lacking = {run for run, seeds in wanted.items() if measured.get((grid.data.name, run), seeds) < seeds}
+        stacks = tuple(tuple(run for run in stack if run.name in lacking) for stack in grid.stacks)
         if any(stacks):
             found.append(Grid(grid.name, grid.data, tuple(stack for stack in stacks if stack)))
     return found

@@ -111,10 +111,8 @@ def _of_run(results: Results, data: str, run: str, metric: str) -> Mean | None:
     if metric == "parameters":
         return results.mean_of_runs(data, run, "parameters")
     seconds = results.mean_of_runs(data, run, "seconds")
-    if seconds is None:
-        return None
-    deviation = None if seconds.deviation is None else seconds.deviation / 60
-    return Mean(seconds.value / 60, deviation, seconds.seeds)
+    # no deviation: seeds of a stack share one measured time
+    return None if seconds is None else Mean(seconds.value / 60, None, seconds.seeds)
 
 
 # -- our own comparison: the same decision for every method -----------------------------------------------------------
