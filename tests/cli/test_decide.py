@@ -152,6 +152,16 @@ def test_utility_new_and_show(run, folder):
     assert "newt" in run("utility", "show", "U.csv")[1]
 
 
+def test_counts_and_priors_as_a_spreadsheet_writes_them(run, folder):
+    options = ["decide", "test.csv", "-u", "tail-sensitive", "--train-prior", "train", "--json", "--target-prior"]
+    (folder / "prior.csv").write_text("class,share\ncat,0.25\ndog,0.5\nnewt,0.25\n")
+    expected = run(*options, "prior.csv", "-c", "counts.csv")
+    (folder / "semicolons.csv").write_text("\ufeffclass ; count\r\ncat ; 500\r\n\r\ndog ; 60\r\nnewt ; 8\r\n")
+    (folder / "commas.csv").write_text("class;share\ncat;0,25\ndog;0,5\nnewt;0,25\n")
+    code, out, _ = run(*options, "commas.csv", "-c", "semicolons.csv")
+    assert (code, out) == (0, expected[1])
+
+
 def test_names_are_printed_as_they_are(run, folder):
     (folder / "odd.csv").write_text("[red]x[/red],[b]\n0.9,0.1\n")
     code, out, _ = run("decide", "odd.csv")
@@ -177,6 +187,10 @@ def test_names_are_printed_as_they_are(run, folder):
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (["decide", "test.csv", "--logits", "--calibrate", "none.csv"], "none.csv: no such file"),
         (["decide", "test.csv", "--classes", "a,b"], "is no class"),
+        (["decide", "test.csv", "--classes", "latin.csv"], "latin.csv: cannot be read as CSV in UTF-8"),
+        (["decide", "test.csv", "--classes", "endless.csv"], "endless.csv: training count inf of class 'cat'"),
+        (["decide", "test.csv", "--train-prior", "none"], "'none' is unknown: expected uniform, train, estimate"),
+        (["decide", "test.csv", "--train-prior", "cat=1,cat=2,dog=1"], "training prior of 'cat' is given twice"),
         (["evaluate", "bare.csv"], "no targets"),
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
         (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),
@@ -188,6 +202,8 @@ def test_names_are_printed_as_they_are(run, folder):
 def test_bad_input_is_one_line_and_exit_code_2(run, folder, words, message):
     (folder / "bare.csv").write_text("a,b\n0.5,0.5\n")
     (folder / "half.csv").write_text("a,b,target\n0.25,0.25,a\n")
+    (folder / "latin.csv").write_bytes("class,count\nré,1\n".encode("latin-1"))
+    (folder / "endless.csv").write_text("class,count\ncat,inf\ndog,1\nnewt,1\n")
     before = sorted(path.name for path in folder.iterdir())
     code, out, err = run(*words)
     assert (code, out) == (2, "")

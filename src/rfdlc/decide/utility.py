@@ -1,8 +1,6 @@
 """Utility U[true, action]: what each action is worth for each true class."""
 
 import csv
-import io
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.dialect import delimiter_of, number
+from rfdlc.decide.dialect import number, read_rows
 from rfdlc.errors import InputError, listing
 
 ABSTAIN = "abstain"
@@ -232,22 +230,14 @@ def _check_penalty(penalty: float) -> None:
 
 def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
     """Action names, class names and values of a CSV file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise InputError(f"{path}: cannot be read as a utility ({reason})") from None
-    delimiter = delimiter_of(text.splitlines())
-    lines = [
-        (i, row) for i, row in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1) if any(row)
-    ]
+    delimiter, lines = read_rows(path, "a utility")
     if len(lines) < 2:
         raise InputError(
             f"{path}: expected a first line of action names and one line a class, found {len(lines)} lines"
         )
-    actions = [name.strip() for name in lines[0][1][1:]]
+    actions = lines[0][1][1:]
     rows = [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
-    return actions, [row[0].strip() for _, row in lines[1:]], rows
+    return actions, [row[0] for _, row in lines[1:]], rows
 
 
 def _read_row(path: Path, line: int, row: list[str], actions: list[str], delimiter: str) -> list[float]:
