@@ -191,6 +191,8 @@ def test_names_are_printed_as_they_are(run, folder):
         (["decide", "test.csv", "--classes", "endless.csv"], "endless.csv: training count inf of class 'cat'"),
         (["decide", "test.csv", "--train-prior", "none"], "'none' is unknown: expected uniform, train, estimate"),
         (["decide", "test.csv", "--train-prior", "cat=1,cat=2,dog=1"], "training prior of 'cat' is given twice"),
+        (["decide", "test.csv", "--calibration", "temperature"], "--calibrate FILE"),
+        (["evaluate", "bare.csv", "--calibrate", "half.csv"], "half.csv: row 0 of the probabilities sums to 0.5"),
         (["evaluate", "bare.csv"], "no targets"),
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
         (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),

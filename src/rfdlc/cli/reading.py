@@ -115,8 +115,7 @@ def _classes_table(path: Path) -> "Classes":
             groups.setdefault(row["group"], []).append(row["class"])
     counts = None
     if "count" in rows[0]:
-        given = [_number(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows]
-        counts = tuple(int(count) if count.is_integer() else count for count in given)
+        counts = tuple(_number(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows)
     try:
         return Classes(tuple(row["class"] for row in rows), counts, groups)  # type: ignore[arg-type]
     except InputError as error:

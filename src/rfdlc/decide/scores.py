@@ -41,6 +41,11 @@ class Scores:
     def __len__(self) -> int:
         return int(self.values.shape[1])
 
+    def check(self) -> None:
+        """Raise for the first bad value, before any work with the good ones."""
+        for _ in self.chunks():
+            pass
+
     def chunks(self) -> Iterator[tuple[slice, Floats]]:
         """Checked pieces (M, n, C), each small enough to stay in the cache."""
         particles, samples, classes = self.values.shape
@@ -70,6 +75,8 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
             f"scores have {values.shape[2]} columns but there are {len(classes)} classes "
             f"({listing(classes.names, 4)}): expected one column a class"
         )
+    if values.shape[2] == 1:
+        raise InputError("scores have one column: expected one a class; for two classes add the other one (1 - p)")
     if 0 in values.shape:
         raise InputError(f"scores have shape {values.shape}: expected at least one particle and one sample")
     return Scores(values, logits)
@@ -151,7 +158,7 @@ def _check_values(piece: Floats, start: int, logits: bool) -> None:
         worst = float(total[:, row][np.argmax(np.abs(total[:, row] - 1))])
         raise InputError(
             f"row {start + row} of the probabilities sums to {worst:.6g}: expected rows that sum to 1; "
-            "divide each row by its sum, or say so if these are logits (logits)"
+            "divide each row by its sum, or say so if these are logits (logits); rows count from 0"
         )
 
 
@@ -159,4 +166,4 @@ def _raise_for(wrong: NDArray[np.bool_], piece: Floats, start: int, expected: st
     if wrong.any():
         particle, row, column = (int(i) for i in np.argwhere(wrong)[0])
         value = piece[particle, row, column]
-        raise InputError(f"scores hold {value} in row {start + row}, column {column}: {expected}")
+        raise InputError(f"scores hold {value} in row {start + row}, column {column} (counted from 0): {expected}")

@@ -73,6 +73,11 @@ def read_parquet(path: Path, classes: Classes | None = None) -> ScoreTable:
 
 
 def _layout(columns: list[str], classes: Classes | None, where: str) -> tuple[Classes, list[int]]:
+    if "" in columns:
+        raise InputError(
+            f"{where}: column {columns.index('') + 1} has no name: expected the name of a class, id or target; "
+            "leave an index out (index=False), or call it id"
+        )
     if classes is None:
         names = class_columns(columns)
         if not names:
@@ -123,7 +128,10 @@ def _not_a_number(
             try:
                 number(row[i], delimiter)
             except ValueError:
-                return InputError(f"{path} line {line}, column {columns[i]!r}: {row[i]!r} is not a number")
+                return InputError(
+                    f"{path} line {line}, column {columns[i]!r}: {row[i]!r} is not a number; "
+                    f"every column but {' and '.join(BOOK_KEEPING)} is a class"
+                )
     raise AssertionError("called for a block without a bad cell")
 
 

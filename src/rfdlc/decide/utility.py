@@ -14,6 +14,7 @@ from rfdlc.decide.dialect import number, read_rows
 from rfdlc.errors import InputError, listing
 
 ABSTAIN = "abstain"
+LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
 SHOWN_CLASSES = 12  # a larger matrix is summarised when printed
 
 
@@ -192,7 +193,7 @@ class Utility:
 def _as_classes(classes: Classes | Sequence[str] | int) -> Classes:
     if isinstance(classes, Classes):
         return classes
-    return Classes(tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes))
+    return Classes(tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(classes))
 
 
 def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -202,9 +203,13 @@ def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
         raise InputError(f"utility must be a table of numbers with rows of equal length ({error})") from None
     if values.ndim != 2 or 0 in values.shape:
         raise InputError(f"utility has shape {values.shape}: expected (classes, actions)")
-    if not np.isfinite(values).all():
-        row, column = np.argwhere(~np.isfinite(values))[0]
-        raise InputError(f"utility holds {values[row, column]} in row {row}, column {column}: expected finite numbers")
+    usable = np.abs(values) <= LARGEST  # infinities and NaN are not
+    if not usable.all():
+        row, column = np.argwhere(~usable)[0]
+        raise InputError(
+            f"utility holds {values[row, column]} in row {row}, column {column}: expected finite numbers of at most "
+            f"{LARGEST:g}; for what must never happen -1e6 does, where the others are around 1"
+        )
     return values
 
 
