@@ -217,6 +217,10 @@ class TestWhatIsAccepted:
         with pytest.raises(InputError, match="expected finite logits"):
             Decider(self.utility).decide(p, logits=True)
 
+    def test_one_column_for_two_classes(self):
+        with pytest.raises(InputError, match=r"row 0 .* sums to 0.4.* for two classes add the other one \(1 - p\)"):
+            evaluate([[0.4], [0.9]], [0, 0])
+
     def test_rounded_probabilities_pass(self):
         assert Decider(self.utility).decide([[0.333, 0.333, 0.333]]).tolist() == [1]
 

@@ -110,7 +110,7 @@ def test_bad_csv(tmp_path, text, message):
     ("text", "message"),
     [
         ("cat,dog,label\n0.4,0.6,dog\n", "'label': 'dog' is not a number; every column but id and target is a class"),
-        ("id,fraud,target\n7,0.4,1\n", r"p.csv: scores have one column.*for two classes add the other one \(1 - p\)"),
+        ("id,fraud,target\n7,0.4,1\n", r"p.csv: the class columns are fraud: .* add the other one \(1 - p\)"),
     ],
 )
 def test_csv_that_lacks_a_class_or_has_one_too_many(tmp_path, text, message):

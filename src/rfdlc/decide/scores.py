@@ -75,8 +75,6 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
             f"scores have {values.shape[2]} columns but there are {len(classes)} classes "
             f"({listing(classes.names, 4)}): expected one column a class"
         )
-    if values.shape[2] == 1:
-        raise InputError("scores have one column: expected one a class; for two classes add the other one (1 - p)")
     if 0 in values.shape:
         raise InputError(f"scores have shape {values.shape}: expected at least one particle and one sample")
     return Scores(values, logits)
@@ -156,9 +154,12 @@ def _check_values(piece: Floats, start: int, logits: bool) -> None:
         _raise_for(piece < 0, piece, start, "expected probabilities between 0 and 1; for logits say so (logits)")
         row = int(np.argwhere(np.abs(total - 1) > SUM_TOLERANCE)[0][1])
         worst = float(total[:, row][np.argmax(np.abs(total[:, row] - 1))])
+        fix = "divide each row by its sum, or say so if these are logits (logits)"
+        if piece.shape[2] == 1:
+            fix = "there is one column: for two classes add the other one (1 - p)"
         raise InputError(
-            f"row {start + row} of the probabilities sums to {worst:.6g}: expected rows that sum to 1; "
-            "divide each row by its sum, or say so if these are logits (logits); rows count from 0"
+            f"row {start + row} of the probabilities sums to {worst:.6g}: expected rows that sum to 1; {fix}; "
+            "rows count from 0"
         )
 
 
