@@ -40,7 +40,7 @@ def decide(
     **Examples**
 
     - `rfdlc decide probs.csv --utility U.csv --out actions.csv`
-    - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain 0.2 --out actions.csv`
+    - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain -0.2 --out actions.csv`
     - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
     """
     if out is not None:

@@ -27,7 +27,8 @@ UtilityOption = Annotated[
 CostsOption = Annotated[Path | None, typer.Option("--costs", help="CSV of costs instead of utilities: U = -cost.")]
 PenaltyOption = Annotated[float, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head.")]
 AbstainOption = Annotated[
-    float | None, typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true.")
+    float | None,
+    typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true; -0.2 is a cost of 0.2."),
 ]
 ClassesOption = Annotated[
     str | None,
