@@ -221,6 +221,13 @@ class TestWhatIsAccepted:
         with pytest.raises(InputError, match=r"row 0 .* sums to 0.4.* for two classes add the other one \(1 - p\)"):
             evaluate([[0.4], [0.9]], [0, 0])
 
+    @pytest.mark.parametrize("offset", [1e7, -1e7])
+    def test_what_all_actions_are_worth_alike_decides_nothing(self, offset):
+        p = softmax(np.random.default_rng(0).normal(size=(500, 3)), axis=1).astype(np.float32)
+        shifted = Utility(self.utility.matrix + offset * np.array([[1], [2], [0]]), self.utility.classes)
+        assert np.array_equal(Decider(shifted).decide(p), Decider(self.utility).decide(p))
+        assert np.array_equal(Decider(shifted).explain(p).action, Decider(self.utility).decide(p))
+
     def test_rounded_probabilities_pass(self):
         assert Decider(self.utility).decide([[0.333, 0.333, 0.333]]).tolist() == [1]
 
