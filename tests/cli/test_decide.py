@@ -10,8 +10,9 @@ import pandas
 import pytest
 from scipy.special import softmax
 
-from rfdlc import Classes, Decider, Predictions, Utility, evaluate
+from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.cli import main
+from rfdlc.cli.writing import check_writable
 
 NAMES = ("cat", "dog", "newt")
 
@@ -152,11 +153,40 @@ def test_utility_new_and_show(run, folder):
     assert "newt" in run("utility", "show", "U.csv")[1]
 
 
+def test_counts_and_priors_as_a_spreadsheet_writes_them(run, folder):
+    options = ["decide", "test.csv", "-u", "tail-sensitive", "--train-prior", "train", "--json", "--target-prior"]
+    (folder / "prior.csv").write_text("class,share\ncat,0.25\ndog,0.5\nnewt,0.25\n")
+    expected = run(*options, "prior.csv", "-c", "counts.csv")
+    (folder / "semicolons.csv").write_text("\ufeffclass ; count\r\ncat ; 500\r\n\r\ndog ; 60\r\nnewt ; 8\r\n")
+    (folder / "commas.csv").write_text("class;share\ncat;0,25\ndog;0,5\nnewt;0,25\n")
+    code, out, _ = run(*options, "commas.csv", "-c", "semicolons.csv")
+    assert (code, out) == (0, expected[1])
+
+
 def test_names_are_printed_as_they_are(run, folder):
     (folder / "odd.csv").write_text("[red]x[/red],[b]\n0.9,0.1\n")
-    code, out, _ = run("decide", "odd.csv")
+    code, out, _ = run("decide", "odd.csv", "-o", "[b]decided.csv")
     assert code == 0
     assert "[red]x[/red]" in out
+    assert "Written to [b]decided.csv" in out
+    assert "Written to [b]new.csv" in run("utility", "new", "[b]new.csv", "-c", "odd.csv")[1]
+
+
+def test_a_file_in_a_folder_that_is_closed_fails_before_any_work(folder, monkeypatch):
+    (folder / "old.csv").write_text("")
+    monkeypatch.setattr("os.access", lambda path, mode: path != folder)
+    with pytest.raises(InputError, match="cannot be written; choose another file"):
+        check_writable(folder / "old.csv")
+
+
+@pytest.mark.parametrize(
+    "words", [["evaluate", "test.csv", "--bootstrap", 9], ["report", "test.csv"], ["inspect", "x"]]
+)
+def test_a_seed_below_0_is_refused(run, folder, words):
+    code, out, err = run(*words, "--seed", -1)
+    assert (code, out) == (2, "")
+    assert "--seed" in err
+    assert "equal to 0" in err
 
 
 @pytest.mark.parametrize(
@@ -177,6 +207,21 @@ def test_names_are_printed_as_they_are(run, folder):
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (["decide", "test.csv", "--logits", "--calibrate", "none.csv"], "none.csv: no such file"),
         (["decide", "test.csv", "--classes", "a,b"], "is no class"),
+        (["decide", "test.csv", "--classes", "latin.csv"], "latin.csv: cannot be read as CSV in UTF-8"),
+        (["decide", "test.csv", "--classes", "endless.csv"], "endless.csv: training count inf of class 'cat'"),
+        (["decide", "test.csv", "--train-prior", "none"], "'none' is unknown: expected uniform, train, estimate"),
+        (["decide", "test.csv", "--train-prior", "cat=1,cat=2,dog=1"], "training prior of 'cat' is given twice"),
+        (["decide", "test.csv", "--calibration", "temperature"], "--calibrate FILE"),
+        (["evaluate", "bare.csv", "--calibrate", "half.csv"], "half.csv: row 0 of the probabilities sums to 0.5"),
+        (
+            ["decide", "test.csv", "-o", "a.xlsx"],
+            "a.xlsx: cannot be written as '.xlsx': expected a name that ends in .csv",
+        ),
+        (["decide", "test.csv", "-o", "./test.csv"], "holds the predictions that are to be decided"),
+        (
+            ["report", "test.csv", "-o", "a.pdf"],
+            "a.pdf: cannot be written as '.pdf': expected a name that ends in .html",
+        ),
         (["evaluate", "bare.csv"], "no targets"),
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
         (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),
@@ -188,6 +233,8 @@ def test_names_are_printed_as_they_are(run, folder):
 def test_bad_input_is_one_line_and_exit_code_2(run, folder, words, message):
     (folder / "bare.csv").write_text("a,b\n0.5,0.5\n")
     (folder / "half.csv").write_text("a,b,target\n0.25,0.25,a\n")
+    (folder / "latin.csv").write_bytes("class,count\nré,1\n".encode("latin-1"))
+    (folder / "endless.csv").write_text("class,count\ncat,inf\ndog,1\nnewt,1\n")
     before = sorted(path.name for path in folder.iterdir())
     code, out, err = run(*words)
     assert (code, out) == (2, "")

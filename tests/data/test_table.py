@@ -82,6 +82,15 @@ def test_other_delimiters(tmp_path: Path, text: str, suffix: str) -> None:
     assert len(rfdlc.load(tmp_path / f"t.{suffix}").train) == 3
 
 
+def test_decimal_commas_are_numbers(tmp_path: Path) -> None:
+    lines = [f"{i}.5,{'ab'[i % 2]}" for i in range(10)]
+    (tmp_path / "points.csv").write_text("\n".join(["size,target", *lines]))
+    (tmp_path / "commas.csv").write_text("\n".join(["size;target", *lines]).replace(",", ";").replace(".", ","))
+    points, commas = (rfdlc.load(tmp_path / f"{name}.csv") for name in ("points", "commas"))
+    assert commas.encoder == points.encoder
+    assert commas.train.array.tolist() == points.train.array.tolist()
+
+
 def test_parquet_and_data_frames_equal_the_csv(path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_csv(path)

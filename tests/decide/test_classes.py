@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,11 +61,19 @@ def test_json_round_trip(tmp_path):
     assert Classes.from_json(json.loads((tmp_path / "c.json").read_text("utf-8"))) == classes
 
 
+def test_counts_of_pandas_keep_their_names():
+    labels = pandas.Series(["newt", "dog", "dog", "cat", "dog", "cat"])
+    assert Classes.from_counts(labels.value_counts()) == Classes.from_counts({"dog": 3, "cat": 2, "newt": 1})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Classes(()), "at least one name"),
         (lambda: Classes(("a", "b", "a")), "appear more than once: a"),
+        (lambda: Classes(("a", " ")), "class names must not be blank, but one of 'a', ' ' is"),
+        (lambda: Classes(("a",), (None,)), "training count None of class 'a'"),
+        (lambda: Classes(("a",), (float("inf"),)), "training count inf of class 'a'"),
         (lambda: Classes(("a",), (1, 2)), "2 training counts for 1 classes"),
         (lambda: Classes(("a",), (-1,)), "training count -1 of class 'a'"),
         (lambda: Classes(("a",), (1.5,)), "training count 1.5"),
@@ -83,6 +92,9 @@ def test_json_round_trip(tmp_path):
         (lambda: Classes(("a", "b")).in_order(["a", "c"]), "'b' is in one only"),
         (lambda: Classes.from_json("missing.json"), "missing.json: cannot be read"),
         (lambda: Classes.from_json({"counts": [1]}), "a list 'names'"),
+        (lambda: Classes.from_json({"names": ["a"], "counts": 5}), "'counts' is 5: expected a list"),
+        (lambda: Classes.from_json({"names": ["a"], "groups": ["a"]}), r"'groups' is \['a'\]: expected an object"),
+        (lambda: Classes.from_json({"names": ["a"], "groups": {"g": "a"}}), "with a list of classes for each name"),
     ],
 )
 def test_bad_input(make, message):

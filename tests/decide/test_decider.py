@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.special import softmax
 
-from rfdlc import Classes, Decider, InputError, Predictions, Utility
+from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 
 
 @st.composite
@@ -167,6 +167,16 @@ class TestWhatIsAccepted:
         assert Decider(self.utility).decide(frame).tolist() == self.expected()
         assert Decider(self.utility).fit(frame).fitted is not None  # takes the targets from their column
 
+    def test_numbers_in_a_data_frame_are_names_where_classes_are_called_by_numbers(self):
+        frame = pandas.DataFrame({2: [0.9, 0.2], 1: [0.1, 0.8], "target": [2, 1]})
+        assert evaluate(frame).accuracy == 1
+        assert evaluate(frame.rename(columns={2: "b", 1: "a"}).assign(target=[0, 1])).accuracy == 1  # indices
+
+    def test_priors_of_pandas_are_matched_by_name(self):
+        shares = pandas.Series({"newt": 5, "cat": 3, "dog": 2})
+        decider = Decider(self.utility, train_prior="uniform", target_prior=shares)
+        assert decider.target_prior.tolist() == [0.3, 0.2, 0.5]
+
     def test_predictions_are_matched_by_name(self):
         predictions = Predictions(probabilities=self.p[:, [2, 0, 1]], classes=Classes(("newt", "cat", "dog")))
         assert Decider(self.utility).decide(predictions).tolist() == self.expected()
@@ -206,6 +216,17 @@ class TestWhatIsAccepted:
             Decider(self.utility).decide(p)
         with pytest.raises(InputError, match="expected finite logits"):
             Decider(self.utility).decide(p, logits=True)
+
+    def test_one_column_for_two_classes(self):
+        with pytest.raises(InputError, match=r"row 0 .* sums to 0.4.* for two classes add the other one \(1 - p\)"):
+            evaluate([[0.4], [0.9]], [0, 0])
+
+    @pytest.mark.parametrize("offset", [1e7, -1e7])
+    def test_what_all_actions_are_worth_alike_decides_nothing(self, offset):
+        p = softmax(np.random.default_rng(0).normal(size=(500, 3)), axis=1).astype(np.float32)
+        shifted = Utility(self.utility.matrix + offset * np.array([[1], [2], [0]]), self.utility.classes)
+        assert np.array_equal(Decider(shifted).decide(p), Decider(self.utility).decide(p))
+        assert np.array_equal(Decider(shifted).explain(p).action, Decider(self.utility).decide(p))
 
     def test_rounded_probabilities_pass(self):
         assert Decider(self.utility).decide([[0.333, 0.333, 0.333]]).tolist() == [1]
@@ -291,6 +312,31 @@ def test_a_damaged_file_is_refused(tmp_path, text):
     (tmp_path / "d.json").write_text(text)
     with pytest.raises(InputError, match=r"d.json: cannot be read as a decider"):
         Decider.load(tmp_path / "d.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": [1.0]}, "bias has 1 numbers for 3 classes"),
+        ({"prior": [0.5, 0.5]}, "prior has 2 numbers for 3 classes"),
+        ({"temperature": 0}, "temperature 0.0 cannot be used"),
+    ],
+)
+def test_a_calibration_that_does_not_fit_is_refused(tmp_path, change, message):
+    table = Decider(Utility.one_hot(3)).fit([[0.5, 0.3, 0.2]], [0]).to_dict()
+    (tmp_path / "d.json").write_text(json.dumps(table | {"fitted": table["fitted"] | change}))
+    with pytest.raises(InputError, match=message):
+        Decider.load(tmp_path / "d.json")
+
+
+def test_a_changed_rule_and_calibration():
+    decider = Decider(Utility([[1, 0], [0, 1]], ["a", "b"], ["go", "stop"]))
+    with pytest.raises(InputError, match="an action for every class"):
+        decider.changed(rule="argmax")
+    with pytest.warns(UserWarning, match="paper-eq12"):
+        assert decider.changed(rule="paper-eq12").rule == "paper-eq12"
+    again = decider.changed(calibration="bias-corrected-temperature").fit([[0.5, 0.5], [0.1, 0.9]], [0, 1])
+    assert again.fitted.bias is not None
 
 
 def test_saved_deciders_hold_no_code(tmp_path):

@@ -97,11 +97,25 @@ def write(path, text):
         ("cat,dog\n1,0\n", "p.csv: no column for class 'newt'"),
         ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv: target 'bird' is no class"),
         ("cat,dog,newt,target\n1,0,0,3\n", "p.csv: target 3 at position 0 is out of range"),
+        (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
+        ("cat,dog,newt\n1,0,0\n0.5,0.5,0.3\n", "p.csv: row 1 of the probabilities sums to 1.3"),
     ],
 )
 def test_bad_csv(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         Predictions.load(write(tmp_path / "p.csv", text), Classes(NAMES))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cat,dog,label\n0.4,0.6,dog\n", "'label': 'dog' is not a number; every column but id and target is a class"),
+        ("id,fraud,target\n7,0.4,1\n", r"p.csv: the class columns are fraud: .* add the other one \(1 - p\)"),
+    ],
+)
+def test_csv_that_lacks_a_class_or_has_one_too_many(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        Predictions.load(write(tmp_path / "p.csv", text))
 
 
 def test_duplicate_columns_without_known_classes(tmp_path):
@@ -153,6 +167,7 @@ def test_pickled_objects_are_refused(tmp_path):
         (lambda d: Predictions(probabilities=P, logits=P), "exactly one of the two"),
         (lambda d: Predictions(probabilities=P, targets=[0]), r"targets have shape \(1,\) for 2 samples"),
         (lambda d: Predictions(probabilities=P, ids=["a", "b", "c"]), r"ids have shape \(3,\)"),
+        (lambda d: Predictions(probabilities=P, uncertainty=["a", "b"]), "uncertainty must be numbers"),
         (lambda d: Predictions(probabilities=P).with_classes(Classes(("a", "b"))), "3 classes: expected 2"),
         (
             lambda d: Predictions(probabilities=P, classes=Classes(NAMES)).with_classes(Classes(("a", "b", "c"))),
@@ -174,4 +189,11 @@ def test_npz_with_unknown_or_doubled_keys(tmp_path):
         Predictions.load(tmp_path / "p.npz")
     np.savez(tmp_path / "p.npz", probs=P, classes=json.dumps({"names": ["a"]}))
     with pytest.raises(InputError, match="3 columns but there are 1 classes"):
+        Predictions.load(tmp_path / "p.npz")
+    for damaged in ("{", "5"):
+        np.savez(tmp_path / "p.npz", probs=P, classes=damaged)
+        with pytest.raises(InputError, match=rf"p.npz: 'classes' holds '{damaged}': expected an array of names"):
+            Predictions.load(tmp_path / "p.npz")
+    np.savez(tmp_path / "p.npz", probs=P, classes=NAMES, counts=5)
+    with pytest.raises(InputError, match="1 training counts for 3 classes"):
         Predictions.load(tmp_path / "p.npz")

@@ -103,6 +103,7 @@ def test_bad_csv(tmp_path, text, message):
         (lambda: Utility([[1, 2], [3]]), "rows of equal length"),
         (lambda: Utility([[1, "x"]]), "table of numbers"),
         (lambda: Utility([[np.inf, 0], [0, 1]]), "holds inf in row 0, column 0"),
+        (lambda: Utility([[1, 0], [-1e40, 1]]), r"holds -1e\+40 in row 1, column 0: expected .* at most 1e\+30"),
         (lambda: Utility(np.eye(3), ["a", "b"]), "3 rows but there are 2 classes"),
         (lambda: Utility(np.ones((2, 5))), "5 columns for 2 classes"),
         (lambda: Utility.tail_sensitive(CLASSES, 1), "penalty 1 is not a loss"),

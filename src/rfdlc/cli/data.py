@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rfdlc.cli.writing import check_writable, escaped
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def inspect(
     profile: Annotated[str | None, typer.Option(help="exponential or step.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side to which images are brought.")] = None,
     test_fraction: Annotated[float | None, typer.Option(help="Share held out where there is no test part.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of what is drawn.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of what is drawn.")] = None,
 ) -> None:
     """Show the classes and the tail of a data set, and what is wrong with it: duplicates, leaks, broken files.
 
@@ -60,6 +61,8 @@ def inspect(
     from rfdlc.data.load import load
     from rfdlc.data.plot import plot_tail
 
+    if plot is not None:
+        check_writable(plot)
     options: dict[str, Any] = {
         "root": root,
         "target": target,
@@ -97,13 +100,13 @@ def _show(found: "Inspection", plot: Path | None) -> None:
     data = found.data
     shape = "x".join(map(str, data.input_shape))
     parts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-    console.print(f"\n[bold]{_plain(data.name)}[/]: {data.kind} {shape}, {len(data.classes):,} classes; {parts}")
+    console.print(f"\n[bold]{escaped(data.name)}[/]: {data.kind} {shape}, {len(data.classes):,} classes; {parts}")
     console.print(f"Imbalance factor [bold]{data.classes.imbalance_factor:,.1f}[/] (largest over smallest class)\n")
     console.print(_class_table(found))
     console.print(_region_table(found.thirds + found.shots, len(data.train)))
     _show_checks(console, found)
     if plot is not None:
-        console.print(f"The tail is drawn in [bold]{_plain(plot)}[/]")
+        console.print(f"The tail is drawn in [bold]{escaped(plot)}[/]")
 
 
 def _class_table(found: "Inspection") -> "Table":
@@ -129,7 +132,7 @@ def _class_table(found: "Inspection") -> "Table":
         numbers = [f"{counts[split][c]:,}" for split in splits]
         bar = "█" * max(1, round(BAR * counts["train"][c] / most)) if counts["train"][c] else ""
         table.add_row(
-            str(classes.rank[c]), _plain(classes.names[c]), *numbers, region[c], f"[{COLOURS[region[c]]}]{bar}[/]"
+            str(classes.rank[c]), escaped(classes.names[c]), *numbers, region[c], f"[{COLOURS[region[c]]}]{bar}[/]"
         )
     return table
 
@@ -181,7 +184,7 @@ def _show_checks(console: "Console", found: "Inspection") -> None:
     if data.skipped:
         _check(console, data.skipped, "", "broken files, lines or folders were skipped")
     for note in data.notes:
-        console.print(f"  [dim]-[/] {_plain(note)}")
+        console.print(f"  [dim]-[/] {escaped(note)}")
 
 
 def _check(console: "Console", wrong: tuple[str, ...], fine: str, bad: str) -> None:
@@ -190,11 +193,4 @@ def _check(console: "Console", wrong: tuple[str, ...], fine: str, bad: str) -> N
         return
     from rfdlc.errors import listing
 
-    console.print(f"  [yellow]![/] [bold]{len(wrong):,}[/] {bad}: {_plain(listing(wrong, 3))}")
-
-
-def _plain(text: object) -> str:
-    """Text whose brackets are not markup."""
-    from rich.markup import escape
-
-    return escape(str(text))
+    console.print(f"  [yellow]![/] [bold]{len(wrong):,}[/] {bad}: {escaped(listing(wrong, 3))}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
-from rfdlc.cli.writing import check_writable, print_json, print_rich, rounded, write_table
+from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich, rounded, write_table
 from rfdlc.errors import InputError
 from rfdlc.files import replacing
 
@@ -40,12 +40,15 @@ def decide(
     **Examples**
 
     - `rfdlc decide probs.csv --utility U.csv --out actions.csv`
-    - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain 0.2 --out actions.csv`
+    - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain -0.2 --out actions.csv`
     - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
     """
-    for path in (out, save_decider):
-        if path is not None:
-            check_writable(path)
+    if out is not None:
+        check_writable(out, endings=(".csv", ".parquet"))
+        if out.exists() and file.exists() and out.samefile(file):
+            raise InputError(f"{out}: holds the predictions that are to be decided; choose another file")
+    if save_decider is not None:
+        check_writable(save_decider)
     predictions, prepared = request.prepare(file)
     explained = prepared.explain(predictions)
     columns = _decision_columns(predictions, prepared, explained)
@@ -77,7 +80,7 @@ def evaluate(
         ),
     ] = "max-probability",
     bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamplings for 95% intervals, such as 500.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the resampling.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the resampling.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Score predictions and the decisions made from them; the file needs a `target` column.
@@ -189,5 +192,5 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
     if summary["temperature"] is not None:
         lines.append(f"Calibrated: temperature {summary['temperature']:.3f}.")
     if summary["out"]:
-        lines.append(f"Written to {summary['out']}.")
+        lines.append(f"Written to {escaped(summary['out'])}.")
     return lines

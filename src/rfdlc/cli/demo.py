@@ -20,7 +20,7 @@ def demo(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for both runs; a free name like it is taken.")
     ] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option("--seed", help="Of both trainings.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of both trainings.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Handwritten digits with a long tail: plain cross-entropy against RF-DLC, under a tail-sensitive utility.

@@ -1,6 +1,7 @@
 """What several commands read: classes, utilities, priors and predictions as a person writes them on a command line."""
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def read_classes(spec: str) -> "Classes":
         return Classes(tuple(name.strip() for name in spec.split(",")))
     if path.suffix.lower() == ".json":
         return Classes.from_json(path)
-    if path.suffix.lower() == ".csv" and "class" in _header(path):
+    if path.suffix.lower() in (".csv", ".tsv") and _lists_classes(path):
         return _classes_table(path)
     return Predictions.load(path).classes
 
@@ -52,13 +53,18 @@ def read_utility(spec: str, classes: "Classes | None", *, penalty: float, costs:
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:
     """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with columns class,share: by name, never by position."""
+    if spec in ("uniform", "train"):
+        return spec
     if "=" in spec:
         pairs = (item.partition("=") for item in spec.split(","))
-        return {name.strip(): _share(value, f"{what} of {name.strip()!r}") for name, _, value in pairs}
-    if not spec.lower().endswith(".csv"):
-        return spec
-    rows = _rows(Path(spec), ("class", "share"))
-    return {row["class"]: _share(row["share"], f"{spec}: share of {row['class']!r}") for row in rows}
+        return _shares(((name.strip(), value, ",") for name, _, value in pairs), what)
+    if not spec.lower().endswith((".csv", ".tsv")):
+        raise InputError(
+            f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
+            "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share"
+        )
+    delimiter, rows = _rows(Path(spec), ("class", "share"))
+    return _shares(((row["class"], row["share"], delimiter) for row in rows), f"{spec}: share")
 
 
 def read_predictions(path: Path, classes: "Classes | None", *, logits: bool = False) -> "Predictions":
@@ -76,39 +82,60 @@ def folder_decider(path: Path) -> "Decider | None":
     return Decider.load(saved) if path.is_dir() and saved.is_file() else None
 
 
-def _header(path: Path) -> list[str]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        return [name.strip() for name in next(csv.reader(file), [])]
+def _lists_classes(path: Path) -> bool:
+    """Whether the first line of a table names a column `class`."""
+    from rfdlc.decide.dialect import DELIMITERS
+
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+        line = file.readline()
+    return any("class" in map(str.strip, next(csv.reader([line], delimiter=d), [])) for d in DELIMITERS)
 
 
-def _rows(path: Path, needed: tuple[str, ...]) -> list[dict[str, str]]:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from None
-    if not rows or not set(needed) <= set(rows[0]):
+def _rows(path: Path, needed: tuple[str, ...]) -> tuple[str, list[dict[str, str]]]:
+    """The delimiter of a table, and each row by the names of its columns."""
+    from rfdlc.decide.dialect import read_rows
+
+    delimiter, lines = read_rows(path, "CSV")
+    columns = lines[0][1] if lines else []
+    if len(lines) < 2 or not set(needed) <= set(columns):
         raise InputError(f"{path}: expected columns {', '.join(needed)} and one row a class")
-    return rows
+    for line, row in lines:
+        if len(row) != len(columns):
+            raise InputError(f"{path} line {line}: {len(row)} cells, expected {len(columns)} as in the first line")
+    return delimiter, [dict(zip(columns, row, strict=True)) for _, row in lines[1:]]
 
 
 def _classes_table(path: Path) -> "Classes":
     from rfdlc.decide.classes import Classes
 
-    rows = _rows(path, ("class",))
+    delimiter, rows = _rows(path, ("class",))
     groups: dict[str, list[str]] = {}
     for row in rows:
         if row.get("group"):
             groups.setdefault(row["group"], []).append(row["class"])
-    names = [row["class"] for row in rows]
-    if "count" not in rows[0]:
-        return Classes(tuple(names), None, {name: tuple(members) for name, members in groups.items()})
-    counts = [_share(row["count"], f"{path}: count of {row['class']!r}") for row in rows]
-    return Classes.from_counts([int(c) if c == int(c) else c for c in counts], names, groups)  # type: ignore[misc]
-
-
-def _share(text: str, what: str) -> float:
+    counts = None
+    if "count" in rows[0]:
+        counts = tuple(_number(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows)
     try:
-        return float(text)
-    except (TypeError, ValueError):
+        return Classes(tuple(row["class"] for row in rows), counts, groups)  # type: ignore[arg-type]
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _shares(given: Iterable[tuple[str, str, str]], what: str) -> dict[str, float]:
+    """(class, share as text, delimiter of its table) as a table of numbers."""
+    shares: dict[str, float] = {}
+    for name, text, delimiter in given:
+        if name in shares:
+            raise InputError(f"{what} of {name!r} is given twice: expected one for every class")
+        shares[name] = _number(text, delimiter, f"{what} of {name!r}")
+    return shares
+
+
+def _number(text: str, delimiter: str, what: str) -> float:
+    from rfdlc.decide.dialect import number
+
+    try:
+        return number(text, delimiter)
+    except ValueError:
         raise InputError(f"{what}: {text!r} is not a number") from None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
-from rfdlc.cli.writing import check_writable, print_json, print_rich
+from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
 
 if TYPE_CHECKING:
     from rfdlc.apps.report.source import Run
@@ -18,7 +18,9 @@ Files = Annotated[
         show_default=False,
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of the resampling and of the samples that are embedded.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="Of the resampling and of the samples that are embedded.")
+]
 
 
 @takes_request
@@ -44,7 +46,7 @@ def report(
     """
     from rfdlc.apps.report.report import write_report
 
-    check_writable(out)
+    check_writable(out, endings=(".html", ".htm"))
     runs = _prepare(files, request)
     written = write_report(runs, out, images=images, title=title, bootstrap=bootstrap, seed=seed)
     if json:
@@ -52,8 +54,8 @@ def report(
         print_json({"out": str(written.path), "bytes": written.path.stat().st_size, "runs": figures})
         return
     for name, evaluation in written.evaluations.items():
-        print_rich(f"[bold]{_escaped(name)}[/bold]", evaluation)
-    print_rich(f"Written to {_escaped(str(written.path))}: open it in a browser.")
+        print_rich(f"[bold]{escaped(name)}[/bold]", evaluation)
+    print_rich(f"Written to {escaped(written.path)}: open it in a browser.")
 
 
 @takes_request
@@ -90,7 +92,7 @@ def plot(
     if json:
         print_json({"out": str(out), "kind": kind, "runs": [str(file) for file in files]})
     else:
-        print_rich(f"Written to {_escaped(str(out))}.")
+        print_rich(f"Written to {escaped(out)}.")
 
 
 def _prepare(files: list[Path], request: Request) -> "list[Run]":
@@ -103,9 +105,3 @@ def _prepare(files: list[Path], request: Request) -> "list[Run]":
         known = with_known_classes(name, predictions, decider, file)
         runs.append(Run(name, predictions, known, folder_notes(file)))
     return alike(runs)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

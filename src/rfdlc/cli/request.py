@@ -27,7 +27,8 @@ UtilityOption = Annotated[
 CostsOption = Annotated[Path | None, typer.Option("--costs", help="CSV of costs instead of utilities: U = -cost.")]
 PenaltyOption = Annotated[float, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head.")]
 AbstainOption = Annotated[
-    float | None, typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true.")
+    float | None,
+    typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true; -0.2 is a cost of 0.2."),
 ]
 ClassesOption = Annotated[
     str | None,
@@ -37,8 +38,12 @@ CalibrateOption = Annotated[
     Path | None, typer.Option("--calibrate", help="Held-out predictions with targets, to fit the calibration on.")
 ]
 CalibrationOption = Annotated[
-    str,
-    typer.Option("--calibration", help="`temperature`, or `bias-` or `prior-corrected-temperature`."),
+    str | None,
+    typer.Option(
+        "--calibration",
+        help="`temperature`, or `bias-` or `prior-corrected-temperature`.",
+        show_default="temperature",
+    ),
 ]
 BalancedOption = Annotated[bool, typer.Option("--balanced", help="Calibrate with equal total weight for every class.")]
 TrainPriorOption = Annotated[
@@ -80,7 +85,7 @@ class Request:
     abstain: AbstainOption = None
     classes: ClassesOption = None
     calibrate: CalibrateOption = None
-    calibration: CalibrationOption = "temperature"
+    calibration: CalibrationOption = None
     balanced: BalancedOption = False
     train_prior: TrainPriorOption = None
     target_prior: TargetPriorOption = None
@@ -91,6 +96,8 @@ class Request:
 
     def prepare(self, file: Path) -> "tuple[Predictions, Decider]":
         """Read everything, fit what is to be fitted."""
+        if self.calibrate is None and (self.calibration or self.balanced):
+            raise InputError("--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
         classes = None if self.classes is None else read_classes(self.classes)
         predictions = read_predictions(file, classes, logits=self.logits)
         decider = self._with_utility(file, predictions)
@@ -109,14 +116,14 @@ class Request:
         saved = Decider.load(self.decider) if self.decider else folder_decider(file)
         known = predictions.classes if predictions.named else None
         utility = self._read_utility(known or (saved.utility.classes if saved else predictions.classes), bool(known))
-        changes: dict[str, Any] = {"combine": self.combine, "rule": self.rule}
+        changes: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
         if self.train_prior is not None:
             changes["train_prior"] = read_prior(self.train_prior, "training prior")
         given = {name: value for name, value in changes.items() if value is not None}
         if saved is None:
             from rfdlc.decide.utility import Utility
 
-            return Decider(utility or Utility.one_hot(predictions.classes), calibration=self.calibration, **given)
+            return Decider(utility or Utility.one_hot(predictions.classes), **given)
         return saved.changed(utility=utility, **given)
 
     def _read_utility(self, classes: "Classes", named: bool) -> "Utility | None":

@@ -7,7 +7,7 @@ import typer
 
 from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
 from rfdlc.cli.request import JsonOption
-from rfdlc.cli.writing import check_writable, print_json, print_rich
+from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
 from rfdlc.errors import choose
 from rfdlc.files import replacing
 
@@ -57,7 +57,8 @@ def new(
     if json:
         print_json({"out": str(out)} | utility.to_dict())
     else:
-        print_rich(_heat_map(utility), f"Written to {out}: edit the numbers, then rfdlc decide FILE --utility {out}")
+        name = escaped(out)
+        print_rich(_heat_map(utility), f"Written to {name}: edit the numbers, then rfdlc decide FILE --utility {name}")
 
 
 @app.command("show")

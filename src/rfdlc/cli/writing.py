@@ -11,12 +11,17 @@ from rfdlc.errors import InputError
 from rfdlc.files import replacing
 
 
-def check_writable(path: Path, *, force: bool = True) -> None:
-    """Fail before any long work where the result could not be written at its end."""
+def check_writable(path: Path, *, force: bool = True, endings: Sequence[str] = ()) -> None:
+    """Fail before any long work where the result could not be written at its end, or not as what its name says."""
+    if endings and path.suffix.lower() not in endings:
+        raise InputError(
+            f"{path}: cannot be written as {path.suffix!r}: expected a name that ends in {' or '.join(endings)}"
+        )
     folder = path.absolute().parent
     if not folder.is_dir():
         raise InputError(f"{path}: the folder {folder} does not exist; create it first")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+    existing = [folder, path] if path.exists() else [folder]  # the new file takes the place of the old one
+    if path.is_dir() or not all(os.access(place, os.W_OK) for place in existing):
         raise InputError(f"{path}: cannot be written; choose another file")
     if path.exists() and not force:
         raise InputError(f"{path}: exists already and may hold your edits; choose another name, or say --force")
@@ -37,6 +42,13 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 def rounded(values: Iterable[float]) -> list[float]:
     """Six significant digits: as much as float32 holds."""
     return [float(f"{value:.6g}") for value in values]
+
+
+def escaped(text: object) -> str:
+    """Text whose brackets are no markup to `print_rich`."""
+    from rich.markup import escape
+
+    return escape(str(text))
 
 
 def print_json(table: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
+from rfdlc.files import replacing
 
 COLOURS = {"head": "#1b6ca8", "med": "#6aa84f", "tail": "#d1495b"}
 MOST_NAMES = 40  # more class names than this cannot be read on one axis
@@ -26,10 +27,11 @@ def plot_tail(classes: Classes, path: Path, title: str) -> None:
     counts = classes.count_array[classes.order]
     _draw(axes, classes, counts)
     _label(axes, classes, counts, title)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: the picture cannot be written ({error})") from None
+    with replacing(path) as beside:
+        try:
+            figure.savefig(beside, format=path.suffix.lstrip("."), dpi=150)
+        except ValueError as error:
+            raise InputError(f"{path}: the picture cannot be written ({error})") from None
 
 
 def _draw(axes: Any, classes: Classes, counts: NDArray[np.int64]) -> None:

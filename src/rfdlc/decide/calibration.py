@@ -36,6 +36,10 @@ class Calibration:
     bias: tuple[float, ...] | None = None
     prior: tuple[float, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < np.inf:
+            raise InputError(f"temperature {self.temperature} cannot be used: expected a number above 0")
+
     def apply(self, log_probabilities: Floats) -> Floats:
         """Calibrated probabilities (N, C) from logits or log probabilities (N, C)."""
         scores = log_probabilities * log_probabilities.dtype.type(1 / self.temperature)
@@ -52,10 +56,13 @@ class Calibration:
         }
 
     @classmethod
-    def from_dict(cls, table: Mapping[str, Any]) -> "Calibration":
-        """The inverse of `to_dict`."""
-        bias, prior = table.get("bias"), table.get("prior")
-        return cls(float(table["temperature"]), bias and tuple(bias), prior and tuple(prior))
+    def from_dict(cls, table: Mapping[str, Any], classes: int) -> "Calibration":
+        """The inverse of `to_dict`, for so many classes."""
+        parts = {name: tuple(map(float, table[name])) for name in ("bias", "prior") if table.get(name) is not None}
+        for name, values in parts.items():
+            if len(values) != classes:
+                raise InputError(f"{name} has {len(values)} numbers for {classes} classes: expected one a class")
+        return cls(float(table["temperature"]), **parts)
 
 
 def fit_calibration(

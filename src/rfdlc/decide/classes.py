@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,6 +43,10 @@ class Classes:
         object.__setattr__(self, "names", names)
         if not names:
             raise InputError("classes need at least one name, got none")
+        if not all(map(str.strip, names)):
+            raise InputError(
+                f"class names must not be blank, but one of {listing(map(repr, names))} is: name every class"
+            )
         doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         if doubled:
             raise InputError(f"class names must differ, but these appear more than once: {listing(doubled)}")
@@ -79,26 +83,36 @@ class Classes:
         names: Sequence[str] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> "Classes":
-        """From a table {name: count}, or from counts in class order with or without names."""
-        if isinstance(counts, Mapping):
-            names, counts = list(counts), list(counts.values())
+        """From a table {name: count} (`y.value_counts()` is one), or from counts in class order, with names or not."""
+        if isinstance(counts, Mapping) or (names is None and hasattr(counts, "items")):
+            table = dict(counts.items())
+            names, counts = list(table), list(table.values())
         return cls(tuple(names or map(str, range(len(counts)))), tuple(counts), dict(groups or {}))
 
     @classmethod
     def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":
         """From a file that `to_json` wrote, its text, or the table inside."""
-        if isinstance(source, Mapping):
-            table = source
-        else:
+        where, table = "classes", source
+        if not isinstance(source, Mapping):
+            where = str(source)
             try:
                 is_text = isinstance(source, str) and source.lstrip().startswith("{")
                 table = json.loads(str(source) if is_text else Path(source).read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                raise InputError(f"{source}: cannot be read as classes in JSON ({error})") from error
+                raise InputError(f"{where}: cannot be read as classes in JSON ({error})") from error
         if not isinstance(table, Mapping) or not isinstance(table.get("names"), list):
-            raise InputError(f"{source}: expected a JSON object with a list 'names' (and 'counts', 'groups')")
-        counts = table.get("counts")
-        return cls(tuple(table["names"]), tuple(counts) if counts is not None else None, table.get("groups") or {})
+            raise InputError(f"{where}: expected a JSON object with a list 'names' (and 'counts', 'groups')")
+        counts, groups = table.get("counts"), table.get("groups") or {}
+        if not isinstance(counts, list | None):
+            raise InputError(f"{where}: 'counts' is {counts!r}: expected a list with one count a class")
+        if not isinstance(groups, Mapping) or not all(isinstance(members, list) for members in groups.values()):
+            raise InputError(
+                f"{where}: 'groups' is {groups!r}: expected an object with a list of classes for each name"
+            )
+        try:
+            return cls(tuple(table["names"]), None if counts is None else tuple(counts), groups)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
@@ -182,8 +196,8 @@ class Classes:
         """Training counts as an array; an error that says what to do where they are not known."""
         if self.counts is None:
             raise InputError(
-                "the classes have no training counts, so head and tail are not defined: "
-                "give them with Classes.from_labels(y_train) or Classes.from_counts({name: count})"
+                "the classes have no training counts, so head and tail are not defined: give them with "
+                "Classes.from_labels(y_train) or Classes.from_counts({name: count}) (--classes counts.csv)"
             )
         return np.array(self.counts, dtype=np.int64)
 
@@ -248,6 +262,7 @@ def _whole_counts(counts: Iterable[Any], names: tuple[str, ...]) -> tuple[int, .
     if len(values) != len(names):
         raise InputError(f"{len(values)} training counts for {len(names)} classes: expected one count a class")
     for name, value in zip(names, values, strict=True):
-        if isinstance(value, str) or not np.isfinite(value) or value < 0 or value != int(value):
+        number = float(value) if isinstance(value, SupportsFloat) else np.nan
+        if number < 0 or not number.is_integer():
             raise InputError(f"training count {value!r} of class {name!r} is not a whole number of samples (0 or more)")
     return tuple(int(value) for value in values)

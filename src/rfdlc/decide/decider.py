@@ -92,9 +92,7 @@ class Decider:
         self.target_prior = None if target_prior is None else as_prior(target_prior, utility.classes, "target_prior")
         if self.target_prior is not None and self.train_prior is None and calibration in (None, KINDS[0]):
             raise InputError(NEEDS_TRAIN_PRIOR)
-        RULES[rule].prepare(utility, np.ones(len(utility.classes)))  # fails now rather than at the first decision
-        if RULES[rule].warning:
-            warnings.warn(RULES[rule].warning or "", stacklevel=2)
+        self._check_rule()
 
     # -- fitting ----------------------------------------------------------------------------------------------
 
@@ -146,7 +144,7 @@ class Decider:
         """The same calibration and priors with another utility: nothing is fitted again."""
         changed = copy.copy(self)
         changed.utility = utility.with_classes(self.utility.classes)
-        RULES[self.rule].prepare(changed.utility, np.ones(len(utility.classes)))
+        changed._check_rule(warns=False)
         return changed
 
     def changed(
@@ -155,12 +153,16 @@ class Decider:
         utility: Utility | None = None,
         train_prior: PriorLike | None = None,
         combine: str | None = None,
+        calibration: str | None = None,
         rule: str | None = None,
     ) -> "Decider":
-        """A copy with some things replaced; the calibration stays."""
+        """A copy with some things replaced; what was fitted stays, and `calibration` is what `fit` fits next."""
         new = copy.copy(self if utility is None else self.with_utility(utility))
         new.combine = choose("combine", combine, COMBINATIONS) if combine else self.combine
-        new.rule = choose("rule", rule, RULES) if rule else self.rule
+        new.calibration = choose("calibration", calibration, KINDS) if calibration else self.calibration
+        if rule:
+            new.rule = choose("rule", rule, RULES)
+            new._check_rule()
         if train_prior is not None:
             new.train_prior = as_prior(train_prior, self.utility.classes, "train_prior")
         return new
@@ -254,7 +256,8 @@ class Decider:
             )
         names = ("combine", "weights", "calibration", "train_prior", "target_prior", "rule")
         decider = cls(Utility.from_dict(table["utility"]), **{name: table[name] for name in names})
-        decider.fitted = Calibration.from_dict(table["fitted"]) if table["fitted"] else None
+        classes = len(decider.utility.classes)
+        decider.fitted = Calibration.from_dict(table["fitted"], classes) if table["fitted"] else None
         return decider
 
     def save(self, path: str | Path) -> None:
@@ -293,7 +296,9 @@ class Decider:
         if targets is None and isinstance(scores, Predictions):
             targets = scores.with_classes(self.utility.classes).targets
         elif targets is None and "target" in getattr(scores, "columns", ()):
-            targets = scores["target"]
+            targets = np.asarray(scores["target"])
+            if targets.dtype.kind in "iu":
+                targets = targets.astype(str)  # as in a file: names, where classes are called by numbers
         if targets is None:
             raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
         checked, y = self.read(scores, logits), encode_targets(targets, self.utility.classes)
@@ -302,6 +307,13 @@ class Decider:
         return checked, y
 
     # -- inside -----------------------------------------------------------------------------------------------
+
+    def _check_rule(self, *, warns: bool = True) -> None:
+        """Fail now rather than at the first decision."""
+        rule = RULES[self.rule]
+        rule.prepare(self.utility, np.ones(len(self.utility.classes)))
+        if rule.warning and warns:
+            warnings.warn(rule.warning, stacklevel=3)
 
     def _ratio(self) -> Prior | None:
         train, target = self.effective_prior, self.target_prior

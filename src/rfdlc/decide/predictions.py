@@ -55,7 +55,7 @@ class Predictions:
         self.scores: Scores = as_scores(given, classes, logits=logits is not None)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, classes)
         self.ids: NDArray[np.str_] | None = None if ids is None else np.asarray(ids).astype(str)
-        self.uncertainty = None if uncertainty is None else np.asarray(uncertainty, dtype=np.float64)
+        self.uncertainty = None if uncertainty is None else _as_numbers(uncertainty, "uncertainty")
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
             if values is not None and values.shape != (len(self),):
                 raise InputError(f"{what} have shape {values.shape} for {len(self)} samples: expected one a sample")
@@ -124,7 +124,9 @@ class Predictions:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         try:
-            return reader(path, classes, logits)
+            loaded: Predictions = reader(path, classes, logits)
+            loaded.scores.check()
+            return loaded
         except InputError as error:
             message = str(error)
             raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
@@ -137,6 +139,13 @@ def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     if text and all(map(_is_index, array.reshape(-1))):
         return classes.encode(array.astype(str).astype(np.int64), "target")
     return classes.encode(array.astype(str) if array.dtype.kind in "OS" else array, "target")
+
+
+def _as_numbers(values: ArrayLike, what: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} must be numbers, one a sample ({error})") from None
 
 
 def _is_index(value: Any) -> bool:
@@ -177,8 +186,11 @@ def _classes_in(array: NDArray[Any] | None, counts: NDArray[Any] | None) -> Clas
     if array is None:
         return None
     if array.ndim == 0:
-        return Classes.from_json(json.loads(str(array)))
-    return Classes(tuple(array.astype(str)), None if counts is None else tuple(counts.tolist()))
+        try:
+            return Classes.from_json({} | json.loads(str(array)))
+        except (TypeError, json.JSONDecodeError):
+            raise InputError(f"'classes' holds {str(array)!r}: expected an array of names, one a column") from None
+    return Classes(tuple(array.astype(str)), None if counts is None else tuple(np.atleast_1d(counts).tolist()))
 
 
 _READERS = {

@@ -24,7 +24,8 @@ def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
     if isinstance(given, str):
         choose(what, given, NAMED)
         return np.full(len(classes), 1 / len(classes)) if given == "uniform" else classes.prior.copy()
-    values = np.asarray(_by_name(given, classes, what) if isinstance(given, Mapping) else given, dtype=np.float64)
+    named = hasattr(given, "items")  # a table, or a series of pandas such as y.value_counts(): never by position
+    values = np.asarray(_by_name(given, classes, what) if named else given, dtype=np.float64)
     if values.shape != (len(classes),):
         raise InputError(f"{what} has shape {values.shape}: expected one number a class ({len(classes)})")
     if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
@@ -102,7 +103,8 @@ def _bbse(mean: Prior, joint: Floats, otherwise: Prior) -> Prior:
     return np.where(held_out > 0, known, otherwise)
 
 
-def _by_name(shares: Mapping[str, float], classes: Classes, what: str) -> Sequence[Any]:
+def _by_name(given: Any, classes: Classes, what: str) -> Sequence[Any]:
+    shares = {str(name): share for name, share in given.items()}
     classes.encode(list(shares), f"{what} class")
     missing = [name for name in classes.names if name not in shares]
     if missing:

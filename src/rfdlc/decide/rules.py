@@ -26,8 +26,13 @@ class Rule:
 
 
 def _expected_utility(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
-    """sum_y U[y, d] p(y): with p(y) proportional to q(y) ratio(y), the correction belongs to the rows of U."""
-    matrix = utility.matrix * ratio[:, None]
+    """sum_y U[y, d] p(y): with p(y) proportional to q(y) ratio(y), the correction belongs to the rows of U.
+
+    What all actions of a row are worth alike decides nothing and is left out: in 32 bits it would cost the digits
+    in which they differ.
+    """
+    alike = np.clip(0, utility.matrix.min(axis=1), utility.matrix.max(axis=1))
+    matrix = (utility.matrix - alike[:, None]) * ratio[:, None]
     return lambda p: p @ matrix.astype(p.dtype)
 
 

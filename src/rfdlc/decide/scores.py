@@ -41,6 +41,11 @@ class Scores:
     def __len__(self) -> int:
         return int(self.values.shape[1])
 
+    def check(self) -> None:
+        """Raise for the first bad value, before any work with the good ones."""
+        for _ in self.chunks():
+            pass
+
     def chunks(self) -> Iterator[tuple[slice, Floats]]:
         """Checked pieces (M, n, C), each small enough to stay in the cache."""
         particles, samples, classes = self.values.shape
@@ -149,9 +154,12 @@ def _check_values(piece: Floats, start: int, logits: bool) -> None:
         _raise_for(piece < 0, piece, start, "expected probabilities between 0 and 1; for logits say so (logits)")
         row = int(np.argwhere(np.abs(total - 1) > SUM_TOLERANCE)[0][1])
         worst = float(total[:, row][np.argmax(np.abs(total[:, row] - 1))])
+        fix = "divide each row by its sum, or say so if these are logits (logits)"
+        if piece.shape[2] == 1:
+            fix = "there is one column: for two classes add the other one (1 - p)"
         raise InputError(
-            f"row {start + row} of the probabilities sums to {worst:.6g}: expected rows that sum to 1; "
-            "divide each row by its sum, or say so if these are logits (logits)"
+            f"row {start + row} of the probabilities sums to {worst:.6g}: expected rows that sum to 1; {fix}; "
+            "rows count from 0"
         )
 
 
@@ -159,4 +167,4 @@ def _raise_for(wrong: NDArray[np.bool_], piece: Floats, start: int, expected: st
     if wrong.any():
         particle, row, column = (int(i) for i in np.argwhere(wrong)[0])
         value = piece[particle, row, column]
-        raise InputError(f"scores hold {value} in row {start + row}, column {column}: {expected}")
+        raise InputError(f"scores hold {value} in row {start + row}, column {column} (counted from 0): {expected}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.dialect import delimiter_of, number
 from rfdlc.decide.scores import BOOK_KEEPING, class_columns, column_order
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, listing
 from rfdlc.progress import track
 
 BLOCK = 2048  # rows parsed at a time
@@ -73,10 +73,18 @@ def read_parquet(path: Path, classes: Classes | None = None) -> ScoreTable:
 
 
 def _layout(columns: list[str], classes: Classes | None, where: str) -> tuple[Classes, list[int]]:
+    if "" in columns:
+        raise InputError(
+            f"{where}: column {columns.index('') + 1} has no name: expected the name of a class, id or target; "
+            "leave an index out (index=False), or call it id"
+        )
     if classes is None:
         names = class_columns(columns)
-        if not names:
-            raise InputError(f"{where}: no class columns: expected one column a class, named after it")
+        if len(names) < 2:
+            raise InputError(
+                f"{where}: the class columns are {listing(names) or 'none'}: expected one column a class, named after "
+                "it; for two classes with one probability add the other one (1 - p)"
+            )
         doubled = [name for name in names if names.count(name) > 1]
         classes = Classes(tuple(dict.fromkeys(names))) if doubled else Classes(tuple(names))
     return classes, column_order(columns, classes, where)
@@ -123,7 +131,10 @@ def _not_a_number(
             try:
                 number(row[i], delimiter)
             except ValueError:
-                return InputError(f"{path} line {line}, column {columns[i]!r}: {row[i]!r} is not a number")
+                return InputError(
+                    f"{path} line {line}, column {columns[i]!r}: {row[i]!r} is not a number; "
+                    f"every column but {' and '.join(BOOK_KEEPING)} is a class"
+                )
     raise AssertionError("called for a block without a bad cell")
 
 

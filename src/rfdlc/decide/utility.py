@@ -1,8 +1,6 @@
 """Utility U[true, action]: what each action is worth for each true class."""
 
 import csv
-import io
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.dialect import delimiter_of, number
+from rfdlc.decide.dialect import number, read_rows
 from rfdlc.errors import InputError, listing
 
 ABSTAIN = "abstain"
+LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
 SHOWN_CLASSES = 12  # a larger matrix is summarised when printed
 
 
@@ -194,7 +193,7 @@ class Utility:
 def _as_classes(classes: Classes | Sequence[str] | int) -> Classes:
     if isinstance(classes, Classes):
         return classes
-    return Classes(tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes))
+    return Classes(tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(classes))
 
 
 def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -204,9 +203,13 @@ def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
         raise InputError(f"utility must be a table of numbers with rows of equal length ({error})") from None
     if values.ndim != 2 or 0 in values.shape:
         raise InputError(f"utility has shape {values.shape}: expected (classes, actions)")
-    if not np.isfinite(values).all():
-        row, column = np.argwhere(~np.isfinite(values))[0]
-        raise InputError(f"utility holds {values[row, column]} in row {row}, column {column}: expected finite numbers")
+    usable = np.abs(values) <= LARGEST  # infinities and NaN are not
+    if not usable.all():
+        row, column = np.argwhere(~usable)[0]
+        raise InputError(
+            f"utility holds {values[row, column]} in row {row}, column {column}: expected finite numbers of at most "
+            f"{LARGEST:g}; for what must never happen -1e6 does, where the others are around 1"
+        )
     return values
 
 
@@ -232,22 +235,14 @@ def _check_penalty(penalty: float) -> None:
 
 def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
     """Action names, class names and values of a CSV file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise InputError(f"{path}: cannot be read as a utility ({reason})") from None
-    delimiter = delimiter_of(text.splitlines())
-    lines = [
-        (i, row) for i, row in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1) if any(row)
-    ]
+    delimiter, lines = read_rows(path, "a utility")
     if len(lines) < 2:
         raise InputError(
             f"{path}: expected a first line of action names and one line a class, found {len(lines)} lines"
         )
-    actions = [name.strip() for name in lines[0][1][1:]]
+    actions = lines[0][1][1:]
     rows = [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
-    return actions, [row[0].strip() for _, row in lines[1:]], rows
+    return actions, [row[0] for _, row in lines[1:]], rows
 
 
 def _read_row(path: Path, line: int, row: list[str], actions: list[str], delimiter: str) -> list[float]:

@@ -77,3 +77,15 @@ def test_command_line(tmp_path):
     result = CliRunner().invoke(app, ["plot", str(folder), "--kind", "tail", "-o", str(out), "--json"])
     assert result.exit_code == 0, result.output
     assert out.is_file()
+
+
+def test_an_interrupted_figure_leaves_the_old_one(tmp_path, monkeypatch):
+    def interrupted(figure, path, **_):
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    (tmp_path / "x.svg").write_text("old")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plots.draw([make_run()], "tail", tmp_path / "x.svg")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.svg", "old")]

@@ -11,6 +11,7 @@ from rfdlc.apps.report.packing import stratified
 from rfdlc.apps.report.source import Run
 from rfdlc.decide.metrics import recalls
 from rfdlc.errors import InputError, choose
+from rfdlc.files import replacing
 from rfdlc.style import STYLE
 
 FORMATS = ("svg", "pdf", "png")
@@ -35,11 +36,11 @@ def draw(runs: Sequence[Run], kind: str, out: Path) -> None:
     pyplot = _matplotlib()
     with pyplot.rc_context(STYLE):
         figure = KINDS[kind](pyplot, runs)
-        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(out.suffix.lower().lstrip("."))
+        ending = out.suffix.lower().lstrip(".")
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
         try:
-            figure.savefig(out, bbox_inches="tight", dpi=200, metadata=undated)
-        except OSError as error:
-            raise InputError(f"{out}: cannot be written ({error.strerror}); choose another file") from None
+            with replacing(out) as beside:
+                figure.savefig(beside, format=ending, bbox_inches="tight", dpi=200, metadata=undated)
         finally:
             pyplot.close(figure)
 

@@ -1,6 +1,7 @@
 """Tables: CSV, TSV, Parquet or a data frame with a target column; what is done to its columns is said."""
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from rfdlc.errors import InputError, listing, suggestion
 
 Table = dict[str, list[Any]]  # cells by column
 TARGETS = ("target", "label", "class", "y")
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
 
 
 def read(
@@ -82,7 +84,8 @@ def csv_lines(path: Path) -> Iterator[list[str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+            delimiter = max(",;\t", key=first.count)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             names = [name.strip() for name in next(reader, [])]
             if not names or len(set(names)) < len(names):
                 raise InputError(
@@ -94,9 +97,18 @@ def csv_lines(path: Path) -> Iterator[list[str]]:
                     told = f"{len(row)} cells, but the first line names {len(names)} columns"
                     raise InputError(f"{path}, line {reader.line_num}: {told}")
                 if row:
-                    yield row
+                    yield [_with_point(cell) for cell in row] if delimiter == ";" else row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read as a table in UTF-8 ({error})") from None
+
+
+def _with_point(cell: str) -> str:
+    """Where cells are parted by semicolons, a comma within a number is its decimal point.
+
+    >>> _with_point("-0,5"), _with_point("1,5 or 2"), _with_point("4")
+    ('-0.5', '1,5 or 2', '4')
+    """
+    return cell.replace(",", ".") if DECIMAL_COMMA.fullmatch(cell) else cell
 
 
 def _read_parquet(path: Path) -> Table:
