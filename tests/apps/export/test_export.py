@@ -111,6 +111,14 @@ def test_a_changed_file_is_refused(exported, tmp_path):
             rfdlc.OnnxModel.load(copy)
 
 
+def test_samples_that_the_graph_does_not_take_are_refused(exported):
+    model = rfdlc.OnnxModel.load(exported)
+    good = np.zeros((2, *model.input_shape), np.uint8)
+    for wrong, message in ((good[:0], r"samples have shape \(0, "), (good[0], "expected .N, "), (good / 255, "uint8")):
+        with pytest.raises(rfdlc.InputError, match=message):
+            model.decide(wrong)
+
+
 def test_metadata_that_do_not_describe_the_graph_are_refused(exported, tmp_path):
     import onnx
 
