@@ -69,6 +69,9 @@ class OnnxModel:
         if self.utility_input:
             feed["utility"] = chosen.matrix.astype(np.float32)
         probabilities, expected, action, uncertainty, disagreement = self._session.run(None, feed)
+        wrong = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+        if len(wrong):
+            raise InputError(f"sample {wrong[0]} holds numbers too large to compute with: its probabilities are none")
         if utility is not None and not self.utility_input:
             expected = probabilities @ chosen.matrix.astype(probabilities.dtype)
             action = expected.argmax(axis=1)

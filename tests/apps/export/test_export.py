@@ -206,17 +206,20 @@ def test_somebody_elses_readme_stays(run, tmp_path):
 
 def test_rows_of_a_table(tmp_path):
     rng = np.random.default_rng(0)
-    lines = ["age,colour,kind"]
-    lines += [
-        f"{rng.normal(40 + 20 * k):.2f},{'red' if k else 'blue'},{'ill' if k else 'well'}" for k in [0] * 60 + [1] * 20
-    ]
+    lines = ["age,dose,colour,kind"]
+    for k in [0] * 60 + [1] * 20:
+        age, dose = rng.normal(40 + 20 * k), rng.normal() / 1000
+        lines.append(f"{age:.2f},{dose:.5f},{'red' if k else 'blue'},{'ill' if k else 'well'}")
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     model = rfdlc.train(
         tmp_path / "rows.csv", "ce", tmp_path / "run", data_options={"target": "kind"}, epochs=3, device="cpu"
     )
     done = rfdlc.export(tmp_path / "run", tmp_path / "model.onnx")
-    rows = {"age": ["39", "61", ""], "colour": ["blue", "red", "green"]}
-    assert (rfdlc.OnnxModel.load(done.path).decide(rows).action == model.decide(rows)).all()
+    rows = {"age": ["39", "61", ""], "dose": ["0", "0.001", "0"], "colour": ["blue", "red", "green"]}
+    exported = rfdlc.OnnxModel.load(done.path)
+    assert (exported.decide(rows).action == model.decide(rows)).all()
+    with pytest.raises(rfdlc.InputError, match="sample 1 holds numbers too large"):
+        exported.decide({"age": ["39", "40"], "dose": ["0", "3e38"], "colour": ["blue", "red"]})
 
 
 def test_the_command(run, tmp_path):

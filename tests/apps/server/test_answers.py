@@ -126,6 +126,7 @@ def test_rows_of_a_table(tmp_path, start):
         for bad in (
             {"age": [1]},
             {"age": [1e39], "colour": ["red"]},
+            {"age": [3e38], "colour": ["red"]},
             {"age": ["secret"], "colour": ["red"]},
             {"age": [1, 2], "colour": ["red"]},
         ):

@@ -55,6 +55,32 @@ def test_the_client_asks_again(start, by_hand):
         waiting[0].join(10)
 
 
+def test_one_request_does_not_spoil_the_answers_of_others(start, by_hand, backend, samples):
+    from dataclasses import replace
+
+    held = by_hand(lambda: time.sleep(0.5))  # so that the requests after the first wait, and become a batch
+
+    def compute(inputs):
+        if (inputs == 255).all(axis=(1, 2, 3)).any():
+            raise rfdlc.InputError("too large")
+        return held.compute(inputs)
+
+    answers = {}
+    bodies = [{"arrays": samples[i : i + 1].tolist()} for i in range(4)]
+    bodies[2] = {"arrays": [[[[255] * 8] * 8]]}
+    with start(replace(backend, compute=compute)) as served:
+
+        def ask(i):
+            time.sleep(0.1 * (i > 0))
+            answers[i] = served.ask(bodies[i])
+
+        for thread in in_threads(4, ask):
+            thread.join(10)
+        alone = [served.ask(body) for body in bodies]
+    assert [answers[i][0] for i in range(4)] == [200, 200, 422, 200]
+    assert [answers[i][2] for i in range(4)] == [answer for _, _, answer in alone]
+
+
 def test_waiting_requests_become_one_batch(start, by_hand, backend):
     from dataclasses import replace
 
