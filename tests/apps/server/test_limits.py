@@ -13,7 +13,7 @@ import pytest
 
 import rfdlc
 from rfdlc.apps.server.limits import Limits
-from rfdlc.apps.server.serving import check_host, read_token
+from rfdlc.apps.server.serving import check_host, listen, read_token
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 
@@ -162,6 +162,12 @@ def test_tokens(start, backend, samples):
         assert rfdlc.Client(served.url, token=TOKEN).decide(arrays=samples[:1])["action"]
         with pytest.raises(rfdlc.InputError, match="401"):
             rfdlc.Client(served.url, token="no").metrics()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_ports_out_of_range(port):
+    with pytest.raises(rfdlc.InputError, match=f"port {port} is out of range"):
+        listen("127.0.0.1", port)
 
 
 def test_loopback_unless_there_is_a_token():
