@@ -65,6 +65,12 @@ def test_evaluate_reads_the_folder(folder):
 def test_bad_input(tmp_path, folder):
     with pytest.raises(InputError, match="did you mean 'epochs'"):
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
+    with pytest.raises(InputError, match="learning_rate=inf is out of range"):
+        run("train", "digits-lt", "--out", tmp_path / "x", "learning_rate=inf")
+    with pytest.raises(InputError, match="factor='many' cannot be read: expected a number"):
+        run("train", "digits-lt", "--out", tmp_path / "x", "data.factor=many")
+    with pytest.raises(InputError, match="x is no run folder"):
+        run("predict", tmp_path / "x", "digits-lt", "--out", tmp_path / "p.csv")
     with pytest.raises(InputError, match="expected key=value"):
         run("train", "digits-lt", "fast", "--out", tmp_path / "x")
     with pytest.raises(InputError, match=r"kind of file '.txt' is unknown: expected one of .npz, .parquet, .csv"):

@@ -106,7 +106,15 @@ def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
         ((features(3), [0, -1, 1]), "label -1 at position 1"),
         ((features(3), [0, 0.5, 1]), r"label 0\.5"),
         ((features(3), [[0, 1], [1, 0], [0, 1]]), "one-hot: argmax"),
-        ((np.array([[1.0, np.nan], [0, 0]]), [0, 1]), "row 0 has a missing or infinite value"),
+        ((np.array([[1.0, np.nan], [0, 0]]), [0, 1]), "row 0 has a missing, infinite or too large"),
+        ((np.full((2, 3), 1e39), [0, 1]), "row 0 has a missing, infinite or too large value.*3.4e.38"),
+        ((features(3), [0, 1, 50_000_000]), "label 50000000 is too large.*less than 1,000,000"),
+        ((features(3), [0, 1, np.inf]), "label inf is too large"),
+        ((np.zeros((3, 0)), [0, 1, 1]), r"shape \(0,\) hold nothing to learn from"),
+        (
+            {"train": (features(3), [0, 1, 1]), "test": (features(2)[:, :1], [0, 1])},
+            r"test have shape \(1,\), but those of train",
+        ),
         ((np.zeros((2, 3, 4, 5)), [0, 1]), r"float64 of shape \(2, 3, 4, 5\)"),
         ((np.zeros((2, 5, 5, 7), np.uint8), [0, 1]), "expected 1 or 3 channels"),
         ({"train": (features(2), [0, 1]), "x": features(2)}, "mixed"),
@@ -121,6 +129,32 @@ def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
 def test_wrong_arrays_are_named(source: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         rfdlc.load(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": "x"}, "seed='x' cannot be read: expected a whole number"),
+        ({"seed": -1}, "seed=-1 is out of range"),
+        ({"seed": True}, "seed=True cannot be read"),
+        ({"factor": "many"}, "factor='many' cannot be read: expected a number"),
+        ({"test_fraction": "half"}, "test_fraction='half' cannot be read: expected a number"),
+    ],
+)
+def test_options_of_another_kind_are_named(options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        rfdlc.load("digits-lt", **options)
+
+
+def test_options_may_be_text_as_on_a_command_line(tmp_path: Path) -> None:
+    assert (
+        rfdlc.load("digits-lt", factor="10", seed="3").classes.counts
+        == rfdlc.load("digits-lt", factor=10).classes.counts
+    )
+    np.savez(tmp_path / "m.npz", train_images=np.zeros((4, 8, 8), np.uint8), train_labels=[[0], [1], [0], [1]])
+    assert rfdlc.load(tmp_path / "m.npz", image_size="6", test_fraction="0.5").image_size == (6, 6)
+    with pytest.raises(InputError, match="image_size 0 is out of range"):
+        rfdlc.load(tmp_path / "m.npz", image_size=0)
 
 
 def test_damaged_files_and_python_objects(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 import rfdlc
 from rfdlc.data import images as image_module
 from rfdlc.data.images import BrokenImage, ImageFiles, fitted, open_image, planes
 from rfdlc.data.packed import PackedText
+from rfdlc.data.sources.folder import find_images
 from rfdlc.errors import InputError
 
 
@@ -131,6 +132,7 @@ BROKEN = {
     "float.tif": (lambda path: Image.fromarray(np.zeros((9, 9), np.float32)).save(path), "16 or more bits"),
     "moving.gif": (animated, "animated .3 frames.*save one frame"),
     "moving.png": (animated, "animated .3 frames"),
+    "gone.png": (lambda path: path.symlink_to("nowhere.png"), "there is no such file"),
 }
 
 
@@ -226,6 +228,50 @@ def test_links_must_stay_inside(folder: Path, tmp_path_factory: pytest.TempPathF
         rfdlc.load(folder)
 
 
+def test_a_link_to_above_is_not_followed_for_ever(folder: Path) -> None:
+    (folder / "ant" / "again").symlink_to(folder)
+    for read in (rfdlc.load, find_images):
+        with pytest.raises(InputError, match="again: is a link to a folder that it lies in"):
+            read(folder)
+
+
+def test_folders_that_are_not_read_are_told(folder: Path) -> None:
+    picture(folder / "ant" / "deep" / "0.png")
+    assert "1 folders inside class folders were ignored: ant/deep" in rfdlc.load(folder).notes
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            picture(folder / split / name / "0.png")
+    assert "2 folders beside the parts were ignored: ant, bee" in rfdlc.load(folder).notes
+
+
+def test_parts_without_one_to_learn_from(folder: Path) -> None:
+    for name, part in (("ant", "val"), ("bee", "Test")):
+        (folder / name).rename(folder / part)
+    with pytest.raises(InputError, match=r"has Test, val but no folder to learn from: expected .*train/CLASS"):
+        rfdlc.load(folder)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_photographs_are_turned_upright(tmp_path: Path, suffix: str) -> None:
+    """All eight ways to hold a camera, against pillow's own."""
+    stored = Image.fromarray(np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8))
+    stored = stored.resize((50, 30), Image.Resampling.NEAREST)
+    for held in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = held
+        path = tmp_path / f"{held}.{suffix}"
+        stored.save(path, exif=exif, quality=100)
+        with Image.open(path) as image:
+            shown = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        shown = shown[:, 10:40] if shown.shape[1] == 50 else shown[10:40]
+        assert (planes(fitted(open_image(path), 30, 3)) == shown.transpose(2, 0, 1)).all()
+
+
+def test_damaged_orientation_is_no_damage_to_the_picture(tmp_path: Path) -> None:
+    Image.new("RGB", (30, 30), (9, 9, 9)).save(tmp_path / "x.png", exif=b"Exif\0\0nonsense")
+    assert (planes(fitted(open_image(tmp_path / "x.png"), 30, 3)) == 9).all()
+
+
 def test_two_folders_for_one_split(folder: Path) -> None:
     for name in ("train", "val", "valid"):
         picture(folder / name / "a" / "0.png")
@@ -276,10 +322,11 @@ def test_lists_in_a_root(lists: Path) -> None:
         ("nowhere/x.jpg 0", "there is no file .*nowhere/x.jpg"),
         ("../secret.jpg 0", "'../secret.jpg' leaves the root"),
         ("pictures/../../secret.jpg 0", "leaves the root"),
-        ("/etc/passwd 0", "'/etc/passwd' leaves the root"),
+        ("/etc/passwd 0", "'/etc/passwd' leaves the root.*or is absolute"),
         ("pictures/n01/train 0.jpg cat", "the label 'cat' is not a number"),
         ("pictures/n01/train 0.jpg -1", "the label '-1' is not a number"),
         ("pictures/n01/train 0.jpg 1.5", "the label '1.5' is not a number"),
+        ("pictures/n01/train 0.jpg 99999999", "the label 99999999 is too large.*below 1,000,000"),
         ("pictures/n01/train_0.jpg", "expected 'path label'"),
     ],
 )

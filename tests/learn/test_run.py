@@ -92,6 +92,8 @@ def test_the_folder_rebuilds_its_model(whole):
     assert np.array_equal(model.decide(data, utility), model.decider.with_utility(utility).decide(saved))
     with pytest.raises(InputError, match="expected \\(samples"):
         model.predict(np.zeros((3, 5)))
+    with pytest.raises(InputError, match=r"expected .*uint8 images"):  # from 0 to 1 they would be nearly black
+        model.predict(data.test.inputs / 255)
     with pytest.raises(InputError, match="has no part 'val'"):
         model.predict(data, split="val")
 

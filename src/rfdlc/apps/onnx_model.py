@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.apps.sealed import read_sealed
+from rfdlc.data.sources.arrays import as_inputs
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
@@ -68,6 +69,9 @@ class OnnxModel:
         if self.utility_input:
             feed["utility"] = chosen.matrix.astype(np.float32)
         probabilities, expected, action, uncertainty, disagreement = self._session.run(None, feed)
+        wrong = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
+        if len(wrong):
+            raise InputError(f"sample {wrong[0]} holds numbers too large to compute with: its probabilities are none")
         if utility is not None and not self.utility_input:
             expected = probabilities @ chosen.matrix.astype(probabilities.dtype)
             action = expected.argmax(axis=1)
@@ -79,12 +83,12 @@ class OnnxModel:
             inputs = self.encoder.transform(inputs)
         array, images = np.asarray(inputs), len(self.input_shape) == 3
         fits = array.shape[1:2] == self.input_shape[:1] if self.resize else array.shape[1:] == self.input_shape
-        if array.ndim != 1 + len(self.input_shape) or not fits:
+        if array.ndim != 1 + len(self.input_shape) or not fits or not len(array):
             expected = (self.input_shape[0], "H", "W") if self.resize else self.input_shape
             raise InputError(f"samples have shape {array.shape}: expected (N, {', '.join(map(str, expected))})")
         if images and array.dtype != np.uint8:
             raise InputError(f"images are {array.dtype}: expected uint8, from 0 to 255")
-        return array if images else array.astype(np.float32)
+        return array if images else as_inputs("samples", array)
 
     def _check_shapes(self) -> None:
         """What the metadata claim, against the graph."""

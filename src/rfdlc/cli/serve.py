@@ -19,7 +19,7 @@ def serve(
     penalty: PenaltyOption = -1.0,
     abstain: AbstainOption = None,
     host: Annotated[str, typer.Option("--host", help="Other than loopback only with a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with the token that requests must carry.")
     ] = None,

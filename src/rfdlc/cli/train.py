@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +73,7 @@ def train(
         named = chosen.pop("method", method)
         options = {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
         options |= {} if target is None else {"target": target}
-        given: dict[str, Any] = {"root": root, "data_options": _typed(options), **chosen}
+        given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
         if profile:
             _show_profile(source, named, given)
         _report(train_it(source, named, out, **given), json)
@@ -158,17 +157,6 @@ def ready() -> Iterator[None]:
         if speaks():
             print(f"rfdlc: {error}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, TrainingStopped) else 130) from None
-
-
-def _typed(options: dict[str, str]) -> dict[str, Any]:
-    """Numbers and true/false as such, the rest as text."""
-    plain: dict[str, Any] = {}
-    for name, text in options.items():
-        try:
-            plain[name] = loads(text)
-        except ValueError:
-            plain[name] = text
-    return plain
 
 
 def _report(model: "Model", as_json: bool) -> None:

@@ -121,6 +121,7 @@ class Dataset:
         train = splits.get("train")
         if train is None or not len(train):
             raise InputError(f"{name}: there is no training sample; expected a training part to learn from")
+        _check_shapes(name, train, splits)
         present = np.unique(train.labels)
         if len(present) < 2:
             only = names[int(present[0])]
@@ -177,6 +178,17 @@ class Dataset:
         held = len(self.train) - len(moved.train)
         note = f"the data has no test part: {held} of {len(self.train)} samples were held out for it (seed {seed})"
         return replace(moved, val=None, test=moved.val, normalisation=_measured(moved.train), notes=(*self.notes, note))
+
+
+def _check_shapes(name: str, train: Split, splits: dict[str, Split]) -> None:
+    """Samples of all parts are alike, and there is something in them."""
+    expected = tuple(train.inputs.shape[1:])
+    if 0 in expected:
+        raise InputError(f"{name}: samples of shape {expected} hold nothing to learn from: expected features or pixels")
+    for split, part in splits.items():
+        shape = tuple(part.inputs.shape[1:])
+        if len(part) and shape != expected:
+            raise InputError(f"{name}: samples of {split} have shape {shape}, but those of train {expected}")
 
 
 def _measured(train: Split) -> Normalisation:

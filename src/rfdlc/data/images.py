@@ -22,6 +22,16 @@ Result = TypeVar("Result")
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
+ORIENTATION = 0x0112  # EXIF's tag, and what its values ask for
+UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
 
 
@@ -113,7 +123,7 @@ def open_image(path: Path) -> "Image":
             trouble = "the file is empty (0 bytes)"
         else:
             image = Image.open(path)
-            trouble = _unusable(image)
+            trouble = unusable(image)
     except FileNotFoundError:
         trouble = "there is no such file"
     except UnidentifiedImageError:
@@ -125,7 +135,7 @@ def open_image(path: Path) -> "Image":
     return image
 
 
-def _unusable(image: "Image") -> str:
+def unusable(image: "Image") -> str:
     """Why these pixels would come out wrong, with the fix; nothing when they come out right."""
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photograph with a preview is one picture
         return f"the image is animated ({image.n_frames} frames): save one frame of it as its own file"
@@ -164,7 +174,7 @@ def view(image: "Image", box: tuple[float, float, float, float], size: int, chan
     """What is inside the box (left, top, right, bottom), decoded and resized to `size` (bilinear, antialiased).
 
     A large JPEG is decoded at a half, a quarter or an eighth of its size, where twice as many pixels as are needed
-    remain.
+    remain. Cameras store what they see and how it was held: the result is turned upright.
     """
     from PIL import Image
 
@@ -176,9 +186,20 @@ def view(image: "Image", box: tuple[float, float, float, float], size: int, chan
     across, down = image.size[0] / width, image.size[1] / height  # 1 unless it was decoded smaller
     box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
     whole = box == (0.0, 0.0, float(size), float(size))
-    if whole and image.size == (size, size):
-        return image
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    if not whole or image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return _upright(image)
+
+
+def _upright(image: "Image") -> "Image":
+    """As a viewer shows it, by the orientation in its EXIF data; damage there is no damage to the picture."""
+    from PIL import Image
+
+    try:
+        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1)) if "exif" in image.info else None
+    except Exception:  # EXIF of anybody's making can be wrong in any way
+        turn = None
+    return image if turn is None else image.transpose(Image.Transpose[turn])
 
 
 def decoded(image: "Image", channels: int) -> "Image":
@@ -192,10 +213,17 @@ def decoded(image: "Image", channels: int) -> "Image":
     return image if image.mode == mode else image.convert(mode)
 
 
+def check_size(size: int | None) -> None:
+    """An error for a side that no image can have."""
+    if size is not None and size < 1:
+        raise InputError(f"image_size {size} is out of range: expected 1 or more pixels")
+
+
 def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Images in memory (N, channels, H, W) brought to `size`, as files are."""
     from PIL import Image
 
+    check_size(size)
     channels = images.shape[1]
     out = np.empty((len(images), channels, size, size), dtype=np.uint8)
     for i, image in enumerate(images):

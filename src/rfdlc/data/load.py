@@ -1,10 +1,13 @@
 """`load`: the front door. A name, a path, arrays or a data frame in; a Dataset out."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from json import loads
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_type_hints
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.groups import with_groups
@@ -21,6 +24,11 @@ NAMES: dict[str, tuple[Reader, Callable[[Path], Path]]] = {
     "cifar100-lt": (cifar.read_cifar100, Path),
     **{name: (medmnist.read, partial(medmnist.find, name=name)) for name in medmnist.CLASS_NAMES},
     **{name: (listing.read, partial(listing.find_named, name=name)) for name in listing.NAMES},
+}
+PLAIN: dict[type, tuple[type, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
 }
 SUFFIXES: dict[str, Reader] = {
     ".npz": arrays.read_npz,
@@ -53,6 +61,9 @@ def load(
     ([129, 12], (1, 8, 8))
     """
     reader, place = find_reader(source, root)
+    test_fraction, seed = as_option("test_fraction", test_fraction, float), as_option("seed", seed, int)
+    if seed < 0:
+        raise InputError(f"option seed={seed} is out of range: expected at least 0")
     options |= {"seed": seed} if "seed" in options_of(reader) else {}
     if "groups" in options_of(reader):  # a table: it has a column for them, and parts itself before it is encoded
         return reader(place, **_checked(reader, source, options), groups=groups, test_fraction=test_fraction)
@@ -103,11 +114,35 @@ def options_of(reader: Reader) -> list[str]:
 
 
 def _checked(reader: Reader, source: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, if the reader takes them all."""
-    allowed = options_of(reader)
+    """The options, if the reader takes them all, each of the kind that it takes."""
+    allowed, kinds = options_of(reader), get_type_hints(reader)
     for name in options:
         if name not in allowed:
             what = source if isinstance(source, str | Path) else "data in memory"
             known = told(["root", "groups", "test_fraction", "seed", *allowed], 40)
             raise InputError(f"{what} takes no option {name!r}: expected one of {known}{suggestion(name, allowed)}")
-    return options
+    return {name: as_option(name, value, kinds[name]) for name, value in options.items()}
+
+
+def as_option(name: str, value: Any, kind: Any) -> Any:
+    """An option's value as its reader takes it; text is read as a command line's.
+
+    >>> as_option("image_size", "64", int | None), as_option("drop", "age,name", Sequence[str])
+    (64, ['age', 'name'])
+    """
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if value is None and NoneType in kinds:
+        return None
+    if Sequence[str] in kinds:
+        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+    plain = next((plain for plain in PLAIN if plain in kinds), None)
+    if plain is None:  # a name or a path
+        return value if isinstance(value, str | Path) else str(value)
+    accepted, words = PLAIN[plain]
+    try:
+        found = loads(value.lower()) if isinstance(value, str) else value
+    except ValueError:
+        found = value
+    if not isinstance(found, accepted) or isinstance(found, bool) != (plain is bool):  # True is an int in Python
+        raise InputError(f"option {name}={value!r} cannot be read: expected {words}")
+    return found

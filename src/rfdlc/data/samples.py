@@ -77,8 +77,11 @@ def open_samples(
     are left out instead of stopping.
     """
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
-    if taken.encoder is not None and place.suffix.lower() in TABLES and place.is_file():
+    is_table = place.suffix.lower() in TABLES and place.is_file()
+    if is_table and taken.encoder is not None:
         return _table(place, taken.encoder, split)
+    if is_table and len(taken.input_shape) == 3:
+        raise InputError(f"{place} is a table, but this model was trained on images of shape {taken.input_shape}")
     if place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES:
         return _folder(place, taken, split, skip_broken)
     reader, found = find_reader(source, root)

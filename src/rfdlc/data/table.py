@@ -12,6 +12,7 @@ from rfdlc.errors import InputError, listing
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?", "<na>", "nat"})
 MOST_CATEGORIES = 1000
+LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 
 Column = NDArray[Any]  # float64 with nan, or objects: text and None, where None is a missing value
 
@@ -37,9 +38,13 @@ def parse_column(name: str, cells: Iterable[Any]) -> Column:
         numbers = np.array([math.nan if text is None else float(text) for text in texts], dtype=np.float64)
     except ValueError:
         return np.array(texts, dtype=object)
-    if np.isinf(numbers).any():
-        row = int(np.flatnonzero(np.isinf(numbers))[0])
-        raise InputError(f"column {name!r} has an infinite value in row {row + 1}: expected finite numbers or nothing")
+    outside = np.flatnonzero(np.abs(numbers) > LARGEST)
+    if len(outside):
+        row = int(outside[0])
+        raise InputError(
+            f"column {name!r} has an infinite or too large value in row {row + 1} ({texts[row]}): "
+            f"expected numbers up to {LARGEST:.1e}, or nothing"
+        )
     return numbers if not np.isnan(numbers).all() else np.array(texts, dtype=object)
 
 

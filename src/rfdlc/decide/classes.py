@@ -17,6 +17,7 @@ from rfdlc.errors import InputError, listing, suggestion
 
 Indices = NDArray[np.int64]
 
+MOST_NUMBERED = 1_000_000  # classes that are numbered from 0 on: more is a slip, or labels that are no indices
 MANY_SHOT, FEW_SHOT = 100, 20  # many: more than 100 training samples; few: fewer than 20 (Liu et al. 2019)
 
 
@@ -72,7 +73,7 @@ class Classes:
         if labels.ndim != 1 or not len(labels):
             raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
         if names is None and labels.dtype.kind in "iufb":
-            names = [str(i) for i in range(_whole(labels, "label").max() + 1)]
+            names = numbered(_whole(labels, "label").max())
         bare = cls(tuple(np.unique(labels.astype(str)) if names is None else names))
         return cls(bare.names, tuple(np.bincount(bare.encode(labels), minlength=len(bare))), dict(groups or {}))
 
@@ -246,6 +247,20 @@ class Classes:
         if not 0 < head_fraction < 1:
             raise InputError(f"head_fraction {head_fraction} is not a share of the classes: expected 0 < share < 1")
         return self.rank < int(len(self) * head_fraction + 0.5)
+
+
+def numbered(largest: float, where: str = "") -> list[str]:
+    """The names of classes that are known by their numbers, from 0 to the largest.
+
+    >>> numbered(2)
+    ['0', '1', '2']
+    """
+    if not largest < MOST_NUMBERED:
+        raise InputError(
+            f"{where}the label {largest:.0f} is too large: expected class numbers from 0 on, less than "
+            f"{MOST_NUMBERED:,}; number the classes anew"
+        )
+    return [str(c) for c in range(int(largest) + 1)]
 
 
 def _whole(labels: NDArray[Any], what: str) -> Indices:

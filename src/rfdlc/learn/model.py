@@ -11,6 +11,7 @@ import torch
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.samples import Piece, Samples, Taken, open_samples, part_of
+from rfdlc.data.sources.arrays import as_inputs
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
@@ -139,10 +140,10 @@ class Model:
             return part_of(inputs, name, self.classes)
         rows = None if self.encoder is None else _columns(inputs)
         array = np.asarray(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
-        if array.shape[1:] != self.input_shape:
+        if array.shape[1:] != self.input_shape or not len(array):
             raise InputError(f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
-        array = array if array.dtype == np.uint8 else array.astype(np.float32)
-        return Split(array, np.full(len(array), -1, dtype=np.int64))
+        images = array.ndim == 4 and array.dtype == np.uint8
+        return Split(array if images else as_inputs("array", array), np.full(len(array), -1, dtype=np.int64))
 
 
 def _columns(inputs: Any) -> Mapping[str, Sequence[Any]] | None:

@@ -88,7 +88,7 @@ class Run:
     @property
     def classes(self) -> Classes:
         """Names and training counts."""
-        return Classes.from_json(self.path / "classes.json")
+        return Classes.from_json(self.read_json("classes.json"))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder."""

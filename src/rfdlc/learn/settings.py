@@ -3,6 +3,7 @@
 Class count, input size and frequency order are no settings: the data says them.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -226,7 +227,7 @@ def _check(name: str, value: Any) -> None:
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, str | bool):
             continue
-        if number != number or (low is not None and number < low) or (high is not None and number > high):
+        if not math.isfinite(number) or (low is not None and number < low) or (high is not None and number > high):
             ends = {"at least": low, "at most": high}
             bounds = " and ".join(f"{word} {end}" for word, end in ends.items() if end is not None)
-            raise InputError(f"setting {name}={number} is out of range: expected {bounds or 'a number'}")
+            raise InputError(f"setting {name}={number} is out of range: expected {bounds or 'a finite number'}")

@@ -111,6 +111,14 @@ def test_a_changed_file_is_refused(exported, tmp_path):
             rfdlc.OnnxModel.load(copy)
 
 
+def test_samples_that_the_graph_does_not_take_are_refused(exported):
+    model = rfdlc.OnnxModel.load(exported)
+    good = np.zeros((2, *model.input_shape), np.uint8)
+    for wrong, message in ((good[:0], r"samples have shape \(0, "), (good[0], "expected .N, "), (good / 255, "uint8")):
+        with pytest.raises(rfdlc.InputError, match=message):
+            model.decide(wrong)
+
+
 def test_metadata_that_do_not_describe_the_graph_are_refused(exported, tmp_path):
     import onnx
 
@@ -198,17 +206,20 @@ def test_somebody_elses_readme_stays(run, tmp_path):
 
 def test_rows_of_a_table(tmp_path):
     rng = np.random.default_rng(0)
-    lines = ["age,colour,kind"]
-    lines += [
-        f"{rng.normal(40 + 20 * k):.2f},{'red' if k else 'blue'},{'ill' if k else 'well'}" for k in [0] * 60 + [1] * 20
-    ]
+    lines = ["age,dose,colour,kind"]
+    for k in [0] * 60 + [1] * 20:
+        age, dose = rng.normal(40 + 20 * k), rng.normal() / 1000
+        lines.append(f"{age:.2f},{dose:.5f},{'red' if k else 'blue'},{'ill' if k else 'well'}")
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     model = rfdlc.train(
         tmp_path / "rows.csv", "ce", tmp_path / "run", data_options={"target": "kind"}, epochs=3, device="cpu"
     )
     done = rfdlc.export(tmp_path / "run", tmp_path / "model.onnx")
-    rows = {"age": ["39", "61", ""], "colour": ["blue", "red", "green"]}
-    assert (rfdlc.OnnxModel.load(done.path).decide(rows).action == model.decide(rows)).all()
+    rows = {"age": ["39", "61", ""], "dose": ["0", "0.001", "0"], "colour": ["blue", "red", "green"]}
+    exported = rfdlc.OnnxModel.load(done.path)
+    assert (exported.decide(rows).action == model.decide(rows)).all()
+    with pytest.raises(rfdlc.InputError, match="sample 1 holds numbers too large"):
+        exported.decide({"age": ["39", "40"], "dose": ["0", "3e38"], "colour": ["blue", "red"]})
 
 
 def test_the_command(run, tmp_path):

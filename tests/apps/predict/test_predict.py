@@ -167,6 +167,17 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     assert rfdlc.predict(run, photos, out).samples == PHOTOS
 
 
+def test_what_never_began_does_not_bar_the_next(run, photos, tmp_path):
+    out = tmp_path / "p.csv"
+    np.save(tmp_path / "small.npy", np.zeros((3, 1, 4, 4), np.uint8))
+    (tmp_path / "rows.csv").write_text("x,target\n1,a\n2,b\n")
+    with pytest.raises(rfdlc.InputError, match="trained on"):
+        rfdlc.predict(run, tmp_path / "small.npy", out)
+    with pytest.raises(rfdlc.InputError, match="is a table, but this model was trained on images"):
+        rfdlc.predict(run, tmp_path / "rows.csv", out)
+    assert rfdlc.predict(run, photos, out).samples == PHOTOS
+
+
 def test_a_folder_of_somebody_elses_stays(run, photos, tmp_path):
     (tmp_path / "p.csv.parts").mkdir()
     (tmp_path / "p.csv.parts" / "mine.txt").write_text("mine")

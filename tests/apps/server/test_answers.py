@@ -123,7 +123,13 @@ def test_rows_of_a_table(tmp_path, start):
         client = rfdlc.Client(served.url)
         expected = [model.decider.utility.actions[i] for i in model.decide(rows)]
         assert client.decide(rows=rows)["action"] == expected
-        for bad in ({"age": [1]}, {"age": ["secret"], "colour": ["red"]}, {"age": [1, 2], "colour": ["red"]}):
+        for bad in (
+            {"age": [1]},
+            {"age": [1e39], "colour": ["red"]},
+            {"age": [3e38], "colour": ["red"]},
+            {"age": ["secret"], "colour": ["red"]},
+            {"age": [1, 2], "colour": ["red"]},
+        ):
             with pytest.raises(rfdlc.InputError, match="422") as refused:
                 client.decide(rows=bad)
             assert "secret" not in str(refused.value)

@@ -13,7 +13,7 @@ import pytest
 
 import rfdlc
 from rfdlc.apps.server.limits import Limits
-from rfdlc.apps.server.serving import check_host, read_token
+from rfdlc.apps.server.serving import check_host, listen, read_token
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 
@@ -53,6 +53,32 @@ def test_the_client_asks_again(start, by_hand):
         threading.Timer(0.5, go.set).start()
         assert rfdlc.Client(served.url).decide(arrays=QUESTION["arrays"])["action"]
         waiting[0].join(10)
+
+
+def test_one_request_does_not_spoil_the_answers_of_others(start, by_hand, backend, samples):
+    from dataclasses import replace
+
+    held = by_hand(lambda: time.sleep(0.5))  # so that the requests after the first wait, and become a batch
+
+    def compute(inputs):
+        if (inputs == 255).all(axis=(1, 2, 3)).any():
+            raise rfdlc.InputError("too large")
+        return held.compute(inputs)
+
+    answers = {}
+    bodies = [{"arrays": samples[i : i + 1].tolist()} for i in range(4)]
+    bodies[2] = {"arrays": [[[[255] * 8] * 8]]}
+    with start(replace(backend, compute=compute)) as served:
+
+        def ask(i):
+            time.sleep(0.1 * (i > 0))
+            answers[i] = served.ask(bodies[i])
+
+        for thread in in_threads(4, ask):
+            thread.join(10)
+        alone = [served.ask(body) for body in bodies]
+    assert [answers[i][0] for i in range(4)] == [200, 200, 422, 200]
+    assert [answers[i][2] for i in range(4)] == [answer for _, _, answer in alone]
 
 
 def test_waiting_requests_become_one_batch(start, by_hand, backend):
@@ -136,6 +162,12 @@ def test_tokens(start, backend, samples):
         assert rfdlc.Client(served.url, token=TOKEN).decide(arrays=samples[:1])["action"]
         with pytest.raises(rfdlc.InputError, match="401"):
             rfdlc.Client(served.url, token="no").metrics()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_ports_out_of_range(port):
+    with pytest.raises(rfdlc.InputError, match=f"port {port} is out of range"):
+        listen("127.0.0.1", port)
 
 
 def test_loopback_unless_there_is_a_token():

@@ -25,15 +25,22 @@ def image_file(size=(8, 8), mode="L", kind="PNG"):
     return buffer.getvalue()
 
 
-def bomb(width=60_000, height=60_000):
-    """A PNG of a few bytes that claims 3.6 billion pixels."""
-
+def png(header, pixels):
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    pixels = zlib.compress(b"\0" * 1000)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    body = chunk(b"IHDR", struct.pack(">IIBBBBB", *header)) + chunk(b"IDAT", zlib.compress(pixels))
+    return b"\x89PNG\r\n\x1a\n" + body + chunk(b"IEND", b"")
+
+
+def bomb(width=60_000, height=60_000):
+    """A PNG of a few bytes that claims 3.6 billion pixels."""
+    return png((width, height, 8, 0, 0, 0, 0), b"\0" * 1000)
+
+
+def deep_colour():
+    """Colour of 16 bits a channel, which pillow opens as if it had 8."""
+    return png((4, 4, 16, 2, 0, 0, 0), (b"\0" + b"\x12\x34" * 12) * 4)
 
 
 def coded(data):
@@ -78,6 +85,7 @@ JSON_BODIES = {
     "a bomb": {"images": [coded(bomb())]},
     "a lesser bomb": {"images": [coded(bomb(6000, 6000))]},
     "print colours": {"images": [coded(image_file(mode="CMYK", kind="JPEG"))]},
+    "16 bits in colour": {"images": [coded(deep_colour())]},
     "16 bits": {"images": [coded(image_file(mode="I;16"))]},
     "another format": {"images": [coded(image_file(kind="GIF"))]},
     "negative": {"probabilities": [[-0.1, 1.1] + [0] * 8]},

@@ -104,6 +104,12 @@ class Parts:
             self._remove()
         return True
 
+    def leave(self) -> None:
+        """Where no part was finished there is nothing to go on with: remove the folder, which would bar other jobs."""
+        with self._alone():
+            if self._there() <= {JOB}:
+                self._remove()
+
     def _remove(self) -> None:
         """The job's description last: without it the folder would be somebody else's."""
         for name in self._there() - {JOB}:

@@ -75,7 +75,12 @@ def predict(
     job |= {"number of samples": len(samples), "size of parts": size}
     parts = Parts(path, FORMATS[kind], len(samples), size, job)
     parts.open()
-    _work(table, parts, parts.share(rank, world_size), shown=rank == 0)
+    try:
+        _work(table, parts, parts.share(rank, world_size), shown=rank == 0)
+    except InputError:
+        if world_size == 1:  # others may be at work on their first parts
+            parts.leave()
+        raise
     return _finished(parts, table.names)
 
 

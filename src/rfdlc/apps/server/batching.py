@@ -56,7 +56,6 @@ class Batcher:
         return await waiting.answer
 
     async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
         while self.waiting or not self._closing:
             for _ in range(TURNS):
                 await asyncio.sleep(0)
@@ -66,18 +65,26 @@ class Batcher:
                 if not self._closing:
                     await self._wake.wait()
                 continue
-            try:
-                joined = np.concatenate([item.inputs for item in batch]) if len(batch) > 1 else batch[0].inputs
-                answer = await loop.run_in_executor(self._thread, self.compute, joined)
-            except Exception as error:  # the batch fails, the server goes on
-                _fail(batch, error)
-                continue
-            start = 0
-            for item in batch:
-                rows = slice(start, start + len(item.inputs))
-                start = rows.stop
-                if not item.answer.done():
-                    item.answer.set_result(answer.part(rows))
+            await self._answer(batch)
+
+    async def _answer(self, batch: list[Waiting]) -> None:
+        """All together; where that fails, each request alone, so that one cannot spoil the answers of others."""
+        joined = np.concatenate([item.inputs for item in batch]) if len(batch) > 1 else batch[0].inputs
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(self._thread, self.compute, joined)
+        except Exception as error:  # a request fails, the server goes on
+            if len(batch) > 1:
+                for item in batch:
+                    await self._answer([item])
+            elif not batch[0].answer.done():
+                batch[0].answer.set_exception(error)
+            return
+        start = 0
+        for item in batch:
+            rows = slice(start, start + len(item.inputs))
+            start = rows.stop
+            if not item.answer.done():
+                item.answer.set_result(answer.part(rows))
 
     def _next(self) -> list[Waiting]:
         """As many requests as fit; one that is larger than a batch goes alone."""
@@ -89,9 +96,3 @@ class Batcher:
                 batch.append(item)
                 size += len(item.inputs)
         return batch
-
-
-def _fail(batch: list[Waiting], error: Exception) -> None:
-    for item in batch:
-        if not item.answer.done():
-            item.answer.set_exception(error)

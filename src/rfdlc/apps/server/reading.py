@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rfdlc.apps.server.backends import Backend
 from rfdlc.apps.server.limits import Limits, Refused
-from rfdlc.data.images import COLOUR, GREY, BrokenImage, fitted, planes
+from rfdlc.data.images import BrokenImage, fitted, planes, unusable
 from rfdlc.decide.scores import SUM_TOLERANCE, Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, listing
@@ -102,7 +102,7 @@ def _square(file: bytes, place: int, backend: Backend, limits: Limits) -> Any:
         raise Refused(422, f"image {place}: expected a whole file of {listing(FORMATS)}") from None
     if image.width * image.height > limits.pixels:
         raise too_large
-    if image.mode not in GREY + COLOUR or getattr(image, "is_animated", False):
+    if unusable(image):
         raise Refused(422, f"image {place}: expected 8 bits a channel, grey or RGB, not animated")
     try:
         return fitted(image, backend.input_shape[1], backend.input_shape[0], backend.centre)

@@ -19,6 +19,7 @@ from rfdlc.apps.server.figures import Figures
 from rfdlc.apps.server.limits import Limits, Refused
 from rfdlc.apps.server.logs import log
 from rfdlc.apps.server.reading import FORMATS, Question, read_image_body, read_json_body
+from rfdlc.errors import InputError
 
 AT_ONCE = 32_768  # bytes of JSON that are parsed on the event loop; more go to a thread
 HEARD_OUT = 3  # times the largest body: a client that sends more is cut off before it can read why
@@ -139,7 +140,10 @@ class Service:
         if question.samples is None:
             return decide_scores(self.backend, question)
         assert self.batcher is not None
-        return await self.batcher.submit(question.samples)
+        try:
+            return await self.batcher.submit(question.samples)
+        except InputError:  # kinds and shapes were checked: what is left is that numbers overflow on their way
+            raise Refused(422, "the samples hold numbers too large to compute with") from None
 
 
 def _header(scope: Message, wanted: bytes) -> bytes:

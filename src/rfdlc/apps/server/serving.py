@@ -97,13 +97,16 @@ def read_token(path: str | Path) -> str:
 
 def listen(host: str, port: int) -> socket.socket:
     """Bound here, so that a taken port is one clear line."""
+    if not 0 <= port < 2**16:  # the system would take what is left of it by 65,536
+        raise InputError(f"port {port} is out of range: expected 0 (any that is free) to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)  # from now on whoever connects is only waiting
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "the port is out of range"
-        raise InputError(f"cannot listen on {host}:{port} ({reason}): choose another --host or --port") from None
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port"
+        ) from None
     return listening

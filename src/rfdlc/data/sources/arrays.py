@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, split_name
+from rfdlc.decide.classes import Classes, numbered
 from rfdlc.errors import InputError, listing
 
 Value = TypeVar("Value")
@@ -128,7 +129,7 @@ def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], gi
     if train.dtype.kind not in "iufb":
         return [str(n) for n in np.unique(train.astype(str))]
     largest = max(float(np.nanmax(part["y"])) for part in pieces.values() if "y" in part and part["y"].size)
-    return [str(c) for c in range(int(largest) + 1)]
+    return numbered(largest, f"{name}: ")
 
 
 def _split(where: str, part: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Split:
@@ -141,8 +142,6 @@ def _split(where: str, part: Mapping[str, NDArray[Any]], names: Sequence[str]) -
 
 def as_labels(where: str, labels: NDArray[Any], names: Sequence[str]) -> NDArray[np.int64]:
     """Class indices (N,) from numbers or names, a column of them included."""
-    from rfdlc.decide.classes import Classes
-
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1:
@@ -161,11 +160,13 @@ def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
             f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: expected numbers (N, features), "
             "or uint8 images (N, H, W), (N, H, W, 3) or (N, 3, H, W)"
         )
-    features = inputs.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is named below
+        features = inputs.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
     if len(wrong):
         raise InputError(
-            f"{where}: row {wrong[0]} has a missing or infinite value ({len(wrong)} rows have): fill them first"
+            f"{where}: row {wrong[0]} has a missing, infinite or too large value ({len(wrong)} rows have): "
+            f"fill them first, with numbers up to {np.finfo(np.float32).max:.1e}"
         )
     return features
 

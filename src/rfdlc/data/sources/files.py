@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.images import FITS_IN_MEMORY, BrokenImage, Header, ImageFiles, attempt, default_size, header
+from rfdlc.data.images import FITS_IN_MEMORY, BrokenImage, Header, ImageFiles, attempt, check_size, default_size, header
 from rfdlc.data.packed import PackedText
 from rfdlc.errors import InputError
 
@@ -47,8 +47,7 @@ def read_images(
     normalisation: Normalisation | None = None,
 ) -> Dataset:
     """Look at the headers, choose size and channels, and decode what fits into memory."""
-    if image_size is not None and image_size < 1:
-        raise InputError(f"image_size {image_size} is out of range: expected 1 or more pixels")
+    check_size(image_size)
     gone, told = list(skipped), list(notes)
     headers: list[Header] = []
     checked = {}

@@ -19,15 +19,18 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     names = sorted({folder.name for part in parts.values() for folder in _folders(part, root)})
     if not names:
         raise InputError(f"{path}: has no class folders with images: expected {path}/CLASS/*.png, .jpg, ...")
+    if parts == {"train": root} and all(map(split_name, names)):
+        raise InputError(f"{path}: has {listing(names)} but no folder to learn from: expected {path}/train/CLASS/*.png")
     index = {name: i for i, name in enumerate(names)}
     listed: dict[str, Listed] = {}
     skipped: list[str] = []
-    ignored = 0
+    ignored, deeper = 0, list[str]()
     for split, part in parts.items():
         listed[split] = Listed()
         for folder in _folders(part, root):
             images, others = _images(folder, root)
             ignored += others
+            deeper += (below.relative_to(root).as_posix() for below in _folders(folder, root))
             if not images:
                 skipped.append(f"{folder}: the class folder holds no image")
             for name in images:
@@ -37,6 +40,9 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
             f"{skipped[0]}; expected files ending in {listing(sorted(SUFFIXES), 20)}. Remove it, or skip it"
         )
     notes = [f"{ignored} files that are no images were ignored"] if ignored else []
+    beside = [] if parts == {"train": root} else [f.name for f in _folders(root, root) if f not in parts.values()]
+    for place, found in (("inside class folders", deeper), ("beside the parts", beside)):
+        notes += [f"{len(found)} folders {place} were ignored: {listing(found, 3)}"] if found else []
     names, listed = _without_empty(names, listed)
     return read_images(
         root.name, root, listed, names, image_size=image_size, skip_broken=skip_broken, notes=notes, skipped=skipped
@@ -98,7 +104,7 @@ def _folders(folder: Path, root: Path) -> list[Path]:
 
 def _images(folder: Path, root: Path) -> tuple[list[str], int]:
     """Names of the images in a folder, relative to the root, and how many other files there are."""
-    files = [entry.name for entry in _entries(folder, root) if entry.is_file()]
+    files = [entry.name for entry in _entries(folder, root) if not entry.is_dir()]  # a link to nothing is a broken one
     images = [name for name in files if _is_image(name)]
     place = folder.relative_to(root).as_posix()
     return [f"{place}/{name}" for name in images], len(files) - len(images)
@@ -115,12 +121,21 @@ def _entries(folder: Path, root: Path) -> list[os.DirEntry[str]]:
 
 
 def _shown(entry: os.DirEntry[str], root: Path) -> bool:
-    """Whether it is not hidden; a link that leaves the root is refused."""
+    """Whether it is not hidden; a link that leaves the root, or leads to a folder that it lies in, is refused."""
     if entry.name.startswith((".", "__")):
         return False
-    if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root):
-        raise InputError(f"{entry.path}: is a link to outside of {root}, which is refused: copy or move what it shows")
+    if entry.is_symlink():
+        _check_link(Path(entry.path), root)
     return True
+
+
+def _check_link(link: Path, root: Path) -> None:
+    """An error for a link to outside of the root, and for one that would be followed for ever."""
+    shown = link.resolve()
+    if not shown.is_relative_to(root):
+        raise InputError(f"{link}: is a link to outside of {root}, which is refused: copy or move what it shows")
+    if link.parent.resolve().is_relative_to(shown):
+        raise InputError(f"{link}: is a link to a folder that it lies in, which is refused: remove it")
 
 
 def _without_empty(names: list[str], listed: dict[str, Listed]) -> tuple[list[str], dict[str, Listed]]:

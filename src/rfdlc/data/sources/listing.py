@@ -16,6 +16,7 @@ from rfdlc.data.dataset import Dataset, Normalisation, choose_part, split_name
 from rfdlc.data.images import SUFFIXES
 from rfdlc.data.packed import PackedText
 from rfdlc.data.sources.files import Listed, read_images
+from rfdlc.decide.classes import MOST_NUMBERED
 from rfdlc.errors import InputError
 from rfdlc.errors import listing as told
 from rfdlc.progress import track
@@ -193,12 +194,14 @@ def _parsed(line: str) -> tuple[str, int, str]:
     name, label = fields
     if not re.fullmatch(r"[0-9]{1,9}", label):
         return name, 0, f"the label {label!r} is not a number: expected 'path label' with a class from 0 on"
+    if int(label) >= MOST_NUMBERED:
+        return name, 0, f"the label {label} is too large: expected class numbers from 0 on, below {MOST_NUMBERED:,}"
     return name, int(label), ""
 
 
 def _leaving(name: str, root: Path) -> str:
     if name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]:
-        return f"the path {name!r} leaves the root {root}: expected a path inside it"
+        return f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it, without '..'"
     return ""
 
 

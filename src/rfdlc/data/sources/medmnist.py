@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rfdlc.data.dataset import SPLITS, Dataset, Split
 from rfdlc.data.images import resized
 from rfdlc.data.sources.arrays import as_labels, open_npz
+from rfdlc.decide.classes import numbered
 from rfdlc.errors import InputError, listing
 
 ORGANS = (
@@ -123,4 +124,4 @@ def _images(path: Path, split: str, arrays: dict[str, NDArray[Any]]) -> NDArray[
 
 def _class_names(path: Path, count: int) -> list[str]:
     known = CLASS_NAMES.get(re.split(r"[_\-.]", path.stem.lower())[0], ())
-    return list(known) if len(known) >= count else [str(c) for c in range(count)]
+    return list(known) if len(known) >= count else numbered(count - 1, f"{path}: ")
