@@ -237,7 +237,10 @@ def test_a_link_to_above_is_not_followed_for_ever(folder: Path) -> None:
 
 def test_folders_that_are_not_read_are_told(folder: Path) -> None:
     picture(folder / "ant" / "deep" / "0.png")
-    assert "1 folders inside class folders were ignored: ant/deep" in rfdlc.load(folder).notes
+    picture(folder / "loose.png")
+    notes = rfdlc.load(folder).notes
+    assert "1 folders inside class folders were ignored: ant/deep" in notes
+    assert "1 images beside class folders were ignored: they have no class" in notes
     for split in ("train", "test"):
         for name in ("a", "b"):
             picture(folder / split / name / "0.png")

@@ -24,9 +24,10 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     index = {name: i for i, name in enumerate(names)}
     listed: dict[str, Listed] = {}
     skipped: list[str] = []
-    ignored, deeper = 0, list[str]()
+    ignored, loose, deeper = 0, 0, list[str]()
     for split, part in parts.items():
         listed[split] = Listed()
+        loose += len(_images(part, root)[0])
         for folder in _folders(part, root):
             images, others = _images(folder, root)
             ignored += others
@@ -40,6 +41,7 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
             f"{skipped[0]}; expected files ending in {listing(sorted(SUFFIXES), 20)}. Remove it, or skip it"
         )
     notes = [f"{ignored} files that are no images were ignored"] if ignored else []
+    notes += [f"{loose} images beside class folders were ignored: they have no class"] if loose else []
     beside = [] if parts == {"train": root} else [f.name for f in _folders(root, root) if f not in parts.values()]
     for place, found in (("inside class folders", deeper), ("beside the parts", beside)):
         notes += [f"{len(found)} folders {place} were ignored: {listing(found, 3)}"] if found else []
