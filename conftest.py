@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-NEED_TRITON = ("convolutions", "cutting", "kernels", "norms", "launching", "weight_gradients")
+NEED_TRITON = ("convolutions", "cutting", "kernels", "launching", "norms", "weight_gradients")
 collect_ignore = [] if find_spec("triton") else [f"src/rfdlc/learn/networks/fused/{name}.py" for name in NEED_TRITON]
