@@ -194,6 +194,8 @@ def test_a_seed_below_0_is_refused(run, folder, words):
     [
         (["decide", "none.csv"], "none.csv: no such file"),
         (["decide", "test.csv", "-u", "none.csv"], "no such file; expected a CSV file or one of one-hot"),
+        (["decide", "test.csv", "-u", "U.csv", "--penalty", "-3"], "penalty -3 is for the utility tail-sensitive"),
+        (["evaluate", "test.csv", "--penalty", "-3"], "penalty -3 is for the utility tail-sensitive, not for one-hot"),
         (["decide", "test.csv", "-u", "tail-sensitive"], "needs training counts"),
         (["decide", "test.csv", "-u", "counts.csv"], "is not a number"),
         (["decide", "test.csv", "--rule", "best"], "rule 'best' is unknown"),

@@ -82,6 +82,11 @@ def test_counts_of_pandas_keep_their_names():
         (lambda: Classes.from_labels([]), "non-empty"),
         (lambda: Classes.from_labels([0, 0.5]), "label 0.5 at position 1 is no whole number"),
         (lambda: Classes.from_labels([0, float("nan")]), "label nan at position 1 is no whole number"),
+        (lambda: Classes.from_labels(["a", None]), "label None at position 1 is missing"),
+        (
+            lambda: Classes.from_labels(np.array(["a", float("nan")], dtype=object)),
+            "label nan at position 1 is missing",
+        ),
         (lambda: Classes.from_labels([0, -1]), "label -1 at position 1 is out of range"),
         (lambda: Classes(("1", "2")).encode([2]), r"out of range.* pass labels.astype\(str\)"),
         (lambda: Classes(("a", "b")).encode([2]), "expected a whole number from 0 to 1"),

@@ -20,7 +20,7 @@ def export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="`model.onnx`, or `model.pt2` for torch.export.")],
     utility: UtilityOption = None,
-    penalty: PenaltyOption = -1.0,
+    penalty: PenaltyOption = None,
     abstain: AbstainOption = None,
     utility_input: Annotated[
         bool, typer.Option("--utility-input", help="The utility is an input of the graph: costs may change later.")
@@ -67,9 +67,11 @@ def export(
         print(f"next: rfdlc serve {out}")
 
 
-def chosen_utility(classes: "Classes", spec: str | None, penalty: float, abstain: float | None) -> "Utility | None":
+def chosen_utility(
+    classes: "Classes", spec: str | None, penalty: float | None, abstain: float | None
+) -> "Utility | None":
     """What the options name, or nothing where the run's own utility is to stay."""
-    if spec is None and abstain is None:
+    if spec is None and penalty is None and abstain is None:
         return None
     utility = read_utility(spec or "one-hot", classes, penalty=penalty)
     return utility if abstain is None else utility.with_abstain(abstain)

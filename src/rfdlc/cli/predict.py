@@ -24,7 +24,7 @@ def predict(
         str | None, typer.Option("--split", help="train, val or test; by default the last there is.")
     ] = None,
     utility: UtilityOption = None,
-    penalty: PenaltyOption = -1.0,
+    penalty: PenaltyOption = None,
     abstain: AbstainOption = None,
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, count and list them.")

@@ -33,10 +33,14 @@ def read_classes(spec: str) -> "Classes":
     return Predictions.load(path).classes
 
 
-def read_utility(spec: str, classes: "Classes | None", *, penalty: float, costs: bool = False) -> "Utility":
+def read_utility(
+    spec: str, classes: "Classes | None", *, penalty: float | None = None, costs: bool = False
+) -> "Utility":
     """The path of a CSV file, or `one-hot` or `tail-sensitive` for classes that are known."""
     from rfdlc.decide.utility import Utility
 
+    if penalty is not None and spec != "tail-sensitive":
+        raise InputError(f"penalty {penalty:g} is for the utility tail-sensitive, not for {spec}: leave it out")
     if spec not in BUILDERS:
         if not Path(spec).is_file():
             raise InputError(f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
@@ -48,7 +52,7 @@ def read_utility(spec: str, classes: "Classes | None", *, penalty: float, costs:
         return Utility.one_hot(classes)
     if classes.counts is None:
         raise InputError("utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count")
-    return Utility.tail_sensitive(classes, penalty)
+    return Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
 
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:

@@ -25,7 +25,9 @@ UtilityOption = Annotated[
     ),
 ]
 CostsOption = Annotated[Path | None, typer.Option("--costs", help="CSV of costs instead of utilities: U = -cost.")]
-PenaltyOption = Annotated[float, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head.")]
+PenaltyOption = Annotated[
+    float | None, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head, -1 if not given.")
+]
 AbstainOption = Annotated[
     float | None,
     typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true; -0.2 is a cost of 0.2."),
@@ -81,7 +83,7 @@ class Request:
 
     utility: UtilityOption = None
     costs: CostsOption = None
-    penalty: PenaltyOption = -1.0
+    penalty: PenaltyOption = None
     abstain: AbstainOption = None
     classes: ClassesOption = None
     calibrate: CalibrateOption = None
@@ -130,7 +132,7 @@ class Request:
         if self.utility is not None and self.costs is not None:
             raise InputError("--utility and --costs exclude each other: give one of them")
         spec = str(self.costs) if self.costs else self.utility
-        if spec is None and self.abstain is None:
+        if spec is None and self.penalty is None and self.abstain is None:
             return None
         read_as = classes if named or spec in (None, *BUILDERS) else None
         utility = read_utility(spec or "one-hot", read_as, penalty=self.penalty, costs=self.costs is not None)

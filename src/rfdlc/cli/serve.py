@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def serve(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a `.onnx` file of `rfdlc export`.")],
     utility: UtilityOption = None,
-    penalty: PenaltyOption = -1.0,
+    penalty: PenaltyOption = None,
     abstain: AbstainOption = None,
     host: Annotated[str, typer.Option("--host", help="Other than loopback only with a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -39,7 +39,8 @@ def serve(
     from rfdlc.apps.server.limits import Limits
     from rfdlc.apps.server.serving import serve as serve_it
 
-    chosen = None if utility is None and abstain is None else chosen_utility(_classes(model), utility, penalty, abstain)
+    asked = any(given is not None for given in (utility, penalty, abstain))
+    chosen = chosen_utility(_classes(model), utility, penalty, abstain) if asked else None
     limits = Limits(requests=queue, batch=batch, seconds=seconds)
     serve_it(model, utility=chosen, host=host, port=port, token_file=token_file, limits=limits, quiet=quiet)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
-from rfdlc.cli.request import JsonOption
+from rfdlc.cli.request import JsonOption, PenaltyOption
 from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
 from rfdlc.errors import choose
 from rfdlc.files import replacing
@@ -31,9 +31,7 @@ def new(
     kind: Annotated[
         str, typer.Option("--kind", "-k", help="`one-hot` or `tail-sensitive` (needs counts).")
     ] = "one-hot",
-    penalty: Annotated[
-        float, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head.")
-    ] = -1.0,
+    penalty: PenaltyOption = None,
     abstain: Annotated[
         float | None, typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true.")
     ] = None,
@@ -72,7 +70,7 @@ def show(
 
     - `rfdlc utility show U.csv`
     """
-    utility = read_utility(str(file), None, penalty=0)
+    utility = read_utility(str(file), None)
     if json:
         print_json(utility.to_dict())
     else:

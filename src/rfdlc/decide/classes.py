@@ -72,6 +72,9 @@ class Classes:
         labels = np.asarray(labels)
         if labels.ndim != 1 or not len(labels):
             raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
+        for place, label in enumerate(labels if labels.dtype == object else ()):
+            if label is None or label != label:
+                raise InputError(f"label {label} at position {place} is missing: leave such samples out")
         if names is None and labels.dtype.kind in "iufb":
             names = numbered(_whole(labels, "label").max())
         bare = cls(tuple(np.unique(labels.astype(str)) if names is None else names))
