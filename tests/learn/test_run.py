@@ -183,6 +183,9 @@ def test_a_fork_shares_what_came_before(whole, tmp_path):
         rfdlc.fork(whole, tmp_path / "none", at=3)
     with pytest.raises(InputError, match="a fork cannot change particles"):
         rfdlc.fork(whole, tmp_path / "none", particles=5)
+    with pytest.raises(InputError, match=r"epochs=1 is less than the checkpoint of .* has, which is of epoch 2"):
+        rfdlc.fork(whole, tmp_path / "none", at=2, epochs=1)
+    assert not (tmp_path / "none").exists()
 
 
 def test_refit_trains_on_everything_and_keeps_the_calibration(whole, tmp_path):

@@ -13,6 +13,7 @@ from PIL import Image
 
 import rfdlc
 from rfdlc.apps.server.backends import open_backend
+from rfdlc.apps.server.deciding import Answer
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 
@@ -87,6 +88,15 @@ def test_a_utility_in_the_request(client, model, samples):
     assert "abstain" in answer["action"]
     shuffled = rfdlc.Utility(utility.matrix[::-1], model.classes.names[::-1], utility.actions)
     assert client.decide(arrays=samples, utility=shuffled) == answer  # matched by name
+
+
+def test_what_all_actions_are_worth_alike_decides_nothing():
+    p = np.random.default_rng(0).dirichlet([1, 1, 1], 500).astype(np.float32)
+    plain = rfdlc.Utility(np.eye(3), ["a", "b", "c"])
+    lifted = rfdlc.Utility(np.eye(3) + 1e7, plain.classes)  # in 32 bits 1e7 + 0.3 is 1e7
+    answers = [Answer.of(utility, p, np.zeros(len(p))) for utility in (plain, lifted)]
+    assert (answers[0].action == p.argmax(1)).all()
+    assert (answers[1].action == answers[0].action).all()
 
 
 def test_probabilities(client, model):

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from rfdlc.apps.server.backends import Backend
 from rfdlc.apps.server.reading import Question
+from rfdlc.decide.rules import RULES
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.uncertainty import entropy, mutual_information
 from rfdlc.decide.utility import Utility
@@ -30,7 +31,8 @@ class Answer:
     def of(cls, utility: Utility, probabilities: Floats, disagreement: Floats) -> "Answer":
         """By the first action of highest expected utility."""
         expected = probabilities @ utility.matrix.astype(probabilities.dtype)
-        action, top, rows = expected.argmax(axis=1), probabilities.argmax(axis=1), np.arange(len(expected))
+        gains = RULES["expected-utility"].prepare(utility, np.ones(len(utility.classes)))(probabilities)
+        action, top, rows = gains.argmax(axis=1), probabilities.argmax(axis=1), np.arange(len(expected))
         unsure = entropy(probabilities, normalised=True)
         columns = {
             "action": [utility.actions[i] for i in action.tolist()],
