@@ -159,8 +159,8 @@ def _begin_fork(
         raise InputError(f"{source.path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
     if checkpoint.epoch > sum(row.stage_epochs(new)):
         raise InputError(
-            f"epochs={new.epochs} is less than the checkpoint of {source.path} has, which is of epoch {checkpoint.epoch}: "
-            "expected more, or an earlier checkpoint"
+            f"epochs={new.epochs} is less than the checkpoint of {source.path} has, which is of epoch "
+            f"{checkpoint.epoch}: expected more, or an earlier checkpoint"
         )
     origin = {"path": str(source.path), "epoch": checkpoint.epoch, "changes": {k: str(v) for k, v in changes.items()}}
     table = {
