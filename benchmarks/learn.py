@@ -11,8 +11,7 @@ ends with the commands.
 Modes: `test` trains on everything and scores the test split once. `selection` trains without a held-out part of the
 training data and scores that part as if it were balanced: settings are chosen on it. `refit` does both, and the
 test split is scored with the calibration fitted on the held-out part. `rescore` does the scoring of `refit` again
-from logits kept with --logits, without training, and compares the kinds of calibration by cross-validation inside
-the held-out part. `smoke` times a step eagerly, captured, compiled.
+from logits kept with --logits, without training. `smoke` times a step eagerly, captured, compiled.
 
 DIR holds cifar-100-python/ and cifar-10-batches-py/. Each configuration's rows are appended as it finishes; one
 that is in the file already is skipped, so an interrupted command is simply given again.
@@ -33,11 +32,8 @@ from configurations import CONFIGS
 from recording import commit, hardware, versions
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-from rfdlc.decide.calibration import KINDS
-from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import evaluate
-from rfdlc.decide.metrics import nll
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, split_outputs
@@ -110,9 +106,8 @@ class Bench:
 
     def rescore(self, name: str) -> None:
         """Calibrate on kept held-out logits, score kept test logits; rows say where and when those were trained."""
-        _, settings, data = self.ready(name)
+        _, settings, _ = self.ready(name)
         held, labels, seconds = self.kept_logits(f"{name}-held-out")
-        compare_calibrations(data.classes, settings.combine, held, labels)
         deciders = self.calibrated(name, "refit-held-out", settings, held, labels, seconds)
         logits, labels, seconds = self.kept_logits(name)
         self.report(name, "refit", settings, logits, labels, deciders, seconds)
@@ -243,24 +238,6 @@ class Bench:
                 f"{1000 * min(times[1:]) / steps:.2f} ms a step, {memory:.1f} GiB, loss {epoch.losses}",
                 flush=True,
             )
-
-
-def compare_calibrations(classes: Classes, combine: str, logits: Array, labels: Array, folds: int = 5) -> None:
-    """Class-balanced likelihood of each kind of calibration, cross-validated inside the held-out part."""
-    weights = 1 / np.bincount(labels)[labels]
-    rare_first = np.random.default_rng(0).permutation(len(labels))
-    fold = np.empty(len(labels), dtype=int)
-    fold[rare_first[np.argsort(labels[rare_first], kind="stable")]] = np.arange(len(labels)) % folds
-    for kind in KINDS:
-        scores = []
-        for part in logits:
-            p = np.empty(part.shape[1:])
-            for k in range(folds):
-                decider = Decider(Utility.one_hot(classes), combine=combine, calibration=kind)
-                decider.fit(part[:, fold != k], labels[fold != k], logits=True, balanced=True)
-                p[fold == k] = decider.probabilities(part[:, fold == k], logits=True)
-            scores.append(np.average(nll(p[np.arange(len(labels)), labels]), weights=weights))
-        print(f"  {kind:32s} held-out nll {np.mean(scores):.4f} +- {np.std(scores, ddof=1):.4f}", flush=True)
 
 
 # -- figures ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from rfdlc.data.sources.arrays import as_inputs
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.rules import RULES
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
@@ -71,10 +72,13 @@ class OnnxModel:
         probabilities, expected, action, uncertainty, disagreement = self._session.run(None, feed)
         wrong = np.flatnonzero(~np.isfinite(probabilities).all(axis=1))
         if len(wrong):
-            raise InputError(f"sample {wrong[0]} holds numbers too large to compute with: its probabilities are none")
+            raise InputError(
+                f"sample {wrong[0]} holds numbers too large to compute with: "
+                "give numbers of the size of the training data"
+            )
         if utility is not None and not self.utility_input:
             expected = probabilities @ chosen.matrix.astype(probabilities.dtype)
-            action = expected.argmax(axis=1)
+            action = RULES["expected-utility"].gains(chosen, probabilities).argmax(axis=1)
         return Decisions(probabilities, expected, action, uncertainty, disagreement)
 
     def read(self, inputs: Any) -> NDArray[Any]:

@@ -1,5 +1,6 @@
 """`rfdlc export`: a run folder as one file that decides."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,7 +50,7 @@ def export(
         from rfdlc.apps.export.exporting import export as export_it
         from rfdlc.learn.run import Run
 
-        chosen = chosen_utility(Run(run).classes, utility, penalty, abstain)
+        chosen = chosen_utility(lambda: Run(run).classes, utility, penalty, abstain)
         precision = "half" if half else "int8" if int8 else "float32"
         done = export_it(run, out, utility=chosen, utility_input=utility_input, resize=resize, precision=precision)
     parity, size = done.parity, done.path.stat().st_size
@@ -68,10 +69,10 @@ def export(
 
 
 def chosen_utility(
-    classes: "Classes", spec: str | None, penalty: float | None, abstain: float | None
+    classes: Callable[[], "Classes"], spec: str | None, penalty: float | None, abstain: float | None
 ) -> "Utility | None":
-    """What the options name, or nothing where the run's own utility is to stay."""
+    """What the options name, or nothing where the run's own utility is to stay: then its classes are not read."""
     if spec is None and penalty is None and abstain is None:
         return None
-    utility = read_utility(spec or "one-hot", classes, penalty=penalty)
+    utility = read_utility(spec or "one-hot", classes(), penalty=penalty)
     return utility if abstain is None else utility.with_abstain(abstain)

@@ -52,7 +52,7 @@ def predict(
         from rfdlc.apps.predict.predicting import predict as predict_it
         from rfdlc.learn.run import Run
 
-        chosen = chosen_utility(Run(run).classes, utility, penalty, abstain)
+        chosen = chosen_utility(lambda: Run(run).classes, utility, penalty, abstain)
         try:
             done = predict_it(run, source, out, split=split, root=root, utility=chosen, skip_broken=skip_broken)
         except KeyboardInterrupt:

@@ -39,8 +39,7 @@ def serve(
     from rfdlc.apps.server.limits import Limits
     from rfdlc.apps.server.serving import serve as serve_it
 
-    asked = any(given is not None for given in (utility, penalty, abstain))
-    chosen = chosen_utility(_classes(model), utility, penalty, abstain) if asked else None
+    chosen = chosen_utility(lambda: _classes(model), utility, penalty, abstain)
     limits = Limits(requests=queue, batch=batch, seconds=seconds)
     serve_it(model, utility=chosen, host=host, port=port, token_file=token_file, limits=limits, quiet=quiet)
 

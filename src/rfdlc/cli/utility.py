@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
-from rfdlc.cli.request import JsonOption, PenaltyOption
+from rfdlc.cli.request import AbstainOption, JsonOption, PenaltyOption
 from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
 from rfdlc.errors import choose
 from rfdlc.files import replacing
@@ -32,9 +32,7 @@ def new(
         str, typer.Option("--kind", "-k", help="`one-hot` or `tail-sensitive` (needs counts).")
     ] = "one-hot",
     penalty: PenaltyOption = None,
-    abstain: Annotated[
-        float | None, typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true.")
-    ] = None,
+    abstain: AbstainOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     json: JsonOption = False,
 ) -> None:

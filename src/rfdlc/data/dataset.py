@@ -188,7 +188,9 @@ def _check_shapes(name: str, train: Split, splits: dict[str, Split]) -> None:
     for split, part in splits.items():
         shape = tuple(part.inputs.shape[1:])
         if len(part) and shape != expected:
-            raise InputError(f"{name}: samples of {split} have shape {shape}, but those of train {expected}")
+            raise InputError(
+                f"{name}: samples of {split} have shape {shape}, but those of train {expected}: make them alike"
+            )
 
 
 def _measured(train: Split) -> Normalisation:

@@ -81,7 +81,10 @@ def open_samples(
     if is_table and taken.encoder is not None:
         return _table(place, taken.encoder, split)
     if is_table and len(taken.input_shape) == 3:
-        raise InputError(f"{place} is a table, but this model was trained on images of shape {taken.input_shape}")
+        raise InputError(
+            f"{place} is a table, but this model was trained on images of shape {taken.input_shape}: "
+            "expected a folder, a list or an array of images"
+        )
     if place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES:
         return _folder(place, taken, split, skip_broken)
     reader, found = find_reader(source, root)

@@ -218,7 +218,7 @@ class Decider:
 
     def gains(self, probabilities: Floats) -> Floats:
         """What the rule compares, for each action (n, A), from corrected probabilities (n, C)."""
-        return RULES[self.rule].prepare(self.utility, np.ones(len(self.utility.classes)))(probabilities)
+        return RULES[self.rule].gains(self.utility, probabilities)
 
     def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
         """Pieces of corrected probabilities (n, C), each row summing to one; constant memory."""

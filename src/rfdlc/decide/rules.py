@@ -24,6 +24,10 @@ class Rule:
     linear: bool
     warning: str | None = None
 
+    def gains(self, utility: Utility, probabilities: Floats) -> Floats:
+        """What it compares, for each action (n, A), from probabilities (n, C) that need no correction any more."""
+        return self.prepare(utility, np.ones(len(utility.classes)))(probabilities)
+
 
 def _expected_utility(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
     """sum_y U[y, d] p(y): with p(y) proportional to q(y) ratio(y), the correction belongs to the rows of U.

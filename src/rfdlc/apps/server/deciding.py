@@ -31,7 +31,7 @@ class Answer:
     def of(cls, utility: Utility, probabilities: Floats, disagreement: Floats) -> "Answer":
         """By the first action of highest expected utility."""
         expected = probabilities @ utility.matrix.astype(probabilities.dtype)
-        gains = RULES["expected-utility"].prepare(utility, np.ones(len(utility.classes)))(probabilities)
+        gains = RULES["expected-utility"].gains(utility, probabilities)
         action, top, rows = gains.argmax(axis=1), probabilities.argmax(axis=1), np.arange(len(expected))
         unsure = entropy(probabilities, normalised=True)
         columns = {

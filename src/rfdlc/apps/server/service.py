@@ -143,7 +143,8 @@ class Service:
         try:
             return await self.batcher.submit(question.samples)
         except InputError:  # kinds and shapes were checked: what is left is that numbers overflow on their way
-            raise Refused(422, "the samples hold numbers too large to compute with") from None
+            told = "the samples hold numbers too large to compute with: give numbers of the size of the training data"
+            raise Refused(422, told) from None
 
 
 def _header(scope: Message, wanted: bytes) -> bytes:

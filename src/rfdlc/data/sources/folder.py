@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from rfdlc.data.dataset import Dataset, choose_part, split_name
 from rfdlc.data.images import SUFFIXES
@@ -27,14 +28,15 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     ignored, loose, deeper = 0, 0, list[str]()
     for split, part in parts.items():
         listed[split] = Listed()
-        loose += len(_images(part, root)[0])
-        for folder in _folders(part, root):
-            images, others = _images(folder, root)
-            ignored += others
-            deeper += (below.relative_to(root).as_posix() for below in _folders(folder, root))
-            if not images:
+        here = _contents(part, root)
+        loose += len(here.images)
+        for folder in here.folders:
+            found = _contents(folder, root)
+            ignored += found.others
+            deeper += (below.relative_to(root).as_posix() for below in found.folders)
+            if not found.images:
                 skipped.append(f"{folder}: the class folder holds no image")
-            for name in images:
+            for name in found.images:
                 listed[split].add(name, index[folder.name])
     if skipped and not skip_broken:
         raise InputError(
@@ -43,8 +45,8 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     notes = [f"{ignored} files that are no images were ignored"] if ignored else []
     notes += [f"{loose} images beside class folders were ignored: they have no class"] if loose else []
     beside = [] if parts == {"train": root} else [f.name for f in _folders(root, root) if f not in parts.values()]
-    for place, found in (("inside class folders", deeper), ("beside the parts", beside)):
-        notes += [f"{len(found)} folders {place} were ignored: {listing(found, 3)}"] if found else []
+    for place, unread in (("inside class folders", deeper), ("beside the parts", beside)):
+        notes += [f"{len(unread)} folders {place} were ignored: {listing(unread, 3)}"] if unread else []
     names, listed = _without_empty(names, listed)
     return read_images(
         root.name, root, listed, names, image_size=image_size, skip_broken=skip_broken, notes=notes, skipped=skipped
@@ -100,16 +102,24 @@ def _parts(root: Path) -> dict[str, Path]:
     return parts
 
 
-def _folders(folder: Path, root: Path) -> list[Path]:
-    return [folder / entry.name for entry in _entries(folder, root) if entry.is_dir()]
+class Contents(NamedTuple):
+    """Of a folder: names of its images, relative to the root; its folders; how many other files there are."""
+
+    images: list[str]
+    folders: list[Path]
+    others: int
 
 
-def _images(folder: Path, root: Path) -> tuple[list[str], int]:
-    """Names of the images in a folder, relative to the root, and how many other files there are."""
-    files = [entry.name for entry in _entries(folder, root) if not entry.is_dir()]  # a link to nothing is a broken one
-    images = [name for name in files if _is_image(name)]
+def _contents(folder: Path, root: Path) -> Contents:
+    entries = _entries(folder, root)
+    folders = [folder / entry.name for entry in entries if entry.is_dir()]
     place = folder.relative_to(root).as_posix()
-    return [f"{place}/{name}" for name in images], len(files) - len(images)
+    images = [f"{place}/{entry.name}" for entry in entries if not entry.is_dir() and _is_image(entry.name)]
+    return Contents(images, folders, len(entries) - len(folders) - len(images))  # a link to nothing is a broken image
+
+
+def _folders(folder: Path, root: Path) -> list[Path]:
+    return _contents(folder, root).folders
 
 
 def _is_image(name: str) -> bool:

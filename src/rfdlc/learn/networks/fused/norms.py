@@ -69,6 +69,14 @@ def _norm_gradient(partial, known, result, tiles, count, networks, C: tl.constex
     tl.store(result + 4 * size + at, total)
 
 
+@triton.jit
+def _tile(pixels, C: tl.constexpr, BLOCK: tl.constexpr):
+    """Which values a program works on: network, pixels, channels, what is inside, and where (pixels, channels) lie."""
+    network = tl.program_id(1).to(tl.int64)
+    pixel, c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
+    return network, pixel, c, (pixel < pixels)[:, None], network * pixels * C + (pixel * C)[:, None] + c[None, :]
+
+
 @Kernel
 def _activate(
     y, known, shortcut, z, pixels, networks,
@@ -77,10 +85,7 @@ def _activate(
 ):  # fmt: skip
     """relu(scale y + shift + shortcut)."""
     after_the_one_before()
-    network = tl.program_id(1).to(tl.int64)
-    pixel, c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
-    inside = (pixel < pixels)[:, None]
-    here = network * pixels * C + (pixel * C)[:, None] + c[None, :]
+    network, pixel, c, inside, here = _tile(pixels, C, BLOCK)
     at = network * C + c
     scale, shift = tl.load(known + at), tl.load(known + networks * C + at)
     value = tl.load(y + here, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
@@ -102,10 +107,7 @@ def _gate(
 ):  # fmt: skip
     """Sums of the gradient that passes a ReLU, and of its products with y. With ACTIVE it is written as well."""
     after_the_one_before()
-    tile, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    pixel, c = tile * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
-    inside = (pixel < pixels)[:, None]
-    here = network * pixels * C + (pixel * C)[:, None] + c[None, :]
+    network, _, c, inside, here = _tile(pixels, C, BLOCK)
     gradient = tl.load(dz + here, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(y + here, mask=inside, other=0.0).to(tl.float32)
     if SHORTCUT:
@@ -118,7 +120,7 @@ def _gate(
     else:
         scale, shift = tl.load(known + network * C + c), tl.load(known + (networks + network) * C + c)
         gradient = tl.where(value * scale[None, :] + shift[None, :] > 0, gradient, 0.0)
-    partial += (network * tiles + tile) * (2 * C) + c
+    partial += (network * tiles + tl.program_id(0)) * (2 * C) + c
     tl.store(partial, tl.sum(gradient, 0))
     tl.store(partial + C, tl.sum(gradient * value, 0))
 
@@ -129,10 +131,7 @@ def _norm_input_gradient(
     GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     after_the_one_before()
-    network = tl.program_id(1).to(tl.int64)
-    pixel, c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
-    inside = (pixel < pixels)[:, None]
-    here = network * pixels * C + (pixel * C)[:, None] + c[None, :]
+    network, _, c, inside, here = _tile(pixels, C, BLOCK)
     at, size = network * C + c, networks * C
     a, b, constant = tl.load(factors + at), tl.load(factors + size + at), tl.load(factors + 2 * size + at)
     slope = tl.load(gradient + here, mask=inside, other=0.0).to(tl.float32)
