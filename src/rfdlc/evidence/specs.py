@@ -306,6 +306,7 @@ SPECS: dict[str, Spec] = {
             *(
                 Line(f"RF-DLC (ours), decided for {penalty:g}", "rf-dlc", "standard", f"calibrated {penalty:g}")
                 for penalty in PENALTIES
+                if penalty >= -1  # as far as the paper's
             ),
         ),
         "utility-values",
