@@ -42,6 +42,7 @@ def folder(tmp_path_factory):
                 ]
                 figures.append(Figure("test", name, "utility", 0.1))
             figures += [Figure("test", "calibrated", "acc", accuracy), Figure("test", "calibrated", "fhr", 30.0)]
+            figures.append(Figure("test", "", "disagreement", 0.4 + seed / 10))
             points = [
                 Point("test", decision, curve, x, 1 - x / 2, 0.25)
                 for decision in ("argmax", "calibrated")
@@ -90,6 +91,12 @@ def test_what_was_not_measured_says_so(folder):
     assert cell(table, "RIDE", "acc", "imagenet-lt").difference is None
     line = next(line for line in rendering.markdown([table]).splitlines() if "RIDE" in line and "54.32" in line)
     assert line.endswith("| not measured here |")
+
+
+@pytest.mark.parametrize(("label", "protocol"), [("2", "paper"), ("3 (ours)", "standard")])
+def test_disagreement_is_of_the_particles_whatever_is_decided(folder, label, protocol):
+    found = cell(build("particles", Results(folder)), label, "disagreement", protocol=protocol).measured
+    assert found.value == pytest.approx(0.5)
 
 
 def test_equal_accuracy_is_read_off_our_frontier(folder):

@@ -17,6 +17,8 @@ from rfdlc.evidence.results import Mean, Results
 from rfdlc.evidence.scoring import PENALTIES
 from rfdlc.evidence.specs import FHR, SPECS, Line, Spec
 
+OF_PARTICLES = ("disagreement", "mutual_information")  # the same whatever is decided
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -94,7 +96,8 @@ def _row(spec: Spec, line: Line, data: str, results: Results) -> Row:
             measured = _of_run(results, data, line.run, metric)
         else:
             decision, _, name = metric.rpartition("|")
-            measured = results.mean(data, line.run, decision or line.decision, name, line.split)
+            decided = "" if name in OF_PARTICLES else decision or line.decision
+            measured = results.mean(data, line.run, decided, name, line.split)
         asked = line.row and (line.beside is None or column in line.beside)
         origin = {"cifar10-lt-paper-profile": "cifar10-lt"}.get(data, data)
         name = line.printed.get(column, column)
