@@ -124,17 +124,17 @@ def _frontiers(axes: Any, results: Results, data: str) -> bool:
     As far as our default was scored for: runs of an earlier time know fewer penalties.
     """
     axes.set(xlabel="accuracy (%), more is better", ylabel="false head rate (%), less is better")
-    last = min((point[0] for point in frontier(results, data, "rf-dlc")), default=-1.0)
-    axes.set_title(f"{DATA_TITLES.get(data, data)}: penalties 0 (top) to {last:g}")
-    drawn = False
-    for run in RUNS:
-        points = [point for point in frontier(results, data, run) if point[0] >= last]
-        if points:
-            drawn = True
-            _line(axes, run, [p[1] for p in points], [p[2] for p in points])
-    if drawn:
+    found = {run: points for run in RUNS if (points := frontier(results, data, run))}
+    last = min((point[0] for point in found.get("rf-dlc", [])), default=-1.0)
+    shown = {run: [point for point in points if point[0] >= last] for run, points in found.items()}
+    for run, points in shown.items():
+        _line(axes, run, [p[1] for p in points], [p[2] for p in points])
+    others = max((points[-1][0] for run, points in shown.items() if run != "rf-dlc"), default=last)
+    span = f"{last:g}" if others == last else f"{others:g}, ours to {last:g}"
+    axes.set_title(f"{DATA_TITLES.get(data, data)}: penalties 0 (top) to {span}")
+    if shown:
         axes.legend(**BESIDE)
-    return drawn
+    return bool(shown)
 
 
 def _line(axes: Any, run: str, across: Any, up: Any) -> None:

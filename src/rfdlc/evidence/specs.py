@@ -262,6 +262,7 @@ SPECS: dict[str, Spec] = {
         (*REGIONS, "auc", "ece", "fhr", "fhr25", "fhr50", "fhr75"),
         (
             Line("3 x CB Loss", "ensemble-cb", row="3 x CB Loss", metrics=_BAYESIAN),
+            Line("3 x CB Loss, weights late", "ensemble-cb+deferred=0.8", row="3 x CB Loss", metrics=_BAYESIAN),
             Line("3 x LDAM", "ensemble-ldam", row="3 x LDAM", metrics=_BAYESIAN),
             Line("RF-DLC", "rf-dlc-paper", row="RF-DLC", metrics=_BAYESIAN, beside=(*REGIONS, "auc", "ece")),
             Line("RF-DLC, tail-sensitive", TAIL, row="RF-DLC", metrics=_BAYESIAN, beside=FHR),
