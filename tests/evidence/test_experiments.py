@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rfdlc.errors import InputError
 from rfdlc.evidence import experiments, grids, results
 from rfdlc.evidence.experiments import Experiment, run_grid
 
@@ -24,6 +25,7 @@ LISTS = """
 seeds = [0]
 [data]
 source = "imagenet-lt"
+name = "imagenet-lt"
 options = { image_size = 32 }
 [[stacks]]
 [[stacks.runs]]
@@ -41,6 +43,7 @@ TASK = """
 seeds = [0]
 [data]
 source = "cifar10-lt"
+name = "cifar10-lt"
 options = { factor = 2 }
 [[stacks]]
 runs = [{ method = "rf-dlc-paper" }, { method = "rf-dlc-paper", utility = "bird-plane" }]
@@ -180,3 +183,32 @@ def test_class_sensitive_training_on_cifar_files(tmp_path):
 def test_dry_run_prints_the_cost(capsys):
     experiments.main(["digits", "--dry-run", "--seeds", "0", "--only", "ce"])
     assert "2 runs     2.0 network-trainings  ce" in capsys.readouterr().out
+
+
+def test_what_cannot_be_trained_fails_before_anything_is(tmp_path, forbidden):
+    forbidden()
+    path = tmp_path / "made.toml"
+    for wrong, told in (("cee", "method 'cee' is unknown"), ('ce", epohcs = "3', "setting 'epohcs' is unknown")):
+        path.write_text(DIGITS + f'[[stacks]]\nruns = [{{ method = "{wrong}" }}]\n')
+        with pytest.raises(InputError, match=told):
+            experiments.main(["digits", str(path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    path.write_text("a file")
+    for words in (["--out", str(path)], ["--out", str(tmp_path / "out"), "--logits", str(path)]):
+        with pytest.raises(InputError, match="cannot be made"):
+            experiments.main(["digits", "--runs", str(tmp_path / "runs"), *words])
+
+
+def test_only_takes_names_that_some_grid_has(capsys):
+    experiments.main(["digits", "ablations", "--dry-run", "--only", "ldam-drw", "ensemble-cb+deferred=0.8"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["4", "digits:", "3", "ablations:"]
+    with pytest.raises(InputError, match=r"--only 'ldam-drv' is unknown.*did you mean 'ldam-drw'"):
+        experiments.main(["digits", "--dry-run", "--only", "ce", "ldam-drv"])
+
+
+def test_a_damaged_run_folder_is_named(tmp_path):
+    folder = tmp_path / "runs/digits-lt/ce/seed-0"
+    folder.mkdir(parents=True)
+    for name, text in {"metrics.json": "{}", "experiment.json": "{}", "config.json": '{"settings"'}.items():
+        (folder / name).write_text(text)
+    with pytest.raises(InputError, match=r"ce/seed-0/config.json cannot be read"):
+        experiments.main(["digits", "--rescore", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
