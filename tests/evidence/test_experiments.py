@@ -120,6 +120,18 @@ def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):
         assert not [run for stack in experiment.grid.stacks for run in experiment.missing(stack)]
 
 
+def test_whole_folders_calibrate_rather_than_light_ones(tmp_path):
+    """Logits of light copies are rounded: figures must not depend on how folders are called."""
+    for folder in ("a-light/digits-lt/ce/held-out-0", "runs/digits-lt/ce/held-out-0", "runs/digits-lt/ce/held-out-1"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "held-out.npz").touch()
+    experiment = Experiment(grids.read("digits"), tmp_path / "runs", tmp_path / "out", tmp_path / "a-light")
+    chosen = [experiment.calibration(grids.Wanted("ce", {}, seed)) for seed in (0, 1, 2)]
+    assert [str(path.relative_to(tmp_path)) for path in chosen] == [
+        f"runs/digits-lt/ce/held-out-{k}" for k in (0, 1, 0)
+    ]
+
+
 def write_lists(folder, stem, **counts):
     """Images of 32 x 32 in lists of `path label`, so many of each class in each split."""
     rng = np.random.default_rng(0)

@@ -47,11 +47,11 @@ class Experiment:
         return light if light is not None and (light / RECORD).exists() else None
 
     def calibration(self, wanted: Wanted) -> Path | None:
-        """The run that calibrates this one: of the same seed, else any of the same name."""
+        """The run that calibrates this one: of the same seed, else any of the same name; whole rather than light."""
         places = [self.runs, *([] if self.logits is None else [self.logits])]
-        found = sorted(
-            path.parent for place in places for path in (place / wanted.name).glob("held-out-*/held-out.npz")
-        )
+        found = [
+            path.parent for place in places for path in sorted((place / wanted.name).glob("held-out-*/held-out.npz"))
+        ]
         same = [path for path in found if path.name == f"held-out-{wanted.seed}"]
         return next(iter(same or found), None)
 
