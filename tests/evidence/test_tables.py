@@ -178,6 +178,7 @@ def test_the_command():
         ("fhrr", "--list"): "did you mean 'fhr'",
         ("fhrr", "--figures", "nowhere"): "did you mean 'fhr'",
         ("--results", "nowhere"): "nowhere: no such folder",
+        ("--results", str(DOCS)): "docs: nothing measured in it",
         ("--csv", "--json"): "choose one",
     }.items():
         wrong = runner.invoke(app, ["reproduce", *words])
