@@ -1,6 +1,8 @@
 """Grids from data to rows, on data small enough for a CPU."""
 
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -224,3 +226,18 @@ def test_a_damaged_run_folder_is_named(tmp_path):
         (folder / name).write_text(text)
     with pytest.raises(InputError, match=r"ce/seed-0/config.json cannot be read"):
         experiments.main(["digits", "--rescore", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+
+
+def test_a_training_that_diverges_is_named(tmp_path):
+    words = ["digits", "--seeds", "0", "--only", "ce", "--set", "epochs=2", "learning_rate=1e20", "clip=0"]
+    with pytest.raises(InputError, match=r"^ce\+clip=0.*: the loss is not a number"):
+        experiments.main([*words, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+
+
+def test_scoring_needs_no_torch(tmp_path):
+    """Neither does the command that scores: nothing that it loads may bring torch along."""
+    words = ["digits", "--rescore", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    code = f"import sys; sys.modules['torch'] = None; from rfdlc.evidence import experiments; experiments.main({words})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("digits: 0 scored")

@@ -25,7 +25,6 @@ from rfdlc.evidence.costs import estimate, print_estimate, title, work
 from rfdlc.evidence.folders import RECORD, copy_light, provenance, write_record
 from rfdlc.evidence.grids import Grid, Wanted, run_settings
 from rfdlc.evidence.scoring import TASKS, score
-from rfdlc.learn.settings import parse_pairs
 
 
 class Experiment:
@@ -71,10 +70,15 @@ class Experiment:
     def train(self, missing: Sequence[Wanted], data: Dataset) -> None:
         """Train runs in one call, and note what it took."""
         from rfdlc.learn.many import Plan, train_many
+        from rfdlc.learn.training.loop import TrainingStopped
 
         resumed = any((self.runs / run.folder / "config.json").exists() for run in missing)
         began = time.perf_counter()
-        models = train_many(data, [self._plan(Plan, run, data) for run in missing], networks=self.networks)
+        plans = [self._plan(Plan, run, data) for run in missing]
+        try:
+            models = train_many(data, plans, networks=self.networks)
+        except TrainingStopped as error:
+            raise InputError(f"{title(missing)}: {error}") from None
         seconds = time.perf_counter() - began
         costs = work(self.grid.data.source, missing)
         networks = sum(model.settings.particles for model in models)
@@ -171,6 +175,15 @@ def _only(wanted: Sequence[Grid], names: Sequence[str]) -> list[Grid]:
     return kept
 
 
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    """Settings of `--set`. Without any, scoring needs no torch."""
+    if not words:
+        return {}
+    from rfdlc.learn.settings import parse_pairs
+
+    return parse_pairs(words)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """The command line, with what is in the standard library alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -194,7 +207,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print all runs, and what training them costs")
     options = parser.parse_args(words)
     began = time.perf_counter()
-    wanted = [grids.read(name, options.seeds, parse_pairs(options.set)) for name in options.grid]
+    wanted = [grids.read(name, options.seeds, _pairs(options.set)) for name in options.grid]
     wanted = _only(wanted, options.only) if options.only else wanted
     for grid in wanted if not options.rescore else ():
         estimate(grid)  # a method or setting that cannot be fails here, before anything is trained
@@ -219,6 +232,9 @@ if __name__ == "__main__":
         main()
     except InputError as error:
         print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+    except ModuleNotFoundError as error:
+        print(f'{error}; training needs more: pip install "rfdlc[train]"', file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
