@@ -12,6 +12,7 @@ from PIL import Image
 from rfdlc.errors import InputError
 from rfdlc.evidence import experiments, grids, results
 from rfdlc.evidence.experiments import Experiment, run_grid
+from rfdlc.learn.jobs.driving import TrainingInterrupted
 
 DIGITS = """
 seeds = [0, 1]
@@ -241,3 +242,14 @@ def test_scoring_needs_no_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("digits: 0 scored")
+
+
+def test_after_an_interruption_the_same_command_goes_on(tmp_path, monkeypatch):
+    """`rfdlc resume`, which a training alone recommends, does not know the data of a grid."""
+
+    def interrupted(*_, **__):
+        raise TrainingInterrupted("go on with `rfdlc resume`")
+
+    monkeypatch.setattr("rfdlc.learn.many.train_many", interrupted)
+    with pytest.raises(TrainingInterrupted, match="^stopped; the same command goes on$"):
+        run_grid(Experiment(grid_of(tmp_path, DIGITS), tmp_path / "runs", tmp_path / "out"), tmp_path)

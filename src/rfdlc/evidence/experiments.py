@@ -26,6 +26,8 @@ from rfdlc.evidence.folders import RECORD, copy_light, provenance, write_record
 from rfdlc.evidence.grids import Grid, Wanted, run_settings
 from rfdlc.evidence.scoring import TASKS, score
 
+STOPPED = "stopped; the same command goes on"
+
 
 class Experiment:
     """One grid, where its data, runs and results are, and what is left to do."""
@@ -69,6 +71,7 @@ class Experiment:
 
     def train(self, missing: Sequence[Wanted], data: Dataset) -> None:
         """Train runs in one call, and note what it took."""
+        from rfdlc.learn.jobs.driving import TrainingInterrupted
         from rfdlc.learn.many import Plan, train_many
         from rfdlc.learn.training.loop import TrainingStopped
 
@@ -79,6 +82,8 @@ class Experiment:
             models = train_many(data, plans, networks=self.networks)
         except TrainingStopped as error:
             raise InputError(f"{title(missing)}: {error}") from None
+        except TrainingInterrupted:  # its message is about one folder, which does not know its data
+            raise TrainingInterrupted(STOPPED) from None
         seconds = time.perf_counter() - began
         costs = work(self.grid.data.source, missing)
         networks = sum(model.settings.particles for model in models)
@@ -237,5 +242,5 @@ if __name__ == "__main__":
         print(f'{error}; training needs more: pip install "rfdlc[train]"', file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         raise SystemExit(130) from None
