@@ -251,5 +251,5 @@ def test_after_an_interruption_the_same_command_goes_on(tmp_path, monkeypatch):
         raise TrainingInterrupted("go on with `rfdlc resume`")
 
     monkeypatch.setattr("rfdlc.learn.many.train_many", interrupted)
-    with pytest.raises(TrainingInterrupted, match="^stopped; the same command goes on$"):
+    with pytest.raises(TrainingInterrupted, match=r"^stopped; the same command goes on$"):
         run_grid(Experiment(grid_of(tmp_path, DIGITS), tmp_path / "runs", tmp_path / "out"), tmp_path)

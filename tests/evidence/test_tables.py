@@ -255,6 +255,15 @@ def test_figures_show_their_curves_and_no_bin_of_a_few_samples(tmp_path, monkeyp
     assert curve.get_xdata().tolist() == pytest.approx([0.5, 0.9])
 
 
+def test_new_results_begin_with_those_of_the_package(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(missing, "PACKAGED", folder)
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "new", tmp_path / "empty"):
+        assert Results(missing.own_copy(out)).measured("cifar100-lt") == Results(folder).measured("cifar100-lt")
+    (tmp_path / "new" / "cifar100-lt").rename(tmp_path / "new" / "mine")
+    assert list(Results(missing.own_copy(tmp_path / "new")).runs) == ["mine"]  # results of one's own stay as they are
+
+
 def test_a_run_without_figures_is_not_finished(tmp_path):
     made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": "ce", "seed": 3}
     results.write(tmp_path, "digits-lt", [Scored(made, [Figure("test", "argmax", "acc", 50.0)], [])])
