@@ -1,9 +1,11 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, written by one process at a time."""
 
+import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from rfdlc.errors import InputError
 
@@ -19,3 +21,36 @@ def replacing(path: Path) -> Iterator[Path]:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One at a time, of all that ask for this file or folder; the lock of a process that is killed ends with it.
+
+    Where there is nothing at `path`, or no such lock (Windows, some network drives), nobody waits.
+    """
+    try:
+        import fcntl
+
+        place = os.open(path, os.O_RDONLY)
+    except (ImportError, FileNotFoundError):
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path} cannot be read ({reason})") from None
+    if not isinstance(table, dict):
+        raise InputError(f"{path}: expected a JSON object")
+    return table

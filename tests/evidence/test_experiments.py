@@ -1,14 +1,18 @@
 """Grids from data to rows, on data small enough for a CPU."""
 
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from rfdlc.errors import InputError
 from rfdlc.evidence import experiments, grids, results
 from rfdlc.evidence.experiments import Experiment, run_grid
+from rfdlc.learn.jobs.driving import TrainingInterrupted
 
 DIGITS = """
 seeds = [0, 1]
@@ -24,6 +28,7 @@ LISTS = """
 seeds = [0]
 [data]
 source = "imagenet-lt"
+name = "imagenet-lt"
 options = { image_size = 32 }
 [[stacks]]
 [[stacks.runs]]
@@ -41,6 +46,7 @@ TASK = """
 seeds = [0]
 [data]
 source = "cifar10-lt"
+name = "cifar10-lt"
 options = { factor = 2 }
 [[stacks]]
 runs = [{ method = "rf-dlc-paper" }, { method = "rf-dlc-paper", utility = "bird-plane" }]
@@ -117,6 +123,18 @@ def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):
         assert not [run for stack in experiment.grid.stacks for run in experiment.missing(stack)]
 
 
+def test_whole_folders_calibrate_rather_than_light_ones(tmp_path):
+    """Logits of light copies are rounded: figures must not depend on how folders are called."""
+    for folder in ("a-light/digits-lt/ce/held-out-0", "runs/digits-lt/ce/held-out-0", "runs/digits-lt/ce/held-out-1"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "held-out.npz").touch()
+    experiment = Experiment(grids.read("digits"), tmp_path / "runs", tmp_path / "out", tmp_path / "a-light")
+    chosen = [experiment.calibration(grids.Wanted("ce", {}, seed)) for seed in (0, 1, 2)]
+    assert [str(path.relative_to(tmp_path)) for path in chosen] == [
+        f"runs/digits-lt/ce/held-out-{k}" for k in (0, 1, 0)
+    ]
+
+
 def write_lists(folder, stem, **counts):
     """Images of 32 x 32 in lists of `path label`, so many of each class in each split."""
     rng = np.random.default_rng(0)
@@ -180,3 +198,58 @@ def test_class_sensitive_training_on_cifar_files(tmp_path):
 def test_dry_run_prints_the_cost(capsys):
     experiments.main(["digits", "--dry-run", "--seeds", "0", "--only", "ce"])
     assert "2 runs     2.0 network-trainings  ce" in capsys.readouterr().out
+
+
+def test_what_cannot_be_trained_fails_before_anything_is(tmp_path, forbidden):
+    forbidden()
+    path = tmp_path / "made.toml"
+    for wrong, told in (("cee", "method 'cee' is unknown"), ('ce", epohcs = "3', "setting 'epohcs' is unknown")):
+        path.write_text(DIGITS + f'[[stacks]]\nruns = [{{ method = "{wrong}" }}]\n')
+        with pytest.raises(InputError, match=told):
+            experiments.main(["digits", str(path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    path.write_text("a file")
+    for words in (["--out", str(path)], ["--out", str(tmp_path / "out"), "--logits", str(path)]):
+        with pytest.raises(InputError, match="cannot be made"):
+            experiments.main(["digits", "--runs", str(tmp_path / "runs"), *words])
+
+
+def test_only_takes_names_that_some_grid_has(capsys):
+    experiments.main(["digits", "ablations", "--dry-run", "--only", "ldam-drw", "ensemble-cb+deferred=0.8"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["4", "digits:", "3", "ablations:"]
+    with pytest.raises(InputError, match=r"--only 'ldam-drv' is unknown.*did you mean 'ldam-drw'"):
+        experiments.main(["digits", "--dry-run", "--only", "ce", "ldam-drv"])
+
+
+def test_a_damaged_run_folder_is_named(tmp_path):
+    folder = tmp_path / "runs/digits-lt/ce/seed-0"
+    folder.mkdir(parents=True)
+    for name, text in {"metrics.json": "{}", "experiment.json": "{}", "config.json": '{"settings"'}.items():
+        (folder / name).write_text(text)
+    with pytest.raises(InputError, match=r"ce/seed-0/config.json cannot be read"):
+        experiments.main(["digits", "--rescore", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+
+
+def test_a_training_that_diverges_is_named(tmp_path):
+    words = ["digits", "--seeds", "0", "--only", "ce", "--set", "epochs=2", "learning_rate=1e20", "clip=0"]
+    with pytest.raises(InputError, match=r"^ce\+clip=0.*: the loss is not a number"):
+        experiments.main([*words, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+
+
+def test_scoring_needs_no_torch(tmp_path):
+    """Neither does the command that scores: nothing that it loads may bring torch along."""
+    words = ["digits", "--rescore", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    code = f"import sys; sys.modules['torch'] = None; from rfdlc.evidence import experiments; experiments.main({words})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("digits: 0 scored")
+
+
+def test_after_an_interruption_the_same_command_goes_on(tmp_path, monkeypatch):
+    """`rfdlc resume`, which a training alone recommends, does not know the data of a grid."""
+
+    def interrupted(*_, **__):
+        raise TrainingInterrupted("go on with `rfdlc resume`")
+
+    monkeypatch.setattr("rfdlc.learn.many.train_many", interrupted)
+    with pytest.raises(TrainingInterrupted, match=r"^stopped; the same command goes on$"):
+        run_grid(Experiment(grid_of(tmp_path, DIGITS), tmp_path / "runs", tmp_path / "out"), tmp_path)

@@ -71,9 +71,72 @@ def test_a_grid_that_is_not_there_is_named(tmp_path):
         grids.read("cifar1000")
     with pytest.raises(InputError, match=r"nothing\.toml: the grid cannot be read"):
         grids.read(str(tmp_path / "nothing.toml"))
-    (tmp_path / "odd.toml").write_text('seeds = [0]\n[data]\nsource = "digits-lt"\nfactr = 3\n[[stacks]]\nruns = []\n')
-    with pytest.raises(InputError, match="'factr' is unknown"):
-        grids.read(str(tmp_path / "odd.toml"))
+
+
+GRID = """
+seeds = [0]
+[data]
+source = "digits-lt"
+[[stacks]]
+runs = [{ method = "ce" }]
+"""
+
+
+def read_text(tmp_path, text, **options):
+    path = tmp_path / "made.toml"
+    path.write_text(text)
+    return grids.read(str(path), **options)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("seeds = [0]", "seeds = [", "made.toml: "),
+        ("seeds = [0]", "seeds = [0]\ncalibratoin = 3", "did you mean 'calibration'"),
+        ("seeds = [0]", "seeds = 3", "expected a list"),
+        ("seeds = [0]", "seeds = []", "expected whole numbers"),
+        ("seeds = [0]", "seeds = [true]", "expected whole numbers"),
+        ("seeds = [0]", "", "expected whole numbers"),
+        ("seeds = [0]", "seeds = [0]\ncalibration = { hold_out = 0, seeds = [0] }", "no share of the training data"),
+        ("seeds = [0]", "seeds = [0]\ncalibration = { hold_out = 0.1 }", "calibration has no seeds"),
+        ("[data]", "[[data]]", r"data = \[.*expected a table"),
+        ('"digits-lt"', '"digits-lt"\nfactr = 3', "did you mean 'factor'"),
+        ('"digits-lt"', '"digits-lt"\nfactor = 3', r"needs `largest`.*options = \{ factor = 3 \}"),
+        ('"digits-lt"', '"digits-lt"\nlargest = "3"', "expected a whole number"),
+        ('"digits-lt"', '"digits-lt"\nlargest = 30', "largest needs a name"),
+        ('"digits-lt"', '"digits-lt"\noptions = { factor = 3 }', "options needs a name"),
+        ('"digits-lt"', '"digits-lt"\ntest = "vall"', "did you mean 'val'"),
+        ('"digits-lt"', '"digits-lt"\nname = "../digits"', "expected a plain name"),
+        ("[[stacks]]", "[[stacks]]\nsedes = [1]", "did you mean 'seeds'"),
+        ('[{ method = "ce" }]', "[]", "it has no runs"),
+        ('[{ method = "ce" }]', '["ce"]', "run 'ce' has no method"),
+        ('"ce"', "3", "has no method"),
+        ('"ce"', '"ce", seed = 5', "no seed of its own"),
+    ],
+)
+def test_what_a_grid_cannot_say_is_named(tmp_path, right, wrong, told):
+    assert read_text(tmp_path, GRID).stacks == ((Wanted("ce", {}, 0),),)
+    assert right in GRID
+    with pytest.raises(InputError, match=told):
+        read_text(tmp_path, GRID.replace(right, wrong))
+
+
+def test_a_run_that_is_named_twice_is_one_run(tmp_path):
+    twice = GRID.replace("[0]", "[0, 1, 0]").replace(
+        '{ method = "ce" }', '{ method = "ce" }, { method = "ce", epochs = 3 }'
+    )
+    (stack,) = read_text(tmp_path, twice, extra={"epochs": "2"}).stacks
+    assert [run.folder for run in stack] == ["ce+epochs=2/seed-0", "ce+epochs=2/seed-1"]
+
+
+def test_seeds_may_be_those_of_the_stacks_alone(tmp_path):
+    own = GRID.replace("seeds = [0]", "").replace("[[stacks]]", "[[stacks]]\nseeds = [4]")
+    assert [run.seed for run in read_text(tmp_path, own).stacks[0]] == [4]
+
+
+def test_a_part_that_is_not_there_cannot_be_scored(tmp_path):
+    with pytest.raises(InputError, match="digits-lt has no val part"):
+        Source("digits-lt", "digits-lt", test="val").load(tmp_path)
 
 
 def test_thinned_follows_the_profile_by_rank():

@@ -99,7 +99,7 @@ def test_a_light_copy_scores_as_the_folder_does(run):
 
 
 def test_writing_again_replaces_the_rows_of_a_run_and_keeps_the_others(tmp_path):
-    provenance = dict.fromkeys(results.COLUMNS["runs"], "x")
+    provenance = dict.fromkeys(results.COLUMNS["runs"], "")
 
     def scored(run, seed, number):
         figures = [Figure("test", "argmax", "acc", number)]

@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
                 for curve in ("reliability", "risk-coverage")
                 for x in (0.25, 0.75)
             ]
-            made = dict.fromkeys(results.COLUMNS["runs"], "x") | {
+            made = dict.fromkeys(results.COLUMNS["runs"], "") | {
                 "run": run,
                 "seed": seed,
                 "seconds": 60,
@@ -178,6 +178,7 @@ def test_the_command():
         ("fhrr", "--list"): "did you mean 'fhr'",
         ("fhrr", "--figures", "nowhere"): "did you mean 'fhr'",
         ("--results", "nowhere"): "nowhere: no such folder",
+        ("--results", str(DOCS)): "docs: nothing measured in it",
         ("--csv", "--json"): "choose one",
     }.items():
         wrong = runner.invoke(app, ["reproduce", *words])
@@ -226,14 +227,18 @@ def test_files_and_folders_that_cannot_be_used_are_named(folder, tmp_path):
             use(taken)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "runs.csv").write_text("run,seed\n")
-    for text in ("run,seed\nce,0\n", "run,seed,split,decision,metric,value\nce,0,test,argmax,acc,good\n"):
+    header = "run,seed,split,decision,metric,value\n"
+    for text in ("run,seed\nce,0\n", *(header + row for row in ("ce,0,test,argmax,acc,good\n", "ce,0,test", "ce,a\n"))):
         (tmp_path / "made" / "figures.csv").write_text(text)
-        with pytest.raises(InputError, match=r"figures.csv: .*'ce'.* is no figure; expected run, seed"):
+        with pytest.raises(InputError, match=r"figures.csv: .*'ce'.* is damaged; expected run, seed.*--rescore"):
             Results(tmp_path)
+    (tmp_path / "made" / "figures.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"figures.csv: this is no table of results"):
+        results.finished(tmp_path, "made")
 
 
 def test_figures_show_their_curves_and_no_bin_of_a_few_samples(tmp_path, monkeypatch):
-    made = dict.fromkeys(results.COLUMNS["runs"], "x") | {"run": "rf-dlc", "seed": 0}
+    made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": "rf-dlc", "seed": 0}
     risks = [Point("test", "calibrated", "risk-coverage", x, x / 5, x) for x in (0.5, 1.0)]
     bins = [
         Point("test", "calibrated", "reliability", *bin_)
@@ -248,3 +253,51 @@ def test_figures_show_their_curves_and_no_bin_of_a_few_samples(tmp_path, monkeyp
     assert 0.2 < top < 0.3  # errors are 0.1 and 0.2
     curve = drawn["reliability-digits-lt-calibrated"].lines[-1]
     assert curve.get_xdata().tolist() == pytest.approx([0.5, 0.9])
+
+
+def test_new_results_begin_with_those_of_the_package(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(missing, "PACKAGED", folder)
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "new", tmp_path / "empty"):
+        assert Results(missing.own_copy(out)).measured("cifar100-lt") == Results(folder).measured("cifar100-lt")
+    (tmp_path / "new" / "cifar100-lt").rename(tmp_path / "new" / "mine")
+    assert list(Results(missing.own_copy(tmp_path / "new")).runs) == ["mine"]  # results of one's own stay as they are
+
+
+def test_a_run_without_figures_is_not_finished(tmp_path):
+    made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": "ce", "seed": 3}
+    results.write(tmp_path, "digits-lt", [Scored(made, [Figure("test", "argmax", "acc", 50.0)], [])])
+    assert results.finished(tmp_path, "digits-lt") == {("ce", 3)}
+    (tmp_path / "digits-lt" / "figures.csv").unlink()
+    assert results.finished(tmp_path, "digits-lt") == set()
+
+
+WRITES_FIVE = """
+import sys
+from pathlib import Path
+from rfdlc.evidence import results
+from rfdlc.evidence.scoring import Figure
+
+print("ready", flush=True)
+sys.stdin.readline()
+for seed in range(5):
+    made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": sys.argv[2], "seed": seed}
+    figures = [Figure("test", "argmax", f"metric{k}", k) for k in range(1000)]
+    results.write(Path(sys.argv[1]), "digits-lt", [results.Scored(made, figures, [])])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such lock")
+def test_processes_that_write_to_one_folder_lose_no_rows(tmp_path):
+    words = [sys.executable, "-c", WRITES_FIVE, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    writers = [subprocess.Popen([*words, name], **pipes) for name in ("ce", "la")]
+    assert [writer.stdout.readline() for writer in writers] == ["ready\n"] * 2
+    for writer in writers:  # both begin at once
+        writer.stdin.write("now\n")
+        writer.stdin.close()
+    assert [writer.wait() for writer in writers] == [0, 0]
+    for writer in writers:
+        writer.stdout.close()
+    assert results.finished(tmp_path, "digits-lt") == {(run, seed) for run in ("ce", "la") for seed in range(5)}
+    assert len(results.Results(tmp_path).runs["digits-lt"]) == 10

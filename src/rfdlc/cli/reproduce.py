@@ -60,8 +60,9 @@ def reproduce(
 
             folder = own_copy(results or Path("results"))
             complete([build(name, Results(folder)) for name in wanted], data, runs, folder)
-    if not folder.is_dir():
-        raise InputError(f"--results {folder}: no such folder; leave it out for the package's own results")
+    if not any(folder.glob("*/figures.csv")):
+        lacking = "nothing measured in it (DATA/figures.csv)" if folder.is_dir() else "no such folder"
+        raise InputError(f"--results {folder}: {lacking}; leave it out for the package's own results")
     if figures is not None:
         from rfdlc.evidence.plots import draw_all
 

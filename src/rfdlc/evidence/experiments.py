@@ -19,13 +19,14 @@ from typing import Any
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, choose
 from rfdlc.evidence import grids, results
-from rfdlc.evidence.costs import print_estimate, title, work
+from rfdlc.evidence.costs import estimate, print_estimate, title, work
 from rfdlc.evidence.folders import RECORD, copy_light, provenance, write_record
 from rfdlc.evidence.grids import Grid, Wanted, run_settings
 from rfdlc.evidence.scoring import TASKS, score
-from rfdlc.learn.settings import parse_pairs
+
+STOPPED = "stopped; the same command goes on"
 
 
 class Experiment:
@@ -47,11 +48,11 @@ class Experiment:
         return light if light is not None and (light / RECORD).exists() else None
 
     def calibration(self, wanted: Wanted) -> Path | None:
-        """The run that calibrates this one: of the same seed, else any of the same name."""
+        """The run that calibrates this one: of the same seed, else any of the same name; whole rather than light."""
         places = [self.runs, *([] if self.logits is None else [self.logits])]
-        found = sorted(
-            path.parent for place in places for path in (place / wanted.name).glob("held-out-*/held-out.npz")
-        )
+        found = [
+            path.parent for place in places for path in sorted((place / wanted.name).glob("held-out-*/held-out.npz"))
+        ]
         same = [path for path in found if path.name == f"held-out-{wanted.seed}"]
         return next(iter(same or found), None)
 
@@ -70,11 +71,19 @@ class Experiment:
 
     def train(self, missing: Sequence[Wanted], data: Dataset) -> None:
         """Train runs in one call, and note what it took."""
+        from rfdlc.learn.jobs.driving import TrainingInterrupted
         from rfdlc.learn.many import Plan, train_many
+        from rfdlc.learn.training.loop import TrainingStopped
 
         resumed = any((self.runs / run.folder / "config.json").exists() for run in missing)
         began = time.perf_counter()
-        models = train_many(data, [self._plan(Plan, run, data) for run in missing], networks=self.networks)
+        plans = [self._plan(Plan, run, data) for run in missing]
+        try:
+            models = train_many(data, plans, networks=self.networks)
+        except TrainingStopped as error:
+            raise InputError(f"{title(missing)}: {error}") from None
+        except TrainingInterrupted:  # its message is about one folder, which does not know its data
+            raise TrainingInterrupted(STOPPED) from None
         seconds = time.perf_counter() - began
         costs = work(self.grid.data.source, missing)
         networks = sum(model.settings.particles for model in models)
@@ -140,6 +149,8 @@ def run_grid(
     A stack is scored while the next one trains.
     """
     began, loaded = time.perf_counter(), None
+    for place in filter(None, (experiment.out, experiment.logits)):
+        results.make_folder(place)  # one that cannot be made fails here, before anything is trained
     with ThreadPoolExecutor(max_workers=1) as scorer:
         scoring = []
         for stack in experiment.grid.stacks:
@@ -156,12 +167,26 @@ def run_grid(
     say(f"{experiment.grid.name}: {scored} scored, {time.perf_counter() - began:.0f} s")
 
 
-def _only(grid: Grid, names: Sequence[str]) -> Grid:
-    """The runs of these methods, or of these names."""
-    kept = [tuple(run for run in stack if run.method in names or run.name in names) for stack in grid.stacks]
-    if not any(kept):
-        raise InputError(f"--only {' '.join(names)}: grid {grid.name} has no such run")
-    return Grid(grid.name, grid.data, tuple(stack for stack in kept if stack))
+def _only(wanted: Sequence[Grid], names: Sequence[str]) -> list[Grid]:
+    """The grids, cut to the runs of these methods, or of these names; a grid without any is left out."""
+    runs = [run for grid in wanted for stack in grid.stacks for run in stack]
+    for name in names:
+        choose("--only", name, sorted({run.method for run in runs} | {run.name for run in runs}))
+    kept = []
+    for grid in wanted:
+        stacks = [tuple(run for run in stack if run.method in names or run.name in names) for stack in grid.stacks]
+        if any(stacks):
+            kept.append(Grid(grid.name, grid.data, tuple(stack for stack in stacks if stack)))
+    return kept
+
+
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    """Settings of `--set`. Without any, scoring needs no torch."""
+    if not words:
+        return {}
+    from rfdlc.learn.settings import parse_pairs
+
+    return parse_pairs(words)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -184,12 +209,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--commit", default="", help="commit to record, where there is no git")
     parser.add_argument("--time-budget", type=float, default=float("inf"), help="start no stack after so many seconds")
     parser.add_argument("--rescore", action="store_true", help="score all folders again, train nothing")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be trained, and its cost")
+    parser.add_argument("--dry-run", action="store_true", help="print all runs, and what training them costs")
     options = parser.parse_args(words)
     began = time.perf_counter()
-    for name in options.grid:
-        grid = grids.read(name, options.seeds, parse_pairs(options.set))
-        grid = _only(grid, options.only) if options.only else grid
+    wanted = [grids.read(name, options.seeds, _pairs(options.set)) for name in options.grid]
+    wanted = _only(wanted, options.only) if options.only else wanted
+    for grid in wanted if not options.rescore else ():
+        estimate(grid)  # a method or setting that cannot be fails here, before anything is trained
+    for grid in wanted:
         if options.dry_run:
             print_estimate(grid)
             continue
@@ -211,6 +238,9 @@ if __name__ == "__main__":
     except InputError as error:
         print(error, file=sys.stderr)
         raise SystemExit(2) from None
+    except ModuleNotFoundError as error:
+        print(f'{error}; training needs more: pip install "rfdlc[train]"', file=sys.stderr)
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         raise SystemExit(130) from None

@@ -11,7 +11,7 @@ import numpy as np
 
 from rfdlc.decide.predictions import Predictions
 from rfdlc.evidence.grids import Wanted
-from rfdlc.files import replacing
+from rfdlc.files import read_json, replacing
 
 RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
 
@@ -48,8 +48,7 @@ def copy_light(run: Path, to: Path) -> None:
 
 def provenance(run: Wanted, folder: Path) -> dict[str, Any]:
     """The row of a run in `runs.csv`."""
-    where = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    where, made = read_json(folder / "environment.json"), read_json(folder / RECORD)
     return {
         "run": run.name,
         "seed": run.seed,

@@ -7,7 +7,8 @@
     [[stacks]]                                          # what is trained in one call; the most important first
     runs = [{ method = "ce" }, { method = "rf-dlc-paper", utility = "tail-sensitive-by-rank" }]
 
-Runs train on all training data. Several grids may name the same run: it is trained once.
+Runs train on all training data. Grids may name the same run several times: it is trained once. Data that are not the
+source as it comes (`options`, `separated`, `largest`) need a `name`: results are kept by it.
 """
 
 import tomllib
@@ -25,10 +26,21 @@ from rfdlc.data.longtail import profile_counts, subset
 from rfdlc.errors import InputError, choose, listing
 
 TARGETS = ("uniform", "natural")
+TESTS = ("test", "val")
 # Runs train on everything; what calibrates them is held out of runs of its own. Weights of every epoch are not kept.
 MEASURED = {"refit": False, "checkpoint_every": 40}
 NAMELESS = ("compile", "device", "workers")  # settings that change where and how fast a run is trained, not what it is
-DATA_KEYS = ("source", "name", "target", "options", "separated", "largest", "factor", "test")
+# What a file may say, and as what; a stack that has no seeds of its own has those of the file.
+KEYS: dict[str, dict[str, tuple[type, ...]]] = {
+    "grid": {"seeds": (list,), "calibration": (dict,), "data": (dict,), "stacks": (list,)},
+    "[data]": {
+        "source": (str,), "name": (str,), "target": (str,), "options": (dict,), "separated": (bool,),
+        "largest": (int,), "factor": (int, float), "test": (str,),
+    },
+    "calibration": {"hold_out": (int, float), "seeds": (list,)},
+    "[[stacks]]": {"seeds": (list,), "runs": (list,)},
+}  # fmt: skip
+CALLED = {str: "text", list: "a list", dict: "a table", bool: "true or false", int: "a whole number", float: "a number"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,8 @@ class Source:
             options["groups"] = root / options["groups"]
         data = replace(load(self.source, root=root, **options), name=self.source)
         if self.test == "val":
+            if data.val is None:
+                raise InputError(f'{self.source} has no val part that could be scored: leave out test = "val"')
             data = replace(data, val=None, test=data.val)
         data = without_shared_groups(data) if self.separated else data
         return thinned(data, self.largest, self.factor) if self.largest else data
@@ -110,43 +124,90 @@ def read(name: str, seeds: Sequence[int] | None = None, extra: Mapping[str, Any]
     if name.endswith(".toml"):
         try:
             text = Path(name).read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{name}: the grid cannot be read ({error.strerror})") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "this is no text"
+            raise InputError(f"{name}: the grid cannot be read ({reason})") from None
     else:
         choose("grid", name, names())
         text = (files("rfdlc.evidence") / "grids" / f"{name}.toml").read_text(encoding="utf-8")
     try:
         return _grid(Path(name).stem, tomllib.loads(text), seeds, dict(extra or {}))
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise InputError(
-            f"grid {name} cannot be read: {error!r}; expected [data] with a source, and [[stacks]]"
-        ) from None
+    except (tomllib.TOMLDecodeError, InputError) as error:
+        raise InputError(f"grid {name}: {error}") from None
 
 
-def _grid(name: str, table: dict[str, Any], seeds: Sequence[int] | None, extra: dict[str, Any]) -> Grid:
+def _grid(name: str, given: dict[str, Any], seeds: Sequence[int] | None, extra: dict[str, Any]) -> Grid:
+    table = _checked("grid", given, ("data", "stacks"))
+    calibration = _calibration(table["calibration"]) if "calibration" in table else ()
     stacks = []
-    for stack in table["stacks"]:
-        chosen = seeds or stack.get("seeds", table["seeds"])
-        stacks.append(tuple(_stack(stack["runs"], chosen, table.get("calibration"), extra)))
+    for each in table["stacks"]:
+        stack = _checked("[[stacks]]", each, ("runs",))
+        chosen = _seeds(seeds or stack.get("seeds", table.get("seeds", [])))
+        runs = [wanted for run in stack["runs"] for wanted in _wanted(run, chosen, calibration, extra)]
+        stacks.append(tuple({run.folder: run for run in runs}.values()))
+    if not any(stacks):
+        raise InputError("it has no runs: expected [[stacks]] with runs = [{ method = ... }]")
     return Grid(name, _source(table["data"]), tuple(stacks))
 
 
-def _stack(
-    runs: list[dict[str, Any]], seeds: Sequence[int], calibration: dict[str, Any] | None, extra: dict[str, Any]
+def _checked(where: str, table: Any, needed: Sequence[str]) -> dict[str, Any]:
+    """A table of the file, once its keys and the kinds of their values are known to be right."""
+    if not isinstance(table, dict):
+        raise InputError(f"{where} is {table!r}: expected a table")
+    for key, value in table.items():
+        kinds = KEYS[where][choose(f"{where} key", key, KEYS[where])]
+        if type(value) not in kinds:  # not isinstance: true is no number
+            raise InputError(f"{where} {key} = {value!r} cannot be used: expected {CALLED[kinds[-1]]}")
+    for key in needed:
+        if key not in table:
+            raise InputError(f"{where} has no {key}: expected {listing(KEYS[where])}")
+    return table
+
+
+def _seeds(seeds: Sequence[Any]) -> Sequence[int]:
+    if not seeds or any(type(seed) is not int for seed in seeds):
+        raise InputError(f"seeds = {list(seeds)} cannot be used: expected whole numbers, such as seeds = [0, 1, 2]")
+    return seeds
+
+
+def _calibration(given: Any) -> list[tuple[float, int]]:
+    """What is held out of the trainings that calibrate, and their seeds."""
+    table = _checked("calibration", given, ("hold_out", "seeds"))
+    if not 0 < table["hold_out"] < 1:
+        raise InputError(
+            f"calibration hold_out = {table['hold_out']} is no share of the training data: expected 0.1, say"
+        )
+    return [(table["hold_out"], seed) for seed in _seeds(table["seeds"])]
+
+
+def _wanted(
+    run: Any, seeds: Sequence[int], calibration: Sequence[tuple[float, int]], extra: Mapping[str, Any]
 ) -> Iterator[Wanted]:
-    for run in runs:
-        settings = {key: value for key, value in run.items() if key != "method"} | extra
-        yield from (Wanted(run["method"], settings, seed) for seed in seeds)
-        if calibration is not None:
-            yield from (Wanted(run["method"], settings, seed, calibration["hold_out"]) for seed in calibration["seeds"])
+    if not isinstance(run, dict) or type(run.get("method")) is not str:
+        raise InputError(f'run {run!r} has no method: expected {{ method = "ce" }}, and settings beside it')
+    settings = {key: value for key, value in run.items() if key != "method"} | dict(extra)
+    if "seed" in settings:
+        raise InputError("a run has no seed of its own: give seeds = [...] to the grid or the stack, or --seeds")
+    yield from (Wanted(run["method"], settings, seed) for seed in seeds)
+    yield from (Wanted(run["method"], settings, seed, hold_out) for hold_out, seed in calibration)
 
 
-def _source(table: dict[str, Any]) -> Source:
-    unknown = [key for key in table if key not in DATA_KEYS]
-    if unknown:
-        raise InputError(f"[data] {unknown[0]!r} is unknown: expected {listing(DATA_KEYS)}")
-    choose("target", table.get("target", TARGETS[0]), TARGETS)
-    return Source(**{"name": table["source"], **table})
+def _source(given: Any) -> Source:
+    table = _checked("[data]", given, ("source",))
+    choose("[data] target", table.get("target", TARGETS[0]), TARGETS)
+    choose("[data] test", table.get("test", TESTS[0]), TESTS)
+    if "factor" in table and "largest" not in table:
+        raise InputError(
+            f"[data] factor = {table['factor']} needs `largest`, the samples of the most frequent class; for the "
+            f"factor of the source write options = {{ factor = {table['factor']} }}"
+        )
+    changed = [key for key in ("options", "separated", "largest") if table.get(key)]
+    if changed and "name" not in table:
+        raise InputError(f"[data] with {changed[0]} needs a name, under which its results are kept: name = ...")
+    name = table.get("name", table["source"])
+    if not name or set(name) & set("/\\") or name.startswith("."):
+        raise InputError(f"[data] name = {name!r} cannot be a folder of results: expected a plain name")
+    return Source(**{"name": name, **table})
 
 
 # -- variants of data -------------------------------------------------------------------------------------------------

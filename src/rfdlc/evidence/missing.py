@@ -48,11 +48,13 @@ def _say(line: str) -> None:
 
 
 def own_copy(out: Path) -> Path:
-    """A folder for new results: one that is not there yet begins with what the package has."""
-    if out.is_dir():
+    """A folder for new results: one that has none yet begins with what the package has."""
+    if any(out.glob("*/figures.csv")):
         return out
     try:
-        shutil.copytree(PACKAGED, out) if PACKAGED.exists() else out.mkdir(parents=True)
+        shutil.copytree(PACKAGED, out, dirs_exist_ok=True) if PACKAGED.exists() else out.mkdir(
+            parents=True, exist_ok=True
+        )
     except OSError as error:
         raise InputError(f"{out}: the folder for results cannot be made ({error.strerror}); choose another") from None
     return out

@@ -13,7 +13,7 @@ import numpy as np
 
 from rfdlc.errors import InputError, listing
 from rfdlc.evidence.scoring import Figure, Point
-from rfdlc.files import replacing
+from rfdlc.files import alone, replacing
 
 PACKAGED = Path(__file__).parent / "results"
 COLUMNS = {
@@ -24,6 +24,9 @@ COLUMNS = {
     "figures": ("run", "seed", "split", "decision", "metric", "value"),
     "curves": ("run", "seed", "split", "decision", "curve", "x", "y", "weight"),
 }  # fmt: skip
+UNKNOWN = ("seconds", "networks", "parameters")  # numbers that may be empty: a training that was interrupted
+NUMBERS = (*UNKNOWN, "value", "x", "y", "weight")
+REMEDY = "bring back a whole file, or remove it and score the run folders again (--rescore)"
 Rows = list[dict[str, str]]
 
 
@@ -55,14 +58,8 @@ class Results:
         self._figures: dict[tuple[str, str, str, str, str], dict[int, float]] = {}
         for place in places:
             for row in _read(place / "figures.csv"):
-                try:
-                    key = (place.name, row["run"], row["split"], row["decision"], row["metric"])
-                    self._figures.setdefault(key, {})[int(row["seed"])] = float(row["value"])
-                except (KeyError, TypeError, ValueError):
-                    raise InputError(
-                        f"{place / 'figures.csv'}: {row} is no figure; expected {listing(COLUMNS['figures'])}, "
-                        "the last a number"
-                    ) from None
+                key = (place.name, row["run"], row["split"], row["decision"], row["metric"])
+                self._figures.setdefault(key, {})[int(row["seed"])] = float(row["value"])
 
     def by_seed(self, data: str, run: str, decision: str, metric: str, split: str = "test") -> dict[int, float]:
         """A figure of every seed that was measured."""
@@ -101,23 +98,25 @@ def packaged() -> Results:
 
 def curves(data: str, folder: Path = PACKAGED) -> Rows:
     """The points of every curve of a data set."""
-    path = folder / data / "curves.csv"
-    return _read(path) if path.exists() else []
+    return _read_if_there(folder / data / "curves.csv")
 
 
 def finished(folder: Path, data: str, calibrated: Iterable[str] = ()) -> set[tuple[str, int]]:
     """Runs whose figures are there already; of those that are named `calibrated`, the calibrated ones too."""
-    path, named = folder / data / "runs.csv", set(calibrated)
-    if not path.exists():
-        return set()
-    figures = _read(folder / data / "figures.csv") if named else []
+    figures, named = _read_if_there(folder / data / "figures.csv"), set(calibrated)
+    scored = {(row["run"], row["seed"]) for row in figures}
     there = {(row["run"], row["seed"]) for row in figures if row["decision"] == "calibrated"}
-    keys = {(row["run"], row["seed"]) for row in _read(path)}
+    keys = scored & {(row["run"], row["seed"]) for row in _read_if_there(folder / data / "runs.csv")}
     return {(run, int(seed)) for run, seed in keys if run not in named or (run, seed) in there}
 
 
 def write(folder: Path, data: str, scored: Sequence[Scored]) -> None:
-    """Put the rows of these runs in place of those they had: scoring again changes nothing but what changed."""
+    """Put the rows of these runs in place of those they had: scoring again changes nothing but what changed.
+
+    Several processes may write to one folder: none loses the rows of another.
+    """
+    if not scored:
+        return
     tables: dict[str, list[dict[str, Any]]] = {"curves": [], "figures": [], "runs": []}  # runs last: they say finished
     for each in scored:
         key = {name: each.run[name] for name in ("run", "seed")}
@@ -128,22 +127,57 @@ def write(folder: Path, data: str, scored: Sequence[Scored]) -> None:
                 key | vars(point) | {name: f"{vars(point)[name]:.4g}" for name in ("x", "y", "weight")}
             )
     changed = {(str(each.run["run"]), str(each.run["seed"])) for each in scored}
-    for name, rows in tables.items() if scored else ():
-        path = folder / data / f"{name}.csv"
-        kept = [row for row in (_read(path) if path.exists() else []) if (row["run"], row["seed"]) not in changed]
-        _write(path, COLUMNS[name], sorted([*kept, *rows], key=lambda row: (str(row["run"]), int(row["seed"]))))
+    place = make_folder(folder / data)
+    with alone(place):
+        for name, rows in tables.items():
+            path = place / f"{name}.csv"
+            kept = [row for row in _read_if_there(path) if (row["run"], row["seed"]) not in changed]
+            _write(path, COLUMNS[name], sorted([*kept, *rows], key=lambda row: (str(row["run"]), int(row["seed"]))))
+
+
+def make_folder(folder: Path) -> Path:
+    """The folder, made where it is not there yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: the folder for results cannot be made ({error.strerror}); choose another"
+        ) from None
+    return folder
+
+
+def _read_if_there(path: Path) -> Rows:
+    return _read(path) if path.exists() else []
 
 
 def _read(path: Path) -> Rows:
+    columns = COLUMNS[path.stem]
     try:
         with path.open(newline="", encoding="utf-8") as lines:
-            return list(csv.DictReader(lines))
+            rows = list(csv.DictReader(lines))
     except OSError as error:
         raise InputError(f"{path}: the results cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: this is no table of results ({error}); {REMEDY}") from None
+    for row in rows:
+        if not _is_whole(row, columns):
+            raise InputError(f"{path}: {row} is damaged; expected {listing(columns, 12)}; {REMEDY}")
+    return rows
+
+
+def _is_whole(row: Mapping[str, str], columns: Sequence[str]) -> bool:
+    """Whether every column is there, and numbers are numbers."""
+    try:
+        int(row["seed"])
+        for name in columns:
+            if name in NUMBERS and (row[name] or name not in UNKNOWN):
+                float(row[name])
+        return row[columns[-1]] is not None
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _write(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.DictWriter(lines, columns, lineterminator="\n")
         writer.writeheader()

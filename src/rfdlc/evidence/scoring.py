@@ -13,7 +13,6 @@ calibrated TASK      the same, expected utility for a class-sensitive task (thos
 Percentages are percentages. `utility` is always the mean utility under the penalty -1, whatever was decided for.
 """
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
+from rfdlc.files import read_json
 from rfdlc.learn.heldout import diversity
 
 PENALTIES = (0.0, -0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0, -1.5, -2.0, -3.0)
@@ -73,7 +73,7 @@ def score(run: Path, calibration: Path | None = None, target: str = "uniform") -
     Without one, the run's own validation part does, where it has one, and is scored too. `target` is the class prior
     that decisions are for: `uniform`, or `natural`, that of the held-out samples.
     """
-    combine = json.loads((run / "config.json").read_text(encoding="utf-8"))["settings"]["combine"]
+    combine = read_json(run / "config.json")["settings"]["combine"]
     test = Predictions.load(run / "predictions.npz")
     figures, points = _plain(test, "test")
     own = run / "held-out.npz"

@@ -28,6 +28,7 @@ from torch import Tensor
 from rfdlc import __version__
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
+from rfdlc.files import read_json
 
 FORMAT, VERSION = "rfdlc-run", 1
 
@@ -93,13 +94,9 @@ class Run:
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder."""
         try:
-            table = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise InputError(f"{self.path} is no run folder: {name} cannot be read ({reason})") from None
-        if not isinstance(table, dict):
-            raise InputError(f"{self.path}/{name}: expected a JSON object")
-        return table
+            return read_json(self.path / name)
+        except InputError as error:
+            raise InputError(f"{self.path} is no run folder: {error}") from None
 
     def checkpoint(self, name: str = "last.ckpt") -> Checkpoint | None:
         """The last checkpoint, or none before the first one."""

@@ -2,14 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rfdlc.apps.predict.formats import Columns, Format
 from rfdlc.errors import InputError
-from rfdlc.files import replacing
+from rfdlc.files import alone, replacing
 
 JOB = "job.json"
 
@@ -51,7 +50,7 @@ class Parts:
 
     def share(self, rank: int, world_size: int) -> list[int]:
         """The parts that this process has to do: none where others had finished everything before it began."""
-        with self._alone():
+        with alone(self.folder / JOB):
             if world_size > 1 and self.layout.note(self.out) == self._note:
                 self._remove()
                 return []
@@ -89,7 +88,7 @@ class Parts:
 
         Killed at any instant, the folder is still there and the next one merges again.
         """
-        with self._alone():
+        with alone(self.folder / JOB):
             if not (self.folder / JOB).exists() or self.missing():
                 return False
             parts = range(-(-self.count // self.size))
@@ -106,7 +105,7 @@ class Parts:
 
     def leave(self) -> None:
         """Where no part was finished there is nothing to go on with: remove the folder, which would bar other jobs."""
-        with self._alone():
+        with alone(self.folder / JOB):
             if self._there() <= {JOB}:
                 self._remove()
 
@@ -117,23 +116,6 @@ class Parts:
         (self.folder / JOB).unlink(missing_ok=True)
         if self.folder.exists():
             self.folder.rmdir()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One process at a time; the lock of one that is killed ends with it."""
-        try:
-            import fcntl
-        except ImportError:  # Windows: one process predicts
-            yield
-            return
-        try:
-            file = (self.folder / JOB).open("rb")
-        except FileNotFoundError:
-            yield
-            return
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _file(self, part: int) -> Path:
         return self.folder / f"part-{part:08d}{self.out.suffix}"
