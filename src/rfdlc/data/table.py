@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.decide.dialect import number
 from rfdlc.errors import InputError, listing
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "?", "<na>", "nat"})
+MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"})
 MOST_CATEGORIES = 1000
+FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 
 Column = NDArray[Any]  # float64 with nan, or objects: text and None, where None is a missing value
@@ -35,7 +37,7 @@ def parse_column(name: str, cells: Iterable[Any]) -> Column:
     """
     texts = [as_text(cell) for cell in cells]
     try:
-        numbers = np.array([math.nan if text is None else float(text) for text in texts], dtype=np.float64)
+        numbers = np.array([math.nan if text is None else number(text) for text in texts], dtype=np.float64)
     except ValueError:
         return np.array(texts, dtype=object)
     outside = np.flatnonzero(np.abs(numbers) > LARGEST)
@@ -69,9 +71,14 @@ class ColumnCode:
         if len(present) > MOST_CATEGORIES:
             raise InputError(
                 f"column {name!r} has {len(present)} different texts, too many to be categories (at most "
-                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers"
+                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers{_among_numbers(present)}"
             )
         return cls(name, categories=tuple(present), counts_missing=any(text is None for text in column))
+
+    @property
+    def strays(self) -> str:
+        """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing."""
+        return _among_numbers(self.categories)
 
     @property
     def features(self) -> list[str]:
@@ -110,10 +117,20 @@ class ColumnCode:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        number(text)
     except ValueError:
         return False
     return True
+
+
+def _among_numbers(values: Sequence[str]) -> str:
+    """
+    >>> _among_numbers([*"0123456789", "10", "unknown"]), _among_numbers(["1", "2", "more"])
+    ("; 'unknown' is no number: such cells may be left empty", '')
+    """
+    texts = [text for text in values if not _is_number(text)]
+    few = 0 < len(texts) < FEW * len(values)
+    return f"; {listing(map(repr, texts), 3)} is no number: such cells may be left empty" if few else ""
 
 
 @dataclass(frozen=True)
