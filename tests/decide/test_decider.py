@@ -275,6 +275,26 @@ def test_explain():
     assert why.probability == pytest.approx([0.7, 1])
 
 
+def test_large_values_alike_do_not_hide_what_differs():
+    p = np.random.default_rng(0).dirichlet(np.ones(3), 200).astype(np.float32)
+    matrix = np.array([[1, 0, 0], [-2, 1, 0], [-9, -3, 1]])
+    near, far = (Decider(Utility(matrix + base)) for base in (0, 1e7))
+    assert (far.expected_utility(p).argmax(axis=1) == near.decide(p)).all()
+
+
+def test_scores_with_masked_values_are_refused():
+    with pytest.raises(InputError, match="some values are masked"):
+        Decider(Utility.one_hot(2)).decide(np.ma.array([[0.5, 0.5]], mask=[[True, False]]))
+
+
+def test_evaluate_takes_a_utility_beside_a_decider():
+    decider = Decider(Utility.one_hot(2)).fit([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [0, 1, 1])
+    handing_over = Utility.one_hot(2).with_abstain(2)
+    beside = evaluate([[0.9, 0.1]], [0], decider, utility=handing_over)
+    assert beside.to_dict() == evaluate([[0.9, 0.1]], [0], decider.with_utility(handing_over)).to_dict()
+    assert beside.abstention_rate == 1
+
+
 def test_a_new_utility_fits_nothing_again():
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 200)

@@ -196,7 +196,8 @@ class Decider:
     def expected_utility(self, scores: Any, *, logits: bool = False) -> Floats:
         """The expected utility of every action (N, A)."""
         checked = self.read(scores, logits)
-        return np.concatenate([p @ self.utility.matrix.astype(p.dtype) for _, p in self.stream(checked)])
+        # In 64 bits: where all values are large, 32 would not tell one action from another.
+        return np.concatenate([p @ self.utility.matrix for _, p in self.stream(checked)])
 
     def probabilities(self, scores: Any, *, logits: bool = False) -> Floats:
         """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no Decider takes them again."""
@@ -208,7 +209,7 @@ class Decider:
         checked = self.read(scores, logits)
         parts: list[tuple[NDArray[Any], ...]] = []
         for _, p in self.stream(checked):
-            gains, values, rows = self.gains(p), p @ self.utility.matrix.astype(p.dtype), np.arange(len(p))
+            gains, values, rows = self.gains(p), p @ self.utility.matrix, np.arange(len(p))
             first = gains.argmax(axis=1)
             gains[rows, first] = -np.inf
             second = gains.argmax(axis=1)
