@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,16 @@ def test_commas_within_names_part_no_cells(tmp_path: Path, delimiter: str, quote
     encoder = rfdlc.load(tmp_path / "t.csv").encoder
     assert encoder is not None
     assert encoder.features == ("age, years", "mass, kg, lean")
+
+
+def test_categories_written_in_another_way_are_told() -> None:
+    encoder = TableEncoder.fit({"sex": ["f", "m", "f"]})
+    with pytest.warns(UserWarning, match="column 'sex' holds nothing that training saw"):
+        assert not encoder.transform({"sex": ["F", "M"]}).any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert encoder.transform({"sex": ["x", "m"]}).tolist() == [[0, 0], [0, 1]]
+        assert not encoder.transform({"sex": ["x"]}).any()
 
 
 def test_codes_with_underscores_are_no_numbers() -> None:

@@ -45,6 +45,12 @@ def test_actions_need_not_be_classes():
     assert utility.class_action.tolist() == [-1, 1, -1]
 
 
+@pytest.mark.parametrize("action", ["Malignant", "malignnat"])
+def test_an_action_called_nearly_as_a_class_is_told(action):
+    with pytest.warns(UserWarning, match=f"the action '{action}' is no class.*did you mean 'malignant'"):
+        Utility(np.eye(2), ["benign", "malignant"], ["benign", action])
+
+
 @given(arrays(float, (3, 4), elements=st.floats(-1e6, 1e6)))
 def test_csv_round_trip(tmp_path_factory, matrix):
     path = tmp_path_factory.mktemp("u") / "u.csv"

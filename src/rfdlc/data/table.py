@@ -1,6 +1,7 @@
 """Tables as features: what is done to each column is learned on the training rows and kept as plain data."""
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,11 +97,22 @@ class ColumnCode:
         if self.counts_missing:
             place[None] = len(self.categories)  # type: ignore[index]
         features = np.zeros((len(cells), len(self.features)), dtype=np.float32)
-        for row, cell in enumerate(cells):
-            column = place.get(as_text(cell))  # type: ignore[arg-type]
+        texts = [as_text(cell) for cell in cells]
+        for row, text in enumerate(texts):
+            column = place.get(text)  # type: ignore[arg-type]
             if column is not None:
                 features[row, column] = 1
+        self._check_seen([text for text in texts if text is not None])
         return features
+
+    def _check_seen(self, texts: Sequence[str]) -> None:
+        """One unseen category is nothing special; where none was seen, they are written in another way."""
+        if len(texts) > 1 and self.categories and not set(texts) & set(self.categories):
+            warnings.warn(
+                f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(texts)), 3)}; there "
+                f"{listing(self.categories, 3)}): it tells the model nothing; write its values as in training",
+                stacklevel=4,
+            )
 
     def _numbers(self, cells: Sequence[Any], median: float) -> NDArray[np.float32]:
         column = parse_column(self.name, cells)

@@ -1,7 +1,9 @@
 """Utility U[true, action]: what each action is worth for each true class."""
 
 import csv
+import warnings
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from rfdlc.errors import InputError, listing
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
 SHOWN_CLASSES = 12  # a larger matrix is summarised when printed
+SLIP, MOST_OTHERS = 0.8, 20  # how alike two names are that were meant to be one; so many actions are compared
 
 
 class Utility:
@@ -47,6 +50,7 @@ class Utility:
                 f"utility has {len(values)} rows but there are {len(self.classes)} classes: expected one row a class"
             )
         self.actions = _action_names(actions, self.classes.names, values.shape[1])
+        _tell_slips(self.actions, self.classes.names)
         self.matrix = values
         self.matrix.setflags(write=False)
 
@@ -226,6 +230,21 @@ def _action_names(actions: Sequence[str] | None, classes: Sequence[str], columns
     if doubled:
         raise InputError(f"action {doubled[0]!r} appears more than once; every action name must differ")
     return names
+
+
+def _tell_slips(actions: Sequence[str], classes: Sequence[str]) -> None:
+    """A class without an action of its own, and an action called nearly so: that one hands over, surely by mistake."""
+    known = set(classes)
+    others = [name for name in actions if name not in known]
+    decided = set(actions)
+    lacking = {name.casefold(): name for name in classes if name not in decided} if others else {}
+    for action in others[:MOST_OTHERS]:
+        for near in get_close_matches(action.casefold(), lacking, n=1, cutoff=SLIP):
+            warnings.warn(
+                f"the action {action!r} is no class and hands samples over, and no action decides for the class "
+                f"{lacking[near]!r}: did you mean {lacking[near]!r}?",
+                stacklevel=1,  # one place, so that it is said once however often the utility is rearranged
+            )
 
 
 def _check_penalty(penalty: float) -> None:
