@@ -69,6 +69,8 @@ def test_counted_labels_are_sorted_and_written_tables_are_not():
         assert counted.names == tuple(str(label) for label in sorted(set(labels)))
         assert counted.counts == tuple(labels.count(label) for label in sorted(set(labels)))
     assert Classes.from_counts({"newt": 1, "cat": 2}).names == ("newt", "cat")
+    names, counts = np.unique(["newt", "cat", "cat"], return_counts=True)
+    assert Classes.from_counts(counts, names) == Classes.from_counts({"cat": 2, "newt": 1})
 
 
 def test_booleans_are_names_where_classes_are_called_so():

@@ -282,6 +282,14 @@ def test_large_values_alike_do_not_hide_what_differs():
     assert (far.expected_utility(p).argmax(axis=1) == near.decide(p)).all()
 
 
+@pytest.mark.parametrize("ask", [Decider.decide, Decider.explain, Decider.probabilities])
+def test_a_sample_of_which_the_target_prior_leaves_nothing(ask):
+    decider = Decider(Utility.one_hot(3), train_prior="uniform", target_prior=[1, 1, 0])
+    assert ask(decider, [[0, 1, 0], [1, 0, 0]]) is not None
+    with pytest.raises(InputError, match=r"row 1 .* has all its probability on classes whose target prior is 0"):
+        ask(decider, [[0, 1, 0], [0, 0, 1]])
+
+
 def test_scores_with_masked_values_are_refused():
     with pytest.raises(InputError, match="some values are masked"):
         Decider(Utility.one_hot(2)).decide(np.ma.array([[0.5, 0.5]], mask=[[True, False]]))

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,17 @@ def test_class_and_group_sensitive():
     grouped = Utility.group_sensitive(CLASSES, "pets", "newt", -3)
     assert grouped.matrix.tolist() == [[1, 0, -3], [0, 1, -3], [0, 0, 1]]
     assert Utility.group_sensitive(CLASSES, ["newt"], ["dog"], -1).matrix[2, 1] == -1
+
+
+def test_a_data_frame_brings_its_names():
+    frame = pandas.DataFrame([[1, 0], [-5, 2]], index=["ill", "well"], columns=["well", "ill"])
+    utility = Utility(frame)
+    assert (utility.classes.names, utility.actions) == (("ill", "well"), ("well", "ill"))
+    assert utility.with_classes(Classes(("well", "ill"))).matrix.tolist() == [[-5, 2], [1, 0]]
+    assert Utility.from_costs(-frame) == utility == Utility(frame, ["ill", "well"])
+    assert Utility(pandas.DataFrame(np.eye(2)), ["a", "b"]) == Utility.one_hot(["a", "b"])
+    with pytest.raises(InputError, match="the data frame calls its rows ill, well, but well, ill are given"):
+        Utility(frame, ["well", "ill"])
 
 
 def test_costs_and_abstain():
@@ -105,6 +117,7 @@ def test_bad_csv(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Utility.one_hot("cat"), "classes are the text 'cat': expected a list of names"),
         (lambda: Utility([1, 2]), r"shape \(2,\): expected \(classes, actions\)"),
         (lambda: Utility([[1, 2], [3]]), "rows of equal length"),
         (lambda: Utility([[1, "x"]]), "table of numbers"),

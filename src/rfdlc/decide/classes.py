@@ -103,7 +103,7 @@ class Classes:
             written = isinstance(counts, dict) and not isinstance(counts, Counter)
             names = list(table) if written and not numbers else sorted(table, key=None if numbers else str)
             counts = [table[name] for name in names]
-        return cls(tuple(names or map(str, range(len(counts)))), tuple(counts), dict(groups or {}))
+        return cls(tuple(map(str, range(len(counts))) if names is None else names), tuple(counts), dict(groups or {}))
 
     @classmethod
     def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":

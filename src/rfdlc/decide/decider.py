@@ -227,6 +227,7 @@ class Decider:
         for rows, piece in scores.chunks():
             p = self._calibrated(piece, scores.logits)
             if ratio is not None:
+                _check_possible(p, ratio, rows.start)
                 p = p * ratio.astype(p.dtype)
             yield rows, p / p.sum(axis=1, keepdims=True)
 
@@ -332,7 +333,10 @@ class Decider:
         ratio = self._ratio()
         gain = RULES[self.rule].prepare(self.utility, np.ones(len(self.utility.classes)) if ratio is None else ratio)
         for rows, piece in scores.chunks():
-            yield rows, gain(self._calibrated(piece, scores.logits))
+            p = self._calibrated(piece, scores.logits)
+            if ratio is not None:
+                _check_possible(p, ratio, rows.start)
+            yield rows, gain(p)
 
     def _calibrated(self, piece: Floats, logits: bool) -> Floats:
         """(M, n, C) -> (n, C)."""
@@ -355,6 +359,18 @@ class Decider:
             mean: Floats = values.mean(axis=0)
             return mean
         return np.tensordot(self.weights.astype(values.dtype), values, axes=1)
+
+
+def _check_possible(probabilities: Floats, ratio: Prior, start: int) -> None:
+    """A target prior of 0 rules classes out; of every sample something must be left."""
+    if ratio.all():
+        return
+    lost = np.flatnonzero(probabilities[:, ratio > 0].max(axis=1, initial=0) == 0)
+    if len(lost):
+        raise InputError(
+            f"row {start + int(lost[0])} (counted from 0) has all its probability on classes whose target prior is 0, "
+            "so that nothing is left to decide from: give these classes a small share"
+        )
 
 
 def _as_weights(weights: ArrayLike) -> NDArray[np.float64]:

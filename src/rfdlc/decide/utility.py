@@ -26,6 +26,7 @@ class Utility:
 
     An action with the name of a class decides for that class; any other action (`abstain`, `call a doctor`)
     hands the sample over. Values are on any scale: only differences within a row matter to a decision.
+    A data frame brings its names along.
 
     >>> utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"]).with_abstain(0.2)
     >>> print(utility)
@@ -41,10 +42,12 @@ class Utility:
         classes: Classes | Sequence[str] | None = None,
         actions: Sequence[str] | None = None,
     ) -> None:
+        if hasattr(matrix, "columns") and hasattr(matrix, "index"):
+            classes, actions = _names_of_frame(matrix, classes, actions)
         values = _as_matrix(matrix)
         if classes is None:
             classes = [str(i) for i in range(len(values))]
-        self.classes = classes if isinstance(classes, Classes) else Classes(tuple(classes))
+        self.classes = _as_classes(classes)
         if len(values) != len(self.classes):
             raise InputError(
                 f"utility has {len(values)} rows but there are {len(self.classes)} classes: expected one row a class"
@@ -109,7 +112,8 @@ class Utility:
         cls, costs: ArrayLike, classes: Classes | Sequence[str] | None = None, actions: Sequence[str] | None = None
     ) -> "Utility":
         """A cost matrix [true, action] turned into a utility: U = -cost."""
-        return cls(-_as_matrix(costs) + 0.0, classes, actions)
+        given = cls(costs, classes, actions)
+        return cls(-given.matrix + 0.0, given.classes, given.actions)
 
     def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
         """One more action that hands over: worth `value` whatever is true, or one value a class."""
@@ -197,7 +201,30 @@ class Utility:
 def _as_classes(classes: Classes | Sequence[str] | int) -> Classes:
     if isinstance(classes, Classes):
         return classes
+    if isinstance(classes, str):
+        raise InputError(f"classes are the text {classes!r}: expected a list of names, such as [{classes!r}, 'other']")
     return Classes(tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(classes))
+
+
+def _names_of_frame(
+    frame: Any, classes: Classes | Sequence[str] | None, actions: Sequence[str] | None
+) -> tuple[Classes | Sequence[str] | None, Sequence[str] | None]:
+    """Its own names where none are given; given ones must be the same, in the same order."""
+    rows, columns = _own_names(frame.index), _own_names(frame.columns)
+    given = classes.names if isinstance(classes, Classes) else classes
+    for what, own, told in (("rows", rows, given), ("columns", columns, actions)):
+        if own is not None and told is not None and [str(name) for name in told] != own:
+            raise InputError(
+                f"the data frame calls its {what} {listing(own)}, but {listing(told)} are given: leave these out, "
+                "or bring the frame into their order"
+            )
+    return rows if classes is None else classes, columns if actions is None else actions
+
+
+def _own_names(axis: Any) -> list[str] | None:
+    """The names along an axis of a data frame; none where they are mere positions."""
+    names = [str(name) for name in axis]
+    return None if names == [str(i) for i in range(len(names))] else names
 
 
 def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
