@@ -18,6 +18,7 @@ FEW = 0.1  # a column with a smaller share of texts among its different values w
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 
 Column = NDArray[Any]  # float64 with nan, or objects: text and None, where None is a missing value
+Cells = Sequence[Any] | Column  # as they are read, or parsed
 
 
 def as_text(value: Any) -> str | None:
@@ -36,11 +37,14 @@ def parse_column(name: str, cells: Iterable[Any]) -> Column:
     >>> parse_column("age", ["31", "", "4.5"]).tolist()
     [31.0, nan, 4.5]
     """
-    texts = [as_text(cell) for cell in cells]
-    try:
-        numbers = np.array([math.nan if text is None else number(text) for text in texts], dtype=np.float64)
-    except ValueError:
-        return np.array(texts, dtype=object)
+    if isinstance(cells, np.ndarray) and cells.dtype == np.float64:
+        texts, numbers = cells, cells  # parsed before
+    else:
+        texts = np.array([as_text(cell) for cell in cells], dtype=object)
+        try:
+            numbers = np.array([math.nan if text is None else number(text) for text in texts], dtype=np.float64)
+        except ValueError:
+            return texts
     outside = np.flatnonzero(np.abs(numbers) > LARGEST)
     if len(outside):
         row = int(outside[0])
@@ -48,7 +52,7 @@ def parse_column(name: str, cells: Iterable[Any]) -> Column:
             f"column {name!r} has an infinite or too large value in row {row + 1} ({texts[row]}): "
             f"expected numbers up to {LARGEST:.1e}, or nothing"
         )
-    return numbers if not np.isnan(numbers).all() else np.array(texts, dtype=object)
+    return np.full(len(numbers), None) if np.isnan(numbers).all() else numbers
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class ColumnCode:
         values = [*self.categories, "(missing)"] if self.counts_missing else self.categories
         return [f"{self.name} = {value}" for value in values]
 
-    def transform(self, cells: Sequence[Any]) -> NDArray[np.float32]:
+    def transform(self, cells: Cells) -> NDArray[np.float32]:
         """(N, features); a category that was not in the training rows is all zeros."""
         if self.median is not None:
             return self._numbers(cells, self.median)
@@ -114,7 +118,7 @@ class ColumnCode:
                 stacklevel=4,
             )
 
-    def _numbers(self, cells: Sequence[Any], median: float) -> NDArray[np.float32]:
+    def _numbers(self, cells: Cells, median: float) -> NDArray[np.float32]:
         column = parse_column(self.name, cells)
         if column.dtype != np.float64:
             texts = (text for text in column if text is not None and not _is_number(text))
@@ -157,7 +161,7 @@ class TableEncoder:
     columns: tuple[ColumnCode, ...]
 
     @classmethod
-    def fit(cls, table: Mapping[str, Sequence[Any]]) -> "TableEncoder":
+    def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
         """Learn the code of every column."""
         return cls(tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items()))
 
@@ -171,7 +175,7 @@ class TableEncoder:
         """(F,) which features are numbers and not 0/1 marks."""
         return np.array([i == 0 and c.median is not None for c in self.columns for i in range(len(c.features))])
 
-    def transform(self, table: Mapping[str, Sequence[Any]]) -> NDArray[np.float32]:
+    def transform(self, table: Mapping[str, Cells]) -> NDArray[np.float32]:
         """Features of rows given as {column: cells}; further columns are ignored."""
         absent = [column.name for column in self.columns if column.name not in table]
         if absent:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import SPLITS, Dataset, Normalisation, Split, split_name
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.data.table import ColumnCode, TableEncoder, as_text, parse_column
+from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_text, parse_column
 from rfdlc.decide.dialect import delimiter_of
 from rfdlc.errors import InputError, listing, suggestion
 
@@ -51,14 +51,14 @@ def read(
     group_of = None if groups is None else _groups(where, groups, table.pop(groups))
     positions, notes = _parts(where, table, split, labels, group_of, test_fraction, seed)
     notes += [f"column {column!r} was left out as asked" for column in drop if table.pop(column, None) is not None]
-    ids = _identities(table, notes)
-    if not table:
+    columns = {name: parse_column(name, cells) for name, cells in table.items()}
+    ids = _identities(table, columns, notes)
+    if not columns:
         raise InputError(f"{where}: no column is left to learn from beside the target {target!r}")
-    train = positions["train"].tolist()
-    encoder = TableEncoder.fit({name: [cells[i] for i in train] for name, cells in table.items()})
-    whole = Split(encoder.transform(table), labels, ids, group_of)
+    encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
+    whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {part: whole.take(place) for part, place in positions.items()}
-    notes += [note for column in encoder.columns for note in _told(column, table[column.name])]
+    notes += [note for code in encoder.columns for note in _told(code, columns[code.name])]
     data = Dataset.of(Path(where).stem, names, splits, notes, _scale(splits["train"], encoder))
     return replace(data, encoder=encoder, skipped=tuple(skipped))
 
@@ -234,18 +234,18 @@ def _parts(
     return {"train": kept, "test": held}, [note]
 
 
-def _identities(table: Table, notes: list[str]) -> list[str] | None:
-    """Take out columns that only name the rows; the first of them gives the ids."""
+def _identities(table: Table, columns: dict[str, Column], notes: list[str]) -> list[str] | None:
+    """Take out columns that only name the rows; the first of them gives the ids, as they are written."""
     ids: list[str] | None = None
-    for name in list(table):
+    named = [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]
+    for name in named:
         texts = [as_text(cell) for cell in table[name]]
-        numeric = parse_column(name, table[name]).dtype == np.float64
-        if len(set(texts)) == len(texts) and None not in texts and (names_rows(name) or not numeric):
+        if len(set(texts)) == len(texts) and None not in texts:
             notes.append(
                 f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
             )
             ids = ids or [str(text) for text in texts]
-            del table[name]
+            del columns[name]
     return ids
 
 
@@ -258,9 +258,9 @@ def names_rows(column: str) -> bool:
     return column.lower() in ("", "id", "index", "unnamed: 0") or column.lower().endswith(("_id", " id"))
 
 
-def _told(column: ColumnCode, cells: list[Any]) -> list[str]:
+def _told(column: ColumnCode, cells: Column) -> list[str]:
     """What was done to a column, where it is not obvious."""
-    missing = sum(as_text(cell) is None for cell in cells)
+    missing = int(np.isnan(cells).sum()) if cells.dtype == np.float64 else sum(cell is None for cell in cells)
     if column.median is None:
         said = f"column {column.name!r} became {len(column.features)} features, one a category{column.strays}"
         if column.strays:
