@@ -251,6 +251,7 @@ class TestWhatIsAccepted:
             ({"rule": "max"}, "rule 'max' is unknown: expected one of expected-utility"),
             ({"combine": "mean"}, "combine 'mean' is unknown"),
             ({"calibration": "platt"}, "calibration 'platt' is unknown"),
+            ({"calibration": True}, "calibration True is unknown"),
             ({"weights": [-1, 2]}, "no weights of particles"),
         ],
     )
