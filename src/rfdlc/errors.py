@@ -14,7 +14,7 @@ def suggestion(given: str, allowed: Iterable[str]) -> str:
     >>> suggestion("birb", ["bird", "cat"])
     "; did you mean 'bird'?"
     """
-    close = get_close_matches(given, list(allowed), n=1)
+    close = get_close_matches(str(given), list(allowed), n=1)  # what is given may be anything
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,41 @@ def test_other_delimiters(tmp_path: Path, text: str, suffix: str) -> None:
     assert len(rfdlc.load(tmp_path / f"t.{suffix}").train) == 3
 
 
+@pytest.mark.parametrize(("delimiter", "quote"), [("\t", ""), (";", '"')])
+def test_commas_within_names_part_no_cells(tmp_path: Path, delimiter: str, quote: str) -> None:
+    names = [f"{quote}{name}{quote}" for name in ("age, years", "mass, kg, lean", "label")]
+    lines = [delimiter.join((f"{i}.5", f"{i}", "ab"[i % 2])) for i in range(10)]
+    (tmp_path / "t.csv").write_text("\n".join([delimiter.join(names), *lines]))
+    encoder = rfdlc.load(tmp_path / "t.csv").encoder
+    assert encoder is not None
+    assert encoder.features == ("age, years", "mass, kg, lean")
+
+
+def test_categories_written_in_another_way_are_told() -> None:
+    encoder = TableEncoder.fit({"sex": ["f", "m", "f"]})
+    with pytest.warns(UserWarning, match="column 'sex' holds nothing that training saw"):
+        assert not encoder.transform({"sex": ["F", "M"]}).any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert encoder.transform({"sex": ["x", "m"]}).tolist() == [[0, 0], [0, 1]]
+        assert not encoder.transform({"sex": ["x"]}).any()
+
+
+def test_codes_with_underscores_are_no_numbers() -> None:
+    assert TableEncoder.fit({"code": ["1_2", "12", "1_2"]}).features == ("code = 12", "code = 1_2")
+
+
+def test_a_text_among_numbers_is_told(tmp_path: Path) -> None:
+    lines = [f"{'unknown' if i == 3 else i // 2},{'#N/A' if i == 4 else i},{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,mass,label", *lines]))
+    with pytest.warns(UserWarning, match="column 'age' became .* one a category; 'unknown' is no number"):
+        data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
+    assert data.encoder is not None
+    assert data.encoder.features[-2:] == ("mass", "mass is missing")
+    with pytest.raises(InputError, match=r"too many to be categories.*; 'unknown' is no number"):
+        TableEncoder.fit({"age": [*map(str, range(2000)), "unknown"]})
+
+
 def test_decimal_commas_are_numbers(tmp_path: Path) -> None:
     lines = [f"{i}.5,{'ab'[i % 2]}" for i in range(10)]
     (tmp_path / "points.csv").write_text("\n".join(["size,target", *lines]))
@@ -101,6 +137,16 @@ def test_parquet_and_data_frames_equal_the_csv(path: Path) -> None:
         assert data.encoder == expected.encoder
         assert data.train.array.tolist() == expected.train.array.tolist()
         assert data.classes == expected.classes
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrays = [pyarrow.array([1, 2]), pyarrow.array([3, 4]), pyarrow.array(["a", "b"])]
+    parquet.write_table(pyarrow.Table.from_arrays(arrays, ["x", "x", "y"]), tmp_path / "t.parquet")
+    for source in (tmp_path / "t.parquet", pandas.DataFrame([[1, 3, "a"]], columns=["x", "x", "y"])):
+        with pytest.raises(InputError, match="names of the columns, all different, got x, x, y"):
+            rfdlc.load(source)
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +211,9 @@ def test_missing_targets(path: Path) -> None:
         ("x,y\n1,a\n2,a\n", {"test_fraction": 0}, "one class"),
         ("x,y\n" + "".join(f"1,{i}.5\n" for i in range(40)), {}, "expected classes, not measurements"),
         ("x,y\n", {}, "no training sample"),
+        (ROWS, {"groups": "label"}, "column 'label' is named twice"),
+        (ROWS, {"drop": ["label"]}, "column 'label' is named twice"),
+        ("x,y\n1,1\n2,0\n3,1.0\n", {}, "the target holds '1' and '1.0', which are one number"),
     ],
 )
 def test_wrong_tables_are_named(path: Path, text: str, options: dict, message: str) -> None:

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import numpy as np
 import pandas
@@ -61,9 +62,20 @@ def test_json_round_trip(tmp_path):
     assert Classes.from_json(json.loads((tmp_path / "c.json").read_text("utf-8"))) == classes
 
 
-def test_counts_of_pandas_keep_their_names():
-    labels = pandas.Series(["newt", "dog", "dog", "cat", "dog", "cat"])
-    assert Classes.from_counts(labels.value_counts()) == Classes.from_counts({"dog": 3, "cat": 2, "newt": 1})
+def test_counted_labels_are_sorted_and_written_tables_are_not():
+    for labels in (["newt", "dog", "dog", "cat", "dog", "cat"], [10, 2, 2, 1, 2, 1]):
+        counted = Classes.from_counts(pandas.Series(labels).value_counts())
+        assert counted == Classes.from_counts(Counter(labels))
+        assert counted.names == tuple(str(label) for label in sorted(set(labels)))
+        assert counted.counts == tuple(labels.count(label) for label in sorted(set(labels)))
+    assert Classes.from_counts({"newt": 1, "cat": 2}).names == ("newt", "cat")
+    names, counts = np.unique(["newt", "cat", "cat"], return_counts=True)
+    assert Classes.from_counts(counts, names) == Classes.from_counts({"cat": 2, "newt": 1})
+
+
+def test_booleans_are_names_where_classes_are_called_so():
+    assert Classes(("True", "False")).encode([True, False]).tolist() == [0, 1]
+    assert Classes(("no", "yes")).encode([True, False]).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +92,7 @@ def test_counts_of_pandas_keep_their_names():
         (lambda: Classes(("a",), ("x",)), "training count 'x'"),
         (lambda: Classes(("a",), None, {"g": ("b",)}), "label 'b' is no class"),
         (lambda: Classes.from_labels([]), "non-empty"),
+        (lambda: Classes(("a", "b")).encode(np.ma.array([0, 1], mask=[1, 0])), "some values are masked"),
         (lambda: Classes.from_labels([0, 0.5]), "label 0.5 at position 1 is no whole number"),
         (lambda: Classes.from_labels([0, float("nan")]), "label nan at position 1 is no whole number"),
         (lambda: Classes.from_labels(["a", None]), "label None at position 1 is missing"),

@@ -251,6 +251,7 @@ class TestWhatIsAccepted:
             ({"rule": "max"}, "rule 'max' is unknown: expected one of expected-utility"),
             ({"combine": "mean"}, "combine 'mean' is unknown"),
             ({"calibration": "platt"}, "calibration 'platt' is unknown"),
+            ({"calibration": True}, "calibration True is unknown"),
             ({"weights": [-1, 2]}, "no weights of particles"),
         ],
     )
@@ -273,6 +274,34 @@ def test_explain():
     assert why.runner_up_value == pytest.approx([0.3, 0.4])
     assert why.argmax.tolist() == [0, 0]
     assert why.probability == pytest.approx([0.7, 1])
+
+
+def test_large_values_alike_do_not_hide_what_differs():
+    p = np.random.default_rng(0).dirichlet(np.ones(3), 200).astype(np.float32)
+    matrix = np.array([[1, 0, 0], [-2, 1, 0], [-9, -3, 1]])
+    near, far = (Decider(Utility(matrix + base)) for base in (0, 1e7))
+    assert (far.expected_utility(p).argmax(axis=1) == near.decide(p)).all()
+
+
+@pytest.mark.parametrize("ask", [Decider.decide, Decider.explain, Decider.probabilities])
+def test_a_sample_of_which_the_target_prior_leaves_nothing(ask):
+    decider = Decider(Utility.one_hot(3), train_prior="uniform", target_prior=[1, 1, 0])
+    assert ask(decider, [[0, 1, 0], [1, 0, 0]]) is not None
+    with pytest.raises(InputError, match=r"row 1 .* has all its probability on classes whose target prior is 0"):
+        ask(decider, [[0, 1, 0], [0, 0, 1]])
+
+
+def test_scores_with_masked_values_are_refused():
+    with pytest.raises(InputError, match="some values are masked"):
+        Decider(Utility.one_hot(2)).decide(np.ma.array([[0.5, 0.5]], mask=[[True, False]]))
+
+
+def test_evaluate_takes_a_utility_beside_a_decider():
+    decider = Decider(Utility.one_hot(2)).fit([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [0, 1, 1])
+    handing_over = Utility.one_hot(2).with_abstain(2)
+    beside = evaluate([[0.9, 0.1]], [0], decider, utility=handing_over)
+    assert beside.to_dict() == evaluate([[0.9, 0.1]], [0], decider.with_utility(handing_over)).to_dict()
+    assert beside.abstention_rate == 1
 
 
 def test_a_new_utility_fits_nothing_again():

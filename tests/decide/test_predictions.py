@@ -98,7 +98,10 @@ def write(path, text):
         ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv: target 'bird' is no class"),
         ("cat,dog,newt,target\n1,0,0,3\n", "p.csv: target 3 at position 0 is out of range"),
         (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
-        ("cat,dog,newt\n1,0,0\n0.5,0.5,0.3\n", "p.csv: row 1 of the probabilities sums to 1.3"),
+        (
+            "cat,dog,newt\n1,0,0\n0.5,0.5,0.3\n",
+            "p.csv: row 1 of the probabilities sums to 1.3.*; taken for classes: cat, dog, newt",
+        ),
     ],
 )
 def test_bad_csv(tmp_path, text, message):

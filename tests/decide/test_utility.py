@@ -1,4 +1,5 @@
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,17 @@ def test_class_and_group_sensitive():
     assert Utility.group_sensitive(CLASSES, ["newt"], ["dog"], -1).matrix[2, 1] == -1
 
 
+def test_a_data_frame_brings_its_names():
+    frame = pandas.DataFrame([[1, 0], [-5, 2]], index=["ill", "well"], columns=["well", "ill"])
+    utility = Utility(frame)
+    assert (utility.classes.names, utility.actions) == (("ill", "well"), ("well", "ill"))
+    assert utility.with_classes(Classes(("well", "ill"))).matrix.tolist() == [[-5, 2], [1, 0]]
+    assert Utility.from_costs(-frame) == utility == Utility(frame, ["ill", "well"])
+    assert Utility(pandas.DataFrame(np.eye(2)), ["a", "b"]) == Utility.one_hot(["a", "b"])
+    with pytest.raises(InputError, match="the data frame calls its rows ill, well, but well, ill are given"):
+        Utility(frame, ["well", "ill"])
+
+
 def test_costs_and_abstain():
     utility = Utility.from_costs([[0, 1], [5, 0]], ["a", "b"]).with_abstain([0.5, -1])
     assert utility.matrix.tolist() == [[0, -1, 0.5], [-5, 0, -1]]
@@ -43,6 +55,12 @@ def test_actions_need_not_be_classes():
     utility = Utility([[1, 0], [0, 1], [0, 2]], ["a", "b", "c"], ["wait", "b"])
     assert utility.decided_class.tolist() == [-1, 1]
     assert utility.class_action.tolist() == [-1, 1, -1]
+
+
+@pytest.mark.parametrize("action", ["Malignant", "malignnat"])
+def test_an_action_called_nearly_as_a_class_is_told(action):
+    with pytest.warns(UserWarning, match=f"the action '{action}' is no class.*did you mean 'malignant'"):
+        Utility(np.eye(2), ["benign", "malignant"], ["benign", action])
 
 
 @given(arrays(float, (3, 4), elements=st.floats(-1e6, 1e6)))
@@ -99,6 +117,7 @@ def test_bad_csv(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Utility.one_hot("cat"), "classes are the text 'cat': expected a list of names"),
         (lambda: Utility([1, 2]), r"shape \(2,\): expected \(classes, actions\)"),
         (lambda: Utility([[1, 2], [3]]), "rows of equal length"),
         (lambda: Utility([[1, "x"]]), "table of numbers"),

@@ -161,7 +161,9 @@ def _labels(true: Labels, decided: Labels, utility: Any, abstain_label: Any) -> 
         standing = abstain_label.values() if isinstance(abstain_label, dict) else (abstain_label, ABSTAIN)
         return np.unique([*true.tolist(), *(label for label in decided.tolist() if label not in standing)])
     names = np.array(named.classes.names)
-    if true.dtype.kind not in "iuf":
+    if true.dtype.kind == "b" and set(names) <= {"False", "True"}:
+        return np.unique(names == "True")
+    if true.dtype.kind not in "iufb":
         return np.unique(names)
     try:
         return np.unique(names.astype(np.float64).astype(true.dtype))

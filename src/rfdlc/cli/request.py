@@ -136,7 +136,14 @@ class Request:
             return None
         read_as = classes if named or spec in (None, *BUILDERS) else None
         utility = read_utility(spec or "one-hot", read_as, penalty=self.penalty, costs=self.costs is not None)
-        return utility if self.abstain is None else utility.with_abstain(self.abstain)
+        if self.abstain is None:
+            return utility
+        if self.costs is not None and self.abstain > utility.matrix.max():
+            raise InputError(
+                f"--abstain {self.abstain:g} is worth more than every decision under these costs: "
+                f"say --abstain {-self.abstain:g} for a cost of {self.abstain:g}"
+            )
+        return utility.with_abstain(self.abstain)
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

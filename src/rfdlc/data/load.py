@@ -119,7 +119,7 @@ def _checked(reader: Reader, source: Any, options: dict[str, Any]) -> dict[str, 
     for name in options:
         if name not in allowed:
             what = source if isinstance(source, str | Path) else "data in memory"
-            known = told(["root", "groups", "test_fraction", "seed", *allowed], 40)
+            known = told(dict.fromkeys(["root", "groups", "test_fraction", "seed", *allowed]), 40)
             raise InputError(f"{what} takes no option {name!r}: expected one of {known}{suggestion(name, allowed)}")
     return {name: as_option(name, value, kinds[name]) for name, value in options.items()}
 

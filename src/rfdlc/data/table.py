@@ -1,6 +1,7 @@
 """Tables as features: what is done to each column is learned on the training rows and kept as plain data."""
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.decide.dialect import number
 from rfdlc.errors import InputError, listing
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "?", "<na>", "nat"})
+MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"})
 MOST_CATEGORIES = 1000
+FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 
 Column = NDArray[Any]  # float64 with nan, or objects: text and None, where None is a missing value
+Cells = Sequence[Any] | Column  # as they are read, or parsed
 
 
 def as_text(value: Any) -> str | None:
@@ -33,11 +37,14 @@ def parse_column(name: str, cells: Iterable[Any]) -> Column:
     >>> parse_column("age", ["31", "", "4.5"]).tolist()
     [31.0, nan, 4.5]
     """
-    texts = [as_text(cell) for cell in cells]
-    try:
-        numbers = np.array([math.nan if text is None else float(text) for text in texts], dtype=np.float64)
-    except ValueError:
-        return np.array(texts, dtype=object)
+    if isinstance(cells, np.ndarray) and cells.dtype == np.float64:
+        texts, numbers = cells, cells  # parsed before
+    else:
+        texts = np.array([as_text(cell) for cell in cells], dtype=object)
+        try:
+            numbers = np.array([math.nan if text is None else number(text) for text in texts], dtype=np.float64)
+        except ValueError:
+            return texts
     outside = np.flatnonzero(np.abs(numbers) > LARGEST)
     if len(outside):
         row = int(outside[0])
@@ -45,7 +52,7 @@ def parse_column(name: str, cells: Iterable[Any]) -> Column:
             f"column {name!r} has an infinite or too large value in row {row + 1} ({texts[row]}): "
             f"expected numbers up to {LARGEST:.1e}, or nothing"
         )
-    return numbers if not np.isnan(numbers).all() else np.array(texts, dtype=object)
+    return np.full(len(numbers), None) if np.isnan(numbers).all() else numbers
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,14 @@ class ColumnCode:
         if len(present) > MOST_CATEGORIES:
             raise InputError(
                 f"column {name!r} has {len(present)} different texts, too many to be categories (at most "
-                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers"
+                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers{_among_numbers(present)}"
             )
         return cls(name, categories=tuple(present), counts_missing=any(text is None for text in column))
+
+    @property
+    def strays(self) -> str:
+        """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing."""
+        return _among_numbers(self.categories)
 
     @property
     def features(self) -> list[str]:
@@ -81,7 +93,7 @@ class ColumnCode:
         values = [*self.categories, "(missing)"] if self.counts_missing else self.categories
         return [f"{self.name} = {value}" for value in values]
 
-    def transform(self, cells: Sequence[Any]) -> NDArray[np.float32]:
+    def transform(self, cells: Cells) -> NDArray[np.float32]:
         """(N, features); a category that was not in the training rows is all zeros."""
         if self.median is not None:
             return self._numbers(cells, self.median)
@@ -89,13 +101,24 @@ class ColumnCode:
         if self.counts_missing:
             place[None] = len(self.categories)  # type: ignore[index]
         features = np.zeros((len(cells), len(self.features)), dtype=np.float32)
-        for row, cell in enumerate(cells):
-            column = place.get(as_text(cell))  # type: ignore[arg-type]
+        texts = [as_text(cell) for cell in cells]
+        for row, text in enumerate(texts):
+            column = place.get(text)  # type: ignore[arg-type]
             if column is not None:
                 features[row, column] = 1
+        self._check_seen([text for text in texts if text is not None])
         return features
 
-    def _numbers(self, cells: Sequence[Any], median: float) -> NDArray[np.float32]:
+    def _check_seen(self, texts: Sequence[str]) -> None:
+        """One unseen category is nothing special; where none was seen, they are written in another way."""
+        if len(texts) > 1 and self.categories and not set(texts) & set(self.categories):
+            warnings.warn(
+                f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(texts)), 3)}; there "
+                f"{listing(self.categories, 3)}): it tells the model nothing; write its values as in training",
+                stacklevel=4,
+            )
+
+    def _numbers(self, cells: Cells, median: float) -> NDArray[np.float32]:
         column = parse_column(self.name, cells)
         if column.dtype != np.float64:
             texts = (text for text in column if text is not None and not _is_number(text))
@@ -110,10 +133,20 @@ class ColumnCode:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        number(text)
     except ValueError:
         return False
     return True
+
+
+def _among_numbers(values: Sequence[str]) -> str:
+    """
+    >>> _among_numbers([*"0123456789", "10", "unknown"]), _among_numbers(["1", "2", "more"])
+    ("; 'unknown' is no number: such cells may be left empty", '')
+    """
+    texts = [text for text in values if not _is_number(text)]
+    few = 0 < len(texts) < FEW * len(values)
+    return f"; {listing(map(repr, texts), 3)} is no number: such cells may be left empty" if few else ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +161,7 @@ class TableEncoder:
     columns: tuple[ColumnCode, ...]
 
     @classmethod
-    def fit(cls, table: Mapping[str, Sequence[Any]]) -> "TableEncoder":
+    def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
         """Learn the code of every column."""
         return cls(tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items()))
 
@@ -142,7 +175,7 @@ class TableEncoder:
         """(F,) which features are numbers and not 0/1 marks."""
         return np.array([i == 0 and c.median is not None for c in self.columns for i in range(len(c.features))])
 
-    def transform(self, table: Mapping[str, Sequence[Any]]) -> NDArray[np.float32]:
+    def transform(self, table: Mapping[str, Cells]) -> NDArray[np.float32]:
         """Features of rows given as {column: cells}; further columns are ignored."""
         absent = [column.name for column in self.columns if column.name not in table]
         if absent:

@@ -4,9 +4,11 @@ Frequency rank, never the class index, decides what is head and what is tail.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -69,7 +71,7 @@ class Classes:
         Pass `names` to fix the order, or to include classes that have no training sample. Labels that are numbers but
         no indices (1, 2, 3 or -1, 1) are names: pass them as text, `y.astype(str)`.
         """
-        labels = np.asarray(labels)
+        labels = as_array(labels)
         if labels.ndim != 1 or not len(labels):
             raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
         for place, label in enumerate(labels if labels.dtype == object else ()):
@@ -87,11 +89,21 @@ class Classes:
         names: Sequence[str] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> "Classes":
-        """From a table {name: count} (`y.value_counts()` is one), or from counts in class order, with names or not."""
+        """From a table {name: count}, or from counts in class order, with names or not.
+
+        Counted labels (`y.value_counts()`, a Counter) lie by frequency or as they came: they are sorted, as those of
+        `from_labels` and the columns of scikit-learn. So are numbers, being class indices. A dict of names is not.
+
+        >>> Classes.from_counts({2: 5, 0: 100, 1: 20}).counts
+        (100, 20, 5)
+        """
         if isinstance(counts, Mapping) or (names is None and hasattr(counts, "items")):
             table = dict(counts.items())
-            names, counts = list(table), list(table.values())
-        return cls(tuple(names or map(str, range(len(counts)))), tuple(counts), dict(groups or {}))
+            numbers = all(isinstance(name, Integral) for name in table)
+            written = isinstance(counts, dict) and not isinstance(counts, Counter)
+            names = list(table) if written and not numbers else sorted(table, key=None if numbers else str)
+            counts = [table[name] for name in names]
+        return cls(tuple(map(str, range(len(counts))) if names is None else names), tuple(counts), dict(groups or {}))
 
     @classmethod
     def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":
@@ -142,7 +154,9 @@ class Classes:
         >>> Classes(("a", "b")).encode(["b", "a", "b"]).tolist()
         [1, 0, 1]
         """
-        array = np.asarray(labels)
+        array = as_array(labels)
+        if array.dtype.kind == "b" and "True" in self._index:
+            array = array.astype(str)
         if array.dtype.kind in "iufb":
             return self._check_indices(_whole(array, what), what)
         try:
@@ -264,6 +278,13 @@ def numbered(largest: float, where: str = "") -> list[str]:
             f"{MOST_NUMBERED:,}; number the classes anew"
         )
     return [str(c) for c in range(int(largest) + 1)]
+
+
+def as_array(given: Any) -> NDArray[Any]:
+    """Any list as an array, unless some of it is masked: an array would show what the mask hides."""
+    if np.ma.is_masked(given):
+        raise InputError("some values are masked: expected all to be known; leave out those samples")
+    return np.asarray(given)
 
 
 def _whole(labels: NDArray[Any], what: str) -> Indices:

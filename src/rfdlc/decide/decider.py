@@ -196,7 +196,8 @@ class Decider:
     def expected_utility(self, scores: Any, *, logits: bool = False) -> Floats:
         """The expected utility of every action (N, A)."""
         checked = self.read(scores, logits)
-        return np.concatenate([p @ self.utility.matrix.astype(p.dtype) for _, p in self.stream(checked)])
+        # In 64 bits: where all values are large, 32 would not tell one action from another.
+        return np.concatenate([p @ self.utility.matrix for _, p in self.stream(checked)])
 
     def probabilities(self, scores: Any, *, logits: bool = False) -> Floats:
         """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no Decider takes them again."""
@@ -208,7 +209,7 @@ class Decider:
         checked = self.read(scores, logits)
         parts: list[tuple[NDArray[Any], ...]] = []
         for _, p in self.stream(checked):
-            gains, values, rows = self.gains(p), p @ self.utility.matrix.astype(p.dtype), np.arange(len(p))
+            gains, values, rows = self.gains(p), p @ self.utility.matrix, np.arange(len(p))
             first = gains.argmax(axis=1)
             gains[rows, first] = -np.inf
             second = gains.argmax(axis=1)
@@ -226,6 +227,7 @@ class Decider:
         for rows, piece in scores.chunks():
             p = self._calibrated(piece, scores.logits)
             if ratio is not None:
+                _check_possible(p, ratio, rows.start)
                 p = p * ratio.astype(p.dtype)
             yield rows, p / p.sum(axis=1, keepdims=True)
 
@@ -331,7 +333,10 @@ class Decider:
         ratio = self._ratio()
         gain = RULES[self.rule].prepare(self.utility, np.ones(len(self.utility.classes)) if ratio is None else ratio)
         for rows, piece in scores.chunks():
-            yield rows, gain(self._calibrated(piece, scores.logits))
+            p = self._calibrated(piece, scores.logits)
+            if ratio is not None:
+                _check_possible(p, ratio, rows.start)
+            yield rows, gain(p)
 
     def _calibrated(self, piece: Floats, logits: bool) -> Floats:
         """(M, n, C) -> (n, C)."""
@@ -354,6 +359,18 @@ class Decider:
             mean: Floats = values.mean(axis=0)
             return mean
         return np.tensordot(self.weights.astype(values.dtype), values, axes=1)
+
+
+def _check_possible(probabilities: Floats, ratio: Prior, start: int) -> None:
+    """A target prior of 0 rules classes out; of every sample something must be left."""
+    if ratio.all():
+        return
+    lost = np.flatnonzero(probabilities[:, ratio > 0].max(axis=1, initial=0) == 0)
+    if len(lost):
+        raise InputError(
+            f"row {start + int(lost[0])} (counted from 0) has all its probability on classes whose target prior is 0, "
+            "so that nothing is left to decide from: give these classes a small share"
+        )
 
 
 def _as_weights(weights: ArrayLike) -> NDArray[np.float64]:

@@ -29,12 +29,14 @@ def delimiter_of(lines: Iterable[str]) -> str:
     return max(DELIMITERS, key=head[0].count) if head else ","
 
 
-def number(cell: str, delimiter: str) -> float:
+def number(cell: str, delimiter: str = ",") -> float:
     """A cell as a number; where cells are parted by semicolons, a comma is a decimal point.
 
     >>> number("0,5", ";")
     0.5
     """
+    if "_" in cell:
+        raise ValueError(f"{cell!r} is a code")  # to Python alone 1_2 is 12
     return float(cell.replace(",", ".") if delimiter == ";" else cell)
 
 

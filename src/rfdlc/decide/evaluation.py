@@ -108,6 +108,7 @@ def evaluate(
 ) -> Evaluation:
     """Decide and score. Without a decider or utility, decisions are the most probable classes.
 
+    A `utility` beside a `decider` takes the place of its own; nothing is fitted again.
     `groups` are pairs (true, decided) of class groups whose confusion rate is wanted. `uncertainty` ranks samples for
     `error_auc` and the risk-coverage area; `own` is what predictions bring themselves. `bootstrap` is a number of
     resamplings (500, say) for intervals.
@@ -117,7 +118,10 @@ def evaluate(
     (0.667, {'head': 1.0, 'tail': 0.5})
     """
     choose("uncertainty", uncertainty, UNCERTAINTIES)
-    decider = decider or Decider(utility or Utility.one_hot(_known_classes(scores, classes)))
+    if decider is None:
+        decider = Decider(utility or Utility.one_hot(_known_classes(scores, classes)))
+    elif utility is not None:
+        decider = decider.with_utility(utility)
     if classes is not None:
         decider = decider.with_classes(classes)
     if bootstrap < 0:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.scores import Scores, as_scores
 from rfdlc.decide.tables import read_csv, read_parquet
 from rfdlc.errors import InputError, listing
@@ -125,16 +125,25 @@ class Predictions:
             raise InputError(f"{path}: no such file")
         try:
             loaded: Predictions = reader(path, classes, logits)
-            loaded.scores.check()
+            _check(loaded)
             return loaded
         except InputError as error:
             message = str(error)
             raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
 
+def _check(predictions: Predictions) -> None:
+    """Its values; where they are wrong, a column that is no class may be why."""
+    try:
+        predictions.scores.check()
+    except InputError as error:
+        names = f"; taken for classes: {listing(predictions.classes.names)}" if predictions.named else ""
+        raise InputError(f"{error}{names}") from None
+
+
 def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     """Targets as class indices: numbers are indices, text is names, or indices where no class is called by a number."""
-    array = np.asarray(targets)
+    array = as_array(targets)
     text = array.dtype.kind in "OUS" and not any(map(_is_index, classes.names))
     if text and all(map(_is_index, array.reshape(-1))):
         return classes.encode(array.astype(str).astype(np.int64), "target")

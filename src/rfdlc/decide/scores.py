@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.classes import Classes
+from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import InputError, listing, suggestion
 from rfdlc.progress import track
 
@@ -134,7 +134,7 @@ def _plain_array(given: Any) -> Floats:
         given = given.detach().cpu()
         given = given.float().numpy() if "bfloat16" in str(given.dtype) else given.numpy()
     try:
-        array = np.asarray(given)
+        array = as_array(given)
         if array.dtype in (np.float32, np.float64):
             return array
         return array.astype(np.float32 if array.dtype == np.float16 else np.float64)

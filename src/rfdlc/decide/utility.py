@@ -1,7 +1,9 @@
 """Utility U[true, action]: what each action is worth for each true class."""
 
 import csv
+import warnings
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from rfdlc.errors import InputError, listing
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
 SHOWN_CLASSES = 12  # a larger matrix is summarised when printed
+SLIP, MOST_OTHERS = 0.8, 20  # how alike two names are that were meant to be one; so many actions are compared
 
 
 class Utility:
@@ -23,6 +26,7 @@ class Utility:
 
     An action with the name of a class decides for that class; any other action (`abstain`, `call a doctor`)
     hands the sample over. Values are on any scale: only differences within a row matter to a decision.
+    A data frame brings its names along.
 
     >>> utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"]).with_abstain(0.2)
     >>> print(utility)
@@ -38,15 +42,18 @@ class Utility:
         classes: Classes | Sequence[str] | None = None,
         actions: Sequence[str] | None = None,
     ) -> None:
+        if hasattr(matrix, "columns") and hasattr(matrix, "index"):
+            classes, actions = _names_of_frame(matrix, classes, actions)
         values = _as_matrix(matrix)
         if classes is None:
             classes = [str(i) for i in range(len(values))]
-        self.classes = classes if isinstance(classes, Classes) else Classes(tuple(classes))
+        self.classes = _as_classes(classes)
         if len(values) != len(self.classes):
             raise InputError(
                 f"utility has {len(values)} rows but there are {len(self.classes)} classes: expected one row a class"
             )
         self.actions = _action_names(actions, self.classes.names, values.shape[1])
+        _tell_slips(self.actions, self.classes.names)
         self.matrix = values
         self.matrix.setflags(write=False)
 
@@ -105,7 +112,8 @@ class Utility:
         cls, costs: ArrayLike, classes: Classes | Sequence[str] | None = None, actions: Sequence[str] | None = None
     ) -> "Utility":
         """A cost matrix [true, action] turned into a utility: U = -cost."""
-        return cls(-_as_matrix(costs) + 0.0, classes, actions)
+        given = cls(costs, classes, actions)
+        return cls(-given.matrix + 0.0, given.classes, given.actions)
 
     def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
         """One more action that hands over: worth `value` whatever is true, or one value a class."""
@@ -193,7 +201,30 @@ class Utility:
 def _as_classes(classes: Classes | Sequence[str] | int) -> Classes:
     if isinstance(classes, Classes):
         return classes
+    if isinstance(classes, str):
+        raise InputError(f"classes are the text {classes!r}: expected a list of names, such as [{classes!r}, 'other']")
     return Classes(tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(classes))
+
+
+def _names_of_frame(
+    frame: Any, classes: Classes | Sequence[str] | None, actions: Sequence[str] | None
+) -> tuple[Classes | Sequence[str] | None, Sequence[str] | None]:
+    """Its own names where none are given; given ones must be the same, in the same order."""
+    rows, columns = _own_names(frame.index), _own_names(frame.columns)
+    given = classes.names if isinstance(classes, Classes) else classes
+    for what, own, told in (("rows", rows, given), ("columns", columns, actions)):
+        if own is not None and told is not None and [str(name) for name in told] != own:
+            raise InputError(
+                f"the data frame calls its {what} {listing(own)}, but {listing(told)} are given: leave these out, "
+                "or bring the frame into their order"
+            )
+    return rows if classes is None else classes, columns if actions is None else actions
+
+
+def _own_names(axis: Any) -> list[str] | None:
+    """The names along an axis of a data frame; none where they are mere positions."""
+    names = [str(name) for name in axis]
+    return None if names == [str(i) for i in range(len(names))] else names
 
 
 def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
@@ -226,6 +257,21 @@ def _action_names(actions: Sequence[str] | None, classes: Sequence[str], columns
     if doubled:
         raise InputError(f"action {doubled[0]!r} appears more than once; every action name must differ")
     return names
+
+
+def _tell_slips(actions: Sequence[str], classes: Sequence[str]) -> None:
+    """A class without an action of its own, and an action called nearly so: that one hands over, surely by mistake."""
+    known = set(classes)
+    others = [name for name in actions if name not in known]
+    decided = set(actions)
+    lacking = {name.casefold(): name for name in classes if name not in decided} if others else {}
+    for action in others[:MOST_OTHERS]:
+        for near in get_close_matches(action.casefold(), lacking, n=1, cutoff=SLIP):
+            warnings.warn(
+                f"the action {action!r} is no class and hands samples over, and no action decides for the class "
+                f"{lacking[near]!r}: did you mean {lacking[near]!r}?",
+                stacklevel=1,  # one place, so that it is said once however often the utility is rearranged
+            )
 
 
 def _check_penalty(penalty: float) -> None:

@@ -86,6 +86,11 @@ class Model:
         self, source: str | Path, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
     ) -> Samples:
         """Samples at a path, as this model takes them."""
+        if not isinstance(source, str | Path):
+            raise InputError(
+                f"a {type(source).__name__} is no path: expected a folder, a file or a data set's name; "
+                "samples in memory are for Model.load(run).predict"
+            )
         taken = Taken(self.classes, self.input_shape, self.encoder, self.centre)
         return open_samples(source, taken, root=root, split=split, skip_broken=skip_broken)
 

@@ -30,6 +30,7 @@ def test_numbers_and_classes_that_a_fold_lacks():
     utility = Utility(np.eye(4) - 1)  # classes 0 to 3
     assert scoring.mean_utility_score([0, 3], [0, 2], utility=utility) == -0.5
     assert scoring.mean_utility_score([-1, 1], [1, 1], utility=np.eye(2)) == 0.5  # -1 is a class here
+    assert scoring.mean_utility_score([True, False], [True, True], utility=Utility(np.eye(2), ["True", "False"])) == 0.5
     handed_over = np.column_stack([np.eye(2), [0.3, 0.3]])
     assert scoring.mean_utility_score([0, 1], [-1, 1], utility=handed_over) == pytest.approx(0.65)
     with pytest.raises(InputError, match="'d' is no action"):

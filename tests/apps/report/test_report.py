@@ -150,6 +150,12 @@ def test_predictions_without_targets_are_refused(tmp_path):
         rfdlc.report(predictions, None, tmp_path / "r.html")
 
 
+@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: [p], lambda p: {"a": p}])
+def test_bare_arrays_are_refused(tmp_path, wrap):
+    with pytest.raises(InputError, match=r"a ndarray cannot be reported.*Predictions\(probabilities"):
+        rfdlc.report(wrap(np.eye(2)), None, tmp_path / "r.html")
+
+
 def test_one_sample_one_class_and_equal_counts(tmp_path):
     lone = Predictions(probabilities=[[1.0]], targets=[0], classes=Classes.from_counts([3]))
     flat = make_predictions(30, counts=(5, 5, 5))

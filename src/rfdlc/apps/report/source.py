@@ -91,11 +91,18 @@ def as_runs(
 ) -> list[Run]:
     """Runs from anything a user may hand over; a folder brings its own decider unless one is given."""
     if isinstance(given, Mapping):
-        named = [(str(name), source) for name, source in given.items()]
+        several = list(given.values())
     else:
-        several: Sequence[Source] = [given] if isinstance(given, str | Path | Predictions) else list(given)
-        named = list(zip(run_names(several), several, strict=True))
-    return alike([_read_run(name, source, utility, decider, classes) for name, source in named])
+        several = list(given) if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
+    for source in several:
+        if not isinstance(source, str | Path | Predictions):
+            raise InputError(
+                f"a {type(source).__name__} cannot be reported: expected a run folder, a file of predictions, or "
+                "Predictions(probabilities=..., targets=...)"
+            )
+    names = map(str, given) if isinstance(given, Mapping) else run_names(several)
+    read = [_read_run(name, source, utility, decider, classes) for name, source in zip(names, several, strict=True)]
+    return alike(read)
 
 
 def alike(runs: Sequence[Run]) -> list[Run]:

@@ -2,9 +2,11 @@
 
 import csv
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import SPLITS, Dataset, Normalisation, Split, split_name
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.data.table import ColumnCode, TableEncoder, as_text, parse_column
+from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_text, parse_column
+from rfdlc.decide.dialect import delimiter_of
 from rfdlc.errors import InputError, listing, suggestion
 
 Table = dict[str, list[Any]]  # cells by column
@@ -42,19 +45,20 @@ def read(
     target = _target(where, table, target)
     for column in filter(None, (groups, split, *drop)):
         _known(where, table, column)
+    _one_role_each(where, [target, groups, split, *drop])
     table, skipped = _labelled(where, table, target, skip_broken)
     labels, names = _classes(where, table.pop(target))
     group_of = None if groups is None else _groups(where, groups, table.pop(groups))
     positions, notes = _parts(where, table, split, labels, group_of, test_fraction, seed)
     notes += [f"column {column!r} was left out as asked" for column in drop if table.pop(column, None) is not None]
-    ids = _identities(table, notes)
-    if not table:
+    columns = {name: parse_column(name, cells) for name, cells in table.items()}
+    ids = _identities(table, columns, notes)
+    if not columns:
         raise InputError(f"{where}: no column is left to learn from beside the target {target!r}")
-    train = positions["train"].tolist()
-    encoder = TableEncoder.fit({name: [cells[i] for i in train] for name, cells in table.items()})
-    whole = Split(encoder.transform(table), labels, ids, group_of)
+    encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
+    whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {part: whole.take(place) for part, place in positions.items()}
-    notes += [note for column in encoder.columns for note in _told(column, table[column.name])]
+    notes += [note for code in encoder.columns for note in _told(code, columns[code.name])]
     data = Dataset.of(Path(where).stem, names, splits, notes, _scale(splits["train"], encoder))
     return replace(data, encoder=encoder, skipped=tuple(skipped))
 
@@ -65,6 +69,7 @@ def read(
 def _cells(source: Any) -> tuple[Table, str]:
     """The cells by column, and a name for messages."""
     if not isinstance(source, Path):
+        _check_names("data frame", [str(column) for column in source.columns])
         return {str(column): list(source[column]) for column in source.columns}, "data frame"
     parquet = source.suffix.lower() in (".parquet", ".pq")
     return (_read_parquet(source) if parquet else read_csv(source)), str(source)
@@ -82,15 +87,11 @@ def csv_lines(path: Path) -> Iterator[list[str]]:
     """The names of the columns, then row by row the cells."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
+            delimiter = delimiter_of(file)
             file.seek(0)
-            delimiter = max(",;\t", key=first.count)
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             names = [name.strip() for name in next(reader, [])]
-            if not names or len(set(names)) < len(names):
-                raise InputError(
-                    f"{path}, line 1: expected the names of the columns, all different, got {first[:80]!r}"
-                )
+            _check_names(f"{path}, line 1", names)
             yield names
             for row in reader:
                 if row and len(row) != len(names):
@@ -127,12 +128,27 @@ def opened_parquet(path: Path) -> Iterator[Any]:
         raise InputError(f'{path}: Parquet files need pyarrow: pip install "rfdlc[tables]"') from None
     try:
         with ParquetFile(path) as file:
+            _check_names(str(path), file.schema_arrow.names)
             yield file
     except (OSError, ArrowException) as error:
         raise InputError(f"{path}: cannot be read as Parquet, it is damaged or of another format ({error})") from None
 
 
 # -- what the columns mean ---------------------------------------------------------------------------------------------
+
+
+def _check_names(where: str, names: Sequence[str]) -> None:
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"{where}: expected the names of the columns, all different, got {listing(names) or 'none'}")
+
+
+def _one_role_each(where: str, columns: Sequence[str | None]) -> None:
+    given = [column for column in columns if column is not None]
+    twice = [column for column in given if given.count(column) > 1]
+    if twice:
+        raise InputError(
+            f"{where}: column {twice[0]!r} is named twice: expected others for each of target, groups, split and drop"
+        )
 
 
 def _known(where: str, table: Table, column: str) -> None:
@@ -173,7 +189,13 @@ def _classes(where: str, cells: list[Any]) -> tuple[NDArray[np.int64], list[str]
         raise InputError(
             f"{where}: the target has {len(distinct)} different fractions: expected classes, not measurements"
         )
-    names = sorted(distinct, key=float) if numeric else sorted(distinct)
+    names = sorted(sorted(distinct), key=float) if numeric else sorted(distinct)
+    alike = [pair for pair in pairwise(names) if numeric and float(pair[0]) == float(pair[1])]
+    if alike:
+        raise InputError(
+            f"{where}: the target holds {alike[0][0]!r} and {alike[0][1]!r}, which are one number and would be two "
+            "classes: write every class in one way"
+        )
     index = {name: i for i, name in enumerate(names)}
     return np.array([index[text] for text in texts], dtype=np.int64), names
 
@@ -212,18 +234,18 @@ def _parts(
     return {"train": kept, "test": held}, [note]
 
 
-def _identities(table: Table, notes: list[str]) -> list[str] | None:
-    """Take out columns that only name the rows; the first of them gives the ids."""
+def _identities(table: Table, columns: dict[str, Column], notes: list[str]) -> list[str] | None:
+    """Take out columns that only name the rows; the first of them gives the ids, as they are written."""
     ids: list[str] | None = None
-    for name in list(table):
+    named = [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]
+    for name in named:
         texts = [as_text(cell) for cell in table[name]]
-        numeric = parse_column(name, table[name]).dtype == np.float64
-        if len(set(texts)) == len(texts) and None not in texts and (names_rows(name) or not numeric):
+        if len(set(texts)) == len(texts) and None not in texts:
             notes.append(
                 f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
             )
             ids = ids or [str(text) for text in texts]
-            del table[name]
+            del columns[name]
     return ids
 
 
@@ -236,11 +258,13 @@ def names_rows(column: str) -> bool:
     return column.lower() in ("", "id", "index", "unnamed: 0") or column.lower().endswith(("_id", " id"))
 
 
-def _told(column: ColumnCode, cells: list[Any]) -> list[str]:
+def _told(column: ColumnCode, cells: Column) -> list[str]:
     """What was done to a column, where it is not obvious."""
-    missing = sum(as_text(cell) is None for cell in cells)
+    missing = int(np.isnan(cells).sum()) if cells.dtype == np.float64 else sum(cell is None for cell in cells)
     if column.median is None:
-        said = f"column {column.name!r} became {len(column.features)} features, one a category"
+        said = f"column {column.name!r} became {len(column.features)} features, one a category{column.strays}"
+        if column.strays:
+            warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
     if not missing:
         return []
