@@ -35,6 +35,13 @@ def test_train_says_what_it_did(tmp_path):
     assert "next: rfdlc evaluate" in result.stdout
 
 
+def test_without_a_test_part_the_next_step_is_another(tmp_path):
+    x, y = np.eye(4, dtype=np.float32).repeat(5, 0), np.arange(4).repeat(5)
+    np.savez(tmp_path / "set.npz", train_x=x, train_y=y, val_x=x, val_y=y)
+    result = run("train", tmp_path / "set.npz", "--out", tmp_path / "run", *SMALL)
+    assert f"next: rfdlc predict {tmp_path / 'run'} DATA --out" in result.stdout
+
+
 def test_json_is_all_there_is_on_stdout(folder, tmp_path):
     told = json.loads(run("resume", folder, "--json").stdout)
     assert told["run"] == str(folder)

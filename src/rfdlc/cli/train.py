@@ -172,7 +172,10 @@ def _report(model: "Model", as_json: bool) -> None:
         return
     known = {"test": "test", "test_tail_sensitive": "test, tail-sensitive", "held_out_balanced": "held out, balanced"}
     print_rich(_table({title: metrics[name] for name, title in known.items() if name in metrics}))
-    print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc evaluate {model.path} --utility tail-sensitive")
+    following = f"evaluate {model.path} --utility tail-sensitive"
+    if "test" not in metrics:  # the data had no test part
+        following = f"predict {model.path} DATA --out predictions.csv"
+    print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc {following}")
 
 
 def _table(columns: dict[str, dict[str, Any]]) -> Any:

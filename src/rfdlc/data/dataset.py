@@ -167,7 +167,10 @@ class Dataset:
             raise InputError(f"{self.name} has {len(self.val)} validation samples already: hold_out needs val=None")
         kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups if by_group else None)
         if not len(held):
-            raise InputError(f"{self.name}: no class has two samples (or groups), so none can be held out")
+            raise InputError(
+                f"{self.name}: no class has two samples (or groups), so none can be held out: add samples, or do "
+                "without (test_fraction=0 for data without a test part, hold_out=0 for training)"
+            )
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)

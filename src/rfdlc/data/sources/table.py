@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from os.path import splitext
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import SPLITS, Dataset, Normalisation, Split, split_name
+from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import ColumnCode, TableEncoder, as_text, parse_column
 from rfdlc.errors import InputError, listing, suggestion
 
 Table = dict[str, list[Any]]  # cells by column
+OF_IMAGES = (
+    ". Image files are not read from a table: list them in a .txt file, lines of 'path label', or by class folder"
+)
 TARGETS = ("target", "label", "class", "y")
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
 
@@ -47,9 +52,12 @@ def read(
     group_of = None if groups is None else _groups(where, groups, table.pop(groups))
     positions, notes = _parts(where, table, split, labels, group_of, test_fraction, seed)
     notes += [f"column {column!r} was left out as asked" for column in drop if table.pop(column, None) is not None]
-    ids = _identities(table, notes)
+    left_out: list[str] = []
+    ids = _identities(table, left_out)
+    notes += left_out
     if not table:
-        raise InputError(f"{where}: no column is left to learn from beside the target {target!r}")
+        told = "; ".join(["", *left_out])
+        raise InputError(f"{where}: no column is left to learn from beside the target {target!r}{told}")
     train = positions["train"].tolist()
     encoder = TableEncoder.fit({name: [cells[i] for i in train] for name, cells in table.items()})
     whole = Split(encoder.transform(table), labels, ids, group_of)
@@ -219,8 +227,10 @@ def _identities(table: Table, notes: list[str]) -> list[str] | None:
         texts = [as_text(cell) for cell in table[name]]
         numeric = parse_column(name, table[name]).dtype == np.float64
         if len(set(texts)) == len(texts) and None not in texts and (names_rows(name) or not numeric):
+            of_images = OF_IMAGES if splitext(str(texts[0]))[1].lower() in IMAGE_SUFFIXES else ""
             notes.append(
                 f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
+                f"{of_images}"
             )
             ids = ids or [str(text) for text in texts]
             del table[name]
