@@ -85,6 +85,22 @@ def test_bad_input(tmp_path, folder):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "digits-lt", "out=runs/a"), "out is an option and no setting: write --out runs/a"),
+        (("train", "digits-lt", "data=b"), "setting 'data' is unknown"),
+        (("fork", "FOLDER", "at=1"), "write --at 1"),
+        (("fork", "FOLDER", "backbone=resnet8"), "a fork cannot change backbone"),
+        (("fork", "FOLDER", "method=ride"), "a fork cannot go on as ride"),
+    ],
+)
+def test_pairs_that_are_no_settings(tmp_path, folder, words, message):
+    with pytest.raises(InputError, match=message):
+        run(*(str(folder) if word == "FOLDER" else word for word in words), "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_settings_are_listed():
     listed = run("train", "--settings").stdout
     assert "prior_tau=" in listed
