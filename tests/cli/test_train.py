@@ -35,6 +35,13 @@ def test_train_says_what_it_did(tmp_path):
     assert "next: rfdlc evaluate" in result.stdout
 
 
+def test_without_a_test_part_the_next_step_is_another(tmp_path):
+    x, y = np.eye(4, dtype=np.float32).repeat(5, 0), np.arange(4).repeat(5)
+    np.savez(tmp_path / "set.npz", train_x=x, train_y=y, val_x=x, val_y=y)
+    result = run("train", tmp_path / "set.npz", "--out", tmp_path / "run", *SMALL)
+    assert f"next: rfdlc predict {tmp_path / 'run'} DATA --out" in result.stdout
+
+
 def test_json_is_all_there_is_on_stdout(folder, tmp_path):
     told = json.loads(run("resume", folder, "--json").stdout)
     assert told["run"] == str(folder)
@@ -76,6 +83,22 @@ def test_bad_input(tmp_path, folder):
     with pytest.raises(InputError, match=r"kind of file '.txt' is unknown: expected one of .npz, .parquet, .csv"):
         run("predict", folder, "digits-lt", "--out", tmp_path / "p.txt")
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "digits-lt", "out=runs/a"), "out is an option and no setting: write --out runs/a"),
+        (("train", "digits-lt", "data=b"), "setting 'data' is unknown"),
+        (("fork", "FOLDER", "at=1"), "write --at 1"),
+        (("fork", "FOLDER", "backbone=resnet8"), "a fork cannot change backbone"),
+        (("fork", "FOLDER", "method=ride"), "a fork cannot go on as ride"),
+    ],
+)
+def test_pairs_that_are_no_settings(tmp_path, folder, words, message):
+    with pytest.raises(InputError, match=message):
+        run(*(str(folder) if word == "FOLDER" else word for word in words), "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_settings_are_listed():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rfdlc
+from rfdlc.data.samples import Taken, open_samples
 from rfdlc.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -226,6 +227,25 @@ def test_medmnist_names_and_versions(tmp_path: Path) -> None:
         rfdlc.load("bloodmnist", root=tmp_path)
     with pytest.raises(InputError, match=r"pathmnist was not found as .*pathmnist.npz"):
         rfdlc.load("pathmnist", root=tmp_path)
+
+
+def test_images_and_labels_of_ones_own_keep_names_and_groups(tmp_path: Path) -> None:
+    groups = {f"{split}_groups": np.arange(count) // 2 for split, count in (("train", 9), ("val", 3), ("test", 3))}
+    path = medmnist(tmp_path / "own.npz", classes=3, names=np.array([b"cat", b"dog", b"eel"]), **groups)
+    data = rfdlc.load(path)
+    assert data.classes.names == ("cat", "dog", "eel")
+    assert data.train.groups is not None
+    assert data.train.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_names_as_bytes(tmp_path: Path) -> None:
+    inputs, labels = np.ones((6, 2), np.float32), np.array(["Möwe", "cat", "cat"] * 2)
+    np.savez(tmp_path / "set.npz", x=inputs, y=np.char.encode(labels, "utf-8"))
+    data = rfdlc.load(tmp_path / "set.npz", test_fraction=0)
+    assert data.classes.names == ("Möwe", "cat")
+    assert data.train.labels.tolist() == [0, 1, 1] * 2
+    taken = Taken(data.classes, (2,))
+    assert open_samples(tmp_path / "set.npz", taken).read(range(6)).split.labels.tolist() == [0, 1, 1] * 2
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,11 @@ def test_missing_targets(path: Path) -> None:
         (ROWS.replace("50", "1e39"), {}, r"column 'age' has an infinite or too large value in row 3 \(1e39\)"),
         (ROWS, {"drop": "age,ward"}, "no column 'ward'"),
         ("label\na\nb\n", {}, "no column is left to learn from"),
+        (
+            "file,label\na.PNG,a\nb.png,b\n",
+            {},
+            "column 'file' .*left out.*Image files are not read from a table",
+        ),
         ("x,y\n1,a\n2,a\n", {"test_fraction": 0}, "one class"),
         ("x,y\n" + "".join(f"1,{i}.5\n" for i in range(40)), {}, "expected classes, not measurements"),
         ("x,y\n", {}, "no training sample"),

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,17 @@ def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "run"
     rfdlc.train("digits-lt", out=path, keep=(0.5,), evaluate_every=2, **SMALL)
     return path
+
+
+def test_weights_of_a_training_that_is_not_finished_are_called_so(whole, tmp_path):
+    unfinished = tmp_path / "run"
+    shutil.copytree(whole, unfinished)
+    for name in ("model.safetensors", "decider.json", "predictions.npz"):
+        (unfinished / name).unlink()
+    with pytest.warns(UserWarning, match="not trained to its end: these are the weights after epoch 4, not calibrated"):
+        rfdlc.Model.load(unfinished)
+    with pytest.raises(InputError, match=r"holds no predictions.npz: .*not finished .then `rfdlc resume"):
+        rfdlc.Predictions.load(unfinished)
 
 
 def weights(path):

@@ -75,7 +75,7 @@ def read_predictions(path: Path, classes: "Classes | None", *, logits: bool = Fa
     """A file of predictions, or a folder that holds `predictions.npz`."""
     from rfdlc.decide.predictions import Predictions
 
-    return Predictions.load(path / "predictions.npz" if path.is_dir() else path, classes, logits=logits)
+    return Predictions.load(path, classes, logits=logits)
 
 
 def folder_decider(path: Path) -> "Decider | None":

@@ -67,9 +67,8 @@ def train(
     """
     with ready():
         from rfdlc.learn.fitting import train as train_it
-        from rfdlc.learn.settings import parse_pairs
 
-        chosen: dict[str, Any] = dict(parse_pairs(settings or []))
+        chosen = _chosen(settings, ("out", "root", "target"))
         named = chosen.pop("method", method)
         options = {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
         options |= {} if target is None else {"target": target}
@@ -132,10 +131,9 @@ def fork(
     """
     with ready():
         from rfdlc.learn.fitting import fork as fork_it
-        from rfdlc.learn.settings import parse_pairs
 
-        changes: dict[str, Any] = dict(parse_pairs(settings or []))
-        _report(fork_it(run, out, at=at, method=method, **changes), json)
+        changes = _chosen(settings, ("out", "at"))
+        _report(fork_it(run, out, at=at, method=changes.pop("method", method), **changes), json)
 
 
 # -- what they share -----------------------------------------------------------------------------------------------
@@ -159,6 +157,18 @@ def ready() -> Iterator[None]:
         raise SystemExit(1 if isinstance(error, TrainingStopped) else 130) from None
 
 
+def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:
+    """Settings by name, `method` and `data.key` among them; what is unknown or an option is told before any work."""
+    from rfdlc.learn.settings import Settings, parse_pairs
+
+    chosen = parse_pairs(pairs or [])
+    for name in options:
+        if name in chosen:
+            raise InputError(f"{name} is an option and no setting: write --{name} {chosen[name]}")
+    Settings().changed({k: v for k, v in chosen.items() if k != "method" and not k.startswith("data.")})
+    return dict(chosen)
+
+
 def _report(model: "Model", as_json: bool) -> None:
     """What the folder now says, and what to do next."""
     if not speaks():
@@ -172,7 +182,10 @@ def _report(model: "Model", as_json: bool) -> None:
         return
     known = {"test": "test", "test_tail_sensitive": "test, tail-sensitive", "held_out_balanced": "held out, balanced"}
     print_rich(_table({title: metrics[name] for name, title in known.items() if name in metrics}))
-    print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc evaluate {model.path} --utility tail-sensitive")
+    following = f"evaluate {model.path} --utility tail-sensitive"
+    if "test" not in metrics:  # the data had no test part
+        following = f"predict {model.path} DATA --out predictions.csv"
+    print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc {following}")
 
 
 def _table(columns: dict[str, dict[str, Any]]) -> Any:

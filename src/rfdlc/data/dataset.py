@@ -168,8 +168,8 @@ class Dataset:
         kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups if by_group else None)
         if not len(held):
             raise InputError(
-                f"{self.name}: no class has two samples (or groups), so none can be held out: "
-                "say hold_out=0 to train on all, without calibration"
+                f"{self.name}: no class has two samples (or groups), so none can be held out: add samples, or do "
+                "without (test_fraction=0 for data without a test part, hold_out=0 for training)"
             )
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)

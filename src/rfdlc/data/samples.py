@@ -17,7 +17,7 @@ from rfdlc.data.images import BrokenImage, ImageFiles, fitted, open_image, plane
 from rfdlc.data.load import NAMES, find_reader, load, options_of
 from rfdlc.data.packed import PackedText
 from rfdlc.data.sources import arrays, folder, listing
-from rfdlc.data.sources.arrays import as_inputs
+from rfdlc.data.sources.arrays import as_inputs, as_texts
 from rfdlc.data.sources.rows import PARQUET, TableRows, open_arrays
 from rfdlc.data.sources.table import names_rows
 from rfdlc.data.table import TableEncoder
@@ -137,7 +137,12 @@ def _list(path: Path, taken: Taken, skip_broken: bool) -> Samples:
 def _files(root: Path, names: PackedText, labels: NDArray[np.int64], taken: Taken, skip_broken: bool) -> Samples:
     if len(taken.input_shape) != 3:
         raise InputError(f"{root} holds images, but this model was trained on samples of shape {taken.input_shape}")
-    channels, size = taken.input_shape[:2]
+    channels, size, width = taken.input_shape
+    if size != width:
+        raise InputError(
+            f"{root} holds image files, which become squares, but this model was trained on arrays of {size}x{width} "
+            "pixels: give it an array of such images (.npy, .npz)"
+        )
     files = ImageFiles(root, names, size, channels)
     pool = ThreadPoolExecutor(os.cpu_count(), "decode")  # threads do: pillow decodes without the interpreter's lock
 
@@ -191,11 +196,11 @@ def _arrays(path: Path, taken: Taken, split: str | None) -> Samples:
         raise InputError(f"{path}: holds no inputs: expected an array x (or test_x, X_test, features, images, ...)")
     inputs, ids = found["x"], found.get("ids")
     everything = range(len(inputs))
-    named = None if names is None else [str(name) for name in names[range(len(names))]]
+    named = None if names is None else [str(name) for name in as_texts(names[range(len(names))])]
     labels = _labels(path, found["y"][everything], named, taken.classes) if "y" in found else _none(len(inputs))
 
     def read(rows: range) -> Piece:
-        texts = None if ids is None else [str(text) for text in ids[rows]]
+        texts = None if ids is None else [str(text) for text in as_texts(ids[rows])]
         values = as_inputs(f"{path}, from row {rows.start} on", inputs[rows])
         return Piece(Split(values, labels[rows.start : rows.stop], texts))
 
@@ -204,7 +209,7 @@ def _arrays(path: Path, taken: Taken, split: str | None) -> Samples:
 
 def _labels(path: Path, given: NDArray[Any], names: Sequence[str] | None, classes: Classes) -> NDArray[np.int64]:
     """Numbers count the file's names, or are names themselves; all are unknown where the model has other classes."""
-    flat = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+    flat = as_texts(given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given)
     if flat.ndim != 1 or not len(flat):
         raise InputError(f"{path}: labels have shape {given.shape}: expected one class a sample (for one-hot: argmax)")
     if flat.dtype.kind == "f" and (flat == np.floor(flat)).all():

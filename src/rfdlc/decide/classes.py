@@ -50,6 +50,11 @@ class Classes:
             raise InputError(
                 f"class names must not be blank, but one of {listing(map(repr, names))} is: name every class"
             )
+        try:
+            "".join(names).encode()
+        except UnicodeEncodeError:  # the name of a folder may be any bytes
+            odd = next(name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name))
+            raise InputError(f"class names must be UTF-8, but {odd!a} is not: rename it, and its folder") from None
         doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         if doubled:
             raise InputError(f"class names must differ, but these appear more than once: {listing(doubled)}")

@@ -54,7 +54,7 @@ class Predictions:
         self.classes = classes
         self.scores: Scores = as_scores(given, classes, logits=logits is not None)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, classes)
-        self.ids: NDArray[np.str_] | None = None if ids is None else np.asarray(ids).astype(str)
+        self.ids: NDArray[np.str_] | None = None if ids is None else _readable(np.asarray(ids).astype(str))
         self.uncertainty = None if uncertainty is None else _as_numbers(uncertainty, "uncertainty")
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
             if values is not None and values.shape != (len(self),):
@@ -111,13 +111,13 @@ class Predictions:
 
     @classmethod
     def load(cls, path: str | Path, classes: Classes | None = None, *, logits: bool = False) -> "Predictions":
-        """Read .npz, .csv, .tsv or .parquet.
+        """Read .npz, .csv, .tsv or .parquet, or of a run folder its predictions.npz.
 
         Tables have one column a class, named after it, and optionally `target` and `id`. An .npz file has `logits`
         or `probabilities`, and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups.
         `logits` says that a table holds logits.
         """
-        path = Path(path)
+        path = _in_folder(Path(path))
         reader = _READERS.get(path.suffix.lower())
         if reader is None:
             raise InputError(f"{path}: unknown kind of file {path.suffix!r}: expected {listing(_READERS)}")
@@ -141,6 +141,19 @@ def _check(predictions: Predictions) -> None:
         raise InputError(f"{error}{names}") from None
 
 
+def _in_folder(path: Path) -> Path:
+    """The file that a run folder's predictions of its test part are in; other paths as they are."""
+    if not path.is_dir():
+        return path
+    if not (path / "predictions.npz").is_file():
+        raise InputError(
+            f"{path}: holds no predictions.npz: its data had no test part, or the training is not finished (then "
+            f"`rfdlc resume {path}`). For labelled samples: `rfdlc predict {path} DATA --out scored.npz`, then "
+            f"scored.npz with --decider {path}/decider.json"
+        )
+    return path / "predictions.npz"
+
+
 def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     """Targets as class indices: numbers are indices, text is names, or indices where no class is called by a number."""
     array = as_array(targets)
@@ -148,6 +161,16 @@ def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     if text and all(map(_is_index, array.reshape(-1))):
         return classes.encode(array.astype(str).astype(np.int64), "target")
     return classes.encode(array.astype(str) if array.dtype.kind in "OS" else array, "target")
+
+
+def _readable(ids: NDArray[np.str_]) -> NDArray[np.str_]:
+    """Names of files need not be UTF-8, but tables are: bytes that are not are written as escapes."""
+    try:
+        "".join(ids.reshape(-1).tolist()).encode()
+    except UnicodeEncodeError:
+        shown = [text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in ids.tolist()]
+        return np.array(shown)
+    return ids
 
 
 def _as_numbers(values: ArrayLike, what: str) -> NDArray[np.float64]:

@@ -126,7 +126,7 @@ def fork(
     at: int | None = None,
     method: str | None = None,
     data: Any = None,
-    backbone: OwnBackbone | None = None,
+    backbone: OwnBackbone | str | None = None,
     **changes: Any,
 ) -> Model:
     """Continue from a checkpoint of another run in a folder of its own, with other settings or as another method.
@@ -134,6 +134,8 @@ def fork(
     `at` is the epoch of a kept checkpoint (setting `keep`); without it the last one is taken. Another `method` brings
     the settings of its row: `crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`.
     """
+    if isinstance(backbone, str):  # the name of one, a setting like others
+        backbone, changes = None, {**changes, "backbone": backbone}
     with joined() as processes:
         with processes.together():
             _begin_fork(Run(path), out, at, method, changes, processes)

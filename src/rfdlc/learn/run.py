@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -125,6 +126,11 @@ class Run:
         found = self.checkpoint()
         if found is None:
             raise InputError(f"{self.path} has no trained weights yet: train it with `rfdlc resume {self.path}`")
+        warnings.warn(
+            f"{self.path} is not trained to its end: these are the weights after epoch {found.epoch}, not calibrated; "
+            f"finish it with `rfdlc resume {self.path}`",
+            stacklevel=2,
+        )
         return found.net
 
     # -- writing ----------------------------------------------------------------------------------------------

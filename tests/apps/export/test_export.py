@@ -1,6 +1,7 @@
 """Exported files decide as the library does, and say so when they cannot."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ import rfdlc
 from rfdlc.apps.export import exporting
 from rfdlc.apps.export.parity import TOLERANCE, random_samples
 from rfdlc.apps.sealed import SEAL_LENGTH, sealed
+from rfdlc.apps.server.backends import open_backend
+from rfdlc.apps.server.limits import Limits, Refused
+from rfdlc.apps.server.reading import read_image_body
 from rfdlc.cli import app
 from rfdlc.data.images import resized
 
@@ -171,6 +175,17 @@ def test_bad_wishes(run, tmp_path, name, options, message):
         rfdlc.export(run, tmp_path / name, **options)
 
 
+def test_resize_is_for_squares(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (20, 6, 9, 3), dtype=np.uint8), np.arange(20) % 2
+    rfdlc.train(images, "ce", tmp_path / "run", backbone="mlp", widths=(4,), epochs=1, hold_out=0, device="cpu")
+    with pytest.raises(rfdlc.InputError, match=r"resize is for square images, but .* shape \(3, 6, 9\)"):
+        rfdlc.export(tmp_path / "run", tmp_path / "model.onnx", resize=True)
+    backend = open_backend(tmp_path / "run")
+    with pytest.raises(Refused, match=r"takes no image files: expected arrays of samples of shape \(3, 6, 9\)"):
+        read_image_body(b"", backend, Limits())
+
+
 @pytest.mark.parametrize("samples", [np.zeros((2, 3, 12, 13), np.uint8), np.zeros((2, 3, 12, 12)), np.zeros(3)])
 def test_wrong_samples(exported, samples):
     with pytest.raises(rfdlc.InputError, match="expected"):
@@ -195,6 +210,14 @@ def test_the_card(run, exported):
     assert [metric["type"] for metric in metrics] == ["accuracy", "balanced_accuracy", "ece"]
     for words in ("## Data", "88 training samples", "accuracy, tail", "## Utility", "| ant |", "## Limits"):
         assert words in text
+
+
+def test_a_run_folder_that_cannot_be_written_has_no_card(run, tmp_path, monkeypatch):
+    (run / "README.md").unlink(missing_ok=True)
+    monkeypatch.setattr(os, "access", lambda place, mode: place != run)
+    done = rfdlc.export(run, tmp_path / "model.pt2")
+    assert done.cards == (tmp_path / "README.md",)
+    assert not (run / "README.md").exists()
 
 
 def test_somebody_elses_readme_stays(run, tmp_path):

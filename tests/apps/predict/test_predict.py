@@ -1,5 +1,6 @@
 """Predictions of any number of samples: the same rows as Model.predict, whatever was killed or shared out."""
 
+import errno
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.apps.predict import predicting
 from rfdlc.cli import app
+from rfdlc.data.samples import Taken, open_samples
 
 pytest.importorskip("pyarrow", reason='tests of Parquet need pip install "rfdlc[tables]"')
 
@@ -209,6 +212,40 @@ def _interrupting(step):
 
     replace = os.replace
     return failing
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_full_disk_keeps_the_parts(run, photos, tmp_path, monkeypatch, kind):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / f"p.{kind}"
+    with monkeypatch.context() as patched:
+        patched.setitem(predicting.FORMATS, f".{kind}", replace(predicting.FORMATS[f".{kind}"], merge=full))
+        with pytest.raises(rfdlc.errors.InputError, match=r"cannot be written \(No space left on device\)"):
+            rfdlc.predict(run, photos, out)
+    assert len(list((tmp_path / f"p.{kind}.parts").glob("part-*"))) == 8
+    assert rfdlc.predict(run, photos, out).complete
+    same(out, run, photos)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npz"])
+def test_names_of_files_that_are_not_utf8(run, photos, tmp_path, kind):
+    folder = os.fsencode(tmp_path) + b"/p"
+    os.mkdir(folder)
+    picture = next(photos.rglob("*.png")).read_bytes()
+    for name, content in ((b"caf\xe9.png", picture), (b"\xe9.png", b"no image")):
+        with open(folder + b"/" + name, "wb") as file:
+            file.write(content)
+    done = rfdlc.predict(run, tmp_path / "p", tmp_path / f"p.{kind}", skip_broken=True)
+    assert rfdlc.Predictions.load(done.path).ids.tolist() == [r"caf\xe9.png"]
+    assert done.skipped == 1
+
+
+def test_image_files_for_a_model_of_arrays_that_are_not_square(photos):
+    taken = Taken(rfdlc.Classes(("a", "b")), (1, 8, 9))
+    with pytest.raises(rfdlc.errors.InputError, match="become squares, but this model was trained on arrays of 8x9"):
+        open_samples(photos, taken)
 
 
 # -- several processes -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The model card: README.md in the format of the Hugging Face hub, from what the run folder knows."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from rfdlc.decide.evaluation import Evaluation, evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import listing
+from rfdlc.files import replacing
 from rfdlc.learn.methods import find_method
 from rfdlc.learn.model import Model
 from rfdlc.learn.run import Run
@@ -18,13 +20,15 @@ MARK = "library_name: rfdlc"
 
 
 def write_cards(model: Model, utility: Utility, path: Path, precision: str, parity: Parity) -> tuple[Path, ...]:
-    """One beside the exported file and one in the run folder, so that either folder can be pushed as it is."""
+    """One beside the exported file and one in the run folder (if it can be written), so that either can be pushed."""
     assert model.path is not None
     text = card(model, utility, path.name, precision, parity)
     places = dict.fromkeys((_free_place(path), model.path / "README.md"))
-    for place in places:
-        place.write_text(text, encoding="utf-8")
-    return tuple(places)
+    written = [place for place in places if os.access(place.parent, os.W_OK)]
+    for place in written:
+        with replacing(place) as beside:
+            beside.write_text(text, encoding="utf-8")
+    return tuple(written)
 
 
 def _free_place(path: Path) -> Path:
@@ -40,11 +44,12 @@ def card(model: Model, utility: Utility, file: str, precision: str, parity: Pari
     run = Run(model.path)
     config, scored = run.config, _scored(model, utility)
     method = find_method(config["method"])
+    calibrated = ", calibrated on held-out data" if model.decider.fitted else ", not calibrated"
     parts = [
         _header(model, config, scored),
         f"# {_plain(config['data']['name'])}, {config['method']}",
-        f"{model.net.particles} particles trained by `{config['method']}` ({method.summary}), calibrated on held-out "
-        f"data; decisions maximise expected utility. Exported by rfdlc {__version__} as `{file}` ({precision}).",
+        f"{model.net.particles} particles trained by `{config['method']}` ({method.summary}){calibrated}; "
+        f"decisions maximise expected utility. Exported by rfdlc {__version__} as `{file}` ({precision}).",
         "## Data\n\n" + _data(model, config),
         "## Figures\n\n" + _figures(scored),
         "## Utility\n\n" + _utility(utility),

@@ -59,8 +59,8 @@ def export(
     if precision == "int8" and path.suffix == ".pt2":
         raise InputError("int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    if resize and len(model.input_shape) != 3:
-        raise InputError(f"resize is for images, but this model takes samples of shape {model.input_shape}")
+    if resize and (len(model.input_shape) != 3 or model.input_shape[1] != model.input_shape[2]):
+        raise InputError(f"resize is for square images, but this model takes samples of shape {model.input_shape}")
     chosen = model.decider.utility if utility is None else utility.with_classes(model.classes)
     form = Form(model.input_shape, resize, utility_input)
     data = _bytes(model, chosen, form, precision, path.suffix)

@@ -79,7 +79,7 @@ class Parts:
         """One finished part; what was left out of it comes first, so that a part that is there is all there."""
         if broken:
             with replacing(self._skipped(part)) as beside:
-                beside.write_text("".join(f"{' '.join(text.split())}\n" for text in broken), encoding="utf-8")
+                beside.write_text("".join(f"{' '.join(text.split())}\n" for text in broken), "utf-8", "surrogateescape")
         with replacing(self._file(part)) as beside:
             self.layout.write(beside, columns)
 
@@ -98,7 +98,8 @@ class Parts:
                 with replacing(self.skipped) as beside, beside.open("wb") as file:
                     file.writelines(part.read_bytes() for part in skipped)
             merged = self.folder / f"merged{self.out.suffix}"
-            self.layout.merge((self._file(part) for part in parts), names, merged, self._note)
+            with replacing(merged) as beside:
+                self.layout.merge((self._file(part) for part in parts), names, beside, self._note)
             os.replace(merged, self.out)
             self._remove()
         return True

@@ -36,6 +36,11 @@ class Backend:
         """Whether a sample is an image."""
         return len(self.input_shape) == 3
 
+    @property
+    def files(self) -> bool:
+        """Whether it takes image files, which become squares."""
+        return self.images and self.input_shape[1] == self.input_shape[2]
+
 
 def open_backend(path: str | Path, utility: Utility | None = None) -> Backend:
     """A run folder or a `.onnx` file, deciding by `utility` or by its own."""

@@ -84,8 +84,10 @@ def _base64_images(given: Any, backend: Backend, limits: Limits) -> NDArray[Any]
 
 
 def _images(files: list[bytes], backend: Backend, limits: Limits) -> NDArray[Any]:
-    if not backend.images:
-        raise Refused(422, f"this model takes no images: expected samples of shape {backend.input_shape}")
+    if not backend.files:
+        raise Refused(
+            422, f"this model takes no image files: expected arrays of samples of shape {backend.input_shape}"
+        )
     return np.stack([planes(_square(file, i, backend, limits)) for i, file in enumerate(files)])
 
 

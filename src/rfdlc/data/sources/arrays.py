@@ -90,7 +90,7 @@ def unreadable(path: Path, error: Exception) -> str:
 
 def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     """A data set from arrays whose keys say split and role."""
-    parts = by_part(name, arrays)
+    parts = by_part(name, {key: as_texts(array) for key, array in arrays.items()})
     whole = parts.pop(None, {})
     given_names = whole.pop("names", None)
     if whole and parts:
@@ -99,6 +99,11 @@ def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     names = _class_names(name, pieces, given_names)
     splits = {split: _split(f"{name}, {split}", part, names) for split, part in pieces.items()}
     return Dataset.of(name, names, splits)
+
+
+def as_texts(array: NDArray[Any]) -> NDArray[Any]:
+    """Names that numpy holds as bytes, as text; other arrays as they are."""
+    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 
 def by_part(name: str, arrays: Mapping[str, Value]) -> dict[str | None, dict[str, Value]]:

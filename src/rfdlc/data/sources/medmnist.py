@@ -59,14 +59,16 @@ CLASS_NAMES = {
     "retinamnist": ("0", "1", "2", "3", "4"),
     "tissuemnist": ("0", "1", "2", "3", "4", "5", "6", "7"),
 }
+ROLES = ("images", "labels")
 SUPPORTED = "expected 2D images with one label each, as in " + listing(CLASS_NAMES, 20)
 
 
 def recognises(path: Path) -> bool:
-    """Whether an `.npz` has MedMNIST's keys."""
+    """Whether an `.npz` has MedMNIST's keys: images and labels of each part, and nothing else, such as names."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {"train_images", "train_labels"} <= set(file.files)
+            parts = {key.partition("_")[0] for key in file.files} & set(SPLITS)
+            return "train" in parts and set(file.files) == {f"{part}_{role}" for part in parts for role in ROLES}
     except Exception:  # whatever is wrong with it is said where it is read
         return False
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from os.path import splitext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import SPLITS, Dataset, Normalisation, Split, split_name
+from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_text, parse_column
 from rfdlc.decide.dialect import delimiter_of
 from rfdlc.errors import InputError, listing, suggestion
 
 Table = dict[str, list[Any]]  # cells by column
+OF_IMAGES = (
+    ". Image files are not read from a table: list them in a .txt file, lines of 'path label', or by class folder"
+)
 TARGETS = ("target", "label", "class", "y")
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
 
@@ -52,9 +57,12 @@ def read(
     positions, notes = _parts(where, table, split, labels, group_of, test_fraction, seed)
     notes += [f"column {column!r} was left out as asked" for column in drop if table.pop(column, None) is not None]
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
-    ids = _identities(table, columns, notes)
+    left_out: list[str] = []
+    ids = _identities(table, columns, left_out)
+    notes += left_out
     if not columns:
-        raise InputError(f"{where}: no column is left to learn from beside the target {target!r}")
+        told = "; ".join(["", *left_out])
+        raise InputError(f"{where}: no column is left to learn from beside the target {target!r}{told}")
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {part: whole.take(place) for part, place in positions.items()}
@@ -241,8 +249,10 @@ def _identities(table: Table, columns: dict[str, Column], notes: list[str]) -> l
     for name in named:
         texts = [as_text(cell) for cell in table[name]]
         if len(set(texts)) == len(texts) and None not in texts:
+            of_images = OF_IMAGES if splitext(str(texts[0]))[1].lower() in IMAGE_SUFFIXES else ""
             notes.append(
                 f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
+                f"{of_images}"
             )
             ids = ids or [str(text) for text in texts]
             del columns[name]
