@@ -13,7 +13,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.errors import InputError, listing, suggestion
+from rfdlc.errors import InputError, listing, repeated, suggestion
 
 Indices = NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class Classes:
             raise InputError(
                 f"class names must not be blank, but one of {listing(map(repr, names))} is: name every class"
             )
-        doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        doubled = repeated(names)
         if doubled:
             raise InputError(f"class names must differ, but these appear more than once: {listing(doubled)}")
         if self.counts is not None:

@@ -121,7 +121,6 @@ class Settings:
         if self.prior_tau and len(self.prior_tau) not in (1, self.particles):
             count = len(self.prior_tau)
             raise InputError(f"prior_tau has {count} values for {self.particles} particles: expected one, or one each")
-
         if self.mixup and self.cutmix:
             raise InputError("mixup and cutmix cannot be used together: set one of them to 0")
         if self.compile and self.checkpoint_activations:
