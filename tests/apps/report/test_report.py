@@ -1,5 +1,7 @@
 """report() from folders, files and memory: what is written, what is refused, and that nothing can be injected."""
 
+import base64
+import io
 import json
 import re
 import subprocess
@@ -119,10 +121,22 @@ def test_thumbnails_from_an_array_and_from_files(tmp_path, predictions):
     assert all(p.startswith("data:image/jpeg;base64,") for p in data["runs"][0]["thumbnails"].values())
 
 
+def test_a_photograph_is_shown_upright(tmp_path):
+    from PIL import Image
+
+    held = Image.Exif()
+    held[0x0112] = 6  # the camera was turned to the right
+    Image.new("RGB", (300, 100)).save(tmp_path / "a.jpg", exif=held)
+    wrong = rfdlc.Predictions(probabilities=[[0.9, 0.1]], targets=[1], ids=["a.jpg"])
+    data = data_of(rfdlc.report(wrong, None, tmp_path / "r.html", images=tmp_path, bootstrap=0))
+    shown = base64.b64decode(data["runs"][0]["thumbnails"]["0"].partition(",")[2])
+    assert Image.open(io.BytesIO(shown)).size == (48, 144)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"runs": "nowhere"}, "nowhere: no such run folder"),
+        ({"runs": "nowhere"}, "nowhere: no such file or run folder"),
         ({"runs": []}, "0 runs: expected 1 to 8"),
         ({"out": "nowhere/r.html"}, "does not exist; create it first"),
         ({"images": np.zeros((3, 8, 8))}, r"images have shape \(3, 8, 8\) for 400 samples"),
