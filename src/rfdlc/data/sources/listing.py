@@ -56,7 +56,10 @@ def find_named(root: Path, name: str) -> Path:
     for stem, files in find(root).items() if root.is_dir() else ():
         if plain_name(stem) == plain_name(name):
             return files["train"]
-    raise InputError(f"{name} was not found in {root}: expected its lists there, such as ImageNet_LT_train.txt")
+    raise InputError(
+        f"{name} was not found in {root}: expected its lists there, such as ImageNet_LT_train.txt; give their folder "
+        "with root (--root)"
+    )
 
 
 def read_folder(path: Path, *, image_size: int | None = None, skip_broken: bool = False) -> Dataset:
