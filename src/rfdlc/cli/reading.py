@@ -11,6 +11,7 @@ from rfdlc.errors import InputError, listing
 if TYPE_CHECKING:
     from rfdlc.decide.classes import Classes
     from rfdlc.decide.decider import Decider
+    from rfdlc.decide.predictions import Predictions
     from rfdlc.decide.utility import Utility
 
 BUILDERS = ("one-hot", "tail-sensitive")
@@ -88,6 +89,13 @@ def read_prior(spec: str, what: str) -> str | dict[str, float]:
         )
     delimiter, rows = _rows(Path(spec), ("class", "share"))
     return _shares(((row["class"], row["share"], delimiter) for row in rows), f"{spec}: share")
+
+
+def read_predictions(path: Path, classes: "Classes | None", *, logits: bool = False) -> "Predictions":
+    """A file of predictions, or a folder that holds `predictions.npz`."""
+    from rfdlc.decide.predictions import Predictions
+
+    return Predictions.load(path / "predictions.npz" if path.is_dir() else path, classes, logits=logits)
 
 
 def folder_decider(path: Path) -> "Decider | None":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from rfdlc.cli.reading import BUILDERS, folder_decider, read_classes, read_prior, read_utility
+from rfdlc.cli.reading import BUILDERS, folder_decider, read_classes, read_predictions, read_prior, read_utility
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,13 +100,11 @@ class Request:
         """Read everything, fit what is to be fitted."""
         if self.calibrate is None and (self.calibration or self.balanced):
             raise InputError("--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
-        from rfdlc.decide.predictions import Predictions
-
         classes = None if self.classes is None else read_classes(self.classes)
-        predictions = Predictions.load(file, classes, logits=self.logits)
+        predictions = read_predictions(file, classes, logits=self.logits)
         decider = self._with_utility(file, predictions)
         if self.calibrate is not None:
-            decider.fit(Predictions.load(self.calibrate, classes, logits=self.logits), balanced=self.balanced)
+            decider.fit(read_predictions(self.calibrate, classes, logits=self.logits), balanced=self.balanced)
         if self.target_prior == "estimate":
             decider = decider.with_target_prior(decider.estimate_prior(predictions))
         elif self.target_prior is not None:

@@ -111,16 +111,19 @@ class Predictions:
 
     @classmethod
     def load(cls, path: str | Path, classes: Classes | None = None, *, logits: bool = False) -> "Predictions":
-        """Read .npz, .csv, .tsv or .parquet, or the predictions.npz of a run folder.
+        """Read .npz, .csv, .tsv or .parquet.
 
         Tables have one column a class, named after it, and optionally `target` and `id`. An .npz file has `logits`
         or `probabilities`, and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups.
         `logits` says that a table holds logits.
         """
-        path = _file(Path(path))
+        path = Path(path)
         reader = _READERS.get(path.suffix.lower())
         if reader is None:
-            raise InputError(f"{path}: unknown kind of file {path.suffix!r}: expected {listing(_READERS)}")
+            trouble = f"unknown kind of file {path.suffix!r}" if path.exists() else "no such file or run folder"
+            raise InputError(f"{path}: {trouble}: expected {listing(_READERS)}")
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
         try:
             loaded: Predictions = reader(path, classes, logits)
             loaded.scores.check()
@@ -148,20 +151,6 @@ def _as_numbers(values: ArrayLike, what: str) -> NDArray[np.float64]:
 
 def _is_index(value: Any) -> bool:
     return str(value).lstrip("-").isdecimal()
-
-
-def _file(path: Path) -> Path:
-    """The file itself, or the one in a run folder."""
-    if not path.exists():
-        raise InputError(f"{path}: no such file or run folder")
-    if not path.is_dir():
-        return path
-    if not (path / "predictions.npz").is_file():
-        raise InputError(
-            f"{path}: holds no predictions.npz: expected a run that has ended (`rfdlc resume {path}`) on data with a "
-            "test part, or a file that `rfdlc predict` wrote"
-        )
-    return path / "predictions.npz"
 
 
 def _from_table(reader: Any) -> Any:

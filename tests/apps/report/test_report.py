@@ -136,7 +136,7 @@ def test_a_photograph_is_shown_upright(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"runs": "nowhere"}, "nowhere: no such file or run folder"),
+        ({"runs": "nowhere"}, "nowhere: no such run folder"),
         ({"runs": []}, "0 runs: expected 1 to 8"),
         ({"out": "nowhere/r.html"}, "does not exist; create it first"),
         ({"images": np.zeros((3, 8, 8))}, r"images have shape \(3, 8, 8\) for 400 samples"),

@@ -152,7 +152,9 @@ def _read_run(
         predictions, path = source if classes is None else source.with_classes(classes), None
     else:
         path = Path(source)
-        predictions = Predictions.load(path, classes)
+        if not path.exists():
+            raise InputError(f"{path}: no such run folder or file of predictions")
+        predictions = Predictions.load(path / "predictions.npz" if path.is_dir() else path, classes)
         if decider is None and path.is_dir() and (path / "decider.json").is_file():
             decider = Decider.load(path / "decider.json")
     if decider is None:

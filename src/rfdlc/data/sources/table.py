@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, split_name
+from rfdlc.data.dataset import SPLITS, Dataset, Normalisation, Split, split_name
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import ColumnCode, TableEncoder, as_text, parse_column
 from rfdlc.errors import InputError, listing, suggestion
@@ -146,9 +146,7 @@ def _target(where: str, table: Table, target: str | None) -> str:
         return target
     usual = [column for column in table if column.lower() in TARGETS]
     if len(usual) != 1:
-        raise InputError(
-            f"{where}: which column is the class? Name it with target (--target); the columns are {listing(table)}"
-        )
+        raise InputError(f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
     return usual[0]
 
 
@@ -158,7 +156,7 @@ def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple
     if absent and not skip_broken:
         rows = listing((row + 1 for row in absent), 5)
         raise InputError(
-            f"{where}: the target {target!r} is missing in row {rows}; remove them, or leave them out with {SKIPPING}"
+            f"{where}: the target {target!r} is missing in row {rows}; remove the rows, or skip broken ones"
         )
     gone = set(absent)
     kept = {name: [cell for row, cell in enumerate(cells) if row not in gone] for name, cells in table.items()}
