@@ -1,12 +1,12 @@
 """`rfdlc reproduce`: the paper's tables, measured beside published."""
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rfdlc.cli.request import JsonOption
+from rfdlc.cli.writing import print_json
 from rfdlc.errors import InputError, choose
 
 
@@ -49,7 +49,10 @@ def reproduce(
     wanted = [choose("table", table, SPECS)] if table else list(SPECS)
     if names:
         titles = {name: SPECS[name].title for name in wanted}
-        print(dumps({"tables": titles}) if json else "\n".join(f"{name:20s} {title}" for name, title in titles.items()))
+        if json:
+            print_json({"tables": titles})
+        else:
+            print("\n".join(f"{name:20s} {title}" for name, title in titles.items()))
         return
     folder = results or PACKAGED
     if run:
@@ -66,7 +69,10 @@ def reproduce(
         from rfdlc.evidence.plots import draw_all
 
         paths = [str(path) for path in draw_all(folder, figures)]
-        print(dumps({"figures": paths}) if json else "\n".join(paths))
+        if json:
+            print_json({"figures": paths})
+        else:
+            print("\n".join(paths))
         return
     found = Results(folder)
     if chosen == ["markdown"] and not table:
