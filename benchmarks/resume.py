@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # the first backward pass imports it: once here, not in every child
 
 from recording import write
 from rfdlc.data.load import load

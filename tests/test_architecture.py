@@ -10,7 +10,7 @@ import pytest
 import rfdlc
 
 SOURCE = Path(rfdlc.__file__).parent
-# What each room may import besides itself and the ground floor (errors, files, progress).
+# What each room may import besides itself and the ground floor.
 MAY_IMPORT = {
     "decide": set(),
     "data": {"decide"},

@@ -1,5 +1,6 @@
 """The errors that users see: what was given, what is allowed, and the fix, in one line."""
 
+from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -26,6 +27,15 @@ def listing(names: Iterable[object], most: int = 8) -> str:
     """
     words = [str(name) for name in names]
     return ", ".join(words) if len(words) <= most else ", ".join(words[:most]) + f", ... ({len(words)} in all)"
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """The names that appear more than once.
+
+    >>> repeated(["b", "a", "b", "a", "c"])
+    ['a', 'b']
+    """
+    return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
 def choose(what: str, given: str, allowed: Iterable[str]) -> str:

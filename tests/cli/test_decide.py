@@ -141,6 +141,16 @@ def test_costs_and_abstain(run, folder):
     assert table["mean_expected_utility"] < 0
 
 
+def test_a_table_with_the_wrong_sign_is_told(run, folder):
+    (folder / "costs.csv").write_text("true,cat,dog,newt,ask\ncat,0,1,1,2\ndog,2,0,1,2\nnewt,0,0,0,2\n")
+    assert "costs.csv: every right decision is worth the least" in run("decide", "test.csv", "-u", "costs.csv")[2]
+    assert "U.csv: every right decision costs the most" in run("decide", "test.csv", "--costs", "U.csv")[2]
+    (folder / "odd.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,0,0,1\n")  # right for one of them
+    (folder / "flat.csv").write_text("true,cat,dog,newt\ncat,1,1,1\ndog,0,0,0\nnewt,2,2,2\n")
+    for words in (("-u", "U.csv"), ("--costs", "costs.csv"), ("-u", "odd.csv"), ("-u", "flat.csv")):
+        assert run("decide", "test.csv", *words)[2] == ""
+
+
 def test_utility_new_and_show(run, folder):
     code, out, _ = run("utility", "new", "new.csv", "-c", "counts.csv", "-k", "tail-sensitive", "--penalty", -2)
     assert code == 0
@@ -193,6 +203,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
     ("words", "message"),
     [
         (["decide", "none.csv"], "none.csv: no such file"),
+        (["evaluate", "runs/none"], "runs/none: no such file or run folder"),
         (["decide", "test.csv", "-u", "none.csv"], "no such file; expected a CSV file or one of one-hot"),
         (["decide", "test.csv", "-u", "U.csv", "--penalty", "-3"], "penalty -3 is for the utility tail-sensitive"),
         (["evaluate", "test.csv", "--penalty", "-3"], "penalty -3 is for the utility tail-sensitive, not for one-hot"),

@@ -83,7 +83,7 @@ def test_npy_pairs_and_folders(tmp_path: Path) -> None:
     (tmp_path / "other.npy").unlink()
     assert len(rfdlc.load(tmp_path, test_fraction=0).train) == 10
     (tmp_path / "y.npy").unlink()
-    with pytest.raises(InputError, match=r"no labels for it at .*y.npy; name them with labels="):
+    with pytest.raises(InputError, match=r"no labels for it at .*y.npy; name them with labels"):
         rfdlc.load(tmp_path / "X.npy")
 
 

@@ -163,7 +163,7 @@ def test_pickled_objects_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda d: Predictions.load(d / "p.xlsx"), r"unknown kind of file '.xlsx': expected .npz, .csv"),
+        (lambda d: Predictions.load(write(d / "p.xlsx", "a")), r"unknown kind of file '.xlsx': expected .npz, .csv"),
         (lambda d: Predictions.load(d / "p.csv"), "no such file"),
         (lambda d: Predictions.load(write(d / "p.npz", "no zip")), "p.npz: cannot be read as .npz"),
         (lambda d: Predictions(), "either logits or probabilities"),

@@ -151,7 +151,7 @@ def test_what_is_missing_is_found_in_the_grids(folder):
 
 def test_the_page_is_not_stale():
     text = (DOCS / "evidence.md").read_text(encoding="utf-8")
-    assert text == page.text(results.packaged()), "docs/evidence.md: rfdlc reproduce --markdown > docs/evidence.md"
+    assert text == page.text(Results()), "docs/evidence.md: rfdlc reproduce --markdown > docs/evidence.md"
 
 
 def test_every_table_is_printed_without_torch_or_data(folder):

@@ -24,7 +24,7 @@ def test_traffic_of_an_mlp_is_what_its_layers_move(quick):
     assert all(seconds >= 0 for seconds in found.parts.values())
     assert found.step == pytest.approx(sum(found.parts.values()))
     assert found.steps == 3 * -(-len(data.train) // 32)
-    assert found.to_dict()["fraction_of_floor"] == pytest.approx(found.traffic / found.bandwidth / found.step)
+    assert found.floor == pytest.approx(found.traffic / found.bandwidth)
 
 
 def test_the_command_prints_the_table_beside_the_result(quick, tmp_path):

@@ -11,7 +11,7 @@ from torch import nn
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
-from rfdlc.learn.assembly import build_net, build_parts, choose_device, method_net, split_logits, training_utility
+from rfdlc.learn.assembly import build_net, build_parts, choose_device, method_net, split_outputs, training_utility
 from rfdlc.learn.heldout import balanced, balanced_positions, diversity
 from rfdlc.learn.methods import METHODS, resolve
 from rfdlc.learn.optimisation.optimisers import AdamW, Sgd, clip
@@ -97,7 +97,7 @@ def test_one_seed_gives_one_result_bit_for_bit():
 def test_training_learns():
     data = features([60, 20, 8])
     net, done = trained(data, (0,), epochs=30, batch_size=32, learning_rate=0.05)
-    logits = split_logits(net, data.test, data.normalisation, Settings(), CPU)[0].mean(0)
+    logits = split_outputs(net, data.test, data.normalisation, Settings(), CPU)[0][0].mean(0)
     assert (logits.argmax(-1).numpy() == data.test.labels).mean() > 0.8
     assert done[-1].losses[0] < done[0].losses[0]
 

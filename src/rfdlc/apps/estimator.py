@@ -32,6 +32,7 @@ from rfdlc.errors import InputError, choose
 
 try:
     from rfdlc.apps import particle_training as training
+    from rfdlc.learn.heldout import carries_uniform
     from rfdlc.learn.model import new_decider
     from rfdlc.learn.settings import Settings
 except ModuleNotFoundError as error:
@@ -138,7 +139,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._keep(trained, settings, data)
         if parted.val is not None:
             logits, held = self._particle_logits(parted.val.array), parted.val
-            decider.fit(logits, held.labels, logits=True, balanced=_flat(decider), sample_weight=held.weights)
+            decider.fit(logits, held.labels, logits=True, balanced=carries_uniform(decider), sample_weight=held.weights)
         self._decide_with(decider.with_target_prior(named_prior(self.prior)).with_utility(utility))
         return self
 
@@ -306,7 +307,7 @@ def _held_out_loss(decider: Decider, data: Dataset) -> "training.HeldOutLoss":
     assert data.val is not None
     y = data.val.labels
     weights = np.ones(len(y)) if data.val.weights is None else data.val.weights
-    if _flat(decider):
+    if carries_uniform(decider):
         weights = weights / np.bincount(y, weights)[y]
 
     def loss(logits: Floats) -> float:
@@ -314,11 +315,6 @@ def _held_out_loss(decider: Decider, data: Dataset) -> "training.HeldOutLoss":
         return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
 
     return loss
-
-
-def _flat(decider: Decider) -> bool:
-    """Whether the probabilities were trained for a uniform class prior."""
-    return decider.train_prior is not None and bool(np.ptp(decider.train_prior) < 1e-9)
 
 
 def _widths(hidden: Any) -> tuple[int, ...]:

@@ -1,13 +1,14 @@
 """Commands about data: `rfdlc inspect`."""
 
-import json
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rfdlc.cli.writing import check_writable, escaped
+from rfdlc.cli.request import JsonOption
+from rfdlc.cli.train import Root, Source
+from rfdlc.cli.writing import check_writable, escaped, print_json
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,10 +22,9 @@ BAR = 24
 
 
 def inspect(
-    source: Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A known name, a file, or a folder.")],
-    root: Annotated[Path | None, typer.Option(help="Folder in which a named data set is looked for.")] = None,
+    source: Source,
+    root: Root = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the tail, such as tail.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Leave out what is broken, count it and report it.")
     ] = False,
@@ -42,20 +42,17 @@ def inspect(
     image_size: Annotated[int | None, typer.Option(help="Side to which images are brought.")] = None,
     test_fraction: Annotated[float | None, typer.Option(help="Share held out where there is no test part.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of what is drawn.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Show the classes and the tail of a data set, and what is wrong with it: duplicates, leaks, broken files.
 
     **Examples**
 
-    * `rfdlc inspect digits-lt`
-
-    * `rfdlc inspect cifar100-lt --root data --plot tail.png`
-
-    * `rfdlc inspect dermamnist --root data --groups lesions.csv`
-
-    * `rfdlc inspect photos/ --skip-broken --json`
-
-    * `rfdlc inspect patients.csv --target diagnosis --groups patient`
+    - `rfdlc inspect digits-lt`
+    - `rfdlc inspect cifar100-lt --root data --plot tail.png`
+    - `rfdlc inspect dermamnist --root data --groups lesions.csv`
+    - `rfdlc inspect photos/ --skip-broken --json`
+    - `rfdlc inspect patients.csv --target diagnosis --groups patient`
     """
     from rfdlc.data.inspection import Inspection
     from rfdlc.data.load import load
@@ -82,8 +79,8 @@ def inspect(
     found = Inspection.of(data)
     if plot is not None:
         plot_tail(found.data.classes, plot, found.data.name)
-    if as_json:
-        typer.echo(json.dumps(found.to_dict(), ensure_ascii=False, indent=1))
+    if json:
+        print_json(found.to_dict())
     else:
         _show(found, plot)
     if found.leaks.broken and not skip_broken:

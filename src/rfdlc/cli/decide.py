@@ -89,7 +89,7 @@ def evaluate(
 
     - `rfdlc evaluate probs.csv --utility U.csv`
     - `rfdlc evaluate probs.csv -u tail-sensitive -c counts.csv --calibrate val.csv --bootstrap 500`
-    - `rfdlc evaluate runs/a --utility costs.csv --json`
+    - `rfdlc evaluate runs/a --costs costs.csv --json`
     """
     from rfdlc.decide.evaluation import evaluate as score
 

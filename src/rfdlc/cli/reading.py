@@ -1,9 +1,10 @@
 """What several commands read: classes, utilities, priors and predictions as a person writes them on a command line."""
 
 import csv
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rfdlc.errors import InputError, listing
 
@@ -44,8 +45,10 @@ def read_utility(
     if spec not in BUILDERS:
         if not Path(spec).is_file():
             raise InputError(f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
-        utility = Utility.read_csv(spec, classes)
-        return Utility(-utility.matrix + 0.0, utility.classes, utility.actions) if costs else utility
+        table = Utility.read_csv(spec, classes)
+        utility = Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
+        _warn_of_sign(spec, utility, costs)
+        return utility
     if classes is None:
         raise InputError(f"utility {spec!r} needs the classes: give them with --classes")
     if spec == "one-hot":
@@ -53,6 +56,23 @@ def read_utility(
     if classes.counts is None:
         raise InputError("utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count")
     return Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
+
+
+def _warn_of_sign(spec: str, utility: "Utility", costs: bool) -> None:
+    """Costs taken for utilities, or the reverse, would silently bring about the worst decisions."""
+    own = utility.class_action
+    if (own < 0).any():
+        return
+    among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
+    right, least = among.diagonal(), among.min(axis=1)
+    if (right == least).all() and (right < among.max(axis=1)).any():
+        found = (
+            "costs the most of its row: if these are utilities, give them with --utility"
+            if costs
+            else "is worth the least of its row: if these are costs, change their signs, or give them with --costs to "
+            "decide, evaluate, report or plot"
+        )
+        warnings.warn(f"{spec}: every right decision {found}", stacklevel=2)
 
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:
@@ -117,11 +137,11 @@ def _classes_table(path: Path) -> "Classes":
     for row in rows:
         if row.get("group"):
             groups.setdefault(row["group"], []).append(row["class"])
-    counts = None
+    counts: tuple[Any, ...] | None = None  # numbers that `Classes` finds whole, or names
     if "count" in rows[0]:
         counts = tuple(_number(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows)
     try:
-        return Classes(tuple(row["class"] for row in rows), counts, groups)  # type: ignore[arg-type]
+        return Classes(tuple(row["class"] for row in rows), counts, groups)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

@@ -1,17 +1,17 @@
 """`rfdlc reproduce`: the paper's tables, measured beside published."""
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rfdlc.cli.request import JsonOption
+from rfdlc.cli.writing import print_json
 from rfdlc.errors import InputError, choose
 
 
 def reproduce(
-    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="One table; without it, all of them.")] = None,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="One table; without it, all of them.")] = None,
     run: Annotated[bool, typer.Option("--run", help="Train and score what is missing first (needs data).")] = False,
     data: Annotated[Path, typer.Option("--data", help="Folder in which data sets are looked for.")] = Path(),
     runs: Annotated[Path, typer.Option("--runs", help="Where run folders are kept.")] = Path("runs/evidence"),
@@ -49,7 +49,10 @@ def reproduce(
     wanted = [choose("table", table, SPECS)] if table else list(SPECS)
     if names:
         titles = {name: SPECS[name].title for name in wanted}
-        print(dumps({"tables": titles}) if json else "\n".join(f"{name:20s} {title}" for name, title in titles.items()))
+        if json:
+            print_json({"tables": titles})
+        else:
+            print("\n".join(f"{name:20s} {title}" for name, title in titles.items()))
         return
     folder = results or PACKAGED
     if run:
@@ -67,7 +70,10 @@ def reproduce(
         from rfdlc.evidence.plots import draw_all
 
         paths = [str(path) for path in draw_all(folder, figures)]
-        print(dumps({"figures": paths}) if json else "\n".join(paths))
+        if json:
+            print_json({"figures": paths})
+        else:
+            print("\n".join(paths))
         return
     found = Results(folder)
     if chosen == ["markdown"] and not table:

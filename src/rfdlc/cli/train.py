@@ -21,7 +21,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Root = Annotated[Path | None, typer.Option("--root", help="Folder in which a named data set is looked for.")]
 Pairs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings; `--settings` lists them.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Settings; `rfdlc train --settings` lists them.", show_default=False),
 ]
 NEEDS_TORCH = 'training needs torch: pip install "rfdlc[train]"'
 

@@ -96,4 +96,4 @@ def _shade(value: float) -> str:
     if value == 0:
         return "dim"
     strong = int(90 + 110 * abs(value))
-    return f"black on rgb({60},{strong},{60})" if value > 0 else f"white on rgb({strong},{40},{40})"
+    return f"black on rgb(60,{strong},60)" if value > 0 else f"white on rgb({strong},40,40)"

@@ -15,6 +15,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, listing
 
 SPLITS = ("train", "val", "test")
+SKIPPING = "skip_broken (--skip-broken; to rfdlc train data.skip_broken=true)"  # how one says it, in messages
 
 
 @dataclass(frozen=True)

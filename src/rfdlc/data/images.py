@@ -188,10 +188,10 @@ def view(image: "Image", box: tuple[float, float, float, float], size: int, chan
     whole = box == (0.0, 0.0, float(size), float(size))
     if not whole or image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-    return _upright(image)
+    return upright(image)
 
 
-def _upright(image: "Image") -> "Image":
+def upright(image: "Image") -> "Image":
     """As a viewer shows it, by the orientation in its EXIF data; damage there is no damage to the picture."""
     from PIL import Image
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import Dataset, Split, choose_part
+from rfdlc.data.dataset import SKIPPING, Dataset, Split, choose_part
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.images import BrokenImage, ImageFiles, fitted, open_image, planes
 from rfdlc.data.load import NAMES, find_reader, load, options_of
@@ -160,7 +160,7 @@ def _files(root: Path, names: PackedText, labels: NDArray[np.int64], taken: Take
         troubles = list(pool.map(fill, rows))
         broken = tuple(filter(None, troubles))
         if broken and not skip_broken:
-            raise BrokenImage(f"{broken[0]}. Mend or remove it, or leave out what is broken with --skip-broken")
+            raise BrokenImage(f"{broken[0]}. Mend or remove it, or leave out what is broken with {SKIPPING}")
         kept = np.array([not trouble for trouble in troubles])
         split = Split(images, labels[rows.start : rows.stop], names.take(rows))
         return Piece(split.take(np.flatnonzero(kept)) if broken else split, broken)

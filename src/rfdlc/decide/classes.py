@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.errors import InputError, listing, suggestion
+from rfdlc.errors import InputError, listing, repeated, suggestion
 
 Indices = NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class Classes:
         except UnicodeEncodeError:  # the name of a folder may be any bytes
             odd = next(name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name))
             raise InputError(f"class names must be UTF-8, but {odd!a} is not: rename it, and its folder") from None
-        doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        doubled = repeated(names)
         if doubled:
             raise InputError(f"class names must differ, but these appear more than once: {listing(doubled)}")
         if self.counts is not None:

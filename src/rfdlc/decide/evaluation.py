@@ -70,7 +70,7 @@ class Evaluation:
         """(figure, value, interval) as a person reads them; figures that are not defined are left out."""
         flat = self.flat()
         shown = [(label, name, percent) for label, name, percent in _LABELS if not np.isnan(flat.get(name, np.nan))]
-        shown += [(f"{rate}", f"group_rates.{rate}", True) for rate in self.group_rates]
+        shown += [(rate, f"group_rates.{rate}", True) for rate in self.group_rates]
         return [(label, _figure(flat[n], p), _interval(self.intervals.get(n), p)) for label, n, p in shown]
 
     def __str__(self) -> str:

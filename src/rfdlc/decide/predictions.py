@@ -120,7 +120,8 @@ class Predictions:
         path = _in_folder(Path(path))
         reader = _READERS.get(path.suffix.lower())
         if reader is None:
-            raise InputError(f"{path}: unknown kind of file {path.suffix!r}: expected {listing(_READERS)}")
+            trouble = f"unknown kind of file {path.suffix!r}" if path.exists() else "no such file or run folder"
+            raise InputError(f"{path}: {trouble}: expected {listing(_READERS)}")
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         try:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes, as_array
-from rfdlc.errors import InputError, listing, suggestion
+from rfdlc.errors import InputError, listing, repeated, suggestion
 from rfdlc.progress import track
 
 Floats = NDArray[np.floating[Any]]
@@ -92,7 +92,7 @@ def class_columns(columns: Sequence[str]) -> list[str]:
 
 def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
     """Where each class stands among the columns, matched by name; every other column must be `id` or `target`."""
-    doubled = sorted({name for name in columns if columns.count(name) > 1}) if len(set(columns)) < len(columns) else []
+    doubled = repeated(columns)
     if doubled:
         raise InputError(f"{where}: column {doubled[0]!r} appears more than once; every column name must differ")
     place, known = {name: i for i, name in enumerate(columns)}, set(classes.names)

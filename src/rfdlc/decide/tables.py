@@ -85,8 +85,7 @@ def _layout(columns: list[str], classes: Classes | None, where: str) -> tuple[Cl
                 f"{where}: the class columns are {listing(names) or 'none'}: expected one column a class, named after "
                 "it; for two classes with one probability add the other one (1 - p)"
             )
-        doubled = [name for name in names if names.count(name) > 1]
-        classes = Classes(tuple(dict.fromkeys(names))) if doubled else Classes(tuple(names))
+        classes = Classes(tuple(dict.fromkeys(names)))  # a name that is there twice is told of as a column
     return classes, column_order(columns, classes, where)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.dialect import number, read_rows
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import InputError, listing, repeated
 
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
@@ -253,7 +253,7 @@ def _action_names(actions: Sequence[str] | None, classes: Sequence[str], columns
             f"utility has {columns} columns for {len(classes)} classes: expected one column a class "
             f"(and one more to abstain), or the names of {columns} actions; got {len(names)} names"
         )
-    doubled = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    doubled = repeated(names)
     if doubled:
         raise InputError(f"action {doubled[0]!r} appears more than once; every action name must differ")
     return names

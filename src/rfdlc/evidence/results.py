@@ -5,7 +5,6 @@ run and metric, `curves.csv` the points that plots need. Nothing here needs torc
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +87,6 @@ def mean_of(values: Sequence[float]) -> Mean | None:
     if not values:
         return None
     return Mean(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
-
-
-@cache
-def packaged() -> Results:
-    """The measurements that come with the package."""
-    return Results()
 
 
 def curves(data: str, folder: Path = PACKAGED) -> Rows:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rfdlc.evidence.scoring import PENALTIES
 
@@ -57,17 +58,17 @@ _RUNS = {  # the paper's name -> our run
 }  # fmt: skip
 
 
-def _methods(names: Sequence[str], **more: object) -> Iterator[Line]:
+def _methods(names: Sequence[str], **more: Any) -> Iterator[Line]:
     """Lines of the other methods, each beside the paper's row of the same name."""
     for name in names:
-        yield Line(name, _RUNS[name], row=name, **more)  # type: ignore[arg-type]
+        yield Line(name, _RUNS[name], row=name, **more)
 
 
-def _standard(decision: str, names: Sequence[str] = (), **more: object) -> Iterator[Line]:
+def _standard(decision: str, names: Sequence[str] = (), **more: Any) -> Iterator[Line]:
     """The same decision for every method, ours last."""
     runs = {**{name: _RUNS[name] for name in names}, "RF-DLC (paper)": "rf-dlc-paper", "RF-DLC (ours)": "rf-dlc"}
     for label, run in runs.items():
-        yield Line(label, run, "standard", decision, **more)  # type: ignore[arg-type]
+        yield Line(label, run, "standard", decision, **more)
 
 
 _COMPARED = ("CE", "CB Loss", "LDAM", "RIDE", "TLC")

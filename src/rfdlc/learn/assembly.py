@@ -198,17 +198,11 @@ def training_utility(settings: Settings, classes: Classes) -> Matrix | None:
     return matrix
 
 
-def split_logits(
-    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device
-) -> Tensor:
-    """Logits (R, M, N, C) of a split, on the CPU. Its labels are not read."""
-    return split_outputs(net, split, normalisation, settings, device)[0]
-
-
 def split_outputs(
     net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits, and the uncertainty (R, N) that the network's combination states itself, if it does."""
+    """Logits (R, M, N, C) of a split, on the CPU, and the uncertainty (R, N) that the network's combination states
+    itself, if it does. Labels are not read."""
     logits, unsure = shared_outputs(net, split, normalisation, settings, device, ALONE)
     assert logits is not None
     return logits, unsure

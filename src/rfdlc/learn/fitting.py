@@ -266,6 +266,7 @@ def _fingerprint(data: Dataset) -> str:
 
 
 def same_data(run: Run, table: Mapping[str, Any], data: Any) -> Dataset:
+    """The data that a run was trained on, given again or loaded from where they were; others are refused."""
     if data is None and "source" not in table:
         raise InputError(f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
     given = data if data is not None else table["source"]

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, softmax
+from rfdlc.decide.uncertainty import mutual_information
 
 
 def balanced_positions(labels: NDArray[np.int64], repeats: int = 1) -> NDArray[np.int64]:
@@ -42,10 +43,4 @@ def diversity(logits: Floats) -> dict[str, float]:
     particles = len(chosen)
     pairs = [(i, j) for i in range(particles) for j in range(i)]
     disagreement = float(np.mean([np.mean(chosen[i] != chosen[j]) for i, j in pairs])) if pairs else 0.0
-    p = softmax(logits)
-    information = _entropy(p.mean(0)) - _entropy(p).mean(0)
-    return {"disagreement": disagreement, "mutual_information": float(information.mean())}
-
-
-def _entropy(p: Floats) -> Floats:
-    return -(p * np.log(np.maximum(p, 1e-12))).sum(-1)
+    return {"disagreement": disagreement, "mutual_information": float(mutual_information(softmax(logits)).mean())}

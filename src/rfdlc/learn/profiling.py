@@ -48,17 +48,6 @@ class Profile:
         """Seconds that a step needs at the least, if memory were always busy."""
         return self.traffic / self.bandwidth
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return {
-            "seconds_a_step": {**self.parts, "step": self.step},
-            "seconds_of_first_stage": self.step * self.steps,
-            "seconds_of_evaluation": self.evaluation,
-            "bytes_a_step": self.traffic,
-            "bytes_a_second": self.bandwidth,
-            "fraction_of_floor": self.floor / self.step,
-        }
-
 
 def profile(
     data: Any,

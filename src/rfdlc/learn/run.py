@@ -64,7 +64,7 @@ class Run:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{path} cannot be made a run folder ({error.strerror}): choose another --out") from None
+            raise InputError(f"{path} cannot be made a run folder ({error.strerror}): choose another folder") from None
         run.write_json("classes.json", classes.to_dict())
         run.write_json("environment.json", environment())
         run.write_json("config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **config})  # last
@@ -164,42 +164,29 @@ class Run:
         """A JSON file."""
         self.write(name, (json.dumps(table, indent=1, ensure_ascii=False) + "\n").encode())
 
-    def write_with(self, name: str, save_to: Callable[[Path], None]) -> None:
-        """A file that something else writes: into a temporary name first."""
+    def write_with(self, name: str, save_to: Callable[[Path], object]) -> None:
+        """A file that something else writes: at any instant the folder has the old one or the new one, whole."""
         if not self.writes:
             return
-        temporary = self.path / f".{name}"
+        temporary = self.path / f".{name}.tmp"
         try:
             save_to(temporary)
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, self.path / name)
         except OSError as error:
-            self._fail(name, temporary, error)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            kept = (self.path / "last.ckpt").exists()
+            state = "last.ckpt is whole" if kept else "there was no checkpoint yet"
+            raise InputError(
+                f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}: make room, then "
+                f"`rfdlc resume {self.path}`"
+            ) from None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file so that at any instant the folder has the old one or the new one, whole."""
-        if not self.writes:
-            return
-        temporary = self.path / f".{name}.tmp"
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path / name)
-        except OSError as error:
-            self._fail(name, temporary, error)
-
-    def _fail(self, name: str, temporary: Path, error: OSError) -> None:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        found = self.path / "last.ckpt"
-        state = "last.ckpt is whole" if found.exists() else "there was no checkpoint yet"
-        reason = error.strerror or error
-        raise InputError(
-            f"{self.path}/{name} cannot be written ({reason}); {state}: make room, then `rfdlc resume {self.path}`"
-        ) from None
+        """A file of these bytes, in the same way."""
+        self.write_with(name, lambda path: path.write_bytes(data))
 
 
 def environment() -> dict[str, Any]:

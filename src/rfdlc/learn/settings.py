@@ -4,13 +4,13 @@ Class count, input size and frequency order are no settings: the data says them.
 """
 
 import math
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Any, get_type_hints
 
+from rfdlc.data.sources.listing import plain_name
 from rfdlc.decide.calibration import KINDS
 from rfdlc.errors import InputError, choose, listing, suggestion
 from rfdlc.learn.networks.backbones import BACKBONES
@@ -121,7 +121,6 @@ class Settings:
         if self.prior_tau and len(self.prior_tau) not in (1, self.particles):
             count = len(self.prior_tau)
             raise InputError(f"prior_tau has {count} values for {self.particles} particles: expected one, or one each")
-
         if self.mixup and self.cutmix:
             raise InputError("mixup and cutmix cannot be used together: set one of them to 0")
         if self.compile and self.checkpoint_activations:
@@ -173,18 +172,16 @@ def preset(data_name: str, method: str, kind: str = "") -> dict[str, Any]:
     Data without a preset of their own have that of their kind: `images` or `features` (tables and embeddings).
     Lists are named as they were published, so that `ImageNet_LT` means imagenet-lt.
     """
-    presets = {_plain(file.name.removesuffix(".toml")): file for file in (files("rfdlc.learn") / "presets").iterdir()}
+    presets = {
+        plain_name(file.name.removesuffix(".toml")): file for file in (files("rfdlc.learn") / "presets").iterdir()
+    }
     general = {"images": "images", "features": "table"}.get(kind, "")
-    source = presets.get(_plain(data_name)) or presets.get(general)
+    source = presets.get(plain_name(data_name)) or presets.get(general)
     if source is None:
         return {}
     table = tomllib.loads(source.read_text(encoding="utf-8"))
     common = {key: value for key, value in table.items() if not isinstance(value, dict)}
     return {**common, **table.get(method, {})}
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
 
 
 # -- values ----------------------------------------------------------------------------------------------------

@@ -392,23 +392,19 @@ def test_nothing_hangs_over_the_edge_and_colours_follow(browser, report, folder,
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_ten_thousand_by_a_hundred_is_quick(browser, tmp_path):
+def test_ten_thousand_by_a_hundred_are_decided_alike(browser, tmp_path):
+    """How quick that is: benchmarks/report.py."""
     predictions = make_predictions(10_000, counts=[int(500 * 0.95**i) + 1 for i in range(100)], particles=1)
     utility = Utility.tail_sensitive(predictions.classes, -1)
     path = rfdlc.report(predictions, utility, tmp_path / "r.html", bootstrap=0)
     page = Page(browser, path, as_runs(predictions, utility)[0])
-    assert page.script("return window.rfdlcReport.openTime") < 2000
-    page.script("document.getElementById('strip').scrollIntoView()")
-    times = []
-    for penalty in (-0.5, -1.5, -2, -3, -4):
-        move = (
-            "const s = document.getElementById('penalty'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))"
+    for penalty in (-0.5, -4):
+        page.script(
+            "const s = document.getElementById('penalty'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))",
+            penalty,
         )
-        page.script(move, penalty)
         page.settle()
-        times.append(page.script("return window.rfdlcReport.workbench.repaintTime"))
-    assert min(times) < 100, times
-    page.agrees_with(Utility.tail_sensitive(page.run.classes, -4))
+        page.agrees_with(Utility.tail_sensitive(page.run.classes, penalty))
 
 
 def test_runs_side_by_side(browser, folder, tmp_path):

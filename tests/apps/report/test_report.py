@@ -1,5 +1,7 @@
 """report() from folders, files and memory: what is written, what is refused, and that nothing can be injected."""
 
+import base64
+import io
 import json
 import re
 import subprocess
@@ -117,6 +119,18 @@ def test_thumbnails_from_an_array_and_from_files(tmp_path, predictions):
         Image.fromarray(images[i]).resize((100, 100)).save(tmp_path / f"sample-{i}", "PNG")
     data = data_of(rfdlc.report(predictions, None, tmp_path / "r.html", images=tmp_path, bootstrap=0))
     assert all(p.startswith("data:image/jpeg;base64,") for p in data["runs"][0]["thumbnails"].values())
+
+
+def test_a_photograph_is_shown_upright(tmp_path):
+    from PIL import Image
+
+    held = Image.Exif()
+    held[0x0112] = 6  # the camera was turned to the right
+    Image.new("RGB", (300, 100)).save(tmp_path / "a.jpg", exif=held)
+    wrong = rfdlc.Predictions(probabilities=[[0.9, 0.1]], targets=[1], ids=["a.jpg"])
+    data = data_of(rfdlc.report(wrong, None, tmp_path / "r.html", images=tmp_path, bootstrap=0))
+    shown = base64.b64decode(data["runs"][0]["thumbnails"]["0"].partition(",")[2])
+    assert Image.open(io.BytesIO(shown)).size == (48, 144)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 import rfdlc
 from rfdlc.apps.server.limits import Limits
 from rfdlc.apps.server.serving import check_host, listen, read_token
+from rfdlc.cli import main
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 
@@ -190,10 +191,13 @@ def command(*words):
     return [sys.executable, "-m", "rfdlc", "serve", *map(str, words)]
 
 
-def test_bad_wishes_end_with_2(run, tmp_path):
+def test_bad_wishes_end_with_2(run, tmp_path, monkeypatch, capsys):
     for words in ([run, "--host", "0.0.0.0"], [tmp_path / "nothing"], [run, "--token-file", tmp_path / "none"]):
-        done = subprocess.run(command(*words), capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        monkeypatch.setattr(sys, "argv", ["rfdlc", "serve", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr().err
+        assert (ended.value.code, told.count("\n")) == (2, 1), told
 
 
 def test_term_under_load_loses_nothing(run):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.apps.report.source import Run
+from rfdlc.data.images import upright
 from rfdlc.decide.classes import Indices
 from rfdlc.errors import InputError
 
@@ -49,7 +50,7 @@ def _from_files(run: Run, rows: Indices, root: Path) -> dict[int, str]:
 
 def _open(path: Path) -> Any:
     try:
-        return _pillow().open(path).convert("RGB")
+        return upright(_pillow().open(path)).convert("RGB")
     except OSError as error:
         raise InputError(f"{path}: cannot be read as an image ({error})") from None
 

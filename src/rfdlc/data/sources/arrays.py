@@ -34,7 +34,10 @@ def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
     """A pair of files: the features at `path`, the labels at `labels` (`y.npy` beside it if not given)."""
     beside = Path(labels) if labels is not None else path.with_name("y.npy")
     if not beside.is_file() or beside == path:
-        raise InputError(f"{path}: there are no labels for it at {beside}; name them with labels=")
+        raise InputError(
+            f"{path}: there are no labels for it at {beside}; name them with labels (--labels; to rfdlc train "
+            "data.labels=FILE)"
+        )
     return from_arrays(path.stem, {"x": _npy(path), "y": _npy(beside)})
 
 

@@ -74,7 +74,7 @@ def _folder(root: Path, layout: Layout) -> Path:
     wanted = listing((*layout.train, layout.test, layout.meta))
     raise InputError(
         f"{layout.name} was not found: expected the files {wanted} in {root / layout.folder}; "
-        f"unpack the Python version of the data set there, or give its folder with root="
+        "unpack the Python version of the data set there, or give its folder with root (--root)"
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.dataset import SKIPPING, Dataset, Normalisation, Split
 from rfdlc.data.images import FITS_IN_MEMORY, BrokenImage, Header, ImageFiles, attempt, check_size, default_size, header
 from rfdlc.data.packed import PackedText
 from rfdlc.errors import InputError
@@ -80,9 +80,7 @@ def _left(part: Listed, broken: Mapping[int, BrokenImage], skip_broken: bool, go
     messages = [f"{part.origins[i]}{broken[i]}" for i in sorted(broken)]
     if not skip_broken:
         more = f"; {len(messages) - 1} more are broken" if len(messages) > 1 else ""
-        raise InputError(
-            f"{messages[0]}{more}. Mend or remove what is broken, or leave it out with skip_broken (--skip-broken)"
-        )
+        raise InputError(f"{messages[0]}{more}. Mend or remove what is broken, or leave it out with {SKIPPING}")
     gone += messages
     return part.without(broken)
 

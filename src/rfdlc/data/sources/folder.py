@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rfdlc.data.dataset import Dataset, choose_part, split_name
+from rfdlc.data.dataset import SKIPPING, Dataset, choose_part, split_name
 from rfdlc.data.images import SUFFIXES
 from rfdlc.data.packed import PackedText
 from rfdlc.data.sources.files import Listed, read_images
@@ -41,7 +41,7 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     if skipped and not skip_broken:
         raise InputError(
             f"{skipped[0]}; expected files ending in {listing(sorted(SUFFIXES), 20)}. Remove it, or leave it out with "
-            "skip_broken (--skip-broken)"
+            f"{SKIPPING}"
         )
     notes = [f"{ignored} files that are no images were ignored"] if ignored else []
     notes += [f"{loose} images beside class folders were ignored: they have no class"] if loose else []

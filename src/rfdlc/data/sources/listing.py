@@ -30,14 +30,12 @@ class Published(NamedTuple):
     normalisation: Normalisation | None = None
 
 
-INATURALIST = Published(
-    {"train": 437_513, "val": 24_426}, 8_142, Normalisation((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
-)
 PUBLISHED = {
     "imagenetlt": Published({"train": 115_846, "val": 20_000, "test": 50_000}, 1_000),
     "placeslt": Published({"train": 62_500, "val": 7_300, "test": 36_500}, 365),
-    "inaturalist18": INATURALIST,
-    "inaturalist2018": INATURALIST,
+    "inaturalist18": Published(
+        {"train": 437_513, "val": 24_426}, 8_142, Normalisation((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
+    ),
 }
 
 NAMES = ("imagenet-lt", "places-lt", "inaturalist18", "inaturalist2018")
@@ -55,11 +53,13 @@ def find(folder: Path) -> dict[str, dict[str, Path]]:
 
 def find_named(root: Path, name: str) -> Path:
     """The training list of a data set by its name, such as imagenet-lt."""
-    wanted = re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
     for stem, files in find(root).items() if root.is_dir() else ():
-        if _key(stem).replace("2018", "18") == wanted:
+        if plain_name(stem) == plain_name(name):
             return files["train"]
-    raise InputError(f"{name} was not found in {root}: expected its lists there, such as ImageNet_LT_train.txt")
+    raise InputError(
+        f"{name} was not found in {root}: expected its lists there, such as ImageNet_LT_train.txt; give their folder "
+        "with root (--root)"
+    )
 
 
 def read_folder(path: Path, *, image_size: int | None = None, skip_broken: bool = False) -> Dataset:
@@ -79,7 +79,7 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
     root = path.parent.resolve()
     skipped: list[str] = []
     listed = {part: _read_list(file, root, skipped, skip_broken) for part, file in files.items()}
-    published = PUBLISHED.get(_key(stem))
+    published = PUBLISHED.get(plain_name(stem))
     names = _class_names(listed)
     notes = _compare(path, listed, len(names), published)
     return read_images(
@@ -154,8 +154,13 @@ def _parts(path: Path) -> tuple[str, str | None]:
     return (str(match.group(1) or ""), split) if match and split else (path.stem, None)
 
 
-def _key(stem: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", stem.lower())
+def plain_name(name: str) -> str:
+    """A data set's name as its lists, its folder and a person may all write it.
+
+    >>> plain_name("ImageNet_LT"), plain_name("imagenet-lt"), plain_name("iNaturalist2018")
+    ('imagenetlt', 'imagenetlt', 'inaturalist18')
+    """
+    return re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
 
 
 def _read_list(path: Path, root: Path, skipped: list[str], skip_broken: bool) -> Listed:

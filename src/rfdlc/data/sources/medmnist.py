@@ -83,7 +83,7 @@ def find(root: Path, name: str) -> Path:
         found = (
             f"there are several, name one by its path: {listing(sized)}" if sized else "download it from medmnist.com"
         )
-        raise InputError(f"{name} was not found as {plain}: {found}, or give its folder with root=")
+        raise InputError(f"{name} was not found as {plain}: {found}, or give its folder with root (--root)")
     return sized[0]
 
 

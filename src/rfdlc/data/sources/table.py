@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SPLITS, Dataset, Normalisation, Split, split_name
+from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, split_name
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_text, parse_column
 from rfdlc.decide.dialect import delimiter_of
-from rfdlc.errors import InputError, listing, suggestion
+from rfdlc.errors import InputError, listing, repeated, suggestion
 
 Table = dict[str, list[Any]]  # cells by column
 OF_IMAGES = (
@@ -152,7 +152,7 @@ def _check_names(where: str, names: Sequence[str]) -> None:
 
 def _one_role_each(where: str, columns: Sequence[str | None]) -> None:
     given = [column for column in columns if column is not None]
-    twice = [column for column in given if given.count(column) > 1]
+    twice = repeated(given)
     if twice:
         raise InputError(
             f"{where}: column {twice[0]!r} is named twice: expected others for each of target, groups, split and drop"
@@ -170,7 +170,7 @@ def _target(where: str, table: Table, target: str | None) -> str:
         return target
     usual = [column for column in table if column.lower() in TARGETS]
     if len(usual) != 1:
-        raise InputError(f"{where}: which column is the class? Name it with target=; the columns are {listing(table)}")
+        raise InputError(f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
     return usual[0]
 
 
@@ -180,7 +180,7 @@ def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple
     if absent and not skip_broken:
         rows = listing((row + 1 for row in absent), 5)
         raise InputError(
-            f"{where}: the target {target!r} is missing in row {rows}; remove the rows, or skip broken ones"
+            f"{where}: the target {target!r} is missing in row {rows}; remove the rows, or leave them out with {SKIPPING}"
         )
     gone = set(absent)
     kept = {name: [cell for row, cell in enumerate(cells) if row not in gone] for name, cells in table.items()}

@@ -44,13 +44,13 @@ function utilityCell(workbench, row, column, view) {
   });
   input.cells = cellsOf(workbench, row, column);
   input.disabled = !input.cells.length;
-  input.addEventListener("input", (event) => {
+  input.addEventListener("input", () => {
     const value = parseNumber(input.value);
     input.setAttribute("aria-invalid", value === null ? "true" : "false");
     byId("utility-hint").textContent = value === null ? "A cell needs a number, such as -1 or 0.5." : "";
     if (value === null) return;
     input.cells.forEach((cell) => (workbench.U[cell] = value));
-    workbench.changed(event.timeStamp);
+    workbench.changed();
   });
   input.addEventListener("blur", () => view.paint());
   if (row.single && column.single) return input;
@@ -132,27 +132,27 @@ function wirePresets(workbench, repaint) {
   };
   for (const button of byId("presets").querySelectorAll("button")) {
     button.disabled = button.dataset.preset === "tail-sensitive" && workbench.problem.counts === null;
-    button.addEventListener("click", (event) => {
+    button.addEventListener("click", () => {
       presets[button.dataset.preset]();
       repaint(true);
-      workbench.changed(event.timeStamp);
+      workbench.changed();
     });
   }
 }
 
 // A slider with a field for exact numbers beside it. `apply` gets a number.
 function wirePair(workbench, slider, field, fromSlider, apply) {
-  byId(slider).addEventListener("input", (event) => {
+  byId(slider).addEventListener("input", () => {
     apply(fromSlider(Number(byId(slider).value)));
     byId(field).value = "";
-    workbench.changed(event.timeStamp);
+    workbench.changed();
   });
-  byId(field).addEventListener("input", (event) => {
+  byId(field).addEventListener("input", () => {
     const value = parseNumber(byId(field).value);
     byId(field).setAttribute("aria-invalid", String(value === null));
     if (value === null) return;
     apply(value);
-    workbench.changed(event.timeStamp);
+    workbench.changed();
   });
 }
 
@@ -172,7 +172,7 @@ function wireSliders(workbench, repaint) {
   byId("abstain").addEventListener("change", (event) => {
     workbench.setAbstain(event.target.checked, workbench.abstainValue() ?? 0);
     repaint(true);
-    workbench.changed(event.timeStamp);
+    workbench.changed();
   });
 }
 
@@ -185,7 +185,7 @@ function wirePrior(workbench) {
   byId("prior").querySelector("[value=train]").disabled = workbench.problem.counts === null;
   byId("carried").addEventListener("change", (event) => {
     workbench.prior.carried = event.target.value;
-    workbench.changed(event.timeStamp);
+    workbench.changed();
   });
   byId("prior").addEventListener("change", (event) => {
     const [run] = workbench.runs;
@@ -194,7 +194,7 @@ function wirePrior(workbench) {
     ];
     workbench.prior.target = event.target.value;
     drawOwnPrior(workbench);
-    workbench.changed(event.timeStamp);
+    workbench.changed();
   });
 }
 
@@ -227,13 +227,13 @@ function drawOwnPrior(workbench) {
   });
   const inputs = fields.map((field) => field.querySelector("input"));
   const start = [...workbench.prior.own];
-  const apply = (event) => {
+  const apply = () => {
     const wanted = inputs.map((input) => parseNumber(input.value));
     const total = wanted.reduce((sum, value) => sum + (value ?? 0), 0);
     inputs.forEach((input, i) => input.setAttribute("aria-invalid", String(wanted[i] === null || wanted[i] < 0)));
     if (wanted.some((value) => value === null || value < 0) || total <= 0) return;
     blocks.forEach((block, i) => spread(workbench.prior.own, start, block.classes, wanted[i] / total));
-    workbench.changed(event.timeStamp);
+    workbench.changed();
   };
   inputs.forEach((input) => input.addEventListener("input", apply));
   replace(byId("own-prior"), fields);
@@ -280,14 +280,14 @@ function wireAssignment(workbench) {
   fillChoices();
   byId("assign-true").addEventListener("focus", fillChoices);
   byId("assign-decided").addEventListener("focus", fillChoices);
-  byId("assign-set").addEventListener("click", (event) => {
+  byId("assign-set").addEventListener("click", () => {
     const value = parseNumber(byId("assign-value").value);
     byId("assign-value").setAttribute("aria-invalid", String(value === null));
     if (value === null) return;
     const rows = assignable.true[byId("assign-true").value];
     const columns = assignable.decided[byId("assign-decided").value];
     workbench.assign(rows.classes, columns.actions, value);
-    workbench.changed(event.timeStamp);
+    workbench.changed();
   });
 }
 

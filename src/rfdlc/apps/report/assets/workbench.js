@@ -85,14 +85,11 @@ class Workbench {
   }
 
   // Many input events may come within one frame: the last one counts.
-  changed(started = performance.now()) {
-    this.started ??= started;
+  changed() {
     if (this.waiting) return;
     this.waiting = requestAnimationFrame(() => {
       this.waiting = null;
       this.recompute();
-      this.repaintTime = performance.now() - this.started;
-      this.started = null;
     });
   }
 
