@@ -216,7 +216,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
             "'x' is not a number",
         ),
         (["decide", "test.csv", "-u", "U.csv", "--costs", "U.csv"], "exclude each other"),
-        (["decide", "test.csv", "--costs", "U.csv", "--abstain", "9"], "say --abstain -9 for a cost of 9"),
+        (["decide", "test.csv", "--costs", "costs.csv", "--abstain", "9"], "say --abstain -9 for a cost of 9"),
         (["decide", "test.csv", "-o", "no/such/folder/a.csv"], "does not exist; create it first"),
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (["decide", "test.csv", "--logits", "--calibrate", "none.csv"], "none.csv: no such file"),
@@ -247,6 +247,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
 def test_bad_input_is_one_line_and_exit_code_2(run, folder, words, message):
     (folder / "bare.csv").write_text("a,b\n0.5,0.5\n")
     (folder / "half.csv").write_text("a,b,target\n0.25,0.25,a\n")
+    (folder / "costs.csv").write_text("class,cat,dog,newt\ncat,0,1,1\ndog,1,0,1\nnewt,1,1,0\n")
     (folder / "latin.csv").write_bytes("class,count\nré,1\n".encode("latin-1"))
     (folder / "endless.csv").write_text("class,count\ncat,inf\ndog,1\nnewt,1\n")
     before = sorted(path.name for path in folder.iterdir())

@@ -180,7 +180,7 @@ def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple
     if absent and not skip_broken:
         rows = listing((row + 1 for row in absent), 5)
         raise InputError(
-            f"{where}: the target {target!r} is missing in row {rows}; remove the rows, or leave them out with {SKIPPING}"
+            f"{where}: the target {target!r} is missing in row {rows}; remove them, or leave them out with {SKIPPING}"
         )
     gone = set(absent)
     kept = {name: [cell for row, cell in enumerate(cells) if row not in gone] for name, cells in table.items()}
