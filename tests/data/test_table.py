@@ -241,3 +241,29 @@ def test_too_many_categories() -> None:
     with pytest.raises(InputError, match="1200 different texts, too many"):
         TableEncoder.fit({"city": cells})
     assert parse_column("n", [" 1 ", "nan"]).tolist()[0] == 1
+
+
+def test_a_large_offset_leaves_what_differs(tmp_path):
+    """Seconds since 1970: a float32 there is a multiple of 128."""
+    seconds = [1_700_000_000 + 7 * k for k in range(40)]
+    rows = "".join(f"{s},{'ab'[k % 2]}\n" for k, s in enumerate(seconds))
+    (tmp_path / "t.csv").write_text("time,target\n" + rows)
+    data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
+    code = data.encoder.columns[0]
+    assert code.offset == code.median == np.median(seconds)
+    np.testing.assert_array_equal(data.train.array[:, 0], np.array(seconds) - np.median(seconds))
+    again = TableEncoder.from_dict(json.loads(json.dumps(data.encoder.to_dict())))
+    assert again.transform({"time": [seconds[3]]})[0, 0] == data.train.array[3, 0]
+    old = {key: value for key, value in vars(code).items() if key != "offset"}  # a run folder without offsets
+    assert TableEncoder.from_dict({"columns": [old]}).transform({"time": ["1700000128"]})[0, 0] == 1_700_000_128
+
+
+def test_features_that_32_bits_blur_are_told():
+    x = np.linspace(0, 1, 20)[:, None] + [[0.0, 1e8]]
+    with pytest.warns(
+        UserWarning, match=r"32 bits are too few for feature 1: .* around 1e\+08; subtract its mean first"
+    ):
+        rfdlc.load((x, np.arange(20) % 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rfdlc.load((x[:, :1], np.arange(20) % 2))

@@ -17,8 +17,21 @@ MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 
+# Rounding to 32 bits may move a number by so much of the spread of its column; a time in seconds since 1970 moves by 64
+ROUNDED = 1e-3
+
 Column = NDArray[Any]  # float64 with nan, or objects: text and None, where None is a missing value
 Cells = Sequence[Any] | Column  # as they are read, or parsed
+
+
+def blurred(column: NDArray[Any]) -> bool:
+    """Whether numbers lie so far from 0, for their spread, that 32 bits blur what differs between them.
+
+    >>> blurred(np.array([1.7e9, 1.7e9 + 60, 1.7e9 + 90])), blurred(np.array([1.7e9, 1e8]))
+    (True, False)
+    """
+    spread = float(np.nanstd(column)) if len(column) else 0.0
+    return 0 < ROUNDED * spread < float(np.nanmax(np.abs(column))) * float(np.finfo(np.float32).eps) / 2
 
 
 def as_text(value: Any) -> str | None:
@@ -61,6 +74,7 @@ class ColumnCode:
 
     name: str
     median: float | None = None  # of a numeric column
+    offset: float = 0.0  # what is taken from a number before it is rounded to 32 bits
     flags_missing: bool = False  # whether a further feature says that the number was missing
     categories: tuple[str, ...] = ()  # of a column of text
     counts_missing: bool = False  # whether missing is a category of its own
@@ -71,7 +85,8 @@ class ColumnCode:
         if column.dtype == np.float64:
             missing = np.isnan(column)
             median = 0.0 if missing.all() else float(np.nanmedian(column))
-            return cls(name, median=median, flags_missing=bool(missing.any()))
+            offset = median if not missing.all() and blurred(column) else 0.0
+            return cls(name, median=median, offset=offset, flags_missing=bool(missing.any()))
         present = sorted({text for text in column if text is not None})
         if len(present) > MOST_CATEGORIES:
             raise InputError(
@@ -127,7 +142,7 @@ class ColumnCode:
                 raise InputError(f"column {self.name!r} holds numbers in the training data, but here {wrong!r}")
             column = np.full(len(cells), np.nan)  # all are missing
         missing = np.isnan(column)
-        filled = np.where(missing, median, column)
+        filled = np.where(missing, median, column) - self.offset
         return np.column_stack([filled, missing] if self.flags_missing else [filled]).astype(np.float32)
 
 

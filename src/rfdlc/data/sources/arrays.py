@@ -1,6 +1,7 @@
 """Arrays: features, embeddings or small images in `.npz`, `.npy` files, or in memory."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, split_name
+from rfdlc.data.table import blurred
 from rfdlc.decide.classes import Classes, numbered
 from rfdlc.errors import InputError, listing
 
@@ -101,7 +103,23 @@ def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     pieces = {"train": whole} if whole else {str(split): part for split, part in parts.items()}
     names = _class_names(name, pieces, given_names)
     splits = {split: _split(f"{name}, {split}", part, names) for split, part in pieces.items()}
-    return Dataset.of(name, names, splits)
+    data = Dataset.of(name, names, splits)
+    _check_blurred(name, pieces["train"]["x"])
+    return data
+
+
+def _check_blurred(name: str, inputs: NDArray[Any]) -> None:
+    """Features become 32 bits wide: said where that loses what differs between them."""
+    if inputs.ndim != 2 or inputs.dtype.itemsize <= 4:
+        return
+    lost = [column for column in range(inputs.shape[1]) if blurred(inputs[:, column])]
+    if lost:
+        first = inputs[:, lost[0]]
+        warnings.warn(
+            f"{name}: 32 bits are too few for feature {listing(lost)}: feature {lost[0]} varies by {first.std():.2g} "
+            f"around {first.mean():.6g}; subtract its mean first, in training and in prediction",
+            stacklevel=2,
+        )
 
 
 def as_texts(array: NDArray[Any]) -> NDArray[Any]:
