@@ -38,10 +38,10 @@ def export(
 
     **Examples**
 
-    - `rfdlc export runs/a exported/model.onnx --utility U.csv`
-    - `rfdlc export runs/a exported/model.onnx --utility-input --resize`
-    - `rfdlc export runs/a exported/model.onnx --int8 --json`
-    - `rfdlc export runs/a exported/model.pt2`
+    - `rfdlc export runs/a model.onnx --utility U.csv`
+    - `rfdlc export runs/a model.onnx --utility-input --resize`
+    - `rfdlc export runs/a model.onnx --int8 --json`
+    - `rfdlc export runs/a model.pt2`
     """
     check_writable(out)
     if half and int8:

@@ -33,7 +33,7 @@ def serve(
     **Examples**
 
     - `rfdlc serve runs/a --utility U.csv`
-    - `rfdlc serve exported/model.onnx --port 9000`
+    - `rfdlc serve model.onnx --port 9000`
     - `rfdlc serve runs/a --host 0.0.0.0 --token-file token.txt`
     """
     from rfdlc.apps.server.limits import Limits
