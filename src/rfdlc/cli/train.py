@@ -176,15 +176,18 @@ def _report(model: "Model", as_json: bool) -> None:
     from rfdlc.learn.run import Run
 
     assert model.path is not None
-    metrics = Run(model.path).read_json("metrics.json")
+    run = Run(model.path)
+    metrics, notes = run.read_json("metrics.json"), run.config["data"].get("notes", [])
     if as_json:
-        print_json({"run": str(model.path), **metrics})
+        print_json({"run": str(model.path), "notes": notes, **metrics})
         return
     known = {"test": "test", "test_tail_sensitive": "test, tail-sensitive", "held_out_balanced": "held out, balanced"}
     print_rich(_table({title: metrics[name] for name, title in known.items() if name in metrics}))
     following = f"evaluate {model.path} --utility tail-sensitive"
     if "test" not in metrics:  # the data had no test part
         following = f"predict {model.path} DATA --out predictions.csv"
+    for note in notes:
+        print(f"data: {note}")
     print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc {following}")
 
 

@@ -252,6 +252,7 @@ def _description(data: Dataset) -> dict[str, Any]:
         "encoder": None if data.encoder is None else data.encoder.to_dict(),
         "centre": View().evaluated if isinstance(data.train.inputs, ImageFiles) else 1.0,
         "fingerprint": _fingerprint(data),
+        "notes": list(data.notes),
     }
 
 
