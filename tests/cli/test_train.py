@@ -72,6 +72,19 @@ def test_predicted_tables_hold_calibrated_probabilities(tmp_path, folder, kind):
     assert table.targets.tolist() == Predictions.load(folder / "predictions.npz").targets.tolist()
 
 
+def test_predict_takes_costs_as_utilities_with_the_other_sign(tmp_path, folder):
+    names = [str(k) for k in range(10)]
+    costs = np.random.default_rng(0).uniform(0, 5, (10, 10)) * (1 - np.eye(10))
+    for file, table in (("costs.csv", costs), ("U.csv", -costs)):
+        rows = [",".join([name, *map(str, row)]) for name, row in zip(names, table, strict=True)]
+        (tmp_path / file).write_text("\n".join([",".join(["true", *names]), *rows]))
+    for words in (["--costs", tmp_path / "costs.csv"], ["--utility", tmp_path / "U.csv"]):
+        assert run("predict", folder, "digits-lt", "-o", tmp_path / f"{words[0]}.csv", *words).exit_code == 0
+    written = [(tmp_path / f"--{name}.csv").read_text() for name in ("costs", "utility")]
+    assert written[0] == written[1]
+    assert "action" in written[0].splitlines()[0]
+
+
 def test_evaluate_reads_the_folder(folder):
     told = json.loads(run("evaluate", folder, "--utility", "tail-sensitive", "--json").stdout)
     metrics = json.loads((folder / "metrics.json").read_text())

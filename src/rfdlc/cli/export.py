@@ -1,26 +1,22 @@
 """`rfdlc export`: a run folder as one file that decides."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rfdlc.cli.reading import read_utility
-from rfdlc.cli.request import AbstainOption, JsonOption, PenaltyOption, UtilityOption
+from rfdlc.cli.reading import chosen_utility
+from rfdlc.cli.request import AbstainOption, CostsOption, JsonOption, PenaltyOption, UtilityOption
 from rfdlc.cli.train import RunFolder, ready
 from rfdlc.cli.writing import check_writable, print_json
 from rfdlc.errors import InputError
-
-if TYPE_CHECKING:
-    from rfdlc.decide.classes import Classes
-    from rfdlc.decide.utility import Utility
 
 
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="`model.onnx`, or `model.pt2` for torch.export.")],
     utility: UtilityOption = None,
+    costs: CostsOption = None,
     penalty: PenaltyOption = None,
     abstain: AbstainOption = None,
     utility_input: Annotated[
@@ -50,7 +46,7 @@ def export(
         from rfdlc.apps.export.exporting import export as export_it
         from rfdlc.learn.run import Run
 
-        chosen = chosen_utility(lambda: Run(run).classes, utility, penalty, abstain)
+        chosen = chosen_utility(lambda: Run(run).classes, utility, costs, penalty, abstain)
         precision = "half" if half else "int8" if int8 else "float32"
         done = export_it(run, out, utility=chosen, utility_input=utility_input, resize=resize, precision=precision)
     parity, size = done.parity, done.path.stat().st_size
@@ -66,13 +62,3 @@ def export(
     print(f"model card: {done.cards[0]}")
     if out.suffix == ".onnx":
         print(f"next: rfdlc serve {out}")
-
-
-def chosen_utility(
-    classes: Callable[[], "Classes"], spec: str | None, penalty: float | None, abstain: float | None
-) -> "Utility | None":
-    """What the options name, or nothing where the run's own utility is to stay: then its classes are not read."""
-    if spec is None and penalty is None and abstain is None:
-        return None
-    utility = read_utility(spec or "one-hot", classes(), penalty=penalty)
-    return utility if abstain is None else utility.with_abstain(abstain)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from rfdlc.cli.export import chosen_utility
-from rfdlc.cli.request import AbstainOption, JsonOption, PenaltyOption, UtilityOption
+from rfdlc.cli.reading import chosen_utility
+from rfdlc.cli.request import AbstainOption, CostsOption, JsonOption, PenaltyOption, UtilityOption
 from rfdlc.cli.train import Root, RunFolder, Source, ready
 from rfdlc.cli.writing import check_writable, print_json
 
@@ -24,6 +24,7 @@ def predict(
         str | None, typer.Option("--split", help="train, val or test; by default the last there is.")
     ] = None,
     utility: UtilityOption = None,
+    costs: CostsOption = None,
     penalty: PenaltyOption = None,
     abstain: AbstainOption = None,
     skip_broken: Annotated[
@@ -52,7 +53,7 @@ def predict(
         from rfdlc.apps.predict.predicting import predict as predict_it
         from rfdlc.learn.run import Run
 
-        chosen = chosen_utility(lambda: Run(run).classes, utility, penalty, abstain)
+        chosen = chosen_utility(lambda: Run(run).classes, utility, costs, penalty, abstain)
         try:
             done = predict_it(run, source, out, split=split, root=root, utility=chosen, skip_broken=skip_broken)
         except KeyboardInterrupt:

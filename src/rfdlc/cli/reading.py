@@ -2,7 +2,7 @@
 
 import csv
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,30 @@ def read_classes(spec: str) -> "Classes":
     if path.suffix.lower() in (".csv", ".tsv") and _lists_classes(path):
         return _classes_table(path)
     return Predictions.load(path).classes
+
+
+def chosen_utility(
+    classes: Callable[[], "Classes | None"],
+    spec: str | None,
+    costs: Path | None,
+    penalty: float | None,
+    abstain: float | None,
+) -> "Utility | None":
+    """What the options of a command name, or nothing where none is given: then the classes are not asked for."""
+    if spec is not None and costs is not None:
+        raise InputError("--utility and --costs exclude each other: give one of them")
+    named = spec if costs is None else str(costs)
+    if named is None and penalty is None and abstain is None:
+        return None
+    utility = read_utility(named or "one-hot", classes(), penalty=penalty, costs=costs is not None)
+    if abstain is None:
+        return utility
+    if costs is not None and abstain > utility.matrix.max():
+        raise InputError(
+            f"--abstain {abstain:g} is worth more than every decision under these costs: "
+            f"say --abstain {-abstain:g} for a cost of {abstain:g}"
+        )
+    return utility.with_abstain(abstain)
 
 
 def read_utility(
@@ -69,8 +93,7 @@ def _warn_of_sign(spec: str, utility: "Utility", costs: bool) -> None:
         found = (
             "costs the most of its row: if these are utilities, give them with --utility"
             if costs
-            else "is worth the least of its row: if these are costs, change their signs, or give them with --costs to "
-            "decide, evaluate, report or plot"
+            else "is worth the least of its row: if these are costs, give them with --costs"
         )
         warnings.warn(f"{spec}: every right decision {found}", stacklevel=2)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from rfdlc.cli.reading import BUILDERS, folder_decider, read_classes, read_predictions, read_prior, read_utility
+from rfdlc.cli.reading import BUILDERS, chosen_utility, folder_decider, read_classes, read_predictions, read_prior
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -129,21 +129,9 @@ class Request:
         return saved.changed(utility=utility, **given)
 
     def _read_utility(self, classes: "Classes", named: bool) -> "Utility | None":
-        if self.utility is not None and self.costs is not None:
-            raise InputError("--utility and --costs exclude each other: give one of them")
-        spec = str(self.costs) if self.costs else self.utility
-        if spec is None and self.penalty is None and self.abstain is None:
-            return None
-        read_as = classes if named or spec in (None, *BUILDERS) else None
-        utility = read_utility(spec or "one-hot", read_as, penalty=self.penalty, costs=self.costs is not None)
-        if self.abstain is None:
-            return utility
-        if self.costs is not None and self.abstain > utility.matrix.max():
-            raise InputError(
-                f"--abstain {self.abstain:g} is worth more than every decision under these costs: "
-                f"say --abstain {-self.abstain:g} for a cost of {self.abstain:g}"
-            )
-        return utility.with_abstain(self.abstain)
+        built = self.costs is None and self.utility in (None, *BUILDERS)
+        read_as = classes if named or built else None
+        return chosen_utility(lambda: read_as, self.utility, self.costs, self.penalty, self.abstain)
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

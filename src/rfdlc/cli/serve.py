@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rfdlc.cli.export import chosen_utility
-from rfdlc.cli.request import AbstainOption, PenaltyOption, UtilityOption
+from rfdlc.cli.reading import chosen_utility
+from rfdlc.cli.request import AbstainOption, CostsOption, PenaltyOption, UtilityOption
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def serve(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a `.onnx` file of `rfdlc export`.")],
     utility: UtilityOption = None,
+    costs: CostsOption = None,
     penalty: PenaltyOption = None,
     abstain: AbstainOption = None,
     host: Annotated[str, typer.Option("--host", help="Other than loopback only with a token.")] = "127.0.0.1",
@@ -39,7 +40,7 @@ def serve(
     from rfdlc.apps.server.limits import Limits
     from rfdlc.apps.server.serving import serve as serve_it
 
-    chosen = chosen_utility(lambda: _classes(model), utility, penalty, abstain)
+    chosen = chosen_utility(lambda: _classes(model), utility, costs, penalty, abstain)
     limits = Limits(requests=queue, batch=batch, seconds=seconds)
     serve_it(model, utility=chosen, host=host, port=port, token_file=token_file, limits=limits, quiet=quiet)
 
