@@ -180,8 +180,13 @@ class Dataset:
         """For data in one piece: a part held out for `test`, as `hold_out` does, and a note that says so."""
         moved = self.hold_out(fraction, seed)
         held = len(self.train) - len(moved.train)
-        note = f"the data has no test part: {held} of {len(self.train)} samples were held out for it (seed {seed})"
-        return replace(moved, val=None, test=moved.val, normalisation=_measured(moved.train), notes=(*self.notes, note))
+        notes = (*self.notes, held_out_note(held, len(self.train), seed))
+        return replace(moved, val=None, test=moved.val, normalisation=_measured(moved.train), notes=notes)
+
+
+def held_out_note(held: int, samples: int, seed: int) -> str:
+    """What is said of data in one piece."""
+    return f"the data has no test part: {held} of {samples} samples were held out for it (seed {seed})"
 
 
 def _check_shapes(name: str, train: Split, splits: dict[str, Split]) -> None:

@@ -172,12 +172,8 @@ def _only(wanted: Sequence[Grid], names: Sequence[str]) -> list[Grid]:
     runs = [run for grid in wanted for stack in grid.stacks for run in stack]
     for name in names:
         choose("--only", name, sorted({run.method for run in runs} | {run.name for run in runs}))
-    kept = []
-    for grid in wanted:
-        stacks = [tuple(run for run in stack if run.method in names or run.name in names) for stack in grid.stacks]
-        if any(stacks):
-            kept.append(Grid(grid.name, grid.data, tuple(stack for stack in stacks if stack)))
-    return kept
+    cut = [grid.cut(lambda run: run.method in names or run.name in names) for grid in wanted]
+    return [grid for grid in cut if grid.stacks]
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ source as it comes (`options`, `separated`, `largest`) need a `name`: results ar
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -109,6 +109,11 @@ class Grid:
     name: str
     data: Source
     stacks: tuple[tuple[Wanted, ...], ...]
+
+    def cut(self, wanted: Callable[[Wanted], bool]) -> "Grid":
+        """With these runs alone; a stack that has none of them is gone."""
+        stacks = (tuple(filter(wanted, stack)) for stack in self.stacks)
+        return replace(self, stacks=tuple(stack for stack in stacks if stack))
 
 
 def names() -> list[str]:

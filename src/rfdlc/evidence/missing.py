@@ -3,14 +3,14 @@
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rfdlc.errors import InputError
 from rfdlc.evidence import grids
 from rfdlc.evidence.experiments import Experiment, run_grid
 from rfdlc.evidence.grids import Grid
-from rfdlc.evidence.results import PACKAGED
+from rfdlc.evidence.results import PACKAGED, make_folder
 from rfdlc.evidence.tables import Table
 
 
@@ -19,15 +19,15 @@ def grids_for(tables: Sequence[Table]) -> list[Grid]:
     measured: dict[tuple[str, str], int] = {}
     for row in (row for table in tables for row in table.rows):
         measured[row.data, row.run] = min(row.seeds, measured.get((row.data, row.run), row.seeds))
-    found = []
-    for name in grids.names():
-        grid = grids.read(name)
-        wanted = Counter(run.name for stack in grid.stacks for run in stack if not run.hold_out)
-        lacking = {run for run, seeds in wanted.items() if measured.get((grid.data.name, run), seeds) < seeds}
-        stacks = tuple(tuple(run for run in stack if run.name in lacking) for stack in grid.stacks)
-        if any(stacks):
-            found.append(Grid(grid.name, grid.data, tuple(stack for stack in stacks if stack)))
-    return found
+    cut = [_lacking(grids.read(name), measured) for name in grids.names()]
+    return [grid for grid in cut if grid.stacks]
+
+
+def _lacking(grid: Grid, measured: Mapping[tuple[str, str], int]) -> Grid:
+    """The grid without runs that no table wants or that have all their seeds."""
+    wanted = Counter(run.name for stack in grid.stacks for run in stack if not run.hold_out)
+    lacking = {run for run, seeds in wanted.items() if measured.get((grid.data.name, run), seeds) < seeds}
+    return grid.cut(lambda run: run.name in lacking)
 
 
 def complete(tables: Sequence[Table], data: Path, runs: Path, out: Path) -> None:
@@ -52,9 +52,7 @@ def own_copy(out: Path) -> Path:
     if any(out.glob("*/figures.csv")):
         return out
     try:
-        shutil.copytree(PACKAGED, out, dirs_exist_ok=True) if PACKAGED.exists() else out.mkdir(
-            parents=True, exist_ok=True
-        )
+        shutil.copytree(PACKAGED, make_folder(out), dirs_exist_ok=True)
     except OSError as error:
-        raise InputError(f"{out}: the folder for results cannot be made ({error.strerror}); choose another") from None
+        raise InputError(f"{out}: the package's results cannot be copied there ({error}); choose another") from None
     return out

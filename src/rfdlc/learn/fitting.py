@@ -244,7 +244,7 @@ def _source(data: Any, root: str | Path | None, options: dict[str, Any]) -> dict
 
 def _description(data: Dataset) -> dict[str, Any]:
     """What a model must know of its data, and a fingerprint by which a resumed run knows them again."""
-    scale = data.normalisation
+    scale, skipped = data.normalisation, len(data.skipped)
     return {
         "name": data.name,
         "input_shape": list(data.input_shape),
@@ -252,7 +252,7 @@ def _description(data: Dataset) -> dict[str, Any]:
         "encoder": None if data.encoder is None else data.encoder.to_dict(),
         "centre": View().evaluated if isinstance(data.train.inputs, ImageFiles) else 1.0,
         "fingerprint": _fingerprint(data),
-        "notes": list(data.notes),
+        "notes": [*data.notes, *([f"broken, left out: {skipped}"] if skipped else [])],
     }
 
 

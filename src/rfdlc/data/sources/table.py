@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, split_name
+from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, held_out_note, split_name
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_text, parse_column
@@ -238,8 +238,7 @@ def _parts(
     if not test_fraction:
         return {"train": np.arange(len(labels))}, []
     kept, held = hold_out_indices(labels, test_fraction, seed, groups)
-    note = f"the data has no test part: {len(held)} of {len(labels)} samples were held out for it (seed {seed})"
-    return {"train": kept, "test": held}, [note]
+    return {"train": kept, "test": held}, [held_out_note(len(held), len(labels), seed)]
 
 
 def _identities(table: Table, columns: dict[str, Column], notes: list[str]) -> list[str] | None:
