@@ -24,7 +24,13 @@ def test_traffic_of_an_mlp_is_what_its_layers_move(quick):
     assert all(seconds >= 0 for seconds in found.parts.values())
     assert found.step == pytest.approx(sum(found.parts.values()))
     assert found.steps == 3 * -(-len(data.train) // 32)
-    assert found.floor == pytest.approx(found.traffic / found.bandwidth)
+    assert 0 < found.floor == pytest.approx(found.traffic / found.bandwidth)
+
+
+def test_the_floor_is_the_time_that_memory_needs():
+    parts = {"data": 0.5, "forward": 1.0, "backward": 2.0, "optimiser": 0.5}
+    found = profiling.Profile(parts, evaluation=1.0, steps=3, stages=1, trainings=1, traffic=8e9, bandwidth=4e9)
+    assert (found.step, found.floor) == (4.0, 2.0)
 
 
 def test_the_command_prints_the_table_beside_the_result(quick, tmp_path):
