@@ -75,7 +75,7 @@ def forbidden(monkeypatch):
 def test_digits_from_grid_to_rows(tmp_path, forbidden):
     grid = grid_of(tmp_path, DIGITS)
     said = []
-    experiment = Experiment(grid, tmp_path / "runs", tmp_path / "out", tmp_path / "light", commit="abc")
+    experiment = Experiment(grid, tmp_path / "runs", tmp_path / "out", tmp_path / "light", commit="abc", beside=2)
     run_grid(experiment, tmp_path, time_budget=-1, say=said.append)
     assert ["time budget" in line for line in said] == [True, True, False]
     run_grid(experiment, tmp_path, logits_seeds=[1], say=said.append)
@@ -87,6 +87,7 @@ def test_digits_from_grid_to_rows(tmp_path, forbidden):
     row = next(row for row in found.runs["digits-lt"] if row["run"].startswith("rf-dlc"))
     assert (row["commit"], row["settings"]) == ("abc", "epochs=1 particles=2")
     assert float(row["seconds"]) > 0
+    assert row["beside"] == "2"
     assert int(row["parameters"]) == 2 * (
         64 * 128 + 3 * 128 + 128 * 10 + 10
     )  # bias, scale and shift of the hidden layer
@@ -108,7 +109,10 @@ def test_digits_from_grid_to_rows(tmp_path, forbidden):
     (tmp_path / "runs/digits-lt/ce+epochs=1/seed-0/experiment.json").unlink()
     run_grid(Experiment(grid, tmp_path / "runs", tmp_path / "third", commit="def"), tmp_path, say=said.append)
     rows = results.Results(tmp_path / "third").runs["digits-lt"]
-    assert [(row["commit"], bool(row["seconds"])) for row in rows[:2]] == [("def", False), ("abc", True)]
+    assert [(row["commit"], bool(row["seconds"]), row["beside"]) for row in rows[:2]] == [
+        ("def", False, ""),
+        ("abc", True, "2"),
+    ]
 
 
 def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):

@@ -53,6 +53,7 @@ def folder(tmp_path_factory):
                 "run": run,
                 "seed": seed,
                 "seconds": 60,
+                "beside": 0,
                 "parameters": 9,
             }
             scored.append(Scored(made, figures, points))
@@ -63,6 +64,20 @@ def folder(tmp_path_factory):
 def cell(table, label, metric, data="cifar100-lt", protocol="paper"):
     row = next(r for r in table.rows if (r.data, r.label, r.protocol) == (data, label, protocol))
     return next(c for c in row.cells if c.metric == metric)
+
+
+def test_minutes_are_of_trainings_that_had_the_machine_to_themselves(tmp_path):
+    scored = []
+    for seed, (seconds, beside) in enumerate([(90, 0), (30, 0), (600, 3), ("", "")]):
+        made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": "ce", "seed": seed, "parameters": 9 + seed}
+        made |= {"seconds": seconds, "beside": beside}
+        scored.append(Scored(made, [Figure("test", "argmax", "acc", 50.0)], []))
+    results.write(tmp_path, "cifar100-lt", scored)
+    found = build("cost", Results(tmp_path))
+    minutes, parameters = (cell(found, "ResNet-32 (CE)", name).measured for name in ("minutes", "parameters"))
+    assert (minutes.value, minutes.deviation, minutes.seeds) == (1.0, None, 2)
+    assert (parameters.value, parameters.seeds) == (10.5, 4)
+    assert Results(tmp_path).minutes("cifar100-lt", "ride") is None
 
 
 def test_measured_stands_beside_published(folder):
@@ -105,6 +120,18 @@ def test_equal_accuracy_is_read_off_our_frontier(folder):
     table = build("decisions", found)
     assert cell(table, "RF-DLC (paper)", "fhr_ours", protocol="standard").measured.value == pytest.approx(28.0)
     assert cell(table, "CE", "fhr_ours", protocol="standard").measured.value == pytest.approx(4.0)  # beyond the end
+
+
+def test_frontiers_have_points_of_all_seeds_only(tmp_path):
+    """A seed of an earlier time was scored for fewer penalties: no mean of the others stands in for it."""
+    scored = []
+    for seed, penalties in enumerate([(0, -1, -2), (0, -1)]):
+        made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": "ce", "seed": seed}
+        rates = [Figure("test", f"calibrated {penalty}", "fhr", 30.0 + 10 * penalty + seed) for penalty in penalties]
+        right = [Figure("test", f"calibrated {penalty}", "acc", 50.0 + penalty + seed) for penalty in penalties]
+        scored.append(Scored(made, [*rates, *right], []))
+    results.write(tmp_path, "cifar100-lt", scored)
+    assert frontier(Results(tmp_path), "cifar100-lt", "ce") == [(0, 50.5, 30.5), (-1, 49.5, 20.5)]
 
 
 def test_frontiers_are_not_read_where_they_do_not_reach():

@@ -33,9 +33,16 @@ class Experiment:
     """One grid, where its data, runs and results are, and what is left to do."""
 
     def __init__(
-        self, grid: Grid, runs: Path, out: Path, logits: Path | None = None, commit: str = "", networks: int = 24
+        self,
+        grid: Grid,
+        runs: Path,
+        out: Path,
+        logits: Path | None = None,
+        commit: str = "",
+        networks: int = 24,
+        beside: int = 0,
     ) -> None:
-        self.grid, self.out, self.commit, self.networks = grid, out, commit, networks
+        self.grid, self.out, self.commit, self.networks, self.beside = grid, out, commit, networks, beside
         self.runs = runs / grid.data.name
         self.logits = None if logits is None else logits / grid.data.name
 
@@ -90,7 +97,8 @@ class Experiment:
         for run, model, cost in zip(missing, models, costs, strict=True):
             share = None if resumed else seconds * cost.alone / sum(each.here for each in costs)
             parameters = sum(weight.numel() for weight in model.net.parameters())
-            write_record(self.runs / run.folder, self.commit, share, networks=networks, parameters=parameters)
+            took = {} if share is None else {"seconds": round(share, 2), "beside": self.beside}
+            write_record(self.runs / run.folder, self.commit, **took, networks=networks, parameters=parameters)
 
     def _plan(self, plan: Any, run: Wanted, data: Dataset) -> Any:
         """What `train_many` takes; a class-sensitive utility becomes a file beside the runs."""
@@ -203,6 +211,9 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--networks", type=int, default=24, help="the most networks that train as one stack")
     parser.add_argument("--commit", default="", help="commit to record, where there is no git")
+    parser.add_argument(
+        "--beside", type=int, default=0, help="so many other trainings share the machine: noted with the wall time"
+    )
     parser.add_argument("--time-budget", type=float, default=float("inf"), help="start no stack after so many seconds")
     parser.add_argument("--rescore", action="store_true", help="score all folders again, train nothing")
     parser.add_argument("--dry-run", action="store_true", help="print all runs, and what training them costs")
@@ -217,7 +228,7 @@ def main(words: Sequence[str] | None = None) -> None:
             print_estimate(grid)
             continue
         where = options.runs, options.out, options.logits
-        experiment = Experiment(grid, *where, options.commit, options.networks)
+        experiment = Experiment(grid, *where, options.commit, options.networks, options.beside)
         run_grid(
             experiment,
             options.data,

@@ -16,11 +16,10 @@ from rfdlc.files import read_json, replacing
 RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
 
 
-def write_record(folder: Path, of_commit: str, seconds: float | None = None, **more: int) -> None:
-    """Note of which commit a training is, and what it took: not known where it was interrupted."""
+def write_record(folder: Path, of_commit: str, **took: float) -> None:
+    """Note of which commit a training is, and what it took as far as that is known: not where it was interrupted."""
     record = {
-        **more,
-        "seconds": "" if seconds is None else round(seconds, 2),
+        **took,
         "commit": of_commit or commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }

@@ -129,9 +129,8 @@ def _frontiers(axes: Any, results: Results, data: str) -> bool:
     shown = {run: [point for point in points if point[0] >= last] for run, points in found.items()}
     for run, points in shown.items():
         _line(axes, run, [p[1] for p in points], [p[2] for p in points])
-    others = max((points[-1][0] for run, points in shown.items() if run != "rf-dlc"), default=last)
-    span = f"{last:g}" if others == last else f"{others:g}, ours to {last:g}"
-    axes.set_title(f"{DATA_TITLES.get(data, data)}: penalties 0 (top) to {span}")
+    ends = sorted({points[-1][0] for points in shown.values()}, reverse=True)
+    axes.set_title(f"{DATA_TITLES.get(data, data)}: penalties 0 (top) to {' or '.join(f'{end:g}' for end in ends)}")
     if shown:
         axes.legend(**BESIDE)
     return bool(shown)

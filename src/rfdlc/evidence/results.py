@@ -4,7 +4,7 @@ run and metric, `curves.csv` the points that plots need. Nothing here needs torc
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from rfdlc.files import alone, replacing
 PACKAGED = Path(__file__).parent / "results"
 COLUMNS = {
     "runs": (
-        "run", "seed", "method", "settings", "seconds", "networks", "parameters", "hardware", "versions", "commit",
-        "date",
+        "run", "seed", "method", "settings", "seconds", "beside", "networks", "parameters", "hardware", "versions",
+        "commit", "date",
     ),
     "figures": ("run", "seed", "split", "decision", "metric", "value"),
     "curves": ("run", "seed", "split", "decision", "curve", "x", "y", "weight"),
 }  # fmt: skip
-UNKNOWN = ("seconds", "networks", "parameters")  # numbers that may be empty: a training that was interrupted
+UNKNOWN = ("seconds", "beside", "networks", "parameters")  # numbers that may be empty: a training that was interrupted
 NUMBERS = (*UNKNOWN, "value", "x", "y", "weight")
 REMEDY = "bring back a whole file, or remove it and score the run folders again (--rescore)"
 Rows = list[dict[str, str]]
@@ -68,10 +68,18 @@ class Results:
         """Over the seeds, or nothing where it was not measured."""
         return mean_of(list(self.by_seed(data, run, decision, metric, split).values()))
 
-    def mean_of_runs(self, data: str, run: str, column: str) -> Mean | None:
-        """Of a column of `runs.csv`."""
-        found = [float(row[column]) for row in self.runs.get(data, []) if row["run"] == run and row[column]]
-        return mean_of(found)
+    def parameters(self, data: str, run: str) -> Mean | None:
+        """How many parameters were trained, over the seeds."""
+        return mean_of([float(row["parameters"]) for row in self._rows(data, run) if row["parameters"]])
+
+    def minutes(self, data: str, run: str) -> Mean | None:
+        """Of one training, over seeds that had the machine to themselves; those of a stack share one measured time."""
+        alone = [row for row in self._rows(data, run) if row["beside"] == "0" and row["seconds"]]
+        found = mean_of([float(row["seconds"]) / 60 for row in alone])
+        return None if found is None else replace(found, deviation=None)
+
+    def _rows(self, data: str, run: str) -> Rows:
+        return [row for row in self.runs.get(data, []) if row["run"] == run]
 
     def measured(self, data: str) -> list[str]:
         """Names of the runs of a data set, in the order of the file."""

@@ -284,7 +284,8 @@ SPECS: dict[str, Spec] = {
             Line("RF-DLC (ours)", "rf-dlc", "standard"),
         ),
         "cost",
-        "Published: one RTX A6000. Measured: minutes of one H200, a run's share of the stack it was trained in.",
+        "Published: one RTX A6000. Measured: minutes of one H200, a run's share of the stack it was trained in; "
+        "none where other trainings used the GPU at that time.",
     ),
     "cost-sensitive": Spec(
         "Cost-sensitive learning (%)",

@@ -93,7 +93,7 @@ def _row(spec: Spec, line: Line, data: str, results: Results) -> Row:
     for column in spec.columns:
         metric = line.metrics.get(column, column)
         if metric in ("minutes", "parameters"):
-            measured = _of_run(results, data, line.run, metric)
+            measured = (results.minutes if metric == "minutes" else results.parameters)(data, line.run)
         else:
             decision, _, name = metric.rpartition("|")
             decided = "" if name in OF_PARTICLES else decision or line.decision
@@ -110,25 +110,21 @@ def _home(spec: Spec, column: str) -> str:
     return "fhr" if spec.paper == "accuracy" and column in FHR else spec.paper
 
 
-def _of_run(results: Results, data: str, run: str, metric: str) -> Mean | None:
-    if metric == "parameters":
-        return results.mean_of_runs(data, run, "parameters")
-    seconds = results.mean_of_runs(data, run, "seconds")
-    # no deviation: seeds of a stack share one measured time
-    return None if seconds is None else Mean(seconds.value / 60, None, seconds.seeds)
-
-
 # -- our own comparison: the same decision for every method -----------------------------------------------------------
 
 
 def frontier(results: Results, data: str, run: str) -> list[tuple[float, float, float]]:
-    """(penalty, accuracy, false head rate), means over seeds, as the penalty grows under the standard protocol."""
+    """(penalty, accuracy, false head rate), means over seeds, as the penalty grows under the standard protocol.
+
+    Only penalties that every seed was scored for: a point of fewer seeds would be another curve's.
+    """
     points = []
     for penalty in PENALTIES:
         found = [results.mean(data, run, f"calibrated {penalty:g}", metric) for metric in ("acc", "fhr")]
         if found[0] and found[1]:
-            points.append((penalty, found[0].value, found[1].value))
-    return points
+            points.append((penalty, found[0], found[1]))
+    seeds = max((rate.seeds for _, _, rate in points), default=0)
+    return [(penalty, accuracy.value, rate.value) for penalty, accuracy, rate in points if rate.seeds == seeds]
 
 
 def fhr_at(points: Sequence[tuple[float, float, float]], accuracy: float) -> float | None:
