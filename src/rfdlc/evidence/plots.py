@@ -30,6 +30,7 @@ RUNS = {  # name -> title and colour; dashed is trained with the utility
     "ce": ("CE", "#8a8f96"),
     "focal": ("focal", "#b9a27c"),
     "cb": ("CB", "#7a6248"),
+    "cb+deferred=0.8": ("CB, weights late", "#c99b6b"),
     "la": ("LA", "#6b7a1f"),
     "ldam-drw": ("LDAM-DRW", "#2a7d8c"),
     "ride": ("RIDE", "#3a62b8"),

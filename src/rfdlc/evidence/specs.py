@@ -358,7 +358,9 @@ SPECS: dict[str, Spec] = {
             *(
                 Line(label, run, "standard", "calibrated", metrics=_FOR_PENALTY, data=data)
                 for label, run, data in (
-                    *((name, _RUNS[name], None) for name in ("CE", "CB Loss", "LDAM")),
+                    *((name, _RUNS[name], None) for name in ("CE", "CB Loss")),
+                    (_LATE_WEIGHTS.label, _LATE_WEIGHTS.run, CIFARS),
+                    ("LDAM", _RUNS["LDAM"], None),
                     *((name, _RUNS[name], CIFARS) for name in ("LA", "ACE", "SRepr", "RIDE", "TLC")),
                     ("Focal Loss", "focal", DERMAS),
                     ("RF-DLC (paper)", "rf-dlc-paper", None),
