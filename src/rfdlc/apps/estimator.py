@@ -11,7 +11,7 @@ from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state, gen_batches
 from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 from rfdlc.apps.labels import (
     action_labels,
@@ -22,6 +22,7 @@ from rfdlc.apps.labels import (
     named_prior,
 )
 from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.table import blurred
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
@@ -39,6 +40,7 @@ except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
     raise ModuleNotFoundError(needed, name=error.name) from error
 
+WIDE = (np.float64, np.float32)  # of features as they are given: what is 64 bits wide is narrowed with care
 ROWS_AT_ONCE = 8192  # predicted together, so that memory stays small whatever X is
 UNCERTAINTIES = {
     "entropy": lambda p, particles: uncertainty.entropy(p),
@@ -66,7 +68,8 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     - `warm_start`: `fit` goes on from the networks of the last one.
     - `device`: `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    Features are standardised inside. Sparse input is made dense: whole by `fit`, in pieces by predictions.
+    Features are standardised inside, however far from 0 they lie. Sparse input is made dense: whole by `fit`, in pieces
+    by predictions.
 
     >>> from sklearn.datasets import load_wine
     >>> X, y = load_wine(return_X_y=True)
@@ -117,7 +120,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
         """Train the particles and calibrate them on what was held out. No group of samples is on both sides."""
         before = self if self.warm_start and hasattr(self, "weights_") else None
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, reset=before is None)
+        X, y = self._validated(X, y, reset=before is None)
         check_classification_targets(y)
         split, labels = _samples(X, y, sample_weight, groups)
         self._check_labels(labels, before)
@@ -151,7 +154,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Nothing is held out, so nothing is calibrated: decisions follow from the networks' own probabilities.
         """
         first = not hasattr(self, "weights_")
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, reset=first)
+        X, y = self._validated(X, y, reset=first)
         check_classification_targets(y)
         _check_partial_fit_first_call(self, classes)
         split, _ = _samples(X, y, sample_weight, None, self.classes_)
@@ -229,6 +232,18 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             _check_same_networks(before.settings_, settings)
         return settings
 
+    def _validated(self, X: Any, y: Any, reset: bool) -> tuple[Any, NDArray[Any]]:
+        """Samples and labels; with `reset` they also say which features are counted from elsewhere than 0."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=WIDE, reset=reset)
+        if reset:
+            self.offset_ = _offsets(X)
+        return self._narrowed(X), y
+
+    def _narrowed(self, X: Any) -> Any:
+        """The features as networks take them, 32 bits wide."""
+        moved = X - self.offset_ if self.offset_.any() else X
+        return check_array(moved, accept_sparse="csr", dtype=np.float32, input_name="X", estimator=self)
+
     def _check_labels(self, labels: NDArray[Any], before: Self | None) -> None:
         if len(labels) < 2:
             raise ValueError(
@@ -266,9 +281,9 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _stream(self, X: Any) -> Iterator[Floats]:
         """Particle logits (M, n, C), some rows at a time."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        X = validate_data(self, X, accept_sparse="csr", dtype=WIDE, reset=False)
         for rows in gen_batches(X.shape[0], ROWS_AT_ONCE):
-            yield self._particle_logits(_dense(X[rows]))
+            yield self._particle_logits(_dense(self._narrowed(X[rows])))
 
 
 def _samples(
@@ -315,6 +330,14 @@ def _held_out_loss(decider: Decider, data: Dataset) -> "training.HeldOutLoss":
         return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
 
     return loss
+
+
+def _offsets(X: Any) -> NDArray[np.float64]:
+    """The median of each feature that 32 bits would blur, 0 for all others (F,)."""
+    if issparse(X) or X.dtype.itemsize <= 4:
+        return np.zeros(X.shape[1])
+    with np.errstate(over="ignore"):  # what is too large for 32 bits is named when it is narrowed
+        return np.array([np.median(feature) if blurred(feature) else 0.0 for feature in X.T])
 
 
 def _widths(hidden: Any) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from rfdlc.apps.labels import (
 )
 from rfdlc.decide import metrics
 from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.scores import Floats
+from rfdlc.decide.scores import Floats, as_scores
 from rfdlc.decide.uncertainty import max_probability
 from rfdlc.decide.utility import ABSTAIN
 from rfdlc.errors import InputError, listing
@@ -31,6 +31,9 @@ from rfdlc.errors import InputError, listing
 
 def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstain_label: Any = -1) -> Any:
     """A scorer of the mean utility of an estimator's decisions, for GridSearchCV and cross_val_score.
+
+    Give `labels`, all of them, with an array where a fold may lack a class. `tail-sensitive` tells head and tail by the
+    samples of a fold: give a Utility (`Utility.tail_sensitive`) to have the same ones in every fold.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.model_selection import cross_val_score
@@ -90,8 +93,9 @@ def false_head_rate_score(
 
 def group_rate_score(y_true: ArrayLike, y_pred: ArrayLike, *, true: Iterable[Any], decided: Iterable[Any]) -> float:
     """Share of the samples of the classes `true` that are decided as one of the classes `decided`."""
-    labels = np.unique(np.concatenate([column_or_1d(y_true), column_or_1d(y_pred), list(true), list(decided)]))
-    rows, columns = (np.searchsorted(labels, list(group)) for group in (true, decided))
+    groups = list(true), list(decided)
+    labels = np.unique(np.concatenate([column_or_1d(y_true), column_or_1d(y_pred), *groups]))
+    rows, columns = (np.searchsorted(labels, group) for group in groups)
     return metrics.group_rate(*_decided(y_true, y_pred, labels), rows, columns)
 
 
@@ -159,7 +163,13 @@ def _labels(true: Labels, decided: Labels, utility: Any, abstain_label: Any) -> 
     named = named_utility(utility)
     if named is None:
         standing = abstain_label.values() if isinstance(abstain_label, dict) else (abstain_label, ABSTAIN)
-        return np.unique([*true.tolist(), *(label for label in decided.tolist() if label not in standing)])
+        found = np.unique([*true.tolist(), *(label for label in decided.tolist() if label not in standing)])
+        if np.ndim(utility) == 2 and len(utility) > len(found):
+            raise InputError(
+                f"utility has {len(utility)} rows but y_true and y_pred have {len(found)} classes ({listing(found)}): "
+                "give labels, the class of every row"
+            )
+        return found
     names = np.array(named.classes.names)
     if true.dtype.kind == "b" and set(names) <= {"False", "True"}:
         return np.unique(names == "True")
@@ -198,6 +208,7 @@ def _probabilities(y_true: ArrayLike, y_proba: ArrayLike, labels: ArrayLike | No
             f"y_proba has {p.shape[1]} columns but there are {len(known)} classes ({listing(known)}): "
             "expected one column a class; give labels where y_true lacks some"
         )
+    as_scores(p, Classes.from_counts(np.ones(len(known)), label_names(known))).check()
     return _positions(true, known, "y_true"), p
 
 

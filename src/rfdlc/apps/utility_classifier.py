@@ -100,13 +100,13 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         prefit = isinstance(self.cv, str) and self.cv == "prefit"
         if prefit:
             check_is_fitted(self.estimator)
-        self.classes_ = np.asarray(self.estimator.classes_) if prefit else np.unique(y)
+        self.classes_ = np.unique(self.estimator.classes_ if prefit else y)
         encoded = _encode(y, self.classes_)
         decider = self._new_decider(encoded, weights)
         actions = action_labels(decider.utility, self.classes_, self.abstain_label)  # told before any work
         folds: list[Fold] = []
         if self.calibration is not None:
-            whole = [(self.estimator, self.estimator.predict_proba(X), np.arange(len(y)))] if prefit else None
+            whole = [(self.estimator, self._probabilities(self.estimator, X), np.arange(len(y)))] if prefit else None
             folds = whole or list(self._folds(X, y, encoded, weights, groups))
             scores, held = _joined(folds)
             balanced = isinstance(self.estimator_prior, str) and self.estimator_prior == "uniform"
@@ -158,7 +158,14 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
     def _mean(self, X: Any, decided: Callable[[Floats], Floats]) -> Floats:
         """The mean over models of what the Decider makes of each one's probabilities."""
         models = self.estimators_[:1] if _symmetric(self.decider_.utility.matrix) else self.estimators_
-        return np.mean([np.asarray(decided(model.predict_proba(X))) for model in models], axis=0)
+        return np.mean([np.asarray(decided(self._probabilities(model, X))) for model in models], axis=0)
+
+    def _probabilities(self, model: Any, X: Any) -> Floats:
+        """A column a class of `classes_`, whatever the model's own order; 0 for a class that it does not know."""
+        found = np.asarray(model.predict_proba(X))
+        p = np.zeros((len(found), len(self.classes_)), dtype=found.dtype)
+        p[:, _encode(model.classes_, self.classes_)] = found
+        return p
 
     def _new_decider(self, encoded: NDArray[np.int64], weights: NDArray[np.float64] | None) -> Decider:
         """Not fitted yet. The prior left alone is the one that the probabilities carry."""
@@ -194,9 +201,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
             known = _encode(model.classes_, self.classes_)
             rows = np.asarray(held)[np.isin(encoded[held], known)]
             if len(rows):
-                p = np.zeros((len(rows), len(self.classes_)))
-                p[:, known] = model.predict_proba(_safe_indexing(X, rows))
-                yield model, p, rows
+                yield model, self._probabilities(model, _safe_indexing(X, rows)), rows
 
 
 def _symmetric(utility: Floats) -> bool:

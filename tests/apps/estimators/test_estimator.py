@@ -246,6 +246,19 @@ def test_sparse_input_is_dense_input(three, fitted):
     np.testing.assert_allclose(model.predict_proba(sparse.csc_matrix(X)), fitted.predict_proba(X))
 
 
+def test_features_far_from_zero_are_the_same_features(three):
+    """Seconds since 1970: 32 bits alone would leave multiples of 128."""
+    X, y = three
+    whole = np.round(100 * X)  # so that nothing is lost in 64 bits
+    far = whole + np.where(np.arange(X.shape[1]) < 4, 1.7e9, 0)
+    near, model = (RFDLCClassifier(COSTLY, **SMALL).fit(each, y) for each in (whole, far))
+    np.testing.assert_allclose(model.predict_proba(far), near.predict_proba(whole), atol=1e-4)
+    model = RFDLCClassifier(COSTLY, **SMALL).partial_fit(far, y, classes=[0, 1, 2]).partial_fit(far, y)
+    assert np.ptp(model.predict_proba(far)[:, 0]) > 0.1
+    with pytest.raises(ValueError, match="too large for dtype"):
+        near.predict(1e300 * X)
+
+
 def test_uncertainty_grows_where_classes_meet():
     X, y = make_blobs(300, centers=[[-2, 0], [2, 0]], random_state=0)
     model = RFDLCClassifier(**SMALL | {"epochs": 30}).fit(X, y)

@@ -39,6 +39,9 @@ def test_numbers_and_classes_that_a_fold_lacks():
         scoring.mean_utility_score(["d"], ["a"], utility=UTILITY)
     with pytest.raises(InputError, match="numbers but the utility's classes are a, b, c"):
         scoring.mean_utility_score([1], [1], utility=UTILITY)
+    with pytest.raises(InputError, match=r"3 rows but y_true and y_pred have 2 classes \(0, 2\): give labels"):
+        scoring.mean_utility_score([0, 2], [0, 0], utility=np.eye(3))
+    assert scoring.mean_utility_score([0, 2], [0, 0], utility=np.eye(3), labels=[0, 1, 2]) == 0.5
 
 
 def test_one_hot_utility_is_accuracy():
@@ -55,6 +58,7 @@ def test_rates():
     assert scoring.false_head_rate_score(TRUE, SAID, y_train=train, head_fraction=0.5) == expected
     assert scoring.false_head_rate_score(TRUE, SAID, y_train=train, head_fraction=0.25) == 0.25
     assert scoring.group_rate_score(TRUE, SAID, true=["b", "c"], decided=["a"]) == 0.25
+    assert scoring.group_rate_score(TRUE, SAID, true=iter(["b", "c"]), decided=iter(["a"])) == 0.25
     assert scoring.abstention_rate_score(TRUE, SAID) == pytest.approx(1 / 6)
     assert scoring.kept_accuracy_score(TRUE, SAID) == pytest.approx(3 / 5)
 
@@ -76,4 +80,7 @@ def test_probabilities():
     with pytest.raises(InputError, match="3 columns but there are 2 classes"):
         scoring.expected_calibration_error(["a", "b"], p[:2])
     assert scoring.expected_calibration_error(["a", "b"], p[:2], labels=["a", "b", "c"]) >= 0
+    for wrong, told in (([[3, -2], [1, 4]], "hold -2"), ([[0.5, 0.6], [0.1, 0.9]], "row 0 .* sums to 1.1")):
+        with pytest.raises(InputError, match=told):
+            scoring.expected_calibration_error(["a", "b"], wrong)
     assert accuracy_score(y, np.array(["a", "b", "c"])[p.argmax(1)]) == right.mean()

@@ -122,6 +122,28 @@ def test_prefit_calibrates_on_what_it_is_given(three):
         UtilityClassifier(fitted, cv="prefit").fit(X[:10], np.r_[y[:9], 7])
 
 
+class Backwards(ClassifierMixin, BaseEstimator):
+    """Names its classes from the last to the first, and has its columns so."""
+
+    def fit(self, X, y):
+        self.model_ = GaussianNB().fit(X, y)
+        self.classes_ = self.model_.classes_[::-1]
+        return self
+
+    def predict_proba(self, X):
+        return self.model_.predict_proba(X)[:, ::-1]
+
+
+def test_columns_are_matched_with_the_classes_that_a_model_names(three):
+    X, y = three
+    pairs = ((Backwards(), GaussianNB(), 3), (Backwards().fit(X, y), GaussianNB().fit(X, y), "prefit"))
+    for backwards, plain, cv in pairs:
+        found, expected = (UtilityClassifier(each, COSTLY, cv=cv).fit(X, y) for each in (backwards, plain))
+        np.testing.assert_array_equal(found.classes_, expected.classes_)
+        np.testing.assert_allclose(found.predict_proba(X), expected.predict_proba(X))
+        np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+
+
 def test_frozen_estimators_are_left_as_they_are(three):
     from sklearn.frozen import FrozenEstimator
 
