@@ -366,6 +366,14 @@ def test_the_published_numbers_raise_no_warning(lists: Path, monkeypatch: pytest
     assert not any("published" in note for note in rfdlc.load(lists).notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "file"), [("imagenet-lt", "ImageNet_LT"), ("places-lt", "Places_LT"), ("inaturalist2018", "iNaturalist18")]
+)
+def test_lists_that_are_not_there_are_asked_for_by_their_own_name(tmp_path: Path, name: str, file: str) -> None:
+    with pytest.raises(InputError, match=f"{name} was not found .* such as {file}_train.txt"):
+        rfdlc.load(name, root=tmp_path)
+
+
 def test_inaturalist_has_its_own_normalisation(lists: Path) -> None:
     for split in ("train", "val"):
         (lists / f"Mine_LT_{split}.txt").rename(lists / f"iNaturalist18_{split}.txt")

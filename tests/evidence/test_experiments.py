@@ -217,6 +217,11 @@ def test_what_cannot_be_trained_fails_before_anything_is(tmp_path, forbidden):
             experiments.main(["digits", "--runs", str(tmp_path / "runs"), *words])
 
 
+def test_fewer_than_no_trainings_beside(tmp_path):
+    with pytest.raises(InputError, match="--beside -1: expected 0 or more"):
+        experiments.main(["digits", "--beside", "-1", "--out", str(tmp_path)])
+
+
 def test_only_takes_names_that_some_grid_has(capsys):
     experiments.main(["digits", "ablations", "--dry-run", "--only", "ldam-drw", "ensemble-cb+deferred=0.8"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["4", "digits:", "3", "ablations:"]
@@ -231,6 +236,19 @@ def test_a_damaged_run_folder_is_named(tmp_path):
         (folder / name).write_text(text)
     with pytest.raises(InputError, match=r"ce/seed-0/config.json cannot be read"):
         experiments.main(["digits", "--rescore", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+
+
+def test_a_grid_that_was_edited_is_not_given_what_was_trained_before(tmp_path, forbidden):
+    """The names of folders tell neither the share that was held out nor how the data were made."""
+    first = DIGITS[: DIGITS.rindex("[[stacks]]")].replace("[0, 1]", "[0]")
+    made = first.replace("\n[[stacks]]", '\nname = "digits-lt"\noptions = { factor = 20 }\n[[stacks]]')
+    run_grid(Experiment(grid_of(tmp_path, made), tmp_path / "runs", tmp_path / "out"), tmp_path)
+    forbidden()
+    run_grid(Experiment(grid_of(tmp_path, made), tmp_path / "runs", tmp_path / "again"), tmp_path)
+    for old, new, told in (("0.2", "0.3", r"hold_out = 0\.2, and the grid has 0\.3"), ("20", "5", "'factor': 20.*: 5")):
+        edited = Experiment(grid_of(tmp_path, made.replace(old, new)), tmp_path / "runs", tmp_path / "out")
+        with pytest.raises(InputError, match=told):
+            run_grid(edited, tmp_path)
 
 
 def test_a_training_that_diverges_is_named(tmp_path):

@@ -104,6 +104,7 @@ def read_text(tmp_path, text, **options):
         ('"digits-lt"', '"digits-lt"\nfactor = 3', r"needs `largest`.*options = \{ factor = 3 \}"),
         ('"digits-lt"', '"digits-lt"\nlargest = "3"', "expected a whole number"),
         ('"digits-lt"', '"digits-lt"\nlargest = 30', "largest needs a name"),
+        ('"digits-lt"', '"digits-lt"\nname = "few"\nlargest = 0', "largest = 0 is no number of samples"),
         ('"digits-lt"', '"digits-lt"\noptions = { factor = 3 }', "options needs a name"),
         ('"digits-lt"', '"digits-lt"\ntest = "vall"', "did you mean 'val'"),
         ('"digits-lt"', '"digits-lt"\nname = "../digits"', "expected a plain name"),
@@ -119,6 +120,17 @@ def test_what_a_grid_cannot_say_is_named(tmp_path, right, wrong, told):
     assert right in GRID
     with pytest.raises(InputError, match=told):
         read_text(tmp_path, GRID.replace(right, wrong))
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    assert read_text(tmp_path, "\ufeff" + GRID) == read_text(tmp_path, GRID)
+
+
+def test_grids_that_share_their_results_are_of_the_same_data():
+    recipes = {}
+    for name in grids.names():
+        data = grids.read(name).data
+        assert recipes.setdefault(data.name, data.recipe) == data.recipe
 
 
 def test_a_run_that_is_named_twice_is_one_run(tmp_path):

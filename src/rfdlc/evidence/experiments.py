@@ -22,7 +22,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose
 from rfdlc.evidence import grids, results
 from rfdlc.evidence.costs import estimate, print_estimate, title, work
-from rfdlc.evidence.folders import RECORD, copy_light, provenance, write_record
+from rfdlc.evidence.folders import RECORD, check_same, copy_light, provenance, write_record
 from rfdlc.evidence.grids import Grid, Wanted, run_settings
 from rfdlc.evidence.scoring import TASKS, score
 
@@ -53,6 +53,13 @@ class Experiment:
             return whole
         light = None if self.logits is None else self.logits / wanted.folder
         return light if light is not None and (light / RECORD).exists() else None
+
+    def check(self) -> None:
+        """What was trained already is what the grid means."""
+        for run in (run for stack in self.grid.stacks for run in stack):
+            folder = self.folder(run)
+            if folder is not None:
+                check_same(run, self.grid.data.recipe, folder)
 
     def calibration(self, wanted: Wanted) -> Path | None:
         """The run that calibrates this one: of the same seed, else any of the same name; whole rather than light."""
@@ -98,7 +105,8 @@ class Experiment:
             share = None if resumed else seconds * cost.alone / sum(each.here for each in costs)
             parameters = sum(weight.numel() for weight in model.net.parameters())
             took = {} if share is None else {"seconds": round(share, 2), "beside": self.beside}
-            write_record(self.runs / run.folder, self.commit, **took, networks=networks, parameters=parameters)
+            record = {**took, "networks": networks, "parameters": parameters}
+            write_record(self.runs / run.folder, self.grid.data.recipe, self.commit, **record)
 
     def _plan(self, plan: Any, run: Wanted, data: Dataset) -> Any:
         """What `train_many` takes; a class-sensitive utility becomes a file beside the runs."""
@@ -127,7 +135,7 @@ class Experiment:
         for run in stack:
             whole = self.runs / run.folder
             if (whole / "metrics.json").exists() and not (whole / RECORD).exists():  # its stack was interrupted
-                write_record(whole, self.commit)
+                write_record(whole, self.grid.data.recipe, self.commit)
         self.keep_logits(stack, logits_seeds)
         return self.score(stack, again)
 
@@ -157,6 +165,7 @@ def run_grid(
     A stack is scored while the next one trains.
     """
     began, loaded = time.perf_counter(), None
+    experiment.check()
     for place in filter(None, (experiment.out, experiment.logits)):
         results.make_folder(place)  # one that cannot be made fails here, before anything is trained
     with ThreadPoolExecutor(max_workers=1) as scorer:
@@ -218,6 +227,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rescore", action="store_true", help="score all folders again, train nothing")
     parser.add_argument("--dry-run", action="store_true", help="print all runs, and what training them costs")
     options = parser.parse_args(words)
+    if options.beside < 0:
+        raise InputError(f"--beside {options.beside}: expected 0 or more, how many other trainings there are")
     began = time.perf_counter()
     wanted = [grids.read(name, options.seeds, _pairs(options.set)) for name in options.grid]
     wanted = _only(wanted, options.only) if options.only else wanted

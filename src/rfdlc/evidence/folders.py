@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,18 @@ from typing import Any
 import numpy as np
 
 from rfdlc.decide.predictions import Predictions
-from rfdlc.evidence.grids import Wanted
+from rfdlc.errors import InputError
+from rfdlc.evidence.grids import Wanted, run_settings
 from rfdlc.files import read_json, replacing
 
 RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is
 
 
-def write_record(folder: Path, of_commit: str, **took: float) -> None:
-    """Note of which commit a training is, and what it took as far as that is known: not where it was interrupted."""
+def write_record(folder: Path, data: Mapping[str, Any], of_commit: str, **took: float) -> None:
+    """Note of which data and commit a training is, and what it took where that is known: not if it was interrupted."""
     record = {
         **took,
+        "data": data,
         "commit": of_commit or commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -45,6 +48,22 @@ def copy_light(run: Path, to: Path) -> None:
     beside.replace(to)
 
 
+def check_same(run: Wanted, data: Mapping[str, Any], folder: Path) -> None:
+    """A finished folder is refused where it is of other data than the grid's, or had another share held out.
+
+    Its name says neither: a grid that was edited would be given figures of what it was before.
+    """
+    wanted = float(run_settings(run)["hold_out"]), data
+    record = read_json(folder / RECORD) if (folder / RECORD).exists() else {}
+    found = read_json(folder / "config.json")["settings"]["hold_out"], record.get("data", data)
+    for what, ours, theirs in zip(("hold_out =", "data ="), wanted, found, strict=True):
+        if ours != theirs:
+            raise InputError(
+                f"{folder} was trained with {what} {theirs}, and the grid has {ours}: "
+                "give the data another name ([data] name = ...), or other folders (--runs, --out, --logits)"
+            )
+
+
 def provenance(run: Wanted, folder: Path) -> dict[str, Any]:
     """The row of a run in `runs.csv`."""
     where, made = read_json(folder / "environment.json"), read_json(folder / RECORD)
@@ -53,7 +72,7 @@ def provenance(run: Wanted, folder: Path) -> dict[str, Any]:
         "seed": run.seed,
         "method": run.method,
         "settings": " ".join(f"{key}={value}" for key, value in sorted(run.settings.items())),
-        **made,
+        **{name: value for name, value in made.items() if name != "data"},
         "hardware": where["gpu"] or f"CPU, {where['platform']}",
         "versions": ", ".join(f"{name} {where[name]}" for name in ("rfdlc", "python", "torch", "numpy")),
     }

@@ -13,7 +13,7 @@ source as it comes (`options`, `separated`, `largest`) need a `name`: results ar
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,14 @@ class Source:
     largest: int = 0
     factor: float = 1.0
     test: str = "test"
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What makes the samples what they are, as plain data: all that differs from the source as it comes."""
+        parts = ("options", "separated", "largest", "factor", "test")
+        usual = {each.name: each.default for each in fields(self)} | {"options": {}}
+        changed = {name: getattr(self, name) for name in parts if getattr(self, name) != usual[name]}
+        return {"source": self.source, **changed}
 
     def load(self, root: Path) -> Dataset:
         """Read it from `root`; paths in the options are relative to that too."""
@@ -128,7 +136,7 @@ def read(name: str, seeds: Sequence[int] | None = None, extra: Mapping[str, Any]
     """
     if name.endswith(".toml"):
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            text = Path(name).read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "this is no text"
             raise InputError(f"{name}: the grid cannot be read ({reason})") from None
@@ -206,6 +214,8 @@ def _source(given: Any) -> Source:
             f"[data] factor = {table['factor']} needs `largest`, the samples of the most frequent class; for the "
             f"factor of the source write options = {{ factor = {table['factor']} }}"
         )
+    if table.get("largest", 1) < 1:
+        raise InputError(f"[data] largest = {table['largest']} is no number of samples: expected 1 or more")
     changed = [key for key in ("options", "separated", "largest") if table.get(key)]
     if changed and "name" not in table:
         raise InputError(f"[data] with {changed[0]} needs a name, under which its results are kept: name = ...")

@@ -38,7 +38,10 @@ PUBLISHED = {
     ),
 }
 
-NAMES = ("imagenet-lt", "places-lt", "inaturalist18", "inaturalist2018")
+NAMES = {  # as its authors call its lists
+    "imagenet-lt": "ImageNet_LT", "places-lt": "Places_LT", "inaturalist18": "iNaturalist18",
+    "inaturalist2018": "iNaturalist18",
+}  # fmt: skip
 
 
 def find(folder: Path) -> dict[str, dict[str, Path]]:
@@ -57,8 +60,8 @@ def find_named(root: Path, name: str) -> Path:
         if plain_name(stem) == plain_name(name):
             return files["train"]
     raise InputError(
-        f"{name} was not found in {root}: expected its lists there, such as ImageNet_LT_train.txt; give their folder "
-        "with root (--root)"
+        f"{name} was not found in {root}: expected its lists there, such as {NAMES[name]}_train.txt; give their "
+        "folder with root (--root)"
     )
 
 
