@@ -253,10 +253,14 @@ def test_files_and_folders_that_cannot_be_used_are_named(folder, tmp_path):
         with pytest.raises(InputError, match=r"taken: the folder for .* cannot be made"):
             use(taken)
     (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "runs.csv").write_text("run,seed\n")
+    (tmp_path / "made" / "runs.csv").write_text(",".join(results.COLUMNS["runs"]) + "\n")
     header = "run,seed,split,decision,metric,value\n"
-    for text in ("run,seed\nce,0\n", *(header + row for row in ("ce,0,test,argmax,acc,good\n", "ce,0,test", "ce,a\n"))):
+    for text, told in (("", "it is empty"), ("run,seed\nce,0\n", "its columns are run, seed")):
         (tmp_path / "made" / "figures.csv").write_text(text)
+        with pytest.raises(InputError, match=rf"figures.csv: {told}; expected run, seed, split.*--rescore"):
+            Results(tmp_path)
+    for cells in ("acc,good\n", "acc,nan\n", "acc,1,2\n", "", "acc"):
+        (tmp_path / "made" / "figures.csv").write_text(f"{header}ce,0,test,argmax,{cells}")
         with pytest.raises(InputError, match=r"figures.csv: .*'ce'.* is damaged; expected run, seed.*--rescore"):
             Results(tmp_path)
     (tmp_path / "made" / "figures.csv").write_bytes(b"\xff\xfe")

@@ -5,6 +5,7 @@ run and metric, `curves.csv` the points that plots need. Nothing here needs torc
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +155,16 @@ def _read_if_there(path: Path) -> Rows:
 def _read(path: Path) -> Rows:
     columns = COLUMNS[path.stem]
     try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
+        with path.open(newline="", encoding="utf-8-sig") as lines:  # spreadsheets begin a file with a mark
+            reader = csv.DictReader(lines)
+            rows, header = list(reader), reader.fieldnames or ()
     except OSError as error:
         raise InputError(f"{path}: the results cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: this is no table of results ({error}); {REMEDY}") from None
+    if not set(columns) <= set(header):
+        told = f"its columns are {listing(header, 12)}" if header else "it is empty"
+        raise InputError(f"{path}: {told}; expected {listing(columns, 12)}; {REMEDY}")
     for row in rows:
         if not _is_whole(row, columns):
             raise InputError(f"{path}: {row} is damaged; expected {listing(columns, 12)}; {REMEDY}")
@@ -167,14 +172,12 @@ def _read(path: Path) -> Rows:
 
 
 def _is_whole(row: Mapping[str, str], columns: Sequence[str]) -> bool:
-    """Whether every column is there, and numbers are numbers."""
+    """Whether it has a cell a column and no more, and numbers are numbers."""
     try:
         int(row["seed"])
-        for name in columns:
-            if name in NUMBERS and (row[name] or name not in UNKNOWN):
-                float(row[name])
-        return row[columns[-1]] is not None
-    except (KeyError, TypeError, ValueError):
+        numbers = [float(row[name]) for name in columns if name in NUMBERS and (row[name] or name not in UNKNOWN)]
+        return None not in row and row[columns[-1]] is not None and all(map(isfinite, numbers))
+    except (TypeError, ValueError):
         return False
 
 
