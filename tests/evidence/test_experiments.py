@@ -204,6 +204,15 @@ def test_dry_run_prints_the_cost(capsys):
     assert "2 runs     2.0 network-trainings  ce" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("locked", ["out", "out/digits-lt"])
+def test_results_that_cannot_be_written_are_told_before_anything_is_trained(tmp_path, monkeypatch, forbidden, locked):
+    forbidden()
+    (tmp_path / "out/digits-lt").mkdir(parents=True)
+    monkeypatch.setattr(results.os, "access", lambda place, mode: place != tmp_path / locked)
+    with pytest.raises(InputError, match=f"{locked}: the folder for results cannot be written to"):
+        run_grid(Experiment(grid_of(tmp_path, DIGITS), tmp_path / "runs", tmp_path / "out"), tmp_path)
+
+
 def test_what_cannot_be_trained_fails_before_anything_is(tmp_path, forbidden):
     forbidden()
     path = tmp_path / "made.toml"

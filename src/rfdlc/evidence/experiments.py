@@ -166,8 +166,9 @@ def run_grid(
     """
     began, loaded = time.perf_counter(), None
     experiment.check()
-    for place in filter(None, (experiment.out, experiment.logits)):
-        results.make_folder(place)  # one that cannot be made fails here, before anything is trained
+    begun = experiment.out / experiment.grid.data.name
+    for place in filter(None, (experiment.out, begun if begun.exists() else None, experiment.logits)):
+        results.make_folder(place)  # one that cannot be used fails here, before anything is trained
     with ThreadPoolExecutor(max_workers=1) as scorer:
         scoring = []
         for stack in experiment.grid.stacks:

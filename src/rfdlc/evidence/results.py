@@ -3,6 +3,7 @@ run and metric, `curves.csv` the points that plots need. Nothing here needs torc
 """
 
 import csv
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -138,13 +139,15 @@ def write(folder: Path, data: str, scored: Sequence[Scored]) -> None:
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, made where it is not there yet."""
+    """The folder, made where it is not there yet; one that cannot be written to is refused."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
             f"{folder}: the folder for results cannot be made ({error.strerror}); choose another"
         ) from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder}: the folder for results cannot be written to; choose another")
     return folder
 
 
