@@ -241,7 +241,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _narrowed(self, X: Any) -> Any:
         """The features as networks take them, 32 bits wide."""
-        moved = X - self.offset_ if self.offset_.any() else X
+        moved = _dense(X) - self.offset_ if self.offset_.any() else X
         return check_array(moved, accept_sparse="csr", dtype=np.float32, input_name="X", estimator=self)
 
     def _check_labels(self, labels: NDArray[Any], before: Self | None) -> None:

@@ -32,8 +32,8 @@ from rfdlc.errors import InputError, listing
 def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstain_label: Any = -1) -> Any:
     """A scorer of the mean utility of an estimator's decisions, for GridSearchCV and cross_val_score.
 
-    Give `labels`, all of them, with an array where a fold may lack a class. `tail-sensitive` tells head and tail by the
-    samples of a fold: give a Utility (`Utility.tail_sensitive`) to have the same ones in every fold.
+    Give `labels`, all of them and sorted, with an array where a fold may lack a class. `tail-sensitive` tells head and
+    tail by the samples of a fold: give a Utility (`Utility.tail_sensitive`) to have the same ones in every fold.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.model_selection import cross_val_score
@@ -150,12 +150,20 @@ def _gains(
     """What each decision was worth, and what the best one would have been, (N,)."""
     true, decided = column_or_1d(y_true), column_or_1d(y_pred)
     check_consistent_length(true, decided)
-    known = np.unique(column_or_1d(labels)) if labels is not None else _labels(true, decided, utility, abstain_label)
+    known = _labels(true, decided, utility, abstain_label) if labels is None else _sorted(labels)
     names = label_names(known)
     y = _positions(true, known, "y_true")
     worth = as_utility(utility, Classes.from_counts(np.bincount(y, minlength=len(known)), names))
     actions = decided_actions(decided, action_labels(worth, known, abstain_label))
     return worth.matrix[y, actions], worth.matrix.max(axis=1)[y]
+
+
+def _sorted(labels: ArrayLike) -> Labels:
+    """The labels as they are given; in another order, rows and columns would be taken for those of other classes."""
+    given = column_or_1d(labels)
+    if not np.array_equal(given, np.unique(given)):
+        raise InputError(f"labels are {listing(given)}: expected each once and sorted, as rows and columns are")
+    return given
 
 
 def _labels(true: Labels, decided: Labels, utility: Any, abstain_label: Any) -> Labels:
@@ -167,7 +175,7 @@ def _labels(true: Labels, decided: Labels, utility: Any, abstain_label: Any) -> 
         if np.ndim(utility) == 2 and len(utility) > len(found):
             raise InputError(
                 f"utility has {len(utility)} rows but y_true and y_pred have {len(found)} classes ({listing(found)}): "
-                "give labels, the class of every row"
+                "give labels, all of them, sorted"
             )
         return found
     names = np.array(named.classes.names)
@@ -202,7 +210,7 @@ def _probabilities(y_true: ArrayLike, y_proba: ArrayLike, labels: ArrayLike | No
     if p.ndim == 1:
         p = np.column_stack([1 - p, p])
     check_consistent_length(true, p)
-    known = np.unique(true if labels is None else column_or_1d(labels))
+    known = np.unique(true) if labels is None else _sorted(labels)
     if p.shape[1] != len(known):
         raise InputError(
             f"y_proba has {p.shape[1]} columns but there are {len(known)} classes ({listing(known)}): "

@@ -253,6 +253,7 @@ def test_features_far_from_zero_are_the_same_features(three):
     far = whole + np.where(np.arange(X.shape[1]) < 4, 1.7e9, 0)
     near, model = (RFDLCClassifier(COSTLY, **SMALL).fit(each, y) for each in (whole, far))
     np.testing.assert_allclose(model.predict_proba(far), near.predict_proba(whole), atol=1e-4)
+    np.testing.assert_allclose(model.predict_proba(sparse.csr_array(far)), model.predict_proba(far))
     model = RFDLCClassifier(COSTLY, **SMALL).partial_fit(far, y, classes=[0, 1, 2]).partial_fit(far, y)
     assert np.ptp(model.predict_proba(far)[:, 0]) > 0.1
     with pytest.raises(ValueError, match="too large for dtype"):

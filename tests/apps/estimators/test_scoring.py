@@ -42,6 +42,8 @@ def test_numbers_and_classes_that_a_fold_lacks():
     with pytest.raises(InputError, match=r"3 rows but y_true and y_pred have 2 classes \(0, 2\): give labels"):
         scoring.mean_utility_score([0, 2], [0, 0], utility=np.eye(3))
     assert scoring.mean_utility_score([0, 2], [0, 0], utility=np.eye(3), labels=[0, 1, 2]) == 0.5
+    with pytest.raises(InputError, match="labels are 2, 0, 1: expected each once and sorted"):
+        scoring.mean_utility_score([0, 2], [0, 0], utility=np.eye(3), labels=[2, 0, 1])
 
 
 def test_one_hot_utility_is_accuracy():
@@ -80,6 +82,8 @@ def test_probabilities():
     with pytest.raises(InputError, match="3 columns but there are 2 classes"):
         scoring.expected_calibration_error(["a", "b"], p[:2])
     assert scoring.expected_calibration_error(["a", "b"], p[:2], labels=["a", "b", "c"]) >= 0
+    with pytest.raises(InputError, match="labels are c, b, a: expected each once and sorted"):
+        scoring.expected_calibration_error(["a", "b"], p[:2], labels=["c", "b", "a"])
     for wrong, told in (([[3, -2], [1, 4]], "hold -2"), ([[0.5, 0.6], [0.1, 0.9]], "row 0 .* sums to 1.1")):
         with pytest.raises(InputError, match=told):
             scoring.expected_calibration_error(["a", "b"], wrong)
