@@ -5,8 +5,9 @@
     python -m rfdlc.evidence.experiments cifar100 --runs RUNS --out RESULTS --rescore     # trains nothing
 
 A run is finished when RESULTS has its rows, or when RUNS (or LOGITS) has its folder: a grid that was interrupted goes
-on, and nothing is ever trained twice. Test-set logits of all particles stay in the run folder. `--logits LOGITS` keeps
-light copies of the folders, with logits as float16 and without weights; they can be scored as the folders can.
+on, and nothing is ever trained twice. A folder of other data, or with another share held out, is refused: after such a
+change to a grid give its data another name. Test-set logits of all particles stay in the run folder. `--logits LOGITS`
+keeps light copies of the folders, with logits as float16 and without weights; they can be scored as the folders can.
 """
 
 import argparse
