@@ -122,6 +122,14 @@ def test_a_saved_decider_decides_alike(run, folder):
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
 
 
+def test_abstaining_is_one_more_action_of_a_saved_decider(run, folder):
+    run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json")
+    saved = json.loads(run("decide", "test.csv", "--decider", "d.json", "--abstain", "0.4", "--json")[1])
+    named = json.loads(run("decide", "test.csv", "-u", "U.csv", "--abstain", "0.4", "--json")[1])
+    assert saved == named
+    assert set(saved["actions"]) == {*NAMES, "ask", "abstain"}
+
+
 def test_a_folder_with_predictions_and_a_decider(run, folder):
     (folder / "run").mkdir()
     Predictions.load("test.csv").save("run/predictions.npz")
@@ -159,6 +167,8 @@ def test_utility_new_and_show(run, folder):
     assert run("utility", "new", "new.csv", "-c", "a,b")[0] == 2  # never over a file that may hold edits
     assert run("utility", "new", "new.csv", "-c", "test.csv", "--force", "--abstain", 0.1)[0] == 0
     assert Utility.read_csv("new.csv").actions == ("dog", "newt", "cat", "abstain")
+    assert run("utility", "new", "new.csv", "-c", 'St. John, "a, b",v1.5', "--force")[0] == 0
+    assert Utility.read_csv("new.csv").classes.names == ("St. John", "a, b", "v1.5")
     assert json.loads(run("utility", "show", "U.csv", "--json")[1])["actions"] == ["cat", "dog", "newt", "ask"]
     assert "newt" in run("utility", "show", "U.csv")[1]
 
@@ -240,6 +250,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
         (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),
         (["utility", "new", "x.csv", "-c", "nothing.json"], "no such file"),
+        (["utility", "new", "x.csv", "-c", "a,nothing.csv"], "no such file"),
         (["utility", "new", "x.csv", "-c", "a,b", "-k", "magic"], "kind 'magic' is unknown"),
         (["utility", "show", "none.csv"], "no such file"),
     ],

@@ -170,6 +170,8 @@ class TestWhatIsAccepted:
     def test_numbers_in_a_data_frame_are_names_where_classes_are_called_by_numbers(self):
         frame = pandas.DataFrame({2: [0.9, 0.2], 1: [0.1, 0.8], "target": [2, 1]})
         assert evaluate(frame).accuracy == 1
+        assert evaluate(frame, pandas.Series([2, 1])).accuracy == 1
+        assert evaluate(frame.iloc[1:], [1]).accuracy == 1
         assert evaluate(frame.rename(columns={2: "b", 1: "a"}).assign(target=[0, 1])).accuracy == 1  # indices
 
     def test_priors_of_pandas_are_matched_by_name(self):

@@ -33,6 +33,24 @@ def test_npz_of_other_people(tmp_path):
     assert not Predictions.load(tmp_path / "bare.npz").named
 
 
+def test_npz_with_numbers_for_names_has_names_for_targets(tmp_path):
+    """As scikit-learn has them: `classes=model.classes_, targets=y`; class 3 has no sample here."""
+    np.savez(tmp_path / "p.npz", probabilities=P, targets=[1, 2], classes=[1, 2, 3])
+    assert Predictions.load(tmp_path / "p.npz").targets.tolist() == [0, 1]
+    np.savez(tmp_path / "p.npz", probabilities=P, targets=[1, 2], classes=NAMES)
+    assert Predictions.load(tmp_path / "p.npz").targets.tolist() == [1, 2]
+
+
+def test_npz_with_names_in_bytes(tmp_path):
+    names = np.char.encode(np.array(["Mücke", "dog", "newt"]), "utf-8")
+    np.savez(tmp_path / "p.npz", probabilities=P, targets=names[[2, 0]], classes=names, ids=names[:2])
+    loaded = Predictions.load(tmp_path / "p.npz")
+    assert (loaded.classes.names[0], loaded.ids[0], loaded.targets.tolist()) == ("Mücke", "Mücke", [2, 0])
+    np.savez(tmp_path / "p.npz", probabilities=P, ids=np.array([b"\xff", b"a"]))
+    with pytest.raises(InputError, match="some names are bytes that are no UTF-8"):
+        Predictions.load(tmp_path / "p.npz")
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
 def test_tables_are_matched_by_name(tmp_path, kind):
     frame = pandas.DataFrame(P[:, [2, 0, 1]], columns=["newt", "cat", "dog"])

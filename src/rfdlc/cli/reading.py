@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rfdlc.decide.utility import Utility
 
 BUILDERS = ("one-hot", "tail-sensitive")
+CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
 
 
 def read_classes(spec: str) -> "Classes":
@@ -24,9 +25,9 @@ def read_classes(spec: str) -> "Classes":
 
     path = Path(spec)
     if not path.is_file():
-        if path.suffix or "," not in spec:
+        if "," not in spec or path.suffix.lower() in CLASS_FILES:
             raise InputError(f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
-        return Classes(tuple(name.strip() for name in spec.split(",")))
+        return Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
     if path.suffix.lower() == ".json":
         return Classes.from_json(path)
     if path.suffix.lower() in (".csv", ".tsv") and _lists_classes(path):
@@ -36,18 +37,26 @@ def read_classes(spec: str) -> "Classes":
 
 def chosen_utility(
     classes: Callable[[], "Classes | None"],
+    saved: Callable[[], "Decider | None"],
     spec: str | None,
     costs: Path | None,
     penalty: float | None,
     abstain: float | None,
 ) -> "Utility | None":
-    """What the options of a command name, or nothing where none is given: then the classes are not asked for."""
+    """What the options of a command name, or nothing where none is given: then the classes are not asked for.
+
+    To abstain alone is one more action of the utility that was decided for so far, the one of the `saved` decider.
+    """
     if spec is not None and costs is not None:
         raise InputError("--utility and --costs exclude each other: give one of them")
     named = spec if costs is None else str(costs)
     if named is None and penalty is None and abstain is None:
         return None
-    utility = read_utility(named or "one-hot", classes(), penalty=penalty, costs=costs is not None)
+    decider = saved() if named is None and penalty is None else None
+    if decider is not None:
+        utility = decider.utility
+    else:
+        utility = read_utility(named or "one-hot", classes(), penalty=penalty, costs=costs is not None)
     if abstain is None:
         return utility
     if costs is not None and abstain > utility.matrix.max():

@@ -54,7 +54,7 @@ class Predictions:
         self.classes = classes
         self.scores: Scores = as_scores(given, classes, logits=logits is not None)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, classes)
-        self.ids: NDArray[np.str_] | None = None if ids is None else _readable(np.asarray(ids).astype(str))
+        self.ids: NDArray[np.str_] | None = None if ids is None else _readable(as_array(ids).astype(str))
         self.uncertainty = None if uncertainty is None else _as_numbers(uncertainty, "uncertainty")
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
             if values is not None and values.shape != (len(self),):
@@ -158,10 +158,10 @@ def _in_folder(path: Path) -> Path:
 def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     """Targets as class indices: numbers are indices, text is names, or indices where no class is called by a number."""
     array = as_array(targets)
-    text = array.dtype.kind in "OUS" and not any(map(_is_index, classes.names))
+    text = array.dtype.kind in "OU" and not any(map(_is_index, classes.names))
     if text and all(map(_is_index, array.reshape(-1))):
         return classes.encode(array.astype(str).astype(np.int64), "target")
-    return classes.encode(array.astype(str) if array.dtype.kind in "OS" else array, "target")
+    return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
 
 
 def _readable(ids: NDArray[np.str_]) -> NDArray[np.str_]:
@@ -209,7 +209,10 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
             arrays[name] = found[present[0]]
     if not set(SCORE_KEYS) & set(arrays):
         raise InputError(f"holds {listing(found) or 'nothing'}: expected an array 'probabilities' or 'logits'")
-    own = _classes_in(arrays.pop("classes", None), found.get("counts"))
+    names = arrays.pop("classes", None)
+    own = _classes_in(names, found.get("counts"))
+    if names is not None and names.ndim and "targets" in arrays and arrays["targets"].dtype.kind in "iu":
+        arrays["targets"] = arrays["targets"].astype(str)  # as in a table: names, where classes are called by numbers
     predictions = Predictions(**arrays, classes=own or classes)
     return predictions.with_classes(classes) if classes is not None else predictions
 
@@ -223,7 +226,8 @@ def _classes_in(array: NDArray[Any] | None, counts: NDArray[Any] | None) -> Clas
             return Classes.from_json({} | json.loads(str(array)))
         except (TypeError, json.JSONDecodeError):
             raise InputError(f"'classes' holds {str(array)!r}: expected an array of names, one a column") from None
-    return Classes(tuple(array.astype(str)), None if counts is None else tuple(np.atleast_1d(counts).tolist()))
+    names = tuple(as_array(array).astype(str))
+    return Classes(names, None if counts is None else tuple(np.atleast_1d(counts).tolist()))
 
 
 _READERS = {

@@ -118,7 +118,10 @@ class Utility:
     def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
         """One more action that hands over: worth `value` whatever is true, or one value a class."""
         if name in self.actions:
-            raise InputError(f"utility has an action {name!r} already: choose another name for abstaining")
+            raise InputError(
+                f"utility has an action {name!r} already, with values of its own: leave the new one out, or call it "
+                "by another name"
+            )
         values = np.asarray(value, dtype=float)
         if values.ndim > 1 or values.size not in (1, len(self.classes)):
             raise InputError(
@@ -286,9 +289,14 @@ def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
         raise InputError(
             f"{path}: expected a first line of action names and one line a class, found {len(lines)} lines"
         )
-    actions = lines[0][1][1:]
-    rows = [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
-    return actions, [row[0] for _, row in lines[1:]], rows
+    corner, *actions = lines[0][1]
+    names = [row[0] for _, row in lines[1:]]
+    if corner in names:  # of numbered classes, a first column of values could pass for their names
+        raise InputError(
+            f"{path}: the first line begins with the class {corner!r}: expected a first column that holds the true "
+            "classes, with any other word above it, such as true"
+        )
+    return actions, names, [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
 
 
 def _read_row(path: Path, line: int, row: list[str], actions: list[str], delimiter: str) -> list[float]:
