@@ -185,8 +185,10 @@ def _summary_table(decider: "Decider", explained: Any, most: int = 25) -> Any:
 
 
 def _summary_lines(summary: dict[str, Any]) -> list[str]:
+    from rfdlc.decide.evaluation import readable
+
     lines = [
-        f"Mean expected utility {summary['mean_expected_utility']:.4f}; "
+        f"Mean expected utility {readable(summary['mean_expected_utility'])}; "
         f"{summary['changed_from_argmax']:,} of {summary['samples']:,} decided otherwise than arg max."
     ]
     if summary["temperature"] is not None:

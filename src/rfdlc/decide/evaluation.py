@@ -55,7 +55,7 @@ class Evaluation:
     @property
     def false_head_rate(self) -> float:
         """Mean of the false head rates at the head fractions; NaN without training counts."""
-        return metrics.mean(np.array(list(self.false_head_rates.values())))
+        return metrics.mean_false_head_rate(self.false_head_rates)
 
     def flat(self) -> dict[str, float]:
         """Every figure under one name: `accuracy`, `accuracy_by_region.tail`, `false_head_rates.0.25` ..."""
@@ -242,7 +242,7 @@ def _bootstrap(
     for _ in track(range(times), "Resampling"):
         rows = rng.integers(0, size, size)
         figures = measure({name: column[rows] for name, column in record.items()})
-        figures["false_head_rate"] = metrics.mean(np.array(list(figures["false_head_rates"].values())))
+        figures["false_head_rate"] = metrics.mean_false_head_rate(figures["false_head_rates"])
         for name, value in _flatten(figures).items():
             drawn.setdefault(name, []).append(value)
     tails = (1 - LEVEL) / 2
@@ -271,8 +271,17 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
+def readable(value: float) -> str:
+    """Four decimals, or four digits where the decimals would tell nothing, or more than a table has room for.
+
+    >>> readable(-1.5), readable(2.5e-07), readable(-1.07442e14)
+    ('-1.5000', '2.5e-07', '-1.074e+14')
+    """
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
 def _figure(value: float, percent: bool) -> str:
-    return f"{value:.2%}" if percent else f"{value:.4f}"
+    return f"{value:.2%}" if percent else readable(value)
 
 
 def _interval(bounds: tuple[float, float] | None, percent: bool) -> str:

@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 
-from rfdlc import Classes, Decider, InputError, Utility
+from rfdlc import Classes, Decider, InputError, Predictions, Utility
 from rfdlc.apps.report import plots
 from rfdlc.apps.report.source import Run
 from rfdlc.cli import app
@@ -55,6 +55,14 @@ def test_bad_requests_are_refused(tmp_path):
     for kind in ("tail", "frontier"):
         with pytest.raises(InputError, match="needs training counts"):
             plots.draw([run], kind, tmp_path / "f.svg")
+
+
+def test_a_frontier_needs_tail_samples(tmp_path):
+    run = make_run(samples=60, counts=(90, 10))
+    plots.draw([run], "frontier", tmp_path / "f.svg")
+    head = Predictions(logits=run.predictions.scores.values, targets=[0] * 60, classes=run.classes)
+    with pytest.raises(InputError, match="needs samples of rare classes"):
+        plots.draw([Run("head", head, run.decider)], "frontier", tmp_path / "f.svg")
 
 
 def test_without_matplotlib_it_says_how_to_get_it(tmp_path, monkeypatch):

@@ -92,6 +92,8 @@ def _frontier(pyplot: Any, runs: Sequence[Run]) -> Any:
     for i, run in enumerate(runs):
         _need_counts(run, "frontier")
         points = figures.frontier(run, stratified(run.targets, figures.frontier_rows(run), seed=0))
+        if not points:
+            raise InputError(f"{run.name}: the figure 'frontier' needs samples of rare classes, and here are none")
         across = [point["false_head_rate"] for point in points]
         axes.plot(across, [p["accuracy"] for p in points], marker="o", markersize=4, label=run.name, **_run_style(i))
         for point in points if i == 0 else ():  # every run has the same penalties, in the same order

@@ -132,6 +132,7 @@ const CHARTS = {
       points: [{ x: here.falseHeadRate, y: here.accuracy, r: 6, title: "now" }],
     });
     const all = series.flatMap((one) => one.points).filter((point) => isNumber(point.x));
+    if (!all.length) return emptyChart("frontier", "Needs samples of rare classes, and there are none here.");
     const pad = (values, part) => {
       const [low, high] = [Math.min(...values), Math.max(...values)];
       const room = Math.max(0.01, (high - low) * part);
