@@ -322,7 +322,7 @@ def test_a_file_of_another_spreadsheet_is_read_as_the_library_reads_it(page, tmp
     page.agrees_with(Utility.read_csv(tmp_path / "U.csv", page.run.classes))
 
 
-@pytest.mark.parametrize(("scale", "shown"), [(1e-9, "−1.08e-8"), (1, "−10.760"), (1e15, "−1.08e+16")])
+@pytest.mark.parametrize(("scale", "shown"), [(1e-9, "−1.08e-8"), (1, "−10.760"), (1e15, "−1.08e16")])
 def test_two_classes_and_more_actions_on_any_scale(browser, tmp_path, scale, shown):
     predictions = make_predictions(200, counts=(970, 30), names=["legit", "fraud"])
     worth = np.array([[0, -120, -35, -2, -8], [-2500, 0, -90, -300, -15]]) * scale

@@ -37,13 +37,14 @@ const decimal = (value, digits = 3) => (isNumber(value) ? signed(decimalsOf(valu
 // Utilities may be on any scale: a number with more places than a cell has room for is told by its power of ten.
 function digitsOf(value, digits) {
   const power = Math.abs(value) >= 1e7;
-  return power ? value.toExponential(digits - 1).replace(/\.?0*e/, "e") : String(Number(value.toPrecision(digits)));
+  return power ? value.toExponential(digits - 1).replace(/\.?0*e\+/, "e") : String(Number(value.toPrecision(digits)));
 }
 
-// So many decimals, or digits where the decimals would tell nothing.
+// So many decimals, none for thousands, or digits where decimals would tell nothing.
 function decimalsOf(value, digits) {
   const size = Math.abs(value);
-  return size === 0 || (size >= 10 ** -digits && size < 1e7) ? value.toFixed(digits) : digitsOf(value, 3);
+  const tells = size === 0 || (size >= 10 ** -digits && size < 1e7);
+  return tells ? value.toFixed(size < 1e4 ? digits : 0) : digitsOf(value, 3);
 }
 
 function difference(value, percents) {
