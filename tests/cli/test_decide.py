@@ -233,6 +233,8 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "--classes", "a,b"], "is no class"),
         (["decide", "test.csv", "--classes", "latin.csv"], "latin.csv: cannot be read as CSV in UTF-8"),
         (["decide", "test.csv", "--classes", "endless.csv"], "endless.csv: training count inf of class 'cat'"),
+        (["decide", "test.csv", "--classes", "thousands.csv"], "count of 'cat': '12.000' could be read in two ways"),
+        (["decide", "test.csv", "--classes", "untold.csv"], "training counts are read from a CSV with columns class"),
         (["decide", "test.csv", "--train-prior", "none"], "'none' is unknown: expected uniform, train, estimate"),
         (["decide", "test.csv", "--train-prior", "cat=1,cat=2,dog=1"], "training prior of 'cat' is given twice"),
         (["decide", "test.csv", "--calibration", "temperature"], "--calibrate FILE"),
@@ -261,6 +263,8 @@ def test_bad_input_is_one_line_and_exit_code_2(run, folder, words, message):
     (folder / "costs.csv").write_text("class,cat,dog,newt\ncat,0,1,1\ndog,1,0,1\nnewt,1,1,0\n")
     (folder / "latin.csv").write_bytes("class,count\nré,1\n".encode("latin-1"))
     (folder / "endless.csv").write_text("class,count\ncat,inf\ndog,1\nnewt,1\n")
+    (folder / "thousands.csv").write_text("class;count\ncat;12.000\ndog;500\nnewt;8\n")
+    (folder / "untold.csv").write_text("Class,n\ncat,12\ndog,5\nnewt,8\n")
     before = sorted(path.name for path in folder.iterdir())
     code, out, err = run(*words)
     assert (code, out) == (2, "")

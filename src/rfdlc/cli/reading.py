@@ -1,6 +1,7 @@
 """What several commands read: classes, utilities, priors and predictions as a person writes them on a command line."""
 
 import csv
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,7 +33,10 @@ def read_classes(spec: str) -> "Classes":
         return Classes.from_json(path)
     if path.suffix.lower() in (".csv", ".tsv") and _lists_classes(path):
         return _classes_table(path)
-    return Predictions.load(path).classes
+    try:
+        return Predictions.load(path).classes
+    except InputError as error:
+        raise InputError(f"{error}; training counts are read from a CSV with columns class,count") from None
 
 
 def chosen_utility(
@@ -171,7 +175,7 @@ def _classes_table(path: Path) -> "Classes":
             groups.setdefault(row["group"], []).append(row["class"])
     counts: tuple[Any, ...] | None = None  # numbers that `Classes` finds whole, or names
     if "count" in rows[0]:
-        counts = tuple(_number(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows)
+        counts = tuple(_count(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows)
     try:
         return Classes(tuple(row["class"] for row in rows), counts, groups)
     except InputError as error:
@@ -186,6 +190,13 @@ def _shares(given: Iterable[tuple[str, str, str]], what: str) -> dict[str, float
             raise InputError(f"{what} of {name!r} is given twice: expected one for every class")
         shares[name] = _number(text, delimiter, f"{what} of {name!r}")
     return shares
+
+
+def _count(text: str, delimiter: str, what: str) -> float:
+    """A number that is to be whole: 12.000, or 12,000 between semicolons, is twelve thousand to whoever wrote it."""
+    if re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text):
+        raise InputError(f"{what}: {text!r} could be read in two ways: write it without a sign for thousands")
+    return _number(text, delimiter, what)
 
 
 def _number(text: str, delimiter: str, what: str) -> float:
