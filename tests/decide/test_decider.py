@@ -298,6 +298,11 @@ def test_scores_with_masked_values_are_refused():
         Decider(Utility.one_hot(2)).decide(np.ma.array([[0.5, 0.5]], mask=[[True, False]]))
 
 
+def test_evaluate_refuses_a_utility_for_a_decider():
+    with pytest.raises(InputError, match="decider is a Utility: expected a Decider; give a utility as utility="):
+        evaluate([[0.5, 0.5]], [0], Utility.one_hot(2))
+
+
 def test_evaluate_takes_a_utility_beside_a_decider():
     decider = Decider(Utility.one_hot(2)).fit([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [0, 1, 1])
     handing_over = Utility.one_hot(2).with_abstain(2)

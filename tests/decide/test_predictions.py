@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
-from rfdlc import Classes, InputError, Predictions
+from rfdlc import Classes, InputError, Predictions, evaluate
 
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
 NAMES = ("cat", "dog", "newt")
@@ -39,6 +39,14 @@ def test_npz_with_numbers_for_names_has_names_for_targets(tmp_path):
     assert Predictions.load(tmp_path / "p.npz").targets.tolist() == [0, 1]
     np.savez(tmp_path / "p.npz", probabilities=P, targets=[1, 2], classes=NAMES)
     assert Predictions.load(tmp_path / "p.npz").targets.tolist() == [1, 2]
+
+
+def test_classes_may_be_a_list_of_names(tmp_path):
+    given = Predictions(probabilities=P, targets=["newt", "cat"], classes=list(NAMES))
+    assert (given.named, given.classes, given.targets.tolist()) == (True, Classes(NAMES), [2, 0])
+    np.savez(tmp_path / "p.npz", probabilities=P)
+    assert Predictions.load(tmp_path / "p.npz", ["a", "b", "c"]).classes.names == ("a", "b", "c")
+    assert evaluate(P, ["cat", "newt"], classes=NAMES).accuracy == 1
 
 
 def test_npz_with_names_in_bytes(tmp_path):

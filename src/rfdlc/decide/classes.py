@@ -274,6 +274,15 @@ class Classes:
         return self.rank < int(len(self) * head_fraction + 0.5)
 
 
+def as_classes(given: Classes | Sequence[str] | int) -> Classes:
+    """Classes as they are, or from their names, or so many that are numbered."""
+    if isinstance(given, Classes):
+        return given
+    if isinstance(given, str):
+        raise InputError(f"classes are the text {given!r}: expected a list of names, such as [{given!r}, 'other']")
+    return Classes(tuple(map(str, range(given))) if isinstance(given, int | np.integer) else tuple(given))
+
+
 def numbered(largest: float, where: str = "") -> list[str]:
     """The names of classes that are known by their numbers, from 0 to the largest.
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide import metrics, uncertainty
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, Scores, class_columns
@@ -99,7 +99,7 @@ def evaluate(
     decider: Decider | None = None,
     *,
     utility: Utility | None = None,
-    classes: Classes | None = None,
+    classes: Classes | Sequence[str] | None = None,
     logits: bool = False,
     groups: Sequence[tuple[str, str]] = (),
     uncertainty: str = "max-probability",
@@ -118,6 +118,9 @@ def evaluate(
     (0.667, {'head': 1.0, 'tail': 0.5})
     """
     choose("uncertainty", uncertainty, UNCERTAINTIES)
+    if decider is not None and not isinstance(decider, Decider):
+        raise InputError(f"decider is a {type(decider).__name__}: expected a Decider; give a utility as utility=")
+    classes = None if classes is None else as_classes(classes)
     if decider is None:
         decider = Decider(utility or Utility.one_hot(_known_classes(scores, classes)))
     elif utility is not None:

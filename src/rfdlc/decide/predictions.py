@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide.classes import Classes, Indices, as_array
+from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.scores import Scores, as_scores
 from rfdlc.decide.tables import read_csv, read_parquet
 from rfdlc.errors import InputError, listing
@@ -41,7 +41,7 @@ class Predictions:
         probabilities: ArrayLike | None = None,
         targets: ArrayLike | None = None,
         ids: Sequence[str] | NDArray[Any] | None = None,
-        classes: Classes | None = None,
+        classes: Classes | Sequence[str] | None = None,
         uncertainty: ArrayLike | None = None,
     ) -> None:
         if (logits is None) == (probabilities is None):
@@ -51,9 +51,9 @@ class Predictions:
         if classes is None:
             width = np.shape(given)[-1] if np.ndim(given) else 0
             classes = Classes(tuple(str(i) for i in range(width or 1)))
-        self.classes = classes
-        self.scores: Scores = as_scores(given, classes, logits=logits is not None)
-        self.targets: Indices | None = None if targets is None else encode_targets(targets, classes)
+        self.classes = as_classes(classes)
+        self.scores: Scores = as_scores(given, self.classes, logits=logits is not None)
+        self.targets: Indices | None = None if targets is None else encode_targets(targets, self.classes)
         self.ids: NDArray[np.str_] | None = None if ids is None else _readable(as_array(ids).astype(str))
         self.uncertainty = None if uncertainty is None else _as_numbers(uncertainty, "uncertainty")
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
@@ -110,7 +110,9 @@ class Predictions:
             np.savez(file, allow_pickle=False, **arrays)  # logits hardly compress
 
     @classmethod
-    def load(cls, path: str | Path, classes: Classes | None = None, *, logits: bool = False) -> "Predictions":
+    def load(
+        cls, path: str | Path, classes: Classes | Sequence[str] | None = None, *, logits: bool = False
+    ) -> "Predictions":
         """Read .npz, .csv, .tsv or .parquet, or of a run folder its predictions.npz.
 
         Tables have one column a class, named after it, and optionally `target` and `id`. An .npz file has `logits`
@@ -125,7 +127,7 @@ class Predictions:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         try:
-            loaded: Predictions = reader(path, classes, logits)
+            loaded: Predictions = reader(path, None if classes is None else as_classes(classes), logits)
             _check(loaded)
             return loaded
         except InputError as error:

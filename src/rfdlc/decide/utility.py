@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.decide.dialect import number, read_rows
 from rfdlc.errors import InputError, listing, repeated
 
@@ -47,7 +47,7 @@ class Utility:
         values = _as_matrix(matrix)
         if classes is None:
             classes = [str(i) for i in range(len(values))]
-        self.classes = _as_classes(classes)
+        self.classes = as_classes(classes)
         if len(values) != len(self.classes):
             raise InputError(
                 f"utility has {len(values)} rows but there are {len(self.classes)} classes: expected one row a class"
@@ -62,7 +62,7 @@ class Utility:
     @classmethod
     def one_hot(cls, classes: Classes | Sequence[str] | int) -> "Utility":
         """1 for the true class, 0 otherwise: expected utility is then accuracy."""
-        classes = _as_classes(classes)
+        classes = as_classes(classes)
         return cls(np.eye(len(classes)), classes)
 
     @classmethod
@@ -81,7 +81,7 @@ class Utility:
     @classmethod
     def class_sensitive(cls, classes: Classes | Sequence[str], penalties: Mapping[tuple[str, str], float]) -> "Utility":
         """One-hot, with a penalty for each (true class, decided class) named: `{("bird", "airplane"): -1}`."""
-        classes = _as_classes(classes)
+        classes = as_classes(classes)
         matrix = np.eye(len(classes))
         for (true, decided), penalty in penalties.items():
             row, column = classes.encode([true, decided], "class")
@@ -199,14 +199,6 @@ class Utility:
         cells += [[n, *(f"{v:g}" for v in row)] for n, row in zip(self.classes.names, self.matrix, strict=True)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
         return "\n".join([title, *("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in cells)])
-
-
-def _as_classes(classes: Classes | Sequence[str] | int) -> Classes:
-    if isinstance(classes, Classes):
-        return classes
-    if isinstance(classes, str):
-        raise InputError(f"classes are the text {classes!r}: expected a list of names, such as [{classes!r}, 'other']")
-    return Classes(tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(classes))
 
 
 def _names_of_frame(
