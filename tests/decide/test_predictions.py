@@ -82,6 +82,14 @@ def test_csv_longer_than_a_block_with_blank_lines_and_quotes(tmp_path):
     assert loaded.scores.values[0, :, 0] == pytest.approx(np.arange(5000) % 10 / 10)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_class_may_be_called_as_a_column_of_ours(tmp_path, kind):
+    frame = pandas.DataFrame({"en": [0.25], "id": [0.75], "target": ["id"]})
+    frame.to_csv(tmp_path / "p.csv", index=False) if kind == "csv" else frame.to_parquet(tmp_path / "p.parquet")
+    loaded = Predictions.load(tmp_path / f"p.{kind}", ["en", "id"])
+    assert (loaded.scores.values.tolist(), loaded.targets.tolist(), loaded.ids) == ([[[0.25, 0.75]]], [1], None)
+
+
 def test_csv_with_decimal_commas(tmp_path):
     (tmp_path / "p.csv").write_text("cat;dog;target\n0,75;0,25;cat\n")
     loaded = Predictions.load(tmp_path / "p.csv")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rfdlc.decide.utility import Utility
 
 BUILDERS = ("one-hot", "tail-sensitive")
+NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
 CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
 
 
@@ -82,6 +83,11 @@ def read_utility(
     if spec not in BUILDERS:
         if not Path(spec).is_file():
             raise InputError(f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
+        if Path(spec).suffix.lower() in NO_TABLES:
+            raise InputError(
+                f"utility {spec!r}: expected a CSV file, as `rfdlc utility new` writes one (a saved decider is given "
+                "with --decider)"
+            )
         table = Utility.read_csv(spec, classes)
         utility = Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
         _warn_of_sign(spec, utility, costs)
