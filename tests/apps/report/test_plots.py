@@ -57,6 +57,14 @@ def test_bad_requests_are_refused(tmp_path):
             plots.draw([run], kind, tmp_path / "f.svg")
 
 
+def test_names_are_drawn_as_they_are_unless_they_are_long(tmp_path):
+    names = ["$5-$10", "a$_{$", "<b>", "x" * 99, "c4"]
+    for kind in ("tail", "confusion"):
+        plots.draw([make_run("$run$", names=names), make_run("b", names=names)], kind, tmp_path / "f.svg")
+        text = (tmp_path / "f.svg").read_text()
+        assert all(f">{name}<" in text for name in ("$5-$10", "a$_{$", "$run$", "x" * 23 + "…"))
+
+
 def test_a_frontier_needs_tail_samples(tmp_path):
     run = make_run(samples=60, counts=(90, 10))
     plots.draw([run], "frontier", tmp_path / "f.svg")

@@ -12,7 +12,7 @@ from rfdlc.apps.report.source import Run
 from rfdlc.decide.metrics import recalls
 from rfdlc.errors import InputError, choose
 from rfdlc.files import replacing
-from rfdlc.style import STYLE
+from rfdlc.style import STYLE, brief
 
 FORMATS = ("svg", "pdf", "png")
 MOST_CLASSES = 50  # a confusion matrix with more is drawn by region
@@ -153,7 +153,7 @@ def _tail(pyplot: Any, runs: Sequence[Run]) -> Any:
     below.set(xlabel="classes by falling frequency", ylabel="accuracy", ylim=(0, 1.02))
     _percent(below.yaxis)
     if len(classes) <= 20:
-        below.set_xticks(places, [classes.names[y] for y in order], rotation=45, ha="right")
+        below.set_xticks(places, [brief(classes.names[y]) for y in order], rotation=45, ha="right")
     if len(runs) == 1:
         handles = [pyplot.Rectangle((0, 0), 1, 1, color=REGION_COLOURS[name]) for name in classes.thirds]
         above.legend(handles, list(classes.thirds))
@@ -170,8 +170,8 @@ def _confusion(pyplot: Any, runs: Sequence[Run]) -> Any:
         axes.grid(visible=False)
         axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
         small = 7 if len(rows) <= 20 else 4
-        axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=small + 1)
-        axes.set_yticks(range(len(rows)), rows, fontsize=small + 1)
+        axes.set_xticks(range(len(columns)), [*map(brief, columns)], rotation=90, fontsize=small + 1)
+        axes.set_yticks(range(len(rows)), [*map(brief, rows)], fontsize=small + 1)
         axes.set(xlabel="decided", ylabel="true", title=run.name if len(runs) > 1 else "")
         if len(rows) <= 20:
             for (i, j), share in np.ndenumerate(shares):
