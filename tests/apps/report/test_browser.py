@@ -113,7 +113,7 @@ class Page:
         expected = rfdlc.evaluate(p, self.run.targets, decider).flat()
         for name, value in self.figures.items():
             value = np.nan if value is None else value
-            assert value == pytest.approx(expected[NAMES[name]], abs=1e-12, nan_ok=True), name
+            assert value == pytest.approx(expected[NAMES[name]], rel=1e-9, abs=1e-12, nan_ok=True), name
 
 
 @pytest.fixture(scope="module")
@@ -320,6 +320,17 @@ def test_a_file_of_another_spreadsheet_is_read_as_the_library_reads_it(page, tmp
     page.wait(lambda: page.script("return document.getElementById('open-utility').files.length === 0"))
     page.settle()
     page.agrees_with(Utility.read_csv(tmp_path / "U.csv", page.run.classes))
+
+
+def test_a_page_in_which_nothing_is_decided_for_a_class(browser, tmp_path):
+    predictions = make_predictions(60)
+    utility = Utility(np.eye(5), predictions.classes, [f"ask {i}" for i in range(5)])
+    path = rfdlc.report(predictions, utility, tmp_path / "r.html", bootstrap=0)
+    page = Page(browser, path, as_runs(predictions, utility)[0])
+    page.agrees_with(utility)
+    page.script("window.rfdlcReport.page.drawWaiting()")
+    assert "handed over" in page.element('[data-chart="risk-coverage"]').text
+    assert page.browser.get_log("browser") == []
 
 
 @pytest.mark.parametrize(("scale", "shown"), [(1e-9, "−1.08e-8"), (1, "−10.760"), (1e15, "−1.08e16")])

@@ -2,6 +2,7 @@
 
 import builtins
 
+import numpy as np
 import pytest
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility
@@ -71,6 +72,13 @@ def test_a_frontier_needs_tail_samples(tmp_path):
     head = Predictions(logits=run.predictions.scores.values, targets=[0] * 60, classes=run.classes)
     with pytest.raises(InputError, match="needs samples of rare classes"):
         plots.draw([Run("head", head, run.decider)], "frontier", tmp_path / "f.svg")
+
+
+def test_risk_and_coverage_need_decisions(tmp_path):
+    run = make_run(samples=60)
+    handed = run.decider.with_utility(Utility(np.eye(5), run.classes, [f"ask {i}" for i in range(5)]))
+    with pytest.raises(InputError, match="every sample was handed over"):
+        plots.draw([Run("a", run.predictions, handed)], "risk-coverage", tmp_path / "f.svg")
 
 
 def test_without_matplotlib_it_says_how_to_get_it(tmp_path, monkeypatch):

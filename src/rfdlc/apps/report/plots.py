@@ -209,6 +209,8 @@ def _risk_coverage(pyplot: Any, runs: Sequence[Run]) -> Any:
     figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate")
     for i, run in enumerate(runs):
         points = figures.risk_coverage(run)
+        if not points:
+            raise InputError(f"{run.name}: every sample was handed over, so there is no risk to draw")
         axes.plot([p["coverage"] for p in points], [p["risk"] for p in points], label=run.name, **_run_style(i))
     axes.set(xlim=(0, 1), ylim=(0, None))
     _percent(axes.xaxis)
