@@ -288,7 +288,17 @@ def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
             f"{path}: the first line begins with the class {corner!r}: expected a first column that holds the true "
             "classes, with any other word above it, such as true"
         )
+    _check_decimals(path, delimiter, [cell for _, row in lines[1:] for cell in row[1:]])
     return actions, names, [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
+
+
+def _check_decimals(path: Path, delimiter: str, cells: list[str]) -> None:
+    """Between semicolons either sign may be the decimal one; where both are there, one of them is for thousands."""
+    signs = [next((cell for cell in cells if sign in cell), None) for sign in ",."]
+    if delimiter == ";" and None not in signs:
+        raise InputError(
+            f"{path}: holds both {signs[0]!r} and {signs[1]!r}: expected one decimal sign, and none for thousands"
+        )
 
 
 def _read_row(path: Path, line: int, row: list[str], actions: list[str], delimiter: str) -> list[float]:
