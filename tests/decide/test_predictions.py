@@ -41,6 +41,14 @@ def test_npz_with_numbers_for_names_has_names_for_targets(tmp_path):
     assert Predictions.load(tmp_path / "p.npz").targets.tolist() == [1, 2]
 
 
+def test_npz_whose_probabilities_are_said_to_be_logits(tmp_path):
+    np.savez(tmp_path / "p.npz", probs=np.log(P))
+    with pytest.raises(InputError, match="but logits are asked for: call the array 'logits'"):
+        Predictions.load(tmp_path / "p.npz", logits=True)
+    np.savez(tmp_path / "p.npz", logits=np.log(P))
+    assert Predictions.load(tmp_path / "p.npz", logits=True).scores.logits
+
+
 def test_classes_may_be_a_list_of_names(tmp_path):
     given = Predictions(probabilities=P, targets=["newt", "cat"], classes=list(NAMES))
     assert (given.named, given.classes, given.targets.tolist()) == (True, Classes(NAMES), [2, 0])

@@ -117,7 +117,7 @@ class Predictions:
 
         Tables have one column a class, named after it, and optionally `target` and `id`. An .npz file has `logits`
         or `probabilities`, and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups.
-        `logits` says that a table holds logits.
+        `logits` says that a table holds logits; in an .npz file the array's name says so.
         """
         path = _in_folder(Path(path))
         reader = _READERS.get(path.suffix.lower())
@@ -211,6 +211,8 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
             arrays[name] = found[present[0]]
     if not set(SCORE_KEYS) & set(arrays):
         raise InputError(f"holds {listing(found) or 'nothing'}: expected an array 'probabilities' or 'logits'")
+    if logits and "probabilities" in arrays:
+        raise InputError("holds probabilities by its name, but logits are asked for: call the array 'logits'")
     names = arrays.pop("classes", None)
     own = _classes_in(names, found.get("counts"))
     if names is not None and names.ndim and "targets" in arrays and arrays["targets"].dtype.kind in "iu":

@@ -303,6 +303,7 @@ def command_actions(runner: Any, app: Any, folder: Path, tmp_path: Path, option:
         ("true,c0,c1\nc0,1,0\nc1,0,1\n", "no line for the class"),
         ("true,c0,c1\nc0,1,0\nc1,0,1\nc2,,1\nc3,0,1\nc4,0,1\n", "the line of “c2” needs 2 finite numbers"),
         ("true,c0,c1\nc0,1,0\nc1,0,1\nc2,0,1\nc3,0,1\nc4,0,1\nc4,0,2\n", "6 lines of classes, expected 5"),
+        ("true;c0;c1\nc0;1;0\nc1;0;1\nc2;0,5;1\nc3;0;1.000\nc4;0;1\n", "one of them is for thousands"),
         ("c0,c1\nc0,1\nc1,0\n", "a first column that holds the true classes"),
     ],
 )

@@ -99,6 +99,9 @@ function readUtility(text, problem) {
   const [header, ...lines] = found;
   if (!header || !lines.length) return { problem: "it needs a first line of actions and one line a class" };
   const [corner, ...actions] = header.map((name) => name.trim());
+  const cells = lines.flatMap((line) => line.slice(1));
+  if (delimiter === ";" && [",", "."].every((sign) => cells.some((cell) => cell.includes(sign))))
+    return { problem: "it holds decimal commas and decimal points: one of them is for thousands, leave it out" };
   const numbers = (line) => line.slice(1).map((cell) => cellNumber(cell, delimiter));
   const rows = new Map(lines.map((line) => [line[0].trim(), numbers(line)]));
   if (rows.has(corner)) return { problem: "it needs a first column that holds the true classes" };
