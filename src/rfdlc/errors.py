@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
+from unicodedata import normalize
 
 
 class InputError(ValueError):
@@ -14,8 +15,12 @@ def suggestion(given: str, allowed: Iterable[str]) -> str:
 
     >>> suggestion("birb", ["bird", "cat"])
     "; did you mean 'bird'?"
+    >>> suggestion("caf\u00e9", ["cafe\u0301"])
+    '; the two look alike, but their accents are encoded otherwise (Unicode NFC, NFD): write both alike'
     """
     close = get_close_matches(str(given), list(allowed), n=1)  # what is given may be anything
+    if close and normalize("NFC", close[0]) == normalize("NFC", str(given)):
+        return "; the two look alike, but their accents are encoded otherwise (Unicode NFC, NFD): write both alike"
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

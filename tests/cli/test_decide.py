@@ -112,6 +112,9 @@ def test_priors_on_the_command_line(run, folder):
     assert uniform["decisions"] == by_name["decisions"] == by_file["decisions"]
     estimated = json.loads(run(*base, "estimate", "--calibrate", "val.csv")[1])
     assert sum(estimated["target_prior"].values()) == pytest.approx(1)
+    for command in ("decide", "evaluate"):
+        told = run(command, *base[1:6], *base[7:], "cat=1,dog=6,newt=1")[1]
+        assert "Prior corrected to dog 75.00%, " in told
 
 
 def test_a_saved_decider_decides_alike(run, folder):
@@ -120,6 +123,14 @@ def test_a_saved_decider_decides_alike(run, folder):
     code, _, _ = run("decide", "test.csv", "--decider", "d.json", "-o", "b.csv")
     assert code == 0
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text()
+
+
+def test_abstaining_is_one_more_action_of_a_saved_decider(run, folder):
+    run("decide", "test.csv", "-u", "U.csv", "--save-decider", "d.json")
+    saved = json.loads(run("decide", "test.csv", "--decider", "d.json", "--abstain", "0.4", "--json")[1])
+    named = json.loads(run("decide", "test.csv", "-u", "U.csv", "--abstain", "0.4", "--json")[1])
+    assert saved == named
+    assert set(saved["actions"]) == {*NAMES, "ask", "abstain"}
 
 
 def test_a_folder_with_predictions_and_a_decider(run, folder):
@@ -159,6 +170,8 @@ def test_utility_new_and_show(run, folder):
     assert run("utility", "new", "new.csv", "-c", "a,b")[0] == 2  # never over a file that may hold edits
     assert run("utility", "new", "new.csv", "-c", "test.csv", "--force", "--abstain", 0.1)[0] == 0
     assert Utility.read_csv("new.csv").actions == ("dog", "newt", "cat", "abstain")
+    assert run("utility", "new", "new.csv", "-c", 'St. John, "a, b",v1.5', "--force")[0] == 0
+    assert Utility.read_csv("new.csv").classes.names == ("St. John", "a, b", "v1.5")
     assert json.loads(run("utility", "show", "U.csv", "--json")[1])["actions"] == ["cat", "dog", "newt", "ask"]
     assert "newt" in run("utility", "show", "U.csv")[1]
 
@@ -205,6 +218,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "none.csv"], "none.csv: no such file"),
         (["evaluate", "runs/none"], "runs/none: no such file or run folder"),
         (["decide", "test.csv", "-u", "none.csv"], "no such file; expected a CSV file or one of one-hot"),
+        (["decide", "test.csv", "-u", "test.parquet"], "expected a CSV file, as `rfdlc utility new` writes one"),
         (["decide", "test.csv", "-u", "U.csv", "--penalty", "-3"], "penalty -3 is for the utility tail-sensitive"),
         (["evaluate", "test.csv", "--penalty", "-3"], "penalty -3 is for the utility tail-sensitive, not for one-hot"),
         (["decide", "test.csv", "-u", "tail-sensitive"], "needs training counts"),
@@ -223,6 +237,8 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "--classes", "a,b"], "is no class"),
         (["decide", "test.csv", "--classes", "latin.csv"], "latin.csv: cannot be read as CSV in UTF-8"),
         (["decide", "test.csv", "--classes", "endless.csv"], "endless.csv: training count inf of class 'cat'"),
+        (["decide", "test.csv", "--classes", "thousands.csv"], "count of 'cat': '12.000' could be read in two ways"),
+        (["decide", "test.csv", "--classes", "untold.csv"], "training counts are read from a CSV with columns class"),
         (["decide", "test.csv", "--train-prior", "none"], "'none' is unknown: expected uniform, train, estimate"),
         (["decide", "test.csv", "--train-prior", "cat=1,cat=2,dog=1"], "training prior of 'cat' is given twice"),
         (["decide", "test.csv", "--calibration", "temperature"], "--calibrate FILE"),
@@ -240,6 +256,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
         (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),
         (["utility", "new", "x.csv", "-c", "nothing.json"], "no such file"),
+        (["utility", "new", "x.csv", "-c", "a,nothing.csv"], "no such file"),
         (["utility", "new", "x.csv", "-c", "a,b", "-k", "magic"], "kind 'magic' is unknown"),
         (["utility", "show", "none.csv"], "no such file"),
     ],
@@ -250,6 +267,8 @@ def test_bad_input_is_one_line_and_exit_code_2(run, folder, words, message):
     (folder / "costs.csv").write_text("class,cat,dog,newt\ncat,0,1,1\ndog,1,0,1\nnewt,1,1,0\n")
     (folder / "latin.csv").write_bytes("class,count\nré,1\n".encode("latin-1"))
     (folder / "endless.csv").write_text("class,count\ncat,inf\ndog,1\nnewt,1\n")
+    (folder / "thousands.csv").write_text("class;count\ncat;12.000\ndog;500\nnewt;8\n")
+    (folder / "untold.csv").write_text("Class,n\ncat,12\ndog,5\nnewt,8\n")
     before = sorted(path.name for path in folder.iterdir())
     code, out, err = run(*words)
     assert (code, out) == (2, "")

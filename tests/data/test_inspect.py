@@ -116,6 +116,12 @@ def test_a_picture_and_a_table_for_any_number_of_classes(tmp_path: Path, count: 
         assert len(set(picture.convert("RGB").get_flattened_data())) > 20
 
 
+def test_names_in_a_picture_are_no_formulas(tmp_path: Path) -> None:
+    plot_tail(Classes(("a$_{$", "b"), (5, 1)), tmp_path / "tail.png", "from $5 to $_{$")
+    with Image.open(tmp_path / "tail.png") as picture:
+        assert picture.size == (1350, 675)
+
+
 def test_pictures_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes = Classes.from_counts([5, 1])
     with pytest.raises(InputError, match=r"tail.png: cannot be written \(No such file"):

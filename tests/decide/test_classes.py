@@ -53,6 +53,8 @@ def test_from_labels():
     assert Classes.from_labels(["b", "a", "b"]).to_dict() == {"names": ["a", "b"], "counts": [1, 2], "groups": {}}
     assert Classes.from_labels(["b"], names=["b", "z"]).counts == (1, 0)
     assert Classes.from_labels(np.array([1.0, 0.0])).counts == (1, 1)
+    assert Classes.from_labels(np.array([0, 10, 2], dtype=object)).names == tuple(map(str, range(11)))
+    assert Classes.from_labels(np.array(["é".encode(), b"a"])).names == ("a", "é")
 
 
 def test_json_round_trip(tmp_path):
@@ -101,6 +103,7 @@ def test_booleans_are_names_where_classes_are_called_so():
             lambda: Classes.from_labels(np.array(["a", float("nan")], dtype=object)),
             "label nan at position 1 is missing",
         ),
+        (lambda: Classes.from_labels(["a", pandas.NA]), "label <NA> at position 1 is missing"),
         (lambda: Classes.from_labels([0, -1]), "label -1 at position 1 is out of range"),
         (lambda: Classes(("1", "2")).encode([2]), r"out of range.* pass labels.astype\(str\)"),
         (lambda: Classes(("a", "b")).encode([2]), "expected a whole number from 0 to 1"),

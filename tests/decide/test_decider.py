@@ -170,6 +170,8 @@ class TestWhatIsAccepted:
     def test_numbers_in_a_data_frame_are_names_where_classes_are_called_by_numbers(self):
         frame = pandas.DataFrame({2: [0.9, 0.2], 1: [0.1, 0.8], "target": [2, 1]})
         assert evaluate(frame).accuracy == 1
+        assert evaluate(frame, pandas.Series([2, 1])).accuracy == 1
+        assert evaluate(frame.iloc[1:], [1]).accuracy == 1
         assert evaluate(frame.rename(columns={2: "b", 1: "a"}).assign(target=[0, 1])).accuracy == 1  # indices
 
     def test_priors_of_pandas_are_matched_by_name(self):
@@ -195,7 +197,8 @@ class TestWhatIsAccepted:
             (np.zeros((0, 3)), "at least one particle and one sample"),
             ([[0.5, np.nan, 0.5]], "scores hold nan in row 0, column 1"),
             ([[1, 0, 0], [np.inf, 0, 0]], "scores hold inf in row 1, column 0"),
-            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 1"),
+            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 1.*for logits say so"),
+            ([[1.0000001, -1e-7, 0]], "scores hold -1e-07 in row 0, column 1.*where rounding left less than 0, set"),
             ([[1, 0, 0], [0.5, 0.2, 0.2]], "row 1 of the probabilities sums to 0.9.*expected rows that sum to 1"),
             ([["a", "b", "c"]], "scores must be numbers"),
             ([[1, 0], [1, 0, 0]], "scores must be numbers"),
@@ -294,6 +297,11 @@ def test_a_sample_of_which_the_target_prior_leaves_nothing(ask):
 def test_scores_with_masked_values_are_refused():
     with pytest.raises(InputError, match="some values are masked"):
         Decider(Utility.one_hot(2)).decide(np.ma.array([[0.5, 0.5]], mask=[[True, False]]))
+
+
+def test_evaluate_refuses_a_utility_for_a_decider():
+    with pytest.raises(InputError, match="decider is a Utility: expected a Decider; give a utility as utility="):
+        evaluate([[0.5, 0.5]], [0], Utility.one_hot(2))
 
 
 def test_evaluate_takes_a_utility_beside_a_decider():

@@ -281,6 +281,18 @@ class TestEvaluate:
         assert table["accuracy_by_region"]["tail"] is None
         assert "accuracy where kept" not in str(result)
 
+    def test_of_two_classes_the_false_head_rate_is_the_share_of_the_rare_one_that_is_missed(self):
+        p, classes = [[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.1, 0.9]], Classes.from_counts([90, 10])
+        result = evaluate(p, [0, 1, 1, 1, 0], classes=classes, bootstrap=5)
+        assert result.false_head_rate == pytest.approx(2 / 3)
+        assert math.isnan(result.false_head_rates[0.75])
+        assert "false_head_rate" in result.intervals
+
+    def test_utilities_of_any_scale_can_be_read(self):
+        for scale, shown in ((1e-9, "2.5e-10"), (1, "0.2500"), (1e12, "2.5e+11")):
+            utility = Utility([[0.25 * scale, 0], [0, scale]])
+            assert shown in str(evaluate([[1, 0]], [0], utility=utility))
+
     def test_without_counts_there_is_no_head(self):
         result = evaluate(self.z, self.y, utility=Utility.one_hot(3), logits=True)
         assert result.accuracy_by_region == {}

@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
-from rfdlc import Classes, InputError, Predictions
+from rfdlc import Classes, InputError, Predictions, evaluate
 
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
 NAMES = ("cat", "dog", "newt")
@@ -33,6 +33,40 @@ def test_npz_of_other_people(tmp_path):
     assert not Predictions.load(tmp_path / "bare.npz").named
 
 
+def test_npz_with_numbers_for_names_has_names_for_targets(tmp_path):
+    """As scikit-learn has them: `classes=model.classes_, targets=y`; class 3 has no sample here."""
+    np.savez(tmp_path / "p.npz", probabilities=P, targets=[1, 2], classes=[1, 2, 3])
+    assert Predictions.load(tmp_path / "p.npz").targets.tolist() == [0, 1]
+    np.savez(tmp_path / "p.npz", probabilities=P, targets=[1, 2], classes=NAMES)
+    assert Predictions.load(tmp_path / "p.npz").targets.tolist() == [1, 2]
+
+
+def test_npz_whose_probabilities_are_said_to_be_logits(tmp_path):
+    np.savez(tmp_path / "p.npz", probs=np.log(P))
+    with pytest.raises(InputError, match="but logits are asked for: call the array 'logits'"):
+        Predictions.load(tmp_path / "p.npz", logits=True)
+    np.savez(tmp_path / "p.npz", logits=np.log(P))
+    assert Predictions.load(tmp_path / "p.npz", logits=True).scores.logits
+
+
+def test_classes_may_be_a_list_of_names(tmp_path):
+    given = Predictions(probabilities=P, targets=["newt", "cat"], classes=list(NAMES))
+    assert (given.named, given.classes, given.targets.tolist()) == (True, Classes(NAMES), [2, 0])
+    np.savez(tmp_path / "p.npz", probabilities=P)
+    assert Predictions.load(tmp_path / "p.npz", ["a", "b", "c"]).classes.names == ("a", "b", "c")
+    assert evaluate(P, ["cat", "newt"], classes=NAMES).accuracy == 1
+
+
+def test_npz_with_names_in_bytes(tmp_path):
+    names = np.char.encode(np.array(["Mücke", "dog", "newt"]), "utf-8")
+    np.savez(tmp_path / "p.npz", probabilities=P, targets=names[[2, 0]], classes=names, ids=names[:2])
+    loaded = Predictions.load(tmp_path / "p.npz")
+    assert (loaded.classes.names[0], loaded.ids[0], loaded.targets.tolist()) == ("Mücke", "Mücke", [2, 0])
+    np.savez(tmp_path / "p.npz", probabilities=P, ids=np.array([b"\xff", b"a"]))
+    with pytest.raises(InputError, match="some names are bytes that are no UTF-8"):
+        Predictions.load(tmp_path / "p.npz")
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
 def test_tables_are_matched_by_name(tmp_path, kind):
     frame = pandas.DataFrame(P[:, [2, 0, 1]], columns=["newt", "cat", "dog"])
@@ -54,6 +88,14 @@ def test_csv_longer_than_a_block_with_blank_lines_and_quotes(tmp_path):
     assert loaded.classes.names == ("a,b", "c")
     assert loaded.ids[4999] == 's "4999"'
     assert loaded.scores.values[0, :, 0] == pytest.approx(np.arange(5000) % 10 / 10)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_class_may_be_called_as_a_column_of_ours(tmp_path, kind):
+    frame = pandas.DataFrame({"en": [0.25], "id": [0.75], "target": ["id"]})
+    frame.to_csv(tmp_path / "p.csv", index=False) if kind == "csv" else frame.to_parquet(tmp_path / "p.parquet")
+    loaded = Predictions.load(tmp_path / f"p.{kind}", ["en", "id"])
+    assert (loaded.scores.values.tolist(), loaded.targets.tolist(), loaded.ids) == ([[[0.25, 0.75]]], [1], None)
 
 
 def test_csv_with_decimal_commas(tmp_path):

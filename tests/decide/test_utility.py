@@ -105,6 +105,8 @@ def test_csv_with_decimal_commas_and_with_odd_names(tmp_path):
         ("true,a,b\na,1,0\nb,nan,1\n", "u.csv: utility holds nan in row 1, column 0"),
         ("true,a,a\na,1,0\nb,0,1\n", "u.csv: action 'a' appears more than once"),
         ("true,a,b\na,1,0\na,0,1\n", "u.csv: class names must differ"),
+        ("true;a;b\na;0,5;0\nb;-1.000;1\n", "u.csv: holds both '0,5' and '-1.000': expected one decimal sign"),
+        ("0,1\n0,1\n1,0\n", "u.csv: the first line begins with the class '0': expected a first column"),
         ("true,a,b\na,1,0\nb,0,1\n", "u.csv: classes a, b do not match cat, dog, newt"),
     ],
 )

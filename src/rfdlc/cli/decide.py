@@ -7,7 +7,7 @@ import typer
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
 from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich, rounded, write_table
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, listing
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def evaluate(
     if json:
         print_json(result.to_dict() | {"decider": _decider_summary(prepared)})
         return
-    print_rich(result, repr(prepared))
+    print_rich(result, repr(prepared), *_prior_lines(_decider_summary(prepared)["target_prior"]))
     if not result.accuracy_by_region:
         print_rich("[dim]For head, tail and false head rate give training counts: --classes counts.csv[/dim]")
 
@@ -184,13 +184,24 @@ def _summary_table(decider: "Decider", explained: Any, most: int = 25) -> Any:
     return table
 
 
+def _prior_lines(target: dict[str, float] | None, most: int = 6) -> list[str]:
+    """The class prior that was corrected to, above all where it was estimated: the most frequent classes first."""
+    if target is None:
+        return []
+    falling = sorted(target.items(), key=lambda item: -item[1])
+    return [f"Prior corrected to {escaped(listing([f'{name} {share:.2%}' for name, share in falling], most))}."]
+
+
 def _summary_lines(summary: dict[str, Any]) -> list[str]:
+    from rfdlc.decide.evaluation import readable
+
     lines = [
-        f"Mean expected utility {summary['mean_expected_utility']:.4f}; "
+        f"Mean expected utility {readable(summary['mean_expected_utility'])}; "
         f"{summary['changed_from_argmax']:,} of {summary['samples']:,} decided otherwise than arg max."
     ]
     if summary["temperature"] is not None:
         lines.append(f"Calibrated: temperature {summary['temperature']:.3f}.")
+    lines += _prior_lines(summary["target_prior"])
     if summary["out"]:
         lines.append(f"Written to {escaped(summary['out'])}.")
     return lines

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rfdlc.cli.reading import chosen_utility
+from rfdlc.cli.reading import chosen_utility, folder_decider
 from rfdlc.cli.request import AbstainOption, CostsOption, JsonOption, PenaltyOption, UtilityOption
 from rfdlc.cli.train import RunFolder, ready
 from rfdlc.cli.writing import check_writable, print_json
@@ -46,7 +46,7 @@ def export(
         from rfdlc.apps.export.exporting import export as export_it
         from rfdlc.learn.run import Run
 
-        chosen = chosen_utility(lambda: Run(run).classes, utility, costs, penalty, abstain)
+        chosen = chosen_utility(lambda: Run(run).classes, lambda: folder_decider(run), utility, costs, penalty, abstain)
         precision = "half" if half else "int8" if int8 else "float32"
         done = export_it(run, out, utility=chosen, utility_input=utility_input, resize=resize, precision=precision)
     parity, size = done.parity, done.path.stat().st_size

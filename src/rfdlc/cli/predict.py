@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rfdlc.cli.reading import chosen_utility
+from rfdlc.cli.reading import chosen_utility, folder_decider
 from rfdlc.cli.request import AbstainOption, CostsOption, JsonOption, PenaltyOption, UtilityOption
 from rfdlc.cli.train import Root, RunFolder, Source, ready
 from rfdlc.cli.writing import check_writable, print_json
@@ -53,7 +53,7 @@ def predict(
         from rfdlc.apps.predict.predicting import predict as predict_it
         from rfdlc.learn.run import Run
 
-        chosen = chosen_utility(lambda: Run(run).classes, utility, costs, penalty, abstain)
+        chosen = chosen_utility(lambda: Run(run).classes, lambda: folder_decider(run), utility, costs, penalty, abstain)
         try:
             done = predict_it(run, source, out, split=split, root=root, utility=chosen, skip_broken=skip_broken)
         except KeyboardInterrupt:

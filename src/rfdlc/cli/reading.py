@@ -1,6 +1,7 @@
 """What several commands read: classes, utilities, priors and predictions as a person writes them on a command line."""
 
 import csv
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from rfdlc.decide.utility import Utility
 
 BUILDERS = ("one-hot", "tail-sensitive")
+NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
+CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
 
 
 def read_classes(spec: str) -> "Classes":
@@ -24,30 +27,41 @@ def read_classes(spec: str) -> "Classes":
 
     path = Path(spec)
     if not path.is_file():
-        if path.suffix or "," not in spec:
+        if "," not in spec or path.suffix.lower() in CLASS_FILES:
             raise InputError(f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
-        return Classes(tuple(name.strip() for name in spec.split(",")))
+        return Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
     if path.suffix.lower() == ".json":
         return Classes.from_json(path)
     if path.suffix.lower() in (".csv", ".tsv") and _lists_classes(path):
         return _classes_table(path)
-    return Predictions.load(path).classes
+    try:
+        return Predictions.load(path).classes
+    except InputError as error:
+        raise InputError(f"{error}; training counts are read from a CSV with columns class,count") from None
 
 
 def chosen_utility(
     classes: Callable[[], "Classes | None"],
+    saved: Callable[[], "Decider | None"],
     spec: str | None,
     costs: Path | None,
     penalty: float | None,
     abstain: float | None,
 ) -> "Utility | None":
-    """What the options of a command name, or nothing where none is given: then the classes are not asked for."""
+    """What the options of a command name, or nothing where none is given: then the classes are not asked for.
+
+    To abstain alone is one more action of the utility that was decided for so far, the one of the `saved` decider.
+    """
     if spec is not None and costs is not None:
         raise InputError("--utility and --costs exclude each other: give one of them")
     named = spec if costs is None else str(costs)
     if named is None and penalty is None and abstain is None:
         return None
-    utility = read_utility(named or "one-hot", classes(), penalty=penalty, costs=costs is not None)
+    decider = saved() if named is None and penalty is None else None
+    if decider is not None:
+        utility = decider.utility
+    else:
+        utility = read_utility(named or "one-hot", classes(), penalty=penalty, costs=costs is not None)
     if abstain is None:
         return utility
     if costs is not None and abstain > utility.matrix.max():
@@ -69,6 +83,11 @@ def read_utility(
     if spec not in BUILDERS:
         if not Path(spec).is_file():
             raise InputError(f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
+        if Path(spec).suffix.lower() in NO_TABLES:
+            raise InputError(
+                f"utility {spec!r}: expected a CSV file, as `rfdlc utility new` writes one (a saved decider is given "
+                "with --decider)"
+            )
         table = Utility.read_csv(spec, classes)
         utility = Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
         _warn_of_sign(spec, utility, costs)
@@ -162,7 +181,7 @@ def _classes_table(path: Path) -> "Classes":
             groups.setdefault(row["group"], []).append(row["class"])
     counts: tuple[Any, ...] | None = None  # numbers that `Classes` finds whole, or names
     if "count" in rows[0]:
-        counts = tuple(_number(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows)
+        counts = tuple(_count(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows)
     try:
         return Classes(tuple(row["class"] for row in rows), counts, groups)
     except InputError as error:
@@ -177,6 +196,13 @@ def _shares(given: Iterable[tuple[str, str, str]], what: str) -> dict[str, float
             raise InputError(f"{what} of {name!r} is given twice: expected one for every class")
         shares[name] = _number(text, delimiter, f"{what} of {name!r}")
     return shares
+
+
+def _count(text: str, delimiter: str, what: str) -> float:
+    """A number that is to be whole: 12.000, or 12,000 between semicolons, is twelve thousand to whoever wrote it."""
+    if re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text):
+        raise InputError(f"{what}: {text!r} could be read in two ways: write it without a sign for thousands")
+    return _number(text, delimiter, what)
 
 
 def _number(text: str, delimiter: str, what: str) -> float:

@@ -117,7 +117,8 @@ class Request:
 
         saved = Decider.load(self.decider) if self.decider else folder_decider(file)
         known = predictions.classes if predictions.named else None
-        utility = self._read_utility(known or (saved.utility.classes if saved else predictions.classes), bool(known))
+        classes = known or (saved.utility.classes if saved else predictions.classes)
+        utility = self._read_utility(classes, bool(known), saved)
         changes: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
         if self.train_prior is not None:
             changes["train_prior"] = read_prior(self.train_prior, "training prior")
@@ -128,10 +129,10 @@ class Request:
             return Decider(utility or Utility.one_hot(predictions.classes), **given)
         return saved.changed(utility=utility, **given)
 
-    def _read_utility(self, classes: "Classes", named: bool) -> "Utility | None":
+    def _read_utility(self, classes: "Classes", named: bool, saved: "Decider | None") -> "Utility | None":
         built = self.costs is None and self.utility in (None, *BUILDERS)
         read_as = classes if named or built else None
-        return chosen_utility(lambda: read_as, self.utility, self.costs, self.penalty, self.abstain)
+        return chosen_utility(lambda: read_as, lambda: saved, self.utility, self.costs, self.penalty, self.abstain)
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rfdlc.cli.reading import chosen_utility
+from rfdlc.cli.reading import chosen_utility, folder_decider
 from rfdlc.cli.request import AbstainOption, CostsOption, PenaltyOption, UtilityOption
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
     from rfdlc.decide.classes import Classes
+    from rfdlc.decide.decider import Decider
 
 
 def serve(
@@ -40,7 +41,7 @@ def serve(
     from rfdlc.apps.server.limits import Limits
     from rfdlc.apps.server.serving import serve as serve_it
 
-    chosen = chosen_utility(lambda: _classes(model), utility, costs, penalty, abstain)
+    chosen = chosen_utility(lambda: _classes(model), lambda: _decider(model), utility, costs, penalty, abstain)
     limits = Limits(requests=queue, batch=batch, seconds=seconds)
     serve_it(model, utility=chosen, host=host, port=port, token_file=token_file, limits=limits, quiet=quiet)
 
@@ -55,3 +56,10 @@ def _classes(model: Path) -> "Classes":
     if not (model / "classes.json").is_file():
         raise InputError(f"{model} cannot be served: expected a run folder, or a file of `rfdlc export` (.onnx)")
     return Classes.from_json(model / "classes.json")
+
+
+def _decider(model: Path) -> "Decider | None":
+    """The one that the model brings along."""
+    from rfdlc.apps.onnx_model import OnnxModel
+
+    return OnnxModel.load(model).decider if model.suffix == ".onnx" else folder_decider(model)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.files import replacing
+from rfdlc.style import STYLE, brief
 
 COLOURS = {"head": "#1b6ca8", "med": "#6aa84f", "tail": "#d1495b"}
 MOST_NAMES = 40  # more class names than this cannot be read on one axis
@@ -17,17 +18,17 @@ MOST_NAMES = 40  # more class names than this cannot be read on one axis
 def plot_tail(classes: Classes, path: Path, title: str) -> None:
     """Write the picture; the suffix of the path decides the format."""
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError('a picture of the tail needs matplotlib: pip install "rfdlc[plots]"') from None
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    counts = classes.count_array[classes.order]
-    _draw(axes, classes, counts)
-    _label(axes, classes, counts, title)
-    with replacing(path) as beside:
+    with rc_context({"text.parse_math": STYLE["text.parse_math"]}), replacing(path) as beside:
+        figure = Figure(figsize=(9, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes, counts = figure.subplots(), classes.count_array[classes.order]
+        _draw(axes, classes, counts)
+        _label(axes, classes, counts, title)
         try:
             figure.savefig(beside, format=path.suffix.lstrip("."), dpi=150)
         except ValueError as error:
@@ -60,7 +61,7 @@ def _label(axes: Any, classes: Classes, counts: NDArray[np.int64], title: str) -
     axes.set_title(f"{title}: {counts.sum():,} training samples, imbalance factor {factor:,.4g}", loc="left")
     axes.set_ylabel("training samples (log scale)" if steep else "training samples")
     if len(counts) <= MOST_NAMES:
-        names = [_short(name) for name in classes.select(classes.order)]
+        names = [brief(name) for name in classes.select(classes.order)]
         turned = max(map(len, names)) * len(names) > 90  # else they would touch each other
         axes.set_xticks(range(len(names)), names, rotation=40 if turned else 0, ha="right" if turned else "center")
         if len(counts) <= 12:
@@ -74,7 +75,3 @@ def _label(axes: Any, classes: Classes, counts: NDArray[np.int64], title: str) -
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper right")
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else name[:22] + "..."

@@ -79,9 +79,12 @@ class Classes:
         labels = as_array(labels)
         if labels.ndim != 1 or not len(labels):
             raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
-        for place, label in enumerate(labels if labels.dtype == object else ()):
-            if label is None or label != label:
-                raise InputError(f"label {label} at position {place} is missing: leave such samples out")
+        if labels.dtype == object:
+            for place, label in enumerate(labels):
+                if _is_missing(label):
+                    raise InputError(f"label {label} at position {place} is missing: leave such samples out")
+            if names is None and all(isinstance(label, Integral) for label in labels):
+                labels = labels.astype(np.int64)  # as a table of mixed columns holds them
         if names is None and labels.dtype.kind in "iufb":
             names = numbered(_whole(labels, "label").max())
         bare = cls(tuple(np.unique(labels.astype(str)) if names is None else names))
@@ -271,6 +274,15 @@ class Classes:
         return self.rank < int(len(self) * head_fraction + 0.5)
 
 
+def as_classes(given: Classes | Sequence[str] | int) -> Classes:
+    """Classes as they are, or from their names, or so many that are numbered."""
+    if isinstance(given, Classes):
+        return given
+    if isinstance(given, str):
+        raise InputError(f"classes are the text {given!r}: expected a list of names, such as [{given!r}, 'other']")
+    return Classes(tuple(map(str, range(given))) if isinstance(given, int | np.integer) else tuple(given))
+
+
 def numbered(largest: float, where: str = "") -> list[str]:
     """The names of classes that are known by their numbers, from 0 to the largest.
 
@@ -286,10 +298,23 @@ def numbered(largest: float, where: str = "") -> list[str]:
 
 
 def as_array(given: Any) -> NDArray[Any]:
-    """Any list as an array, unless some of it is masked: an array would show what the mask hides."""
+    """Any list as an array, bytes as text; unless some is masked: an array would show what the mask hides."""
     if np.ma.is_masked(given):
         raise InputError("some values are masked: expected all to be known; leave out those samples")
-    return np.asarray(given)
+    array = np.asarray(given)
+    if array.dtype.kind != "S":
+        return array
+    try:
+        return np.char.decode(array, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"some names are bytes that are no UTF-8 ({error}): decode them to text first") from None
+
+
+def _is_missing(label: Any) -> bool:
+    try:
+        return label is None or bool(label != label)
+    except TypeError:  # pandas.NA: neither equal nor not
+        return True
 
 
 def _whole(labels: NDArray[Any], what: str) -> Indices:

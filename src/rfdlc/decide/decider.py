@@ -297,10 +297,10 @@ class Decider:
         """Scores and labels in the class order of the utility."""
         if targets is None and isinstance(scores, Predictions):
             targets = scores.with_classes(self.utility.classes).targets
-        elif targets is None and "target" in getattr(scores, "columns", ()):
-            targets = np.asarray(scores["target"])
-            if targets.dtype.kind in "iu":
-                targets = targets.astype(str)  # as in a file: names, where classes are called by numbers
+        elif hasattr(scores, "columns"):
+            targets = scores["target"] if targets is None and "target" in scores.columns else targets
+            if np.asarray(targets).dtype.kind in "iu":
+                targets = np.asarray(targets).astype(str)  # as in a file: names, where classes are called by numbers
         if targets is None:
             raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
         checked, y = self.read(scores, logits), encode_targets(targets, self.utility.classes)

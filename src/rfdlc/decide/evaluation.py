@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide import metrics, uncertainty
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, Scores, class_columns
@@ -55,7 +55,7 @@ class Evaluation:
     @property
     def false_head_rate(self) -> float:
         """Mean of the false head rates at the head fractions; NaN without training counts."""
-        return metrics.mean(np.array(list(self.false_head_rates.values())))
+        return metrics.mean_false_head_rate(self.false_head_rates)
 
     def flat(self) -> dict[str, float]:
         """Every figure under one name: `accuracy`, `accuracy_by_region.tail`, `false_head_rates.0.25` ..."""
@@ -99,7 +99,7 @@ def evaluate(
     decider: Decider | None = None,
     *,
     utility: Utility | None = None,
-    classes: Classes | None = None,
+    classes: Classes | Sequence[str] | None = None,
     logits: bool = False,
     groups: Sequence[tuple[str, str]] = (),
     uncertainty: str = "max-probability",
@@ -118,6 +118,9 @@ def evaluate(
     (0.667, {'head': 1.0, 'tail': 0.5})
     """
     choose("uncertainty", uncertainty, UNCERTAINTIES)
+    if decider is not None and not isinstance(decider, Decider):
+        raise InputError(f"decider is a {type(decider).__name__}: expected a Decider; give a utility as utility=")
+    classes = None if classes is None else as_classes(classes)
     if decider is None:
         decider = Decider(utility or Utility.one_hot(_known_classes(scores, classes)))
     elif utility is not None:
@@ -242,7 +245,7 @@ def _bootstrap(
     for _ in track(range(times), "Resampling"):
         rows = rng.integers(0, size, size)
         figures = measure({name: column[rows] for name, column in record.items()})
-        figures["false_head_rate"] = metrics.mean(np.array(list(figures["false_head_rates"].values())))
+        figures["false_head_rate"] = metrics.mean_false_head_rate(figures["false_head_rates"])
         for name, value in _flatten(figures).items():
             drawn.setdefault(name, []).append(value)
     tails = (1 - LEVEL) / 2
@@ -271,8 +274,17 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
+def readable(value: float) -> str:
+    """Four decimals, or four digits where the decimals would tell nothing, or more than a table has room for.
+
+    >>> readable(-1.5), readable(2.5e-07), readable(-1.07442e14)
+    ('-1.5000', '2.5e-07', '-1.074e+14')
+    """
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
+
+
 def _figure(value: float, percent: bool) -> str:
-    return f"{value:.2%}" if percent else f"{value:.4f}"
+    return f"{value:.2%}" if percent else readable(value)
 
 
 def _interval(bounds: tuple[float, float] | None, percent: bool) -> str:

@@ -5,7 +5,7 @@ An abstention is not a correct answer: it lowers `accuracy` and leaves `kept_acc
 A figure over no samples is NaN.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,3 +185,9 @@ def false_head_rates(
 ) -> dict[float, float]:
     """The false head rate at each head fraction."""
     return {fraction: false_head_rate(targets, decided, classes, fraction) for fraction in head_fractions}
+
+
+def mean_false_head_rate(rates: Mapping[float, float]) -> float:
+    """The mean of the rates that are defined: of two classes, for one, the first 75% are both, and none is tail."""
+    each = np.array(list(rates.values()))
+    return mean(each[~np.isnan(each)])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide.classes import Classes, Indices, as_array
+from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.scores import Scores, as_scores
 from rfdlc.decide.tables import read_csv, read_parquet
 from rfdlc.errors import InputError, listing
@@ -41,7 +41,7 @@ class Predictions:
         probabilities: ArrayLike | None = None,
         targets: ArrayLike | None = None,
         ids: Sequence[str] | NDArray[Any] | None = None,
-        classes: Classes | None = None,
+        classes: Classes | Sequence[str] | None = None,
         uncertainty: ArrayLike | None = None,
     ) -> None:
         if (logits is None) == (probabilities is None):
@@ -51,10 +51,10 @@ class Predictions:
         if classes is None:
             width = np.shape(given)[-1] if np.ndim(given) else 0
             classes = Classes(tuple(str(i) for i in range(width or 1)))
-        self.classes = classes
-        self.scores: Scores = as_scores(given, classes, logits=logits is not None)
-        self.targets: Indices | None = None if targets is None else encode_targets(targets, classes)
-        self.ids: NDArray[np.str_] | None = None if ids is None else _readable(np.asarray(ids).astype(str))
+        self.classes = as_classes(classes)
+        self.scores: Scores = as_scores(given, self.classes, logits=logits is not None)
+        self.targets: Indices | None = None if targets is None else encode_targets(targets, self.classes)
+        self.ids: NDArray[np.str_] | None = None if ids is None else _readable(as_array(ids).astype(str))
         self.uncertainty = None if uncertainty is None else _as_numbers(uncertainty, "uncertainty")
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
             if values is not None and values.shape != (len(self),):
@@ -110,12 +110,14 @@ class Predictions:
             np.savez(file, allow_pickle=False, **arrays)  # logits hardly compress
 
     @classmethod
-    def load(cls, path: str | Path, classes: Classes | None = None, *, logits: bool = False) -> "Predictions":
+    def load(
+        cls, path: str | Path, classes: Classes | Sequence[str] | None = None, *, logits: bool = False
+    ) -> "Predictions":
         """Read .npz, .csv, .tsv or .parquet, or of a run folder its predictions.npz.
 
         Tables have one column a class, named after it, and optionally `target` and `id`. An .npz file has `logits`
         or `probabilities`, and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups.
-        `logits` says that a table holds logits.
+        `logits` says that a table holds logits; in an .npz file the array's name says so.
         """
         path = _in_folder(Path(path))
         reader = _READERS.get(path.suffix.lower())
@@ -125,7 +127,7 @@ class Predictions:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         try:
-            loaded: Predictions = reader(path, classes, logits)
+            loaded: Predictions = reader(path, None if classes is None else as_classes(classes), logits)
             _check(loaded)
             return loaded
         except InputError as error:
@@ -158,10 +160,10 @@ def _in_folder(path: Path) -> Path:
 def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     """Targets as class indices: numbers are indices, text is names, or indices where no class is called by a number."""
     array = as_array(targets)
-    text = array.dtype.kind in "OUS" and not any(map(_is_index, classes.names))
+    text = array.dtype.kind in "OU" and not any(map(_is_index, classes.names))
     if text and all(map(_is_index, array.reshape(-1))):
         return classes.encode(array.astype(str).astype(np.int64), "target")
-    return classes.encode(array.astype(str) if array.dtype.kind in "OS" else array, "target")
+    return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
 
 
 def _readable(ids: NDArray[np.str_]) -> NDArray[np.str_]:
@@ -209,7 +211,12 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
             arrays[name] = found[present[0]]
     if not set(SCORE_KEYS) & set(arrays):
         raise InputError(f"holds {listing(found) or 'nothing'}: expected an array 'probabilities' or 'logits'")
-    own = _classes_in(arrays.pop("classes", None), found.get("counts"))
+    if logits and "probabilities" in arrays:
+        raise InputError("holds probabilities by its name, but logits are asked for: call the array 'logits'")
+    names = arrays.pop("classes", None)
+    own = _classes_in(names, found.get("counts"))
+    if names is not None and names.ndim and "targets" in arrays and arrays["targets"].dtype.kind in "iu":
+        arrays["targets"] = arrays["targets"].astype(str)  # as in a table: names, where classes are called by numbers
     predictions = Predictions(**arrays, classes=own or classes)
     return predictions.with_classes(classes) if classes is not None else predictions
 
@@ -223,7 +230,8 @@ def _classes_in(array: NDArray[Any] | None, counts: NDArray[Any] | None) -> Clas
             return Classes.from_json({} | json.loads(str(array)))
         except (TypeError, json.JSONDecodeError):
             raise InputError(f"'classes' holds {str(array)!r}: expected an array of names, one a column") from None
-    return Classes(tuple(array.astype(str)), None if counts is None else tuple(np.atleast_1d(counts).tolist()))
+    names = tuple(as_array(array).astype(str))
+    return Classes(names, None if counts is None else tuple(np.atleast_1d(counts).tolist()))
 
 
 _READERS = {

@@ -11,11 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import InputError, choose, listing
+from rfdlc.progress import track
 
 Prior = NDArray[np.float64]
 PriorLike = str | ArrayLike | Mapping[str, float]
 
 DISAGREEMENT = 0.1  # total variation between the two estimates above which the user is warned
+MOST_ITERATIONS, STANDSTILL = 2000, 1e-9  # of EM: enough for what can be told, even of classes that look alike
 NAMED = ("uniform", "train")
 
 
@@ -65,12 +67,14 @@ def estimate_prior(probabilities: Floats, train: Prior, joint: Floats | None = N
     the class-conditional estimate of Lipton, Wang and Smola (2018) is made as a check.
     """
     p = np.asarray(probabilities, dtype=np.float64)
-    prior, moved, iterations = train, 1.0, 0
-    while moved > 1e-9 and iterations < 2000:
+    prior, iterations = train, 0
+    for _ in track(range(MOST_ITERATIONS), "Estimating the prior"):
         ratio = np.divide(prior, train, out=np.zeros_like(prior), where=train > 0)
         new = ratio * (p.T @ (1 / np.maximum(p @ ratio, 1e-300))) / len(p)
         moved = np.abs(new - prior).sum() / 2
         prior, iterations = new / new.sum(), iterations + 1
+        if moved <= STANDSTILL:
+            break
     estimate = PriorEstimate(prior, iterations, None if joint is None else _bbse(p.mean(axis=0), joint, prior))
     if estimate.disagreement is not None and estimate.disagreement > DISAGREEMENT:
         warnings.warn(

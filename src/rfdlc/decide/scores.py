@@ -151,7 +151,9 @@ def _check_values(piece: Floats, start: int, logits: bool) -> None:
         return
     if not (np.abs(total - 1) <= SUM_TOLERANCE).all() or piece.min() < 0:
         _raise_for(~np.isfinite(piece), piece, start, "expected probabilities between 0 and 1")
-        _raise_for(piece < 0, piece, start, "expected probabilities between 0 and 1; for logits say so (logits)")
+        rounded = piece.min() > -SUM_TOLERANCE
+        fix = "where rounding left less than 0, set it to 0" if rounded else "for logits say so (logits)"
+        _raise_for(piece < 0, piece, start, f"expected probabilities between 0 and 1; {fix}")
         row = int(np.argwhere(np.abs(total - 1) > SUM_TOLERANCE)[0][1])
         worst = float(total[:, row][np.argmax(np.abs(total[:, row] - 1))])
         fix = "divide each row by its sum, or say so if these are logits (logits)"

@@ -40,7 +40,7 @@ def read_csv(path: Path, classes: Classes | None = None) -> ScoreTable:
             if not any(columns):
                 raise InputError(f"{path}: is empty: expected a first line with the class names")
             classes, order = _layout(columns, classes, str(path))
-            kept = [columns.index(name) if name in columns else None for name in BOOK_KEEPING]
+            kept = [columns.index(name) if name in columns else None for name in _book_keeping(classes)]
             rows = track(_blocks(reader), f"Reading {path.name}", total=_count_lines(path) // BLOCK + 1)
             blocks = [_parse(path, columns, order, kept, block, delimiter) for block in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -67,7 +67,7 @@ def read_parquet(path: Path, classes: Classes | None = None) -> ScoreTable:
     if not table.num_rows:
         raise InputError(f"{path}: has columns but no rows: expected one row a sample")
     values = [_numbers(path, columns[i], table.column(columns[i])) for i in order]
-    kept = [table.column(name).to_pylist() if name in columns else None for name in BOOK_KEEPING]
+    kept = [table.column(name).to_pylist() if name in columns else None for name in _book_keeping(classes)]
     ids, targets = (None if column is None else np.array([str(cell) for cell in column]) for column in kept)
     return ScoreTable(classes, np.stack(values, axis=1), targets, ids)
 
@@ -87,6 +87,11 @@ def _layout(columns: list[str], classes: Classes | None, where: str) -> tuple[Cl
             )
         classes = Classes(tuple(dict.fromkeys(names)))  # a name that is there twice is told of as a column
     return classes, column_order(columns, classes, where)
+
+
+def _book_keeping(classes: Classes) -> list[str | None]:
+    """The columns `id` and `target`; none where a class is called so, as Indonesian is among languages."""
+    return [None if name in classes.names else name for name in BOOK_KEEPING]
 
 
 def _count_lines(path: Path) -> int:

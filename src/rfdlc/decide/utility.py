@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.decide.dialect import number, read_rows
 from rfdlc.errors import InputError, listing, repeated
 
@@ -47,7 +47,7 @@ class Utility:
         values = _as_matrix(matrix)
         if classes is None:
             classes = [str(i) for i in range(len(values))]
-        self.classes = _as_classes(classes)
+        self.classes = as_classes(classes)
         if len(values) != len(self.classes):
             raise InputError(
                 f"utility has {len(values)} rows but there are {len(self.classes)} classes: expected one row a class"
@@ -62,7 +62,7 @@ class Utility:
     @classmethod
     def one_hot(cls, classes: Classes | Sequence[str] | int) -> "Utility":
         """1 for the true class, 0 otherwise: expected utility is then accuracy."""
-        classes = _as_classes(classes)
+        classes = as_classes(classes)
         return cls(np.eye(len(classes)), classes)
 
     @classmethod
@@ -81,7 +81,7 @@ class Utility:
     @classmethod
     def class_sensitive(cls, classes: Classes | Sequence[str], penalties: Mapping[tuple[str, str], float]) -> "Utility":
         """One-hot, with a penalty for each (true class, decided class) named: `{("bird", "airplane"): -1}`."""
-        classes = _as_classes(classes)
+        classes = as_classes(classes)
         matrix = np.eye(len(classes))
         for (true, decided), penalty in penalties.items():
             row, column = classes.encode([true, decided], "class")
@@ -118,7 +118,10 @@ class Utility:
     def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
         """One more action that hands over: worth `value` whatever is true, or one value a class."""
         if name in self.actions:
-            raise InputError(f"utility has an action {name!r} already: choose another name for abstaining")
+            raise InputError(
+                f"utility has an action {name!r} already, with values of its own: leave the new one out, or call it "
+                "by another name"
+            )
         values = np.asarray(value, dtype=float)
         if values.ndim > 1 or values.size not in (1, len(self.classes)):
             raise InputError(
@@ -196,14 +199,6 @@ class Utility:
         cells += [[n, *(f"{v:g}" for v in row)] for n, row in zip(self.classes.names, self.matrix, strict=True)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
         return "\n".join([title, *("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in cells)])
-
-
-def _as_classes(classes: Classes | Sequence[str] | int) -> Classes:
-    if isinstance(classes, Classes):
-        return classes
-    if isinstance(classes, str):
-        raise InputError(f"classes are the text {classes!r}: expected a list of names, such as [{classes!r}, 'other']")
-    return Classes(tuple(map(str, range(classes))) if isinstance(classes, int | np.integer) else tuple(classes))
 
 
 def _names_of_frame(
@@ -286,9 +281,24 @@ def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
         raise InputError(
             f"{path}: expected a first line of action names and one line a class, found {len(lines)} lines"
         )
-    actions = lines[0][1][1:]
-    rows = [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
-    return actions, [row[0] for _, row in lines[1:]], rows
+    corner, *actions = lines[0][1]
+    names = [row[0] for _, row in lines[1:]]
+    if corner in names:  # of numbered classes, a first column of values could pass for their names
+        raise InputError(
+            f"{path}: the first line begins with the class {corner!r}: expected a first column that holds the true "
+            "classes, with any other word above it, such as true"
+        )
+    _check_decimals(path, delimiter, [cell for _, row in lines[1:] for cell in row[1:]])
+    return actions, names, [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
+
+
+def _check_decimals(path: Path, delimiter: str, cells: list[str]) -> None:
+    """Between semicolons either sign may be the decimal one; where both are there, one of them is for thousands."""
+    signs = [next((cell for cell in cells if sign in cell), None) for sign in ",."]
+    if delimiter == ";" and None not in signs:
+        raise InputError(
+            f"{path}: holds both {signs[0]!r} and {signs[1]!r}: expected one decimal sign, and none for thousands"
+        )
 
 
 def _read_row(path: Path, line: int, row: list[str], actions: list[str], delimiter: str) -> list[float]:

@@ -165,7 +165,7 @@ def decision_figures(y: Indices, decided: Indices, classes: Classes) -> Pairs:
     rates = metrics.false_head_rates(y, decided, classes)
     for share, rate in rates.items():
         yield f"fhr{100 * share:g}", 100 * rate
-    yield "fhr", 100 * float(np.mean(list(rates.values())))
+    yield "fhr", 100 * metrics.mean_false_head_rate(rates)
     yield "utility", metrics.mean_utility(y, decided, Utility.tail_sensitive(classes))
 
 

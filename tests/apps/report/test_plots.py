@@ -2,9 +2,10 @@
 
 import builtins
 
+import numpy as np
 import pytest
 
-from rfdlc import Classes, Decider, InputError, Utility
+from rfdlc import Classes, Decider, InputError, Predictions, Utility
 from rfdlc.apps.report import plots
 from rfdlc.apps.report.source import Run
 from rfdlc.cli import app
@@ -55,6 +56,29 @@ def test_bad_requests_are_refused(tmp_path):
     for kind in ("tail", "frontier"):
         with pytest.raises(InputError, match="needs training counts"):
             plots.draw([run], kind, tmp_path / "f.svg")
+
+
+def test_names_are_drawn_as_they_are_unless_they_are_long(tmp_path):
+    names = ["$5-$10", "a$_{$", "<b>", "x" * 99, "c4"]
+    for kind in ("tail", "confusion"):
+        plots.draw([make_run("$run$", names=names), make_run("b", names=names)], kind, tmp_path / "f.svg")
+        text = (tmp_path / "f.svg").read_text()
+        assert all(f">{name}<" in text for name in ("$5-$10", "a$_{$", "$run$", "x" * 23 + "…"))
+
+
+def test_a_frontier_needs_tail_samples(tmp_path):
+    run = make_run(samples=60, counts=(90, 10))
+    plots.draw([run], "frontier", tmp_path / "f.svg")
+    head = Predictions(logits=run.predictions.scores.values, targets=[0] * 60, classes=run.classes)
+    with pytest.raises(InputError, match="needs samples of rare classes"):
+        plots.draw([Run("head", head, run.decider)], "frontier", tmp_path / "f.svg")
+
+
+def test_risk_and_coverage_need_decisions(tmp_path):
+    run = make_run(samples=60)
+    handed = run.decider.with_utility(Utility(np.eye(5), run.classes, [f"ask {i}" for i in range(5)]))
+    with pytest.raises(InputError, match="every sample was handed over"):
+        plots.draw([Run("a", run.predictions, handed)], "risk-coverage", tmp_path / "f.svg")
 
 
 def test_without_matplotlib_it_says_how_to_get_it(tmp_path, monkeypatch):

@@ -45,7 +45,8 @@ def false_head_curve(run: Run) -> list[dict[str, float]]:
 def frontier(run: Run, rows: Indices | None = None) -> list[dict[str, float]]:
     """Accuracy and mean false head rate of the same probabilities as the tail-sensitive penalty grows.
 
-    `rows` are the samples to use, for large problems (see `frontier_rows`). Empty without training counts.
+    `rows` are the samples to use, for large problems (see `frontier_rows`). Empty without training counts, and where
+    no sample is of the tail.
     """
     if run.classes.counts is None:
         return []
@@ -60,7 +61,7 @@ def frontier(run: Run, rows: Indices | None = None) -> list[dict[str, float]]:
             {
                 "penalty": penalty,
                 "accuracy": metrics.accuracy(targets, decided),
-                "false_head_rate": metrics.mean(np.array(list(rates.values()))),
+                "false_head_rate": metrics.mean_false_head_rate(rates),
             }
         )
     return [point for point in points if not np.isnan(point["false_head_rate"])]

@@ -12,7 +12,7 @@ from rfdlc.apps.report.source import Run
 from rfdlc.decide.metrics import recalls
 from rfdlc.errors import InputError, choose
 from rfdlc.files import replacing
-from rfdlc.style import STYLE
+from rfdlc.style import STYLE, brief
 
 FORMATS = ("svg", "pdf", "png")
 MOST_CLASSES = 50  # a confusion matrix with more is drawn by region
@@ -92,6 +92,8 @@ def _frontier(pyplot: Any, runs: Sequence[Run]) -> Any:
     for i, run in enumerate(runs):
         _need_counts(run, "frontier")
         points = figures.frontier(run, stratified(run.targets, figures.frontier_rows(run), seed=0))
+        if not points:
+            raise InputError(f"{run.name}: the figure 'frontier' needs samples of rare classes, and here are none")
         across = [point["false_head_rate"] for point in points]
         axes.plot(across, [p["accuracy"] for p in points], marker="o", markersize=4, label=run.name, **_run_style(i))
         for point in points if i == 0 else ():  # every run has the same penalties, in the same order
@@ -151,7 +153,7 @@ def _tail(pyplot: Any, runs: Sequence[Run]) -> Any:
     below.set(xlabel="classes by falling frequency", ylabel="accuracy", ylim=(0, 1.02))
     _percent(below.yaxis)
     if len(classes) <= 20:
-        below.set_xticks(places, [classes.names[y] for y in order], rotation=45, ha="right")
+        below.set_xticks(places, [brief(classes.names[y]) for y in order], rotation=45, ha="right")
     if len(runs) == 1:
         handles = [pyplot.Rectangle((0, 0), 1, 1, color=REGION_COLOURS[name]) for name in classes.thirds]
         above.legend(handles, list(classes.thirds))
@@ -168,8 +170,8 @@ def _confusion(pyplot: Any, runs: Sequence[Run]) -> Any:
         axes.grid(visible=False)
         axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
         small = 7 if len(rows) <= 20 else 4
-        axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=small + 1)
-        axes.set_yticks(range(len(rows)), rows, fontsize=small + 1)
+        axes.set_xticks(range(len(columns)), [*map(brief, columns)], rotation=90, fontsize=small + 1)
+        axes.set_yticks(range(len(rows)), [*map(brief, rows)], fontsize=small + 1)
         axes.set(xlabel="decided", ylabel="true", title=run.name if len(runs) > 1 else "")
         if len(rows) <= 20:
             for (i, j), share in np.ndenumerate(shares):
@@ -207,6 +209,8 @@ def _risk_coverage(pyplot: Any, runs: Sequence[Run]) -> Any:
     figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate")
     for i, run in enumerate(runs):
         points = figures.risk_coverage(run)
+        if not points:
+            raise InputError(f"{run.name}: every sample was handed over, so there is no risk to draw")
         axes.plot([p["coverage"] for p in points], [p["risk"] for p in points], label=run.name, **_run_style(i))
     axes.set(xlim=(0, 1), ylim=(0, None))
     _percent(axes.xaxis)

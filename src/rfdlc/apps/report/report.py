@@ -42,7 +42,7 @@ def report(
     out: str | Path = "report.html",
     *,
     decider: Decider | None = None,
-    classes: Classes | None = None,
+    classes: Classes | Sequence[str] | None = None,
     images: Images | None = None,
     title: str | None = None,
     bootstrap: int = BOOTSTRAP,

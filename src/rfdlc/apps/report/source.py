@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, Scores
@@ -87,7 +87,7 @@ def as_runs(
     given: Source | Sequence[Source] | Mapping[str, Source],
     utility: Utility | None = None,
     decider: Decider | None = None,
-    classes: Classes | None = None,
+    classes: Classes | Sequence[str] | None = None,
 ) -> list[Run]:
     """Runs from anything a user may hand over; a folder brings its own decider unless one is given."""
     if isinstance(given, Mapping):
@@ -101,7 +101,8 @@ def as_runs(
                 "Predictions(probabilities=..., targets=...)"
             )
     names = map(str, given) if isinstance(given, Mapping) else run_names(several)
-    read = [_read_run(name, source, utility, decider, classes) for name, source in zip(names, several, strict=True)]
+    known = None if classes is None else as_classes(classes)
+    read = [_read_run(name, source, utility, decider, known) for name, source in zip(names, several, strict=True)]
     return alike(read)
 
 

@@ -110,6 +110,7 @@ function marks(series, x, y, inner) {
   const points = series.points.filter((point) => isNumber(point.x) && isNumber(point.y));
   const colour = series.class ?? "";
   const place = (point) => `${x(point.x).toFixed(1)} ${y(point.y).toFixed(1)}`;
+  if (!points.length) return [];
   if (series.kind === "line") return [svg("path", { class: `line ${colour}`, d: `M${points.map(place).join("L")}` })];
   if (series.kind === "bars") return points.map((point) => bar(point, series, x, y, inner));
   const dots = points.map((point) =>

@@ -4,7 +4,9 @@
 //
 // Pure functions of arrays. U is row-major: U[y * A + a] is the worth of action a when y is true.
 
-const NEAR_TIE = 1e-9; // expected utilities closer than this are compared again without any shortcut
+// Expected utilities closer than this share of the largest utility are compared again without any shortcut: a column
+// that follows from another one carries the rounding of the largest numbers that both had on the way.
+const NEAR_TIE = 1e-9;
 
 // A penalty slider touches half of U, but neighbouring columns still differ in two cells only. So each column is kept
 // as its predecessor, or as a constant, plus the few cells that differ: deciding 10,000 samples among 100 classes
@@ -33,6 +35,7 @@ function encodeColumns(U, classCount, actionCount, order) {
     previous = column;
   });
   return {
+    near: NEAR_TIE * U.reduce((most, value) => Math.max(most, Math.abs(value)), 0),
     order: Int32Array.from(order),
     starts,
     follows,
@@ -87,7 +90,7 @@ function decide(run, U, columns, levels, ratio) {
       }
     }
     fillGains(gains, row, sum, columns);
-    result.actions[i] = firstMaximum(gains, row, sum, U);
+    result.actions[i] = firstMaximum(gains, row, columns.near * sum, U);
     result.confidence[i] = peak / sum;
     result.likeliest[i] = likeliest;
   }
@@ -103,10 +106,10 @@ function fillGains(gains, row, sum, { order, starts, follows, constants, rows, v
   }
 }
 
-function firstMaximum(gains, row, sum, U) {
+function firstMaximum(gains, row, near, U) {
   let best = 0;
   for (let a = 1; a < gains.length; a++) if (gains[a] > gains[best]) best = a;
-  const edge = gains[best] - NEAR_TIE * sum * (1 + Math.abs(gains[best] / sum));
+  const edge = gains[best] - near;
   let exact = NaN;
   let chosen = best;
   for (let a = 0; a < gains.length; a++) {
@@ -180,6 +183,7 @@ function figuresFrom(run, actions, counts, U, problem) {
   }
   const bySize = falseHeadRates(run, actions, problem);
   const rates = bySize ? headFractions.map((share) => bySize[headSize(classCount, share)]) : [];
+  const defined = rates.filter((rate) => !Number.isNaN(rate)); // of two classes, the first 75 % leave no tail
   return {
     samples: seen.all,
     accuracy: meanOf(seen.right, seen.all),
@@ -187,8 +191,8 @@ function figuresFrom(run, actions, counts, U, problem) {
     falseHeadBySize: bySize,
     falseHeadRates: rates,
     falseHeadRate: meanOf(
-      rates.reduce((a, b) => a + b, 0),
-      rates.length,
+      defined.reduce((a, b) => a + b, 0),
+      defined.length,
     ),
     meanUtility: meanOf(seen.utility, seen.all),
     meanRegret: meanOf(seen.regret, seen.all),

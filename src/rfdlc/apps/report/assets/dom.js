@@ -30,16 +30,29 @@ const MINUS = "−";
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const signed = (text) => text.replace("-", MINUS);
 const percent = (value, digits = 1) => (isNumber(value) ? signed(`${(100 * value).toFixed(digits)} %`) : "–");
-const decimal = (value, digits = 3) => (isNumber(value) ? signed(value.toFixed(digits)) : "–");
 const whole = (value) => (isNumber(value) ? value.toLocaleString("en-US") : "–");
-const short = (value) => (isNumber(value) ? signed(String(Number(value.toPrecision(3)))) : "–");
+const short = (value, digits = 3) => (isNumber(value) ? signed(digitsOf(value, digits)) : "–");
+const decimal = (value, digits = 3) => (isNumber(value) ? signed(decimalsOf(value, digits)) : "–");
+
+// Utilities may be on any scale: a number with more places than a cell has room for is told by its power of ten.
+function digitsOf(value, digits) {
+  const power = Math.abs(value) >= 1e7;
+  return power ? value.toExponential(digits - 1).replace(/\.?0*e\+/, "e") : String(Number(value.toPrecision(digits)));
+}
+
+// So many decimals, none for thousands, or digits where decimals would tell nothing.
+function decimalsOf(value, digits) {
+  const size = Math.abs(value);
+  const tells = size === 0 || (size >= 10 ** -digits && size < 1e7);
+  return tells ? value.toFixed(size < 1e4 ? digits : 0) : digitsOf(value, 3);
+}
 
 function difference(value, percents) {
   if (!isNumber(value)) return "";
-  const size = percents ? 100 * value : value;
-  const text = Math.abs(size).toFixed(percents ? 1 : 3);
+  const size = Math.abs(percents ? 100 * value : value);
+  const text = percents ? size.toFixed(1) : decimalsOf(size, 3);
   if (Number(text) === 0) return "±0";
-  return (size > 0 ? "+" : MINUS) + text;
+  return (value > 0 ? "+" : MINUS) + text;
 }
 
 function parseNumber(text) {

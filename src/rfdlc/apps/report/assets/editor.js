@@ -76,7 +76,7 @@ function paintUtility(workbench, view) {
       shade(input, mean, scale);
       input.placeholder = same ? "" : `≈ ${short(mean)}`;
       if (input === document.activeElement) return;
-      input.value = same && input.cells.length ? signed(String(Number(value.toPrecision(6)))) : "";
+      input.value = same && input.cells.length ? short(value, 6) : "";
       input.setAttribute("aria-invalid", "false");
     }),
   );

@@ -4,6 +4,7 @@ const chartHost = (name) => document.querySelector(`[data-chart="${name}"]`);
 const emptyChart = (name, text) => replace(chartHost(name), el("p", { class: "hint empty" }, text));
 const NEEDS_COUNTS =
   "Needs the training counts of the classes: rfdlc report … --classes counts.csv, with columns class,count.";
+const ALL_HANDED_OVER = "Every sample was handed over.";
 const several = (state) => state.workbench.runs.length > 1;
 
 const CHARTS = {
@@ -132,6 +133,7 @@ const CHARTS = {
       points: [{ x: here.falseHeadRate, y: here.accuracy, r: 6, title: "now" }],
     });
     const all = series.flatMap((one) => one.points).filter((point) => isNumber(point.x));
+    if (!all.length) return emptyChart("frontier", "Needs samples of rare classes, and there are none here.");
     const pad = (values, part) => {
       const [low, high] = [Math.min(...values), Math.max(...values)];
       const room = Math.max(0.01, (high - low) * part);
@@ -196,6 +198,7 @@ const CHARTS = {
 
   "risk-coverage"(state) {
     const { runs } = state.workbench;
+    if (!runs.some((run) => run.risk_coverage.length)) return emptyChart("risk-coverage", ALL_HANDED_OVER);
     const series = runs.map((run, i) => ({
       kind: "line",
       class: `run-${i}`,
@@ -214,7 +217,7 @@ const CHARTS = {
   uncertainty(state) {
     const run = state.workbench.runs[state.index];
     const kinds = Object.keys(run.uncertainties);
-    if (!kinds.length) return emptyChart("uncertainty", "Every sample was handed over.");
+    if (!kinds.length) return emptyChart("uncertainty", ALL_HANDED_OVER);
     const kind = chosenOption(byId("uncertainty"), kinds);
     const { edges, right, wrong, auc } = run.uncertainties[kind];
     const bars = (shares, name) => ({

@@ -59,9 +59,19 @@ const groupNames = (problem) =>
 
 // -- reading --------------------------------------------------------------------------------------------------------
 
+// As the library: the first delimiter that splits all lines into the same number of cells, more than one.
 function parseCsv(text) {
-  const firstLine = text.slice(0, (text.indexOf("\n") + 1 || text.length + 1) - 1);
-  const delimiter = [",", ";", "\t"].sort((a, b) => firstLine.split(b).length - firstLine.split(a).length)[0];
+  const tables = [",", ";", "\t"].map((delimiter) => ({ delimiter, rows: splitCsv(text, delimiter) }));
+  const even = ({ rows }) => rows.length && rows[0].length > 1 && rows.every((row) => row.length === rows[0].length);
+  return tables.find(even) ?? tables[0];
+}
+
+// Where cells are parted by semicolons, a comma is a decimal point; an empty cell is no number.
+function cellNumber(cell, delimiter) {
+  return cell.trim() === "" ? NaN : Number(delimiter === ";" ? cell.replace(",", ".") : cell);
+}
+
+function splitCsv(text, delimiter) {
   const rows = [[]];
   let cell = "";
   let inside = false;
@@ -85,14 +95,20 @@ function parseCsv(text) {
 
 // Rows and columns are matched by name. The result says in words what is wrong, or is the matrix ready to use.
 function readUtility(text, problem) {
-  const [header, ...lines] = parseCsv(text.replace(/^\uFEFF/, ""));
+  const { delimiter, rows: found } = parseCsv(text.replace(/^\uFEFF/, ""));
+  const [header, ...lines] = found;
   if (!header || !lines.length) return { problem: "it needs a first line of actions and one line a class" };
-  const actions = header.slice(1).map((name) => name.trim());
-  const rows = new Map(lines.map((line) => [line[0].trim(), line.slice(1).map(Number)]));
+  const [corner, ...actions] = header.map((name) => name.trim());
+  const cells = lines.flatMap((line) => line.slice(1));
+  if (delimiter === ";" && [",", "."].every((sign) => cells.some((cell) => cell.includes(sign))))
+    return { problem: "it holds decimal commas and decimal points: one of them is for thousands, leave it out" };
+  const numbers = (line) => line.slice(1).map((cell) => cellNumber(cell, delimiter));
+  const rows = new Map(lines.map((line) => [line[0].trim(), numbers(line)]));
+  if (rows.has(corner)) return { problem: "it needs a first column that holds the true classes" };
   const missing = problem.names.find((name) => !rows.has(name.trim()));
   if (missing !== undefined) return { problem: `it has no line for the class “${missing}”` };
-  if (rows.size !== problem.names.length)
-    return { problem: `it has ${rows.size} classes, expected ${problem.names.length}` };
+  if (lines.length !== problem.names.length)
+    return { problem: `it has ${lines.length} lines of classes, expected ${problem.names.length}` };
   if (new Set(actions).size !== actions.length) return { problem: "an action appears more than once" };
   const bad = [...rows].find(
     ([, values]) => values.length !== actions.length || values.some((v) => !Number.isFinite(v)),

@@ -25,8 +25,11 @@ function consequenceRows(problem) {
   ];
 }
 
+const ROUNDING = 1e-12; // of two sums of the same things in another order
+
 function changeMark(before, now, percents, better) {
-  const text = difference(now - before, percents);
+  const same = Math.abs(now - before) <= ROUNDING * Math.abs(before);
+  const text = difference(same ? 0 : now - before, percents);
   const way = text === "±0" || text === "" || better === 0 ? "same" : (now - before) * better > 0 ? "better" : "worse";
   return el("span", { class: `change ${way}` }, text);
 }
