@@ -289,6 +289,15 @@ def test_a_table_is_encoded_as_in_training(tmp_path):
     again = rfdlc.Model.load(tmp_path / "run").predict(tmp_path / "new.csv")
     assert np.array_equal(again.scores.values, model.predict(new).scores.values)
     assert len(model.predict(tmp_path / "t.csv")) == 90
+    assert len(model.predict(rfdlc.load(tmp_path / "t.csv"), split="train")) == 72
+    (tmp_path / "others.csv").write_text("size,colour,target\n1,red,x\n2,white,y\n3,pink,z\n")  # as many features
+    for wrong, message in (
+        (rfdlc.load(tmp_path / "others.csv", test_fraction=0), "others was encoded by its own training rows"),
+        ({"size": [1, 2], "colour": ["red"]}, "columns differ in length: size has 2, colour has 1"),
+        ({"size": 1, "colour": "red"}, "column 'size' is 1: expected a list of cells"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.predict(wrong)
     rfdlc.resume(tmp_path / "run")
 
 

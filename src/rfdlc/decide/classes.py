@@ -289,7 +289,11 @@ def as_array(given: Any) -> NDArray[Any]:
     """Any list as an array, unless some of it is masked: an array would show what the mask hides."""
     if np.ma.is_masked(given):
         raise InputError("some values are masked: expected all to be known; leave out those samples")
-    return np.asarray(given)
+    try:
+        return np.asarray(given)
+    except ValueError:
+        kind = type(given).__name__
+        raise InputError(f"a {kind} of parts that differ in length is no array: make them alike") from None
 
 
 def _whole(labels: NDArray[Any], what: str) -> Indices:

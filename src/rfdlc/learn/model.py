@@ -1,6 +1,6 @@
 """Model: a run folder made ready to predict and decide."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.samples import Piece, Samples, Taken, open_samples, part_of
-from rfdlc.data.sources.arrays import as_inputs
+from rfdlc.data.sources.arrays import as_images, as_inputs
 from rfdlc.data.table import TableEncoder
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
@@ -142,18 +143,28 @@ class Model:
         if isinstance(inputs, Split):
             return inputs
         if isinstance(inputs, Dataset):
+            if inputs.encoder != self.encoder:
+                raise InputError(
+                    f"{inputs.name} was encoded by its own training rows, not by those of this model: give the table "
+                    "itself (its path, or a data frame), or an array where the model was trained on one"
+                )
             return part_of(inputs, name, self.classes)
         rows = None if self.encoder is None else _columns(inputs)
-        array = np.asarray(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
+        array: NDArray[Any] = as_array(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
+        if array.dtype == np.uint8 and array.ndim in (3, 4):
+            array = as_images("array", array)
         if array.shape[1:] != self.input_shape or not len(array):
             raise InputError(f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
-        images = array.ndim == 4 and array.dtype == np.uint8
-        return Split(array if images else as_inputs("array", array), np.full(len(array), -1, dtype=np.int64))
+        return Split(as_inputs("array", array), np.full(len(array), -1, dtype=np.int64))
 
 
 def _columns(inputs: Any) -> Mapping[str, Sequence[Any]] | None:
     """Cells by column of a data frame or a mapping; nothing for other kinds of input."""
     if isinstance(inputs, Mapping):
+        single = [name for name, cells in inputs.items() if isinstance(cells, str) or not isinstance(cells, Sized)]
+        if single:
+            told = f"column {single[0]!r} is {inputs[single[0]]!r}"
+            raise InputError(f"{told}: expected a list of cells, one a row, also of a single row")
         return inputs
     columns = getattr(inputs, "columns", None)
     return None if columns is None else {str(column): inputs[column].tolist() for column in columns}

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, split_name
-from rfdlc.data.table import blurred
-from rfdlc.decide.classes import Classes, numbered
+from rfdlc.data.table import as_text, blurred
+from rfdlc.decide.classes import Classes, as_array, numbered
 from rfdlc.errors import InputError, listing
 
 Value = TypeVar("Value")
@@ -54,7 +54,7 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     if isinstance(source, Mapping):
         arrays: dict[str, Any] = {}
         for key, value in source.items():
-            if isinstance(value, tuple) and len(value) == 2:
+            if isinstance(value, tuple | list) and len(value) == 2 and split_name(str(key)):
                 arrays |= {f"{key}_x": value[0], f"{key}_y": value[1]}
             else:
                 arrays[str(key)] = value
@@ -63,7 +63,7 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     else:
         kind = type(source).__name__
         raise InputError(f"a {kind} cannot be loaded: expected a name, a path, (X, y) or a dict of splits")
-    return from_arrays(name, {k: np.asarray(v) for k, v in arrays.items()})
+    return from_arrays(name, {k: as_array(v) for k, v in arrays.items()})
 
 
 def open_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -132,18 +132,33 @@ def by_part(name: str, arrays: Mapping[str, Value]) -> dict[str | None, dict[str
     parts: dict[str | None, dict[str, Value]] = {}
     for key, array in arrays.items():
         split, role = _meaning(name, key)
-        parts.setdefault(split, {})[role] = array
+        if role in parts.setdefault(split, {}):
+            raise InputError(f"{name}: two arrays mean the same, {key!r} is the second ({listing(arrays)}): keep one")
+        parts[split][role] = array
     return parts
 
 
 def _meaning(name: str, key: str) -> tuple[str | None, str]:
     """(split or None, role) of a key."""
-    words = [word for word in re.split(r"[_\-. ]+", key.lower()) if word]
+    words = _words(key)
     splits = [split for split in map(split_name, words) if split]
     roles = [role for word in words for role, aliases in ROLES.items() if word in aliases]
     if len(roles) != 1 or len(splits) > 1 or len(words) != 1 + len(splits):
         raise InputError(f"{name}: the array {key!r} has a name without meaning here: expected {EXPECTED}")
     return (splits[0] if splits else None), roles[0]
+
+
+def names_part(key: str) -> bool:
+    """Whether a name says train, val or test.
+
+    >>> names_part("X_test"), names_part("X")
+    (True, False)
+    """
+    return any(map(split_name, _words(key)))
+
+
+def _words(key: str) -> list[str]:
+    return [word for word in re.split(r"[_\-. ]+", key.lower()) if word]
 
 
 def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], given: Any) -> list[str]:
@@ -153,9 +168,17 @@ def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], gi
     if train is None or not train.size:
         raise InputError(f"{name}: there are no training labels: expected {EXPECTED}")
     if train.dtype.kind not in "iufb":
+        _check_known(name, train)
         return [str(n) for n in np.unique(train.astype(str))]
     largest = max(float(np.nanmax(part["y"])) for part in pieces.values() if "y" in part and part["y"].size)
     return numbered(largest, f"{name}: ")
+
+
+def _check_known(name: str, labels: NDArray[Any]) -> None:
+    """None and nan among names would become a class of their own."""
+    absent = [i for i, label in enumerate(labels.flat) if not isinstance(label, str) and as_text(label) is None]
+    if absent:
+        raise InputError(f"{name}: label {listing(absent, 5)} is missing: expected a class; leave out those samples")
 
 
 def _split(where: str, part: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Split:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import split_name
-from rfdlc.data.sources.arrays import by_part, unreadable
+from rfdlc.data.sources.arrays import by_part, names_part, unreadable
 from rfdlc.data.sources.table import csv_lines, opened_parquet, split_column
 from rfdlc.errors import InputError
 
@@ -64,9 +64,10 @@ def open_arrays(path: Path) -> dict[str | None, dict[str, ArrayRows]]:
         elif path.is_dir():
             found = {file.stem: ArrayRows(file.open("rb"), file) for file in sorted(path.glob("*.npy"))}
         else:
-            labels = path.with_name("y.npy")
+            labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
+            beside = labels.is_file() and labels != path and not names_part(path.stem)
             found = {"x": ArrayRows(path.open("rb"), path)}
-            found |= {"y": ArrayRows(labels.open("rb"), labels)} if labels.is_file() and labels != path else {}
+            found |= {"y": ArrayRows(labels.open("rb"), labels)} if beside else {}
     except InputError:
         raise
     except Exception as error:
