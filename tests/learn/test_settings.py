@@ -57,6 +57,7 @@ def test_later_wins():
         ({"head": "cosin"}, "did you mean 'cosine'"),
         ({"refit": "perhaps"}, "expected true or false"),
         ({"prior_tau": "0,1"}, "prior_tau has 2 values for 1 particles"),
+        ({"widths": ""}, "widths is empty"),
         ({"milestones": "0.5,x"}, "numbers separated by commas"),
         ({"mixup": 0.4, "cutmix": 1.0}, "cannot be used together"),
         ({"compile": True, "checkpoint_activations": True}, "cannot be used together"),
