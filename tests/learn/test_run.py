@@ -273,6 +273,14 @@ def test_folders_of_strangers(tmp_path, whole):
     (bad / "model.safetensors").write_bytes(weights(whole))
     with pytest.raises(InputError, match="do not fit the network"):
         rfdlc.Model.load(bad)
+    for changed, message in (
+        ({"method": None}, "config.json is damaged: 'method' is missing"),
+        ({"data": {**table["data"], "input_shape": "x"}}, "damaged where it describes the data"),
+        ({"data": {**table["data"], "normalisation": {}}}, "damaged where it describes the data .KeyError"),
+    ):
+        (bad / "config.json").write_text(json.dumps({**table, **changed}))
+        with pytest.raises(InputError, match=message):
+            rfdlc.Model.load(bad)
 
 
 def test_a_table_is_encoded_as_in_training(tmp_path):

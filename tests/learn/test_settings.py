@@ -51,6 +51,7 @@ def test_later_wins():
         ({"epohcs": 3}, "did you mean 'epochs'"),
         ({"epochs": "many"}, "epochs='many' cannot be read: expected a whole number"),
         ({"epochs": 2.5}, "expected a whole number"),
+        ({"epochs": float("inf")}, "expected a whole number"),
         ({"epochs": 0}, "epochs=0 is out of range: expected at least 1"),
         ({"momentum": 1.5}, "expected at least 0 and at most 1"),
         ({"learning_rate": "nan"}, "out of range"),

@@ -57,16 +57,12 @@ class Model:
         run = Run(path)
         config, classes = run.config, run.classes
         settings = replace(Settings().changed(config["settings"]), device=device)
-        data = config["data"]
-        shape = tuple(int(side) for side in data["input_shape"])
+        shape, normalisation, encoder, centre = _samples_of(run)
         net = method_net(find_method(config["method"]), settings, shape, classes, (settings.seed,), backbone)
         _load_weights(net, run)
-        normalisation = data["normalisation"]
-        known = None if normalisation is None else Normalisation(*(tuple(normalisation[k]) for k in ("mean", "std")))
-        encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
         net = place(net, choose_device(device))
-        decider, centre = read_decider(run, settings, classes), float(data.get("centre", 1))
-        return cls(net, classes, decider, settings, known, shape, encoder, run.path, centre)
+        decider = read_decider(run, settings, classes)
+        return cls(net, classes, decider, settings, normalisation, shape, encoder, run.path, centre)
 
     def predict(
         self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
@@ -168,6 +164,21 @@ def _columns(inputs: Any) -> Mapping[str, Sequence[Any]] | None:
         return inputs
     columns = getattr(inputs, "columns", None)
     return None if columns is None else {str(column): inputs[column].tolist() for column in columns}
+
+
+def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableEncoder | None, float]:
+    """What a run folder says of its samples: shape, normalisation, encoder, and the part of an image that is seen."""
+    data = run.config["data"]
+    try:
+        shape = tuple(int(side) for side in data["input_shape"])
+        scale = data["normalisation"]
+        known = None if scale is None else Normalisation(*(tuple(map(float, scale[key])) for key in ("mean", "std")))
+        encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
+        if min(shape) < 1 or (encoder is not None and shape != (len(encoder.features),)):
+            raise ValueError(f"samples of shape {shape}")
+        return shape, known, encoder, float(data.get("centre", 1))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InputError(f"{run.path}/config.json is damaged where it describes the data ({error!r})") from None
 
 
 def read_decider(run: Run, settings: Settings, classes: Classes) -> Decider:

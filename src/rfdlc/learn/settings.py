@@ -207,7 +207,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         if kind is int and not isinstance(value, str) and int(value) != value:
             raise ValueError
         return kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         word = {int: "a whole number", float: "a number", bool: "true or false"}.get(
             kind, "numbers separated by commas"
         )
