@@ -49,6 +49,7 @@ def test_later_wins():
     ("given", "message"),
     [
         ({"epohcs": 3}, "did you mean 'epochs'"),
+        ({"image_size": 3}, "image_size is an option of the data and no setting: write data.image_size=..., in Python"),
         ({"epochs": "many"}, "epochs='many' cannot be read: expected a whole number"),
         ({"epochs": 2.5}, "expected a whole number"),
         ({"epochs": float("inf")}, "expected a whole number"),

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Any, get_type_hints
 
+from rfdlc.data.load import all_options
 from rfdlc.data.sources.listing import plain_name
 from rfdlc.decide.calibration import KINDS
 from rfdlc.errors import InputError, choose, listing, suggestion
@@ -153,6 +154,9 @@ class Settings:
         known = Settings.describe()
         for name in names:
             if name not in known:
+                if name in all_options():
+                    written = f"write data.{name}=..., in Python data_options={{{name!r}: ...}}"
+                    raise InputError(f"{name} is an option of the data and no setting: {written}")
                 hint = suggestion(name, known)
                 raise InputError(f"setting {name!r} is unknown: expected one of {listing(known, 60)}{hint}")
 
