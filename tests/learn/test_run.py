@@ -283,6 +283,20 @@ def test_folders_of_strangers(tmp_path, whole):
             rfdlc.Model.load(bad)
 
 
+def test_data_are_loaded_again_with_their_options(tmp_path):
+    x, y = np.eye(2, dtype=np.float32).repeat(20, 0), np.arange(2).repeat(20)
+    np.savez(tmp_path / "set.npz", x=x, y=y, ids=np.arange(40))
+    (tmp_path / "groups.csv").write_text("id,group\n" + "".join(f"{i},{i // 2}\n" for i in range(40)))
+    small = {"epochs": 1, "widths": np.array([4])}
+    rfdlc.train((x, y), "ce", tmp_path / "memory", data_options={"test_fraction": np.float32(0.5)}, **small)
+    rfdlc.resume(tmp_path / "memory", (x, y))
+    grouped = {"groups": tmp_path / "groups.csv", "seed": np.int64(3)}
+    rfdlc.train(tmp_path / "set.npz", "ce", tmp_path / "path", data_options=grouped, **small)
+    rfdlc.resume(tmp_path / "path")
+    with pytest.raises(InputError, match="a Dataset is loaded already"):
+        rfdlc.train(rfdlc.load((x, y)), "ce", tmp_path / "late", data_options=grouped, **small)
+
+
 def test_a_table_is_encoded_as_in_training(tmp_path):
     rng = np.random.default_rng(0)
     kind = rng.choice(["x", "y", "z"], 90, p=[0.6, 0.3, 0.1])

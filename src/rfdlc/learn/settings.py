@@ -204,7 +204,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         if kind in (tuple[int, ...], tuple[float, ...]):
             number = int if kind == tuple[int, ...] else float
             words = value.replace(";", ",").split(",") if isinstance(value, str) else value
-            many = words if isinstance(words, Sequence) else [words]
+            many = words if isinstance(words, Iterable) else [words]
             return tuple(number(word) for word in many if str(word).strip())
         if kind is bool:
             return _truth(value)
