@@ -127,15 +127,18 @@ def _folder(path: Path, taken: Taken, split: str | None, skip_broken: bool) -> S
     place = {name: i for i, name in enumerate(taken.classes.names)}
     inside = (name.removeprefix(below).split("/") for name in names)
     labels = np.fromiter((place.get(steps[0], UNKNOWN) if len(steps) > 1 else UNKNOWN for steps in inside), np.int64)
-    return _files(root, names, labels, taken, skip_broken)
+    return of_files(root, names, labels, taken, skip_broken)
 
 
 def _list(path: Path, taken: Taken, skip_broken: bool) -> Samples:
     root, names, labels = listing.find_images(path, taken.classes.names)
-    return _files(root, names, labels, taken, skip_broken)
+    return of_files(root, names, labels, taken, skip_broken)
 
 
-def _files(root: Path, names: PackedText, labels: NDArray[np.int64], taken: Taken, skip_broken: bool) -> Samples:
+def of_files(
+    root: Path, names: PackedText, labels: NDArray[np.int64], taken: Taken, skip_broken: bool = False
+) -> Samples:
+    """Image files, seen as the model sees them, whatever their size."""
     if len(taken.input_shape) != 3:
         raise InputError(f"{root} holds images, but this model was trained on samples of shape {taken.input_shape}")
     channels, size, width = taken.input_shape

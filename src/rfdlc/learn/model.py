@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.samples import Piece, Samples, Taken, open_samples, part_of
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.samples import Piece, Samples, Taken, of_files, open_samples, part_of
 from rfdlc.data.sources.arrays import as_images, as_inputs
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices, as_array
@@ -77,7 +78,11 @@ class Model:
         """
         if isinstance(inputs, str | Path):
             return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
-        return self.predict_split(self._split(inputs, split))
+        found = self._split(inputs, split)
+        if isinstance(found.inputs, ImageFiles):
+            files = found.inputs
+            return self.predict_samples(of_files(files.root, files.names, found.labels, self._taken, skip_broken))
+        return self.predict_split(found)
 
     def open_samples(
         self, source: str | Path, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
@@ -88,8 +93,11 @@ class Model:
                 f"a {type(source).__name__} is no path: expected a folder, a file or a data set's name; "
                 "samples in memory are for Model.load(run).predict"
             )
-        taken = Taken(self.classes, self.input_shape, self.encoder, self.centre)
-        return open_samples(source, taken, root=root, split=split, skip_broken=skip_broken)
+        return open_samples(source, self._taken, root=root, split=split, skip_broken=skip_broken)
+
+    @property
+    def _taken(self) -> Taken:
+        return Taken(self.classes, self.input_shape, self.encoder, self.centre)
 
     def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Piece]]:
         """What it says of these rows, some at a time; the next are read meanwhile. None where all are broken."""
