@@ -384,7 +384,7 @@ def test_tables(patients, tmp_path):
     import pandas
 
     frame = pandas.DataFrame({"age": [39.0, None, 61.0] * 9, "colour": ["blue", "green", None] * 9})
-    frame["patient_id"], frame["split"] = [f"q{i}" for i in range(27)], ["train", "test", "test"] * 9
+    frame["patient_id"], frame["Split"] = [f"q{i}" for i in range(27)], ["train", "test", "test"] * 9
     frame.to_csv(tmp_path / "new.csv", index=False)
     frame.to_parquet(tmp_path / "new.parquet", row_group_size=5)
     model = rfdlc.Model.load(patients / "run", device="cpu")
