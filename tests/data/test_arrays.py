@@ -56,8 +56,8 @@ def test_npz_with_groups_ids_and_names(tmp_path: Path) -> None:
         tmp_path / "set.npz",
         x=features(12),
         y=np.arange(12) // 6,
-        groups=groups,
-        ids=np.arange(12),
+        groups=groups[:, None],
+        ids=np.arange(12)[:, None],
         names=["healthy", "ill"],
     )
     data = rfdlc.load(tmp_path / "set.npz", test_fraction=0.3)
@@ -128,6 +128,10 @@ def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
         ((features(0), []), "no training labels"),
         (([[1, 2], [3]], [0, 1]), "a list of parts that differ in length is no array"),
         ((features(3), np.array(["a", None, np.nan], dtype=object)), "label 1, 2 is missing"),
+        ({"x": features(3), "y": [0, 1, 1], "groups": ["a", None, "b"]}, "group 1 is missing"),
+        ({"x": features(3), "y": [0, 1, 1], "groups": [0, np.nan, 1]}, "group 1 is missing"),
+        ({"x": features(2), "y": [0, 1], "groups": [[0, 1], [2, 3]]}, r"groups have shape \(2, 2\)"),
+        ({"x": features(2), "y": [0, 1], "ids": 3}, r"ids have shape \(\)"),
         ((np.ma.array(features(2), mask=[[True] * 4, [False] * 4]), [0, 1]), "some values are masked"),
     ],
 )

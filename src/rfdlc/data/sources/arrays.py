@@ -168,36 +168,44 @@ def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], gi
     if train is None or not train.size:
         raise InputError(f"{name}: there are no training labels: expected {EXPECTED}")
     if train.dtype.kind not in "iufb":
-        _check_known(name, train)
+        _check_known(name, "label", train)
         return [str(n) for n in np.unique(train.astype(str))]
     largest = max(float(np.nanmax(part["y"])) for part in pieces.values() if "y" in part and part["y"].size)
     return numbered(largest, f"{name}: ")
 
 
-def _check_known(name: str, labels: NDArray[Any]) -> None:
-    """None and nan among names would become a class of their own."""
-    absent = [i for i, label in enumerate(labels.flat) if not isinstance(label, str) and as_text(label) is None]
+def _check_known(where: str, what: str, values: NDArray[Any]) -> None:
+    """None and nan would become a class, or a group, of their own."""
+    absent = [i for i, value in enumerate(values.flat) if not isinstance(value, str) and as_text(value) is None]
     if absent:
-        raise InputError(f"{name}: label {listing(absent, 5)} is missing: expected a class; leave out those samples")
+        raise InputError(f"{where}: {what} {listing(absent, 5)} is missing: expected all; leave out those samples")
 
 
 def _split(where: str, part: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Split:
     if "x" not in part or "y" not in part:
         raise InputError(f"{where}: has {listing(part)} but needs both inputs and labels: expected {EXPECTED}")
-    groups, ids = part.get("groups"), part.get("ids")
-    labels = as_labels(where, part["y"], names)
-    return Split(as_inputs(where, part["x"]), labels, None if ids is None else [str(i) for i in ids], groups)
+    ids = None if "ids" not in part else [str(i) for i in _column(where, "ids", part["ids"])]
+    groups = None if "groups" not in part else _as_groups(where, _column(where, "groups", part["groups"]))
+    return Split(as_inputs(where, part["x"]), as_labels(where, part["y"], names), ids, groups)
+
+
+def _as_groups(where: str, groups: NDArray[Any]) -> NDArray[Any]:
+    if groups.dtype.kind in "Of":
+        _check_known(where, "group", groups)
+    return groups.astype(str) if groups.dtype.kind == "O" else groups
+
+
+def _column(where: str, what: str, values: NDArray[Any], hint: str = "") -> NDArray[Any]:
+    """(N,), also of a column (N, 1)."""
+    flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if flat.ndim != 1:
+        raise InputError(f"{where}: {what} have shape {values.shape}: expected one a sample{hint}")
+    return flat
 
 
 def as_labels(where: str, labels: NDArray[Any], names: Sequence[str]) -> NDArray[np.int64]:
     """Class indices (N,) from numbers or names, a column of them included."""
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise InputError(
-            f"{where}: labels have shape {labels.shape}: expected one class a sample (for one-hot: argmax)"
-        )
-    return Classes(tuple(names)).encode(labels, f"{where}: label")
+    return Classes(tuple(names)).encode(_column(where, "labels", labels, " (for one-hot: argmax)"), f"{where}: label")
 
 
 def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
