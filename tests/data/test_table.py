@@ -47,6 +47,8 @@ def test_a_csv_by_hand(path: Path) -> None:
     notes = " | ".join(data.notes)
     assert "'patient_id' has another value in every row and was left out" in notes
     assert "'age': 2 missing values were filled with the median 40 and marked in a feature of their own" in notes
+    assert data.notes[-1] == "column 'label' was taken for the class: target names another"
+    assert rfdlc.load(path, target="label").notes == data.notes[:-1]
     assert "'note' became 3 features, one a category; 1 missing values are a category of their own" in notes
     assert data.normalisation is not None
     assert data.normalisation.mean[0] == 40

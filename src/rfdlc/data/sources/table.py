@@ -48,7 +48,7 @@ def read(
     table, where = _cells(source)
     if not any(table.values()):
         raise InputError(f"{where}: has no rows, so there is no training sample")
-    target = _target(where, table, target)
+    target, found = _target(where, table, target)
     for column in filter(None, (groups, split, *drop)):
         _known(where, table, column)
     _one_role_each(where, [target, groups, split, *drop])
@@ -70,6 +70,7 @@ def read(
     whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {part: whole.take(place) for part, place in positions.items()}
     notes += [note for code in encoder.columns for note in _told(code, columns[code.name])]
+    notes += found
     data = Dataset.of(Path(where).stem, names, splits, notes, _scale(splits["train"], encoder))
     return replace(data, encoder=encoder, skipped=tuple(skipped))
 
@@ -167,14 +168,15 @@ def _known(where: str, table: Table, column: str) -> None:
         raise InputError(f"{where}: there is no column {column!r}: it has {listing(table)}{suggestion(column, table)}")
 
 
-def _target(where: str, table: Table, target: str | None) -> str:
+def _target(where: str, table: Table, target: str | None) -> tuple[str, list[str]]:
+    """The class column, and what to say where nobody named it."""
     if target is not None:
         _known(where, table, target)
-        return target
+        return target, []
     usual = [column for column in table if column.lower() in TARGETS]
     if len(usual) != 1:
         raise InputError(f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
-    return usual[0]
+    return usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
 
 
 def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[str]]:
