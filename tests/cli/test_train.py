@@ -125,6 +125,12 @@ def test_pairs_that_are_no_settings(tmp_path, folder, words, message):
     assert not (tmp_path / "new").exists()
 
 
+def test_settings_are_judged_beside_those_of_the_method(tmp_path):
+    assert run("train", "digits-lt", "--out", tmp_path / "run", "prior_tau=0,1,2", *SMALL).exit_code == 0  # 3 particles
+    with pytest.raises(InputError, match="prior_tau has 2 values for 3 particles"):
+        run("train", "digits-lt", "--out", tmp_path / "new", "prior_tau=0,1")
+
+
 def test_settings_are_listed():
     listed = run("train", "--settings").stdout
     assert "prior_tau=" in listed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rfdlc
-from rfdlc.data.samples import Taken, open_samples
+from rfdlc.data.samples import Samples, Taken, open_samples
 from rfdlc.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -32,7 +32,7 @@ def test_a_pair_in_memory_gets_a_test_part_and_says_so() -> None:
 
 
 def test_splits_in_memory_with_text_labels() -> None:
-    data = rfdlc.load({"train": (features(4), ["b", "a", "b", "b"]), "test": (features(2), ["a", "b"])}, name="mine")
+    data = rfdlc.load({"train": (features(4), ["b", "a", "b", "b"]), "test": [features(2), ["a", "b"]]}, name="mine")
     assert data.classes.names == ("a", "b")
     assert data.train.labels.tolist() == [1, 0, 1, 1]
     assert data.name == "mine"
@@ -56,8 +56,8 @@ def test_npz_with_groups_ids_and_names(tmp_path: Path) -> None:
         tmp_path / "set.npz",
         x=features(12),
         y=np.arange(12) // 6,
-        groups=groups,
-        ids=np.arange(12),
+        groups=groups[:, None],
+        ids=np.arange(12)[:, None],
         names=["healthy", "ill"],
     )
     data = rfdlc.load(tmp_path / "set.npz", test_fraction=0.3)
@@ -121,10 +121,18 @@ def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
         ({"train": (features(2), [0, 1]), "x": features(2)}, "mixed"),
         ({"train_x": features(2)}, "no training labels"),
         ({"train_y": [0, 1]}, "needs both inputs and labels"),
+        ({"x": features(2), "images": features(2), "y": [0, 1]}, "two arrays mean the same, 'images' is the second"),
         ({"blub": [0]}, "'blub' has a name without meaning"),
         ({"test": (features(2), [0, 1])}, "no training labels"),
         (7, "a int cannot be loaded"),
         ((features(0), []), "no training labels"),
+        (([[1, 2], [3]], [0, 1]), "a list of parts that differ in length is no array"),
+        ((features(3), np.array(["a", None, np.nan], dtype=object)), "label 1, 2 is missing"),
+        ({"x": features(3), "y": [0, 1, 1], "groups": ["a", None, "b"]}, "group 1 is missing"),
+        ({"x": features(3), "y": [0, 1, 1], "groups": [0, np.nan, 1]}, "group 1 is missing"),
+        ({"x": features(2), "y": [0, 1], "groups": [[0, 1], [2, 3]]}, r"groups have shape \(2, 2\)"),
+        ({"x": features(2), "y": [0, 1], "ids": 3}, r"ids have shape \(\)"),
+        ((np.ma.array(features(2), mask=[[True] * 4, [False] * 4]), [0, 1]), "some values are masked"),
     ],
 )
 def test_wrong_arrays_are_named(source: object, message: str) -> None:
@@ -236,6 +244,35 @@ def test_images_and_labels_of_ones_own_keep_names_and_groups(tmp_path: Path) -> 
     assert data.classes.names == ("cat", "dog", "eel")
     assert data.train.groups is not None
     assert data.train.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def opened(path: Path, names: tuple[str, ...] = ("0", "1")) -> Samples:
+    return open_samples(path, Taken(rfdlc.Classes(names), (4,)))
+
+
+def test_labels_of_another_length_are_no_labels(tmp_path: Path) -> None:
+    np.save(tmp_path / "y.npy", np.arange(9) % 2)
+    for name in ("X", "X_test"):
+        np.save(tmp_path / f"{name}.npy", features(6))
+    assert not opened(tmp_path / "X_test.npy").labelled  # y.npy belongs to X.npy
+    with pytest.raises(InputError, match=r"X.npy: has 6 of x, 9 of y"):
+        opened(tmp_path / "X.npy")
+    np.savez(tmp_path / "long.npz", x=features(6), ids=np.arange(7))
+    with pytest.raises(InputError, match=r"long.npz: has 6 of x, 7 of ids"):
+        opened(tmp_path / "long.npz")
+
+
+@pytest.mark.parametrize("names", [("0", "1"), ("False", "True")])
+def test_labels_that_are_true_or_false(tmp_path: Path, names: tuple[str, ...]) -> None:
+    np.savez(tmp_path / "set.npz", x=features(4), y=np.array([True, False, False, True]))
+    assert rfdlc.load(tmp_path / "set.npz", test_fraction=0).train.labels.tolist() == [1, 0, 0, 1]
+    assert opened(tmp_path / "set.npz", names).read(range(4)).split.labels.tolist() == [1, 0, 0, 1]
+
+
+def test_a_table_for_a_model_of_arrays_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,colour,label\n1,2,red,0\n3,4,blue,1\n")  # 4 features by an encoding of its own
+    with pytest.raises(InputError, match=r"t.csv is a table, but this model was trained on arrays of shape \(4,\)"):
+        opened(tmp_path / "t.csv")
 
 
 def test_names_as_bytes(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def test_a_csv_by_hand(path: Path) -> None:
     notes = " | ".join(data.notes)
     assert "'patient_id' has another value in every row and was left out" in notes
     assert "'age': 2 missing values were filled with the median 40 and marked in a feature of their own" in notes
+    assert data.notes[-1] == "column 'label' was taken for the class: target names another"
+    assert rfdlc.load(path, target="label").notes == data.notes[:-1]
     assert "'note' became 3 features, one a category; 1 missing values are a category of their own" in notes
     assert data.normalisation is not None
     assert data.normalisation.mean[0] == 40
@@ -139,6 +141,30 @@ def test_parquet_and_data_frames_equal_the_csv(path: Path) -> None:
         assert data.classes == expected.classes
 
 
+def test_row_numbers_that_pandas_wrote_are_no_feature(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": range(20), "y": ["a"] * 10 + ["b"] * 10})
+    pandas.concat([frame[frame.x % 2 == 0], frame]).to_parquet(tmp_path / "t.parquet")
+    data = rfdlc.load(tmp_path / "t.parquet")
+    assert data.encoder is not None
+    assert data.encoder.features == ("x",)
+
+
+def test_the_split_column_however_it_is_written(path: Path) -> None:
+    expected = rfdlc.load(path)
+    path.write_text(ROWS.replace("split", "Split"))
+    data = rfdlc.load(path)
+    assert data.encoder == expected.encoder
+    assert {split: len(part) for split, part in data.splits.items()} == {"train": 3, "val": 1, "test": 1}
+
+
+def test_a_split_column_that_is_dropped_splits_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,split,y\n" + "".join(f"{i},{i % 3},{'ab'[i % 2]}\n" for i in range(20)))
+    data = rfdlc.load(tmp_path / "t.csv", drop="split")
+    assert {split: len(part) for split, part in data.splits.items()} == {"train": 16, "test": 4}
+    assert "column 'split' was left out as asked" in data.notes
+
+
 def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -203,7 +229,7 @@ def test_missing_targets(path: Path) -> None:
         (ROWS + "p7,1,f\n", {}, "line 7: 3 cells, but the first line names 6 columns"),
         (ROWS.replace("sex", "age"), {}, "line 1: expected the names of the columns, all different"),
         ("", {}, "line 1: expected the names"),
-        (ROWS.replace("val", "later"), {}, "split 'later' in row 5 is unknown"),
+        (ROWS.replace("val", "later"), {}, "split 'later' in row 5 of column 'split' is unknown"),
         (ROWS.replace("50", "inf"), {}, "column 'age' has an infinite or too large value in row 3"),
         (ROWS.replace("50", "1e39"), {}, r"column 'age' has an infinite or too large value in row 3 \(1e39\)"),
         (ROWS, {"drop": "age,ward"}, "no column 'ward'"),

@@ -273,6 +273,28 @@ def test_folders_of_strangers(tmp_path, whole):
     (bad / "model.safetensors").write_bytes(weights(whole))
     with pytest.raises(InputError, match="do not fit the network"):
         rfdlc.Model.load(bad)
+    for changed, message in (
+        ({"method": None}, "config.json is damaged: 'method' is missing"),
+        ({"data": {**table["data"], "input_shape": "x"}}, "damaged where it describes the data"),
+        ({"data": {**table["data"], "normalisation": {}}}, "damaged where it describes the data .KeyError"),
+    ):
+        (bad / "config.json").write_text(json.dumps({**table, **changed}))
+        with pytest.raises(InputError, match=message):
+            rfdlc.Model.load(bad)
+
+
+def test_data_are_loaded_again_with_their_options(tmp_path):
+    x, y = np.eye(2, dtype=np.float32).repeat(20, 0), np.arange(2).repeat(20)
+    np.savez(tmp_path / "set.npz", x=x, y=y, ids=np.arange(40))
+    (tmp_path / "groups.csv").write_text("id,group\n" + "".join(f"{i},{i // 2}\n" for i in range(40)))
+    small = {"epochs": 1, "widths": np.array([4])}
+    rfdlc.train((x, y), "ce", tmp_path / "memory", data_options={"test_fraction": np.float32(0.5)}, **small)
+    rfdlc.resume(tmp_path / "memory", (x, y))
+    grouped = {"groups": tmp_path / "groups.csv", "seed": np.int64(3)}
+    rfdlc.train(tmp_path / "set.npz", "ce", tmp_path / "path", data_options=grouped, **small)
+    rfdlc.resume(tmp_path / "path")
+    with pytest.raises(InputError, match="a Dataset is loaded already"):
+        rfdlc.train(rfdlc.load((x, y)), "ce", tmp_path / "late", data_options=grouped, **small)
 
 
 def test_a_table_is_encoded_as_in_training(tmp_path):
@@ -289,6 +311,15 @@ def test_a_table_is_encoded_as_in_training(tmp_path):
     again = rfdlc.Model.load(tmp_path / "run").predict(tmp_path / "new.csv")
     assert np.array_equal(again.scores.values, model.predict(new).scores.values)
     assert len(model.predict(tmp_path / "t.csv")) == 90
+    assert len(model.predict(rfdlc.load(tmp_path / "t.csv"), split="train")) == 72
+    (tmp_path / "others.csv").write_text("size,colour,target\n1,red,x\n2,white,y\n3,pink,z\n")  # as many features
+    for wrong, message in (
+        (rfdlc.load(tmp_path / "others.csv", test_fraction=0), "others was encoded by its own training rows"),
+        ({"size": [1, 2], "colour": ["red"]}, "columns differ in length: size has 2, colour has 1"),
+        ({"size": 1, "colour": "red"}, "column 'size' is 1: expected a list of cells"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.predict(wrong)
     rfdlc.resume(tmp_path / "run")
 
 

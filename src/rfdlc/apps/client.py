@@ -5,12 +5,13 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rfdlc.data.table import as_text
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 
@@ -34,20 +35,24 @@ class Client:
         *,
         images: Sequence[str | Path | bytes] | None = None,
         arrays: Any = None,
-        rows: Mapping[str, Sequence[Any]] | None = None,
+        rows: Any = None,
         probabilities: Any = None,
         utility: Utility | None = None,
         full: bool = False,
     ) -> dict[str, Any]:
         """Actions of image files (paths or bytes), arrays, rows of a table, or probabilities; give one of them.
 
+        Rows are a data frame, or lists of cells by column.
+
         Columns with one entry a sample: action, expected_utility, argmax, probability, uncertainty and
         mutual_information; `full` adds classes, actions, probabilities and expected_utilities.
         """
+        if isinstance(images, str | Path | bytes):
+            raise InputError("images is one image: expected a list of paths or bytes, also of a single one")
         question: dict[str, Any] = {
             "images": None if images is None else [_base64(image) for image in images],
             "arrays": None if arrays is None else np.asarray(arrays).tolist(),
-            "rows": None if rows is None else {name: list(cells) for name, cells in rows.items()},
+            "rows": None if rows is None else {str(name): _cells(rows[name]) for name in rows},
             "probabilities": None if probabilities is None else np.asarray(probabilities).tolist(),
         }
         given = {name: value for name, value in question.items() if value is not None}
@@ -56,7 +61,7 @@ class Client:
         if utility is not None:
             table = utility.to_dict()
             given["utility"] = {**table, "classes": list(utility.classes.names)}
-        body = json.dumps(given).encode()
+        body = json.dumps(given, default=str).encode()  # dates and the like are text in tables too
         answer: dict[str, Any] = json.loads(self._ask("/decide" + ("?full=true" if full else ""), body))
         return answer
 
@@ -87,6 +92,12 @@ class Client:
                 reason = getattr(error, "reason", error)
                 raise InputError(f"{self.url} cannot be asked ({reason}): is `rfdlc serve` running there?") from None
         raise AssertionError("the last attempt returns or raises")
+
+
+def _cells(column: Sequence[Any]) -> list[Any]:
+    """Plain numbers and texts, also of a column of a data frame; what is missing is null."""
+    cells = np.asarray(column, dtype=object).tolist()
+    return [None if as_text(cell) is None else cell for cell in cells]
 
 
 def _base64(image: str | Path | bytes) -> str:

@@ -165,7 +165,7 @@ def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]
     for name in options:
         if name in chosen:
             raise InputError(f"{name} is an option and no setting: write --{name} {chosen[name]}")
-    Settings().changed({k: v for k, v in chosen.items() if k != "method" and not k.startswith("data.")})
+    Settings.check_names(key for key in chosen if key != "method" and not key.startswith("data."))
     return dict(chosen)
 
 

@@ -40,10 +40,16 @@ class Normalisation:
 
     @classmethod
     def of_features(cls, features: NDArray[np.float32]) -> "Normalisation":
-        """Per feature of (N, F); a constant feature keeps its scale."""
+        """Per feature of (N, F); a constant feature keeps its scale.
+
+        >>> tiny = 2.0**-60  # however small its unit
+        >>> Normalisation.of_features(np.array([[0, 3], [2 * tiny, 3]], dtype=np.float32)).std == (tiny, 1)
+        True
+        """
         spreads = features.std(axis=0, dtype=np.float64)
         means = features.mean(axis=0, dtype=np.float64)
-        return cls(tuple(means.tolist()), tuple(np.where(spreads > 1e-12, spreads, 1.0).tolist()))
+        varies = (features != features[:1]).any(axis=0) & (spreads > np.finfo(np.float32).tiny)
+        return cls(tuple(means.tolist()), tuple(np.where(varies, spreads, 1.0).tolist()))
 
 
 # Measured on ImageNet by those who first published models for it; the usual choice for photographs.

@@ -113,6 +113,16 @@ def options_of(reader: Reader) -> list[str]:
     return [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
+def all_options() -> set[str]:
+    """What some reader or other can be told.
+
+    >>> {"target", "image_size", "test_fraction"} <= all_options()
+    True
+    """
+    readers = [*(reader for reader, _ in NAMES.values()), *SUFFIXES.values(), folder.read]
+    return {"groups", "test_fraction", *(option for reader in readers for option in options_of(reader))}
+
+
 def _checked(reader: Reader, source: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The options, if the reader takes them all, each of the kind that it takes."""
     allowed, kinds = options_of(reader), get_type_hints(reader)

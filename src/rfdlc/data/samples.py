@@ -80,10 +80,11 @@ def open_samples(
     is_table = place.suffix.lower() in TABLES and place.is_file()
     if is_table and taken.encoder is not None:
         return _table(place, taken.encoder, split)
-    if is_table and len(taken.input_shape) == 3:
+    if is_table:
+        images = len(taken.input_shape) == 3
         raise InputError(
-            f"{place} is a table, but this model was trained on images of shape {taken.input_shape}: "
-            "expected a folder, a list or an array of images"
+            f"{place} is a table, but this model was trained on {'images' if images else 'arrays'} of shape "
+            f"{taken.input_shape}: expected {'a folder, a list or an array of images' if images else '.npy or .npz'}"
         )
     if place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES:
         return _folder(place, taken, split, skip_broken)
@@ -126,15 +127,18 @@ def _folder(path: Path, taken: Taken, split: str | None, skip_broken: bool) -> S
     place = {name: i for i, name in enumerate(taken.classes.names)}
     inside = (name.removeprefix(below).split("/") for name in names)
     labels = np.fromiter((place.get(steps[0], UNKNOWN) if len(steps) > 1 else UNKNOWN for steps in inside), np.int64)
-    return _files(root, names, labels, taken, skip_broken)
+    return of_files(root, names, labels, taken, skip_broken)
 
 
 def _list(path: Path, taken: Taken, skip_broken: bool) -> Samples:
     root, names, labels = listing.find_images(path, taken.classes.names)
-    return _files(root, names, labels, taken, skip_broken)
+    return of_files(root, names, labels, taken, skip_broken)
 
 
-def _files(root: Path, names: PackedText, labels: NDArray[np.int64], taken: Taken, skip_broken: bool) -> Samples:
+def of_files(
+    root: Path, names: PackedText, labels: NDArray[np.int64], taken: Taken, skip_broken: bool = False
+) -> Samples:
+    """Image files, seen as the model sees them, whatever their size."""
     if len(taken.input_shape) != 3:
         raise InputError(f"{root} holds images, but this model was trained on samples of shape {taken.input_shape}")
     channels, size, width = taken.input_shape
@@ -195,6 +199,10 @@ def _arrays(path: Path, taken: Taken, split: str | None) -> Samples:
     if "x" not in found:
         raise InputError(f"{path}: holds no inputs: expected an array x (or test_x, X_test, features, images, ...)")
     inputs, ids = found["x"], found.get("ids")
+    lengths = {role: len(array) for role, array in found.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{count} of {role}" for role, count in lengths.items())
+        raise InputError(f"{path}: has {told}: expected one of each a sample")
     everything = range(len(inputs))
     named = None if names is None else [str(name) for name in as_texts(names[range(len(names))])]
     labels = _labels(path, found["y"][everything], named, taken.classes) if "y" in found else _none(len(inputs))
@@ -213,6 +221,8 @@ def _labels(path: Path, given: NDArray[Any], names: Sequence[str] | None, classe
     if flat.ndim != 1 or not len(flat):
         raise InputError(f"{path}: labels have shape {given.shape}: expected one class a sample (for one-hot: argmax)")
     if flat.dtype.kind == "f" and (flat == np.floor(flat)).all():
+        flat = flat.astype(np.int64)
+    if flat.dtype.kind == "b" and "True" not in classes.names:  # as they are read for training
         flat = flat.astype(np.int64)
     distinct, place = np.unique(flat, return_inverse=True)
     if names is not None and distinct.dtype.kind in "iu":

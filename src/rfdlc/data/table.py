@@ -195,6 +195,10 @@ class TableEncoder:
         absent = [column.name for column in self.columns if column.name not in table]
         if absent:
             raise InputError(f"the rows lack the columns {listing(absent)}: expected all that training had")
+        lengths = {column.name: len(table[column.name]) for column in self.columns}
+        if len(set(lengths.values())) > 1:
+            told = listing(f"{name} has {length}" for name, length in lengths.items())
+            raise InputError(f"the columns differ in length: {told}")
         return np.concatenate([column.transform(table[column.name]) for column in self.columns], axis=1)
 
     def to_dict(self) -> dict[str, Any]:

@@ -301,7 +301,11 @@ def as_array(given: Any) -> NDArray[Any]:
     """Any list as an array, bytes as text; unless some is masked: an array would show what the mask hides."""
     if np.ma.is_masked(given):
         raise InputError("some values are masked: expected all to be known; leave out those samples")
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        kind = type(given).__name__
+        raise InputError(f"a {kind} of parts that differ in length is no array: make them alike") from None
     if array.dtype.kind != "S":
         return array
     try:

@@ -4,6 +4,7 @@ Under `torchrun` every process carries out the same training on its share of the
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,6 +67,8 @@ def load_described(
     data: Any, root: str | Path | None, options: Mapping[str, Any] | None
 ) -> tuple[Dataset, dict[str, Any]]:
     """The data, and what a run folder keeps of them."""
+    if isinstance(data, Dataset) and options:
+        raise InputError(f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load")
     given = data if isinstance(data, Dataset) else load(data, root=root, **(options or {}))
     return given, {**_source(data, root, dict(options or {})), **_description(given)}
 
@@ -236,10 +239,11 @@ def _check_data(data: Dataset, settings: Settings) -> None:
 
 
 def _source(data: Any, root: str | Path | None, options: dict[str, Any]) -> dict[str, Any]:
-    """How to load the data again, where they were loaded from somewhere."""
+    """How to load the data again: with which options, and where they were loaded from somewhere, from where."""
+    plain = {"options": json.loads(json.dumps(options, default=str))}  # paths, numpy's numbers: text says them too
     if not isinstance(data, str | Path):
-        return {}
-    return {"source": str(data), "root": None if root is None else str(root), "options": options}
+        return plain
+    return {"source": str(data), "root": None if root is None else str(root), **plain}
 
 
 def _description(data: Dataset) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Model: a run folder made ready to predict and decide."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.samples import Piece, Samples, Taken, open_samples, part_of
-from rfdlc.data.sources.arrays import as_inputs
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.samples import Piece, Samples, Taken, of_files, open_samples, part_of
+from rfdlc.data.sources.arrays import as_images, as_inputs
 from rfdlc.data.table import TableEncoder
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
@@ -56,16 +58,12 @@ class Model:
         run = Run(path)
         config, classes = run.config, run.classes
         settings = replace(Settings().changed(config["settings"]), device=device)
-        data = config["data"]
-        shape = tuple(int(side) for side in data["input_shape"])
+        shape, normalisation, encoder, centre = _samples_of(run)
         net = method_net(find_method(config["method"]), settings, shape, classes, (settings.seed,), backbone)
         _load_weights(net, run)
-        normalisation = data["normalisation"]
-        known = None if normalisation is None else Normalisation(*(tuple(normalisation[k]) for k in ("mean", "std")))
-        encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
         net = place(net, choose_device(device))
-        decider, centre = read_decider(run, settings, classes), float(data.get("centre", 1))
-        return cls(net, classes, decider, settings, known, shape, encoder, run.path, centre)
+        decider = read_decider(run, settings, classes)
+        return cls(net, classes, decider, settings, normalisation, shape, encoder, run.path, centre)
 
     def predict(
         self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
@@ -80,7 +78,11 @@ class Model:
         """
         if isinstance(inputs, str | Path):
             return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
-        return self.predict_split(self._split(inputs, split))
+        found = self._split(inputs, split)
+        if isinstance(found.inputs, ImageFiles):
+            files = found.inputs
+            return self.predict_samples(of_files(files.root, files.names, found.labels, self._taken, skip_broken))
+        return self.predict_split(found)
 
     def open_samples(
         self, source: str | Path, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
@@ -91,8 +93,11 @@ class Model:
                 f"a {type(source).__name__} is no path: expected a folder, a file or a data set's name; "
                 "samples in memory are for Model.load(run).predict"
             )
-        taken = Taken(self.classes, self.input_shape, self.encoder, self.centre)
-        return open_samples(source, taken, root=root, split=split, skip_broken=skip_broken)
+        return open_samples(source, self._taken, root=root, split=split, skip_broken=skip_broken)
+
+    @property
+    def _taken(self) -> Taken:
+        return Taken(self.classes, self.input_shape, self.encoder, self.centre)
 
     def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Piece]]:
         """What it says of these rows, some at a time; the next are read meanwhile. None where all are broken."""
@@ -142,21 +147,46 @@ class Model:
         if isinstance(inputs, Split):
             return inputs
         if isinstance(inputs, Dataset):
+            if inputs.encoder != self.encoder:
+                raise InputError(
+                    f"{inputs.name} was encoded by its own training rows, not by those of this model: give the table "
+                    "itself (its path, or a data frame), or an array where the model was trained on one"
+                )
             return part_of(inputs, name, self.classes)
         rows = None if self.encoder is None else _columns(inputs)
-        array = np.asarray(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
+        array: NDArray[Any] = as_array(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
+        if array.dtype == np.uint8 and array.ndim in (3, 4):
+            array = as_images("array", array)
         if array.shape[1:] != self.input_shape or not len(array):
             raise InputError(f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
-        images = array.ndim == 4 and array.dtype == np.uint8
-        return Split(array if images else as_inputs("array", array), np.full(len(array), -1, dtype=np.int64))
+        return Split(as_inputs("array", array), np.full(len(array), -1, dtype=np.int64))
 
 
 def _columns(inputs: Any) -> Mapping[str, Sequence[Any]] | None:
     """Cells by column of a data frame or a mapping; nothing for other kinds of input."""
     if isinstance(inputs, Mapping):
+        single = [name for name, cells in inputs.items() if isinstance(cells, str) or not isinstance(cells, Sized)]
+        if single:
+            told = f"column {single[0]!r} is {inputs[single[0]]!r}"
+            raise InputError(f"{told}: expected a list of cells, one a row, also of a single row")
         return inputs
     columns = getattr(inputs, "columns", None)
     return None if columns is None else {str(column): inputs[column].tolist() for column in columns}
+
+
+def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableEncoder | None, float]:
+    """What a run folder says of its samples: shape, normalisation, encoder, and the part of an image that is seen."""
+    data = run.config["data"]
+    try:
+        shape = tuple(int(side) for side in data["input_shape"])
+        scale = data["normalisation"]
+        known = None if scale is None else Normalisation(*(tuple(map(float, scale[key])) for key in ("mean", "std")))
+        encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
+        if min(shape) < 1 or (encoder is not None and shape != (len(encoder.features),)):
+            raise ValueError(f"samples of shape {shape}")
+        return shape, known, encoder, float(data.get("centre", 1))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InputError(f"{run.path}/config.json is damaged where it describes the data ({error!r})") from None
 
 
 def read_decider(run: Run, settings: Settings, classes: Classes) -> Decider:

@@ -85,6 +85,9 @@ class Run:
         table = self.read_json("config.json")
         if table.get("format") != FORMAT or table.get("version") != VERSION:
             raise InputError(f"{self.path}/config.json is not of a run of this version (expected {FORMAT} {VERSION})")
+        for name, kind in (("method", str), ("settings", dict), ("data", dict)):
+            if not isinstance(table.get(name), kind):
+                raise InputError(f"{self.path}/config.json is damaged: {name!r} is missing or of another kind")
         return table
 
     @property

@@ -5,11 +5,12 @@ Class count, input size and frequency order are no settings: the data says them.
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from typing import Any, get_type_hints
 
+from rfdlc.data.load import all_options
 from rfdlc.data.sources.listing import plain_name
 from rfdlc.decide.calibration import KINDS
 from rfdlc.errors import InputError, choose, listing, suggestion
@@ -118,6 +119,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             _check(name, value)
+        if not self.widths:
+            raise InputError("setting widths is empty: expected one width or more, such as widths=256,256")
         if self.prior_tau and len(self.prior_tau) not in (1, self.particles):
             count = len(self.prior_tau)
             raise InputError(f"prior_tau has {count} values for {self.particles} particles: expected one, or one each")
@@ -142,11 +145,20 @@ class Settings:
         (0.0, 1.0, 2.0)
         """
         types = get_type_hints(Settings)
-        for name in values:
-            if name not in types:
-                hint = suggestion(name, types)
-                raise InputError(f"setting {name!r} is unknown: expected one of {listing(types, 60)}{hint}")
+        Settings.check_names(values)
         return replace(self, **{name: _convert(name, value, types[name]) for name, value in values.items()})
+
+    @staticmethod
+    def check_names(names: Iterable[str]) -> None:
+        """An error for the first that is no setting."""
+        known = Settings.describe()
+        for name in names:
+            if name not in known:
+                if name in all_options():
+                    written = f"write data.{name}=..., in Python data_options={{{name!r}: ...}}"
+                    raise InputError(f"{name} is an option of the data and no setting: {written}")
+                hint = suggestion(name, known)
+                raise InputError(f"setting {name!r} is unknown: expected one of {listing(known, 60)}{hint}")
 
     @staticmethod
     def describe() -> dict[str, tuple[Any, str]]:
@@ -192,14 +204,14 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
         if kind in (tuple[int, ...], tuple[float, ...]):
             number = int if kind == tuple[int, ...] else float
             words = value.replace(";", ",").split(",") if isinstance(value, str) else value
-            many = words if isinstance(words, Sequence) else [words]
+            many = words if isinstance(words, Iterable) else [words]
             return tuple(number(word) for word in many if str(word).strip())
         if kind is bool:
             return _truth(value)
         if kind is int and not isinstance(value, str) and int(value) != value:
             raise ValueError
         return kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         word = {int: "a whole number", float: "a number", bool: "true or false"}.get(
             kind, "numbers separated by commas"
         )

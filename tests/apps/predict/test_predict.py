@@ -345,6 +345,8 @@ def test_arrays_are_read_from_the_file(run, tmp_path):
     x, y = rng.integers(0, 256, (37, 1, 8, 8), dtype=np.uint8), rng.integers(0, 10, 37)
     model = rfdlc.Model.load(run, device="cpu")
     reference = np.asarray(model.decider.probabilities(model.predict(x)))
+    for same in (x[:, 0], x.transpose(0, 2, 3, 1)):  # images as training takes them, too
+        assert np.array_equal(model.decider.probabilities(model.predict(same)), reference)
     np.save(tmp_path / "only.npy", x)
     np.save(tmp_path / "columns.npy", np.asfortranarray(x))
     np.savez(tmp_path / "plain.npz", x=x, y=y, ids=[f"n{i}" for i in range(37)])
@@ -382,7 +384,7 @@ def test_tables(patients, tmp_path):
     import pandas
 
     frame = pandas.DataFrame({"age": [39.0, None, 61.0] * 9, "colour": ["blue", "green", None] * 9})
-    frame["patient_id"], frame["split"] = [f"q{i}" for i in range(27)], ["train", "test", "test"] * 9
+    frame["patient_id"], frame["Split"] = [f"q{i}" for i in range(27)], ["train", "test", "test"] * 9
     frame.to_csv(tmp_path / "new.csv", index=False)
     frame.to_parquet(tmp_path / "new.parquet", row_group_size=5)
     model = rfdlc.Model.load(patients / "run", device="cpu")

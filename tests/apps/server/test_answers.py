@@ -47,6 +47,11 @@ def test_arrays(client, model, samples):
     assert answer["classes"] == list(model.classes.names)
 
 
+def test_one_image_is_a_list_of_one():
+    with pytest.raises(rfdlc.InputError, match="images is one image: expected a list"):
+        rfdlc.Client("http://127.0.0.1:1").decide(images="a.png")
+
+
 def test_many_at_once(served, model):
     """Requests of several sizes that share batches: everybody gets the answer to their own samples."""
     samples = rfdlc.load("digits-lt").test.inputs[:96]
@@ -143,6 +148,11 @@ def test_rows_of_a_table(tmp_path, start):
             with pytest.raises(rfdlc.InputError, match="422") as refused:
                 client.decide(rows=bad)
             assert "secret" not in str(refused.value)
+        pandas = pytest.importorskip("pandas")  # numpy's numbers, and nan where something is missing
+        for ages in ([39, 61, 50], [39, None, 50]):
+            frame = pandas.DataFrame({"age": ages, "colour": pandas.Categorical(rows["colour"])})
+            explained = model.decider.explain(model.predict(frame))
+            np.testing.assert_allclose(client.decide(rows=frame)["expected_utility"], explained.value, atol=1e-5)
 
 
 def test_figures(start, backend, model):

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, split_name
-from rfdlc.data.table import blurred
-from rfdlc.decide.classes import Classes, numbered
+from rfdlc.data.table import as_text, blurred
+from rfdlc.decide.classes import Classes, as_array, numbered
 from rfdlc.errors import InputError, listing
 
 Value = TypeVar("Value")
@@ -54,7 +54,7 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     if isinstance(source, Mapping):
         arrays: dict[str, Any] = {}
         for key, value in source.items():
-            if isinstance(value, tuple) and len(value) == 2:
+            if isinstance(value, tuple | list) and len(value) == 2 and split_name(str(key)):
                 arrays |= {f"{key}_x": value[0], f"{key}_y": value[1]}
             else:
                 arrays[str(key)] = value
@@ -63,7 +63,7 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     else:
         kind = type(source).__name__
         raise InputError(f"a {kind} cannot be loaded: expected a name, a path, (X, y) or a dict of splits")
-    return from_arrays(name, {k: np.asarray(v) for k, v in arrays.items()})
+    return from_arrays(name, {k: as_array(v) for k, v in arrays.items()})
 
 
 def open_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -132,18 +132,33 @@ def by_part(name: str, arrays: Mapping[str, Value]) -> dict[str | None, dict[str
     parts: dict[str | None, dict[str, Value]] = {}
     for key, array in arrays.items():
         split, role = _meaning(name, key)
-        parts.setdefault(split, {})[role] = array
+        if role in parts.setdefault(split, {}):
+            raise InputError(f"{name}: two arrays mean the same, {key!r} is the second ({listing(arrays)}): keep one")
+        parts[split][role] = array
     return parts
 
 
 def _meaning(name: str, key: str) -> tuple[str | None, str]:
     """(split or None, role) of a key."""
-    words = [word for word in re.split(r"[_\-. ]+", key.lower()) if word]
+    words = _words(key)
     splits = [split for split in map(split_name, words) if split]
     roles = [role for word in words for role, aliases in ROLES.items() if word in aliases]
     if len(roles) != 1 or len(splits) > 1 or len(words) != 1 + len(splits):
         raise InputError(f"{name}: the array {key!r} has a name without meaning here: expected {EXPECTED}")
     return (splits[0] if splits else None), roles[0]
+
+
+def names_part(key: str) -> bool:
+    """Whether a name says train, val or test.
+
+    >>> names_part("X_test"), names_part("X")
+    (True, False)
+    """
+    return any(map(split_name, _words(key)))
+
+
+def _words(key: str) -> list[str]:
+    return [word for word in re.split(r"[_\-. ]+", key.lower()) if word]
 
 
 def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], given: Any) -> list[str]:
@@ -153,28 +168,44 @@ def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], gi
     if train is None or not train.size:
         raise InputError(f"{name}: there are no training labels: expected {EXPECTED}")
     if train.dtype.kind not in "iufb":
+        _check_known(name, "label", train)
         return [str(n) for n in np.unique(train.astype(str))]
     largest = max(float(np.nanmax(part["y"])) for part in pieces.values() if "y" in part and part["y"].size)
     return numbered(largest, f"{name}: ")
 
 
+def _check_known(where: str, what: str, values: NDArray[Any]) -> None:
+    """None and nan would become a class, or a group, of their own."""
+    absent = [i for i, value in enumerate(values.flat) if not isinstance(value, str) and as_text(value) is None]
+    if absent:
+        raise InputError(f"{where}: {what} {listing(absent, 5)} is missing: expected all; leave out those samples")
+
+
 def _split(where: str, part: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Split:
     if "x" not in part or "y" not in part:
         raise InputError(f"{where}: has {listing(part)} but needs both inputs and labels: expected {EXPECTED}")
-    groups, ids = part.get("groups"), part.get("ids")
-    labels = as_labels(where, part["y"], names)
-    return Split(as_inputs(where, part["x"]), labels, None if ids is None else [str(i) for i in ids], groups)
+    ids = None if "ids" not in part else [str(i) for i in _column(where, "ids", part["ids"])]
+    groups = None if "groups" not in part else _as_groups(where, _column(where, "groups", part["groups"]))
+    return Split(as_inputs(where, part["x"]), as_labels(where, part["y"], names), ids, groups)
+
+
+def _as_groups(where: str, groups: NDArray[Any]) -> NDArray[Any]:
+    if groups.dtype.kind in "Of":
+        _check_known(where, "group", groups)
+    return groups.astype(str) if groups.dtype.kind == "O" else groups
+
+
+def _column(where: str, what: str, values: NDArray[Any], hint: str = "") -> NDArray[Any]:
+    """(N,), also of a column (N, 1)."""
+    flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if flat.ndim != 1:
+        raise InputError(f"{where}: {what} have shape {values.shape}: expected one a sample{hint}")
+    return flat
 
 
 def as_labels(where: str, labels: NDArray[Any], names: Sequence[str]) -> NDArray[np.int64]:
     """Class indices (N,) from numbers or names, a column of them included."""
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1:
-        raise InputError(
-            f"{where}: labels have shape {labels.shape}: expected one class a sample (for one-hot: argmax)"
-        )
-    return Classes(tuple(names)).encode(labels, f"{where}: label")
+    return Classes(tuple(names)).encode(_column(where, "labels", labels, " (for one-hot: argmax)"), f"{where}: label")
 
 
 def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:

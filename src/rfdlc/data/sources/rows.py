@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import split_name
-from rfdlc.data.sources.arrays import by_part, unreadable
-from rfdlc.data.sources.table import csv_lines, opened_parquet
+from rfdlc.data.sources.arrays import by_part, names_part, unreadable
+from rfdlc.data.sources.table import csv_lines, opened_parquet, split_column
 from rfdlc.errors import InputError
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -64,9 +64,10 @@ def open_arrays(path: Path) -> dict[str | None, dict[str, ArrayRows]]:
         elif path.is_dir():
             found = {file.stem: ArrayRows(file.open("rb"), file) for file in sorted(path.glob("*.npy"))}
         else:
-            labels = path.with_name("y.npy")
+            labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
+            beside = labels.is_file() and labels != path and not names_part(path.stem)
             found = {"x": ArrayRows(path.open("rb"), path)}
-            found |= {"y": ArrayRows(labels.open("rb"), labels)} if labels.is_file() and labels != path else {}
+            found |= {"y": ArrayRows(labels.open("rb"), labels)} if beside else {}
     except InputError:
         raise
     except Exception as error:
@@ -81,7 +82,7 @@ class TableRows:
         self._path, self._part = path, part
         with ExitStack() as closing:
             self.names, rows = self._open(closing)
-            if part is not None and "split" not in self.names:
+            if part is not None and split_column(self.names) is None:
                 raise InputError(f"{path} has no part {part!r}: expected a column 'split' that says it row by row")
             self._count = sum(1 for _ in rows)
         if not self._count:
@@ -103,9 +104,10 @@ class TableRows:
 
     def _open(self, closing: ExitStack) -> tuple[list[str], Iterator[Any]]:
         names, rows = _parquet_rows(self._path, closing) if _is_parquet(self._path) else _csv_rows(self._path)
-        if self._part is None or "split" not in names:
+        column = split_column(names)
+        if self._part is None or column is None:
             return names, rows
-        place = names.index("split")
+        place = names.index(column)
         return names, (row for row in rows if split_name(str(row[place]).strip()) == self._part)
 
 

@@ -3,7 +3,7 @@
 import csv
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +26,7 @@ OF_IMAGES = (
     ". Image files are not read from a table: list them in a .txt file, lines of 'path label', or by class folder"
 )
 TARGETS = ("target", "label", "class", "y")
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # written along by pandas; in sorted rows it tells the class
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
 
 
@@ -47,15 +48,17 @@ def read(
     table, where = _cells(source)
     if not any(table.values()):
         raise InputError(f"{where}: has no rows, so there is no training sample")
-    target = _target(where, table, target)
+    target, found = _target(where, table, target)
     for column in filter(None, (groups, split, *drop)):
         _known(where, table, column)
     _one_role_each(where, [target, groups, split, *drop])
     table, skipped = _labelled(where, table, target, skip_broken)
     labels, names = _classes(where, table.pop(target))
     group_of = None if groups is None else _groups(where, groups, table.pop(groups))
+    for column in drop:
+        del table[column]
     positions, notes = _parts(where, table, split, labels, group_of, test_fraction, seed)
-    notes += [f"column {column!r} was left out as asked" for column in drop if table.pop(column, None) is not None]
+    notes += [f"column {column!r} was left out as asked" for column in drop]
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     left_out: list[str] = []
     ids = _identities(table, columns, left_out)
@@ -67,6 +70,7 @@ def read(
     whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {part: whole.take(place) for part, place in positions.items()}
     notes += [note for code in encoder.columns for note in _told(code, columns[code.name])]
+    notes += found
     data = Dataset.of(Path(where).stem, names, splits, notes, _scale(splits["train"], encoder))
     return replace(data, encoder=encoder, skipped=tuple(skipped))
 
@@ -123,7 +127,7 @@ def _with_point(cell: str) -> str:
 def _read_parquet(path: Path) -> Table:
     with opened_parquet(path) as file:
         table: Table = file.read().to_pydict()
-        return table
+        return {name: cells for name, cells in table.items() if not PANDAS_INDEX.fullmatch(name)}
 
 
 @contextmanager
@@ -164,14 +168,15 @@ def _known(where: str, table: Table, column: str) -> None:
         raise InputError(f"{where}: there is no column {column!r}: it has {listing(table)}{suggestion(column, table)}")
 
 
-def _target(where: str, table: Table, target: str | None) -> str:
+def _target(where: str, table: Table, target: str | None) -> tuple[str, list[str]]:
+    """The class column, and what to say where nobody named it."""
     if target is not None:
         _known(where, table, target)
-        return target
+        return target, []
     usual = [column for column in table if column.lower() in TARGETS]
     if len(usual) != 1:
         raise InputError(f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
-    return usual[0]
+    return usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
 
 
 def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[str]]:
@@ -225,20 +230,26 @@ def _parts(
     seed: int,
 ) -> tuple[dict[str, NDArray[np.int64]], list[str]]:
     """Rows of each part: by the split column (a column named `split` is one), else with a test part held out."""
-    column = split or ("split" if "split" in table else None)
+    column = split or split_column(table)
     if column is not None:
         cells = table.pop(column)
         parts = [split_name(str(cell).strip()) for cell in cells]
         if None in parts:
             row = parts.index(None)
             raise InputError(
-                f"{where}: the split {cells[row]!r} in row {row + 1} is unknown: expected train, val or test"
+                f"{where}: the split {cells[row]!r} in row {row + 1} of column {column!r} is unknown: expected train, "
+                "val or test; where the column says something else, rename it, or leave it out with drop"
             )
         return {part: np.flatnonzero(np.array(parts) == part) for part in SPLITS}, []
     if not test_fraction:
         return {"train": np.arange(len(labels))}, []
     kept, held = hold_out_indices(labels, test_fraction, seed, groups)
     return {"train": kept, "test": held}, [held_out_note(len(held), len(labels), seed)]
+
+
+def split_column(names: Iterable[str]) -> str | None:
+    """The column that says of each row to which part it belongs, if there is one."""
+    return next((name for name in names if name.lower() == "split"), None)
 
 
 def _identities(table: Table, columns: dict[str, Column], notes: list[str]) -> list[str] | None:
@@ -261,10 +272,11 @@ def _identities(table: Table, columns: dict[str, Column], notes: list[str]) -> l
 def names_rows(column: str) -> bool:
     """Whether a column is called as those are that only name rows.
 
-    >>> names_rows("Patient_ID"), names_rows("idea")
-    (True, False)
+    >>> names_rows("Patient_ID"), names_rows("PassengerId"), names_rows("idea"), names_rows("humid")
+    (True, True, False, False)
     """
-    return column.lower() in ("", "id", "index", "unnamed: 0") or column.lower().endswith(("_id", " id"))
+    usual = column.lower() in ("", "id", "index", "unnamed: 0") or column.lower().endswith(("_id", " id"))
+    return usual or re.search(r"[a-z](Id|ID)$", column) is not None
 
 
 def _told(column: ColumnCode, cells: Column) -> list[str]:
