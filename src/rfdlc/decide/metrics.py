@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
 from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError
 
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
 ECE_BINS, PAPER_ECE_BINS = 15, 10
@@ -128,6 +129,8 @@ def risk_coverage_area(correct: NDArray[np.bool_], confidence: Floats) -> float:
 
 def bin_of(confidence: Floats, bins: int = ECE_BINS) -> Indices:
     """Equal-width bins (lower, upper]; 0 belongs to the first."""
+    if bins < 1:
+        raise InputError(f"bins is {bins}: expected 1 or more")
     edges = np.linspace(0, 1, bins + 1)
     return np.searchsorted(edges[1:-1], confidence, side="left")
 

@@ -84,6 +84,9 @@ def test_probabilities():
     assert scoring.expected_calibration_error(["a", "b"], p[:2], labels=["a", "b", "c"]) >= 0
     with pytest.raises(InputError, match="labels are c, b, a: expected each once and sorted"):
         scoring.expected_calibration_error(["a", "b"], p[:2], labels=["c", "b", "a"])
+    for score in (scoring.expected_calibration_error, scoring.classwise_calibration_error):
+        with pytest.raises(InputError, match="bins is 0: expected 1 or more"):
+            score(["a", "b"], p[:2], labels=["a", "b", "c"], bins=0)
     for wrong, told in (([[3, -2], [1, 4]], "hold -2"), ([[0.5, 0.6], [0.1, 0.9]], "row 0 .* sums to 1.1")):
         with pytest.raises(InputError, match=told):
             scoring.expected_calibration_error(["a", "b"], wrong)
