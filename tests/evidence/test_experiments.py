@@ -226,6 +226,11 @@ def test_what_cannot_be_trained_fails_before_anything_is(tmp_path, forbidden):
             experiments.main(["digits", "--runs", str(tmp_path / "runs"), *words])
 
 
+def test_data_that_are_missing_are_asked_for_by_an_option_that_is_there(tmp_path):
+    with pytest.raises(InputError, match=r"dermamnist was not found.* give its folder with root \((--root)\)"):
+        experiments.main(["dermamnist", "--root", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "0"])
+
+
 def test_fewer_than_no_trainings_beside(tmp_path):
     with pytest.raises(InputError, match="--beside -1: expected 0 or more"):
         experiments.main(["digits", "--beside", "-1", "--out", str(tmp_path)])

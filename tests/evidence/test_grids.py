@@ -178,9 +178,3 @@ def test_separated_groups_lie_in_one_split_and_the_test_part_stays():
 def test_separating_needs_groups():
     with pytest.raises(InputError, match="groups of train are not known"):
         without_shared_groups(made([4, 4]))
-
-
-@pytest.mark.parametrize("name", ["cifar10", "imagenet", "dermamnist"])
-def test_data_that_are_missing_are_asked_for_by_the_option_of_grids(name, tmp_path):
-    with pytest.raises(InputError, match=r"was not found.* --data$"):
-        grids.read(name).data.load(tmp_path)

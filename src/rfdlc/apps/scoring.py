@@ -216,7 +216,7 @@ def _probabilities(y_true: ArrayLike, y_proba: ArrayLike, labels: ArrayLike | No
             f"y_proba has {p.shape[1]} columns but there are {len(known)} classes ({listing(known)}): "
             "expected one column a class; give labels where y_true lacks some"
         )
-    as_scores(p, Classes.from_counts(np.ones(len(known)), label_names(known))).check()
+    as_scores(p, Classes(tuple(label_names(known)))).check()
     return _positions(true, known, "y_true"), p
 
 

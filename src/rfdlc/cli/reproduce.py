@@ -13,7 +13,7 @@ from rfdlc.errors import InputError, choose
 def reproduce(
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="One table; without it, all of them.")] = None,
     run: Annotated[bool, typer.Option("--run", help="Train and score what is missing first (needs data).")] = False,
-    data: Annotated[Path, typer.Option("--data", help="Folder in which data sets are looked for.")] = Path(),
+    data: Annotated[Path, typer.Option("--data", "--root", help="Folder in which data sets are looked for.")] = Path(),
     runs: Annotated[Path, typer.Option("--runs", help="Where run folders are kept.")] = Path("runs/evidence"),
     results: Annotated[
         Path | None,

@@ -81,7 +81,7 @@ class Classes:
             raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
         if labels.dtype == object:
             for place, label in enumerate(labels):
-                if _is_missing(label):
+                if is_missing(label):
                     raise InputError(f"label {label} at position {place} is missing: leave such samples out")
             if names is None and all(isinstance(label, Integral) for label in labels):
                 labels = labels.astype(np.int64)  # as a table of mixed columns holds them
@@ -314,7 +314,8 @@ def as_array(given: Any) -> NDArray[Any]:
         raise InputError(f"some names are bytes that are no UTF-8 ({error}): decode them to text first") from None
 
 
-def _is_missing(label: Any) -> bool:
+def is_missing(label: Any) -> bool:
+    """Whether a cell of a list is none, such as None, nan and pandas.NA."""
     try:
         return label is None or bool(label != label)
     except TypeError:  # pandas.NA: neither equal nor not

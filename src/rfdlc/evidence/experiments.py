@@ -208,7 +208,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """The command line, with what is in the standard library alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grid", nargs="+", help=f"{', '.join(grids.names())}, or a TOML file")
-    parser.add_argument("--data", type=Path, default=Path(), help="folder in which data sets are looked for")
+    parser.add_argument("--data", "--root", type=Path, default=Path(), help="folder in which data sets are looked for")
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="where run folders are")
     parser.add_argument("--out", type=Path, default=results.PACKAGED, help="where result CSVs are")
     parser.add_argument("--logits", type=Path, help="keep light copies of run folders here, and read them")

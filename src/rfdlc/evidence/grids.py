@@ -75,10 +75,7 @@ class Source:
         options = dict(self.options)
         if "groups" in options:
             options["groups"] = root / options["groups"]
-        try:
-            data = replace(load(self.source, root=root, **options), name=self.source)
-        except InputError as error:
-            raise InputError(str(error).replace("root (--root)", "--data")) from None  # the option's name here
+        data = replace(load(self.source, root=root, **options), name=self.source)
         if self.test == "val":
             if data.val is None:
                 raise InputError(f'{self.source} has no val part that could be scored: leave out test = "val"')

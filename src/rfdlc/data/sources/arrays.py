@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, split_name
-from rfdlc.data.table import as_text, blurred
-from rfdlc.decide.classes import Classes, as_array, numbered
+from rfdlc.data.table import blurred
+from rfdlc.decide.classes import Classes, as_array, is_missing, numbered
 from rfdlc.errors import InputError, listing
 
 Value = TypeVar("Value")
@@ -176,7 +176,7 @@ def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], gi
 
 def _check_known(where: str, what: str, values: NDArray[Any]) -> None:
     """None and nan would become a class, or a group, of their own."""
-    absent = [i for i, value in enumerate(values.flat) if not isinstance(value, str) and as_text(value) is None]
+    absent = [i for i, value in enumerate(values.flat) if is_missing(value)]
     if absent:
         raise InputError(f"{where}: {what} {listing(absent, 5)} is missing: expected all; leave out those samples")
 
