@@ -19,7 +19,7 @@ oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e ".[train,tables]" pytest \
 	    "scikit-learn==1.6.0" "numpy<2" "$$(grep '^torch==' constraints.txt)"
-	.venv-oldest/bin/python -m pytest tests/apps/estimators
+	.venv-oldest/bin/python -m pytest tests/integrations/estimators
 
 # The report is tested in a real browser. Where one may be installed (root on Debian) it is; elsewhere, or when that
 # fails, those tests are skipped and say how to get one. Never a reason to fail.

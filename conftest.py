@@ -3,4 +3,4 @@
 from importlib.util import find_spec
 
 NEED_TRITON = ("convolutions", "cutting", "kernels", "launching", "norms", "weight_gradients")
-collect_ignore = [] if find_spec("triton") else [f"src/rfdlc/learn/networks/fused/{name}.py" for name in NEED_TRITON]
+collect_ignore = [] if find_spec("triton") else [f"src/rfdlc/training/networks/fused/{name}.py" for name in NEED_TRITON]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from rfdlc.learn.methods import METHODS
-from rfdlc.learn.settings import Settings
+from rfdlc.training.config import Settings
+from rfdlc.training.methods import METHODS
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from torch.nn import functional
 
 from recording import write
 from rfdlc import Classes
-from rfdlc.learn.assembly import build_net, sensible_threads
-from rfdlc.learn.factories import integrated_gain
-from rfdlc.learn.networks.particles import ParticleNet
-from rfdlc.learn.settings import Settings
-from rfdlc.learn.training.per_run import Objectives
-from rfdlc.learn.training.step import Step
+from rfdlc.training.assembly import build_net, sensible_threads
+from rfdlc.training.config import Settings
+from rfdlc.training.factories import integrated_gain
+from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.per_run import Objectives
+from rfdlc.training.step import Step
 
 NETWORKS, INPUTS, HIDDEN, CLASSES, BATCH = 3, 64, 256, 10, 256
 STEPS, TURNS, RATE = 50, 15, 0.01

@@ -29,20 +29,20 @@ from torch import nn
 from torch.nn import functional
 
 from recording import write
-from rfdlc.apps.export import parity
-from rfdlc.apps.export.exporting import export
-from rfdlc.apps.export.parity import TIE, TOLERANCE, Rounding, measure_rounding
-from rfdlc.apps.onnx_model import OnnxModel
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.normaliser import Normaliser
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
-from rfdlc.learn.assembly import OwnBackbone
-from rfdlc.learn.fitting import train
-from rfdlc.learn.methods import METHODS
-from rfdlc.learn.model import Model, as_tensors
-from rfdlc.learn.networks.backbones import BACKBONES, Bottleneck
-from rfdlc.learn.networks.stack import BatchNorm
+from rfdlc.integrations.onnx import parity
+from rfdlc.integrations.onnx.exporting import export
+from rfdlc.integrations.onnx.model import OnnxModel
+from rfdlc.integrations.onnx.parity import TIE, TOLERANCE, Rounding, measure_rounding
+from rfdlc.training.assembly import OwnBackbone
+from rfdlc.training.fitting import train
+from rfdlc.training.methods import METHODS
+from rfdlc.training.model import Model, as_tensors
+from rfdlc.training.networks.backbones import BACKBONES, Bottleneck
+from rfdlc.training.networks.stack import BatchNorm
 
 CLASSES, SAMPLES, CHECKED, EXACT = 6, 1000, 100, 20  # inputs; those that export compares itself; those in 64 bits
 LARGE = ("resnet50", "resnet50-slim", "resnext50")

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from recording import write
 from rfdlc.data.replayed import capture
-from rfdlc.learn.networks.fused import cutting, kernels, plain
-from rfdlc.learn.networks.fused.cutting import Rows, Tiles
+from rfdlc.training.networks.fused import cutting, kernels, plain
+from rfdlc.training.networks.fused.cutting import Rows, Tiles
 
 BATCH, AT_ONCE, REPLAYS = 128, 10, 3
 TRIED: dict[str, dict[int, list[Rows | Tiles]]] = {

@@ -36,13 +36,13 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, split_outputs
-from rfdlc.learn.heldout import balanced, carries_uniform, diversity
-from rfdlc.learn.methods import METHODS, resolve
-from rfdlc.learn.model import new_decider
-from rfdlc.learn.networks.particles import ParticleNet
-from rfdlc.learn.settings import Settings, parse_pairs
-from rfdlc.learn.training.loop import epochs, optimiser_state
+from rfdlc.training.assembly import build_parts, choose_device, method_net, place, split_outputs
+from rfdlc.training.config import Settings, parse_pairs
+from rfdlc.training.heldout import balanced, carries_uniform, diversity
+from rfdlc.training.loop import epochs, optimiser_state
+from rfdlc.training.methods import METHODS, resolve
+from rfdlc.training.model import new_decider
+from rfdlc.training.networks.particles import ParticleNet
 
 Array = np.ndarray[Any, Any]
 PENALTIES = (-0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0)
@@ -217,7 +217,7 @@ class Bench:
     def smoke(self, name: str) -> None:
         """Seconds an epoch: eager, captured, compiled and captured (the first epoch of each warms up)."""
         method, settings, data = self.ready(name)
-        from rfdlc.learn.training.step import Step
+        from rfdlc.training.step import Step
 
         for variant in ("eager", "captured", "compiled"):
             chosen = settings.changed({"compile": variant == "compiled"})

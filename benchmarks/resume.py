@@ -24,9 +24,9 @@ import torch.fx.experimental.symbolic_shapes  # the first backward pass imports 
 
 from recording import write
 from rfdlc.data.load import load
-from rfdlc.learn.fitting import resume, train
-from rfdlc.learn.model import Model
-from rfdlc.learn.run import Run
+from rfdlc.training.fitting import resume, train
+from rfdlc.training.model import Model
+from rfdlc.training.run import Run
 
 SETTINGS: dict[str, Any] = {
     "epochs": 20,

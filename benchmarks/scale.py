@@ -32,9 +32,9 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from recording import write
-from rfdlc.learn.assembly import build_net
-from rfdlc.learn.methods import resolve
-from rfdlc.learn.networks.particles import ParticleNet
+from rfdlc.training.assembly import build_net
+from rfdlc.training.methods import resolve
+from rfdlc.training.networks.particles import ParticleNet
 
 Row = dict[str, Any]
 Training = subprocess.Popen[str]

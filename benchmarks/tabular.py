@@ -27,8 +27,8 @@ from sklearn.preprocessing import StandardScaler
 
 from recording import write
 from rfdlc import Classes, RFDLCClassifier, Utility, UtilityClassifier
-from rfdlc.apps.scoring import mean_utility_score
 from rfdlc.data.longtail import profile_counts, subset
+from rfdlc.integrations.sklearn.scoring import mean_utility_score
 
 Problem = tuple[NDArray[Any], NDArray[Any]]
 

@@ -27,10 +27,10 @@ from data import PillowAugmented
 from recording import RESULTS, write
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-from rfdlc.learn.assembly import build_parts, choose_device, method_net, place, split_outputs
-from rfdlc.learn.methods import METHODS, resolve
-from rfdlc.learn.model import new_decider
-from rfdlc.learn.training.loop import epochs
+from rfdlc.training.assembly import build_parts, choose_device, method_net, place, split_outputs
+from rfdlc.training.loop import epochs
+from rfdlc.training.methods import METHODS, resolve
+from rfdlc.training.model import new_decider
 
 EPOCHS, WORKERS, PLAIN_EPOCHS, SCALE_EPOCHS = 200, 8, 3, 3
 METHOD, SOURCE = "rf-dlc-paper", "cifar100-lt"

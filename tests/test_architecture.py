@@ -14,10 +14,9 @@ SOURCE = Path(rfdlc.__file__).parent
 MAY_IMPORT = {
     "decide": set(),
     "data": {"decide"},
-    "learn": {"decide", "data"},
-    "evidence": {"decide", "data", "learn"},
-    "apps": {"decide", "data", "learn"},
-    "cli": {"decide", "data", "learn", "evidence", "apps"},
+    "training": {"decide", "data"},
+    "integrations": {"decide", "data", "training"},
+    "cli": {"decide", "data", "training", "integrations"},
 }
 GROUND_FLOOR = {"errors", "files", "progress", "style"}
 # The floors of learn, from the ground up: rooms, and between them modules at public paths. What is on a floor may
@@ -25,11 +24,13 @@ GROUND_FLOOR = {"errors", "files", "progress", "style"}
 FLOORS_OF_LEARN = (
     {"processes"},
     {"networks"},
-    {"objectives", "optimisation"},
-    {"settings"},
+    {"losses", "optimisation"},
+    {"config"},
     {"factories"},
     {"methods"},
-    {"training"},
+    {"per_run"},
+    {"step"},
+    {"loop"},
     {"assembly", "heldout", "run"},
     {"model", "profiling"},
     {"jobs"},
@@ -68,8 +69,8 @@ def test_nothing_in_learn_knows_what_is_above_it(floor):
     wrong = {
         (str(file.relative_to(SOURCE)), other)
         for name in FLOORS_OF_LEARN[floor]
-        for file in files_of(SOURCE / "learn" / name)
-        for other in imported(file, "rfdlc.learn") - below - {name}
+        for file in files_of(SOURCE / "training" / name)
+        for other in imported(file, "rfdlc.training") - below - {name}
     }
     assert not wrong
 
@@ -80,7 +81,7 @@ def files_of(place: Path) -> list[Path]:
 
 
 def test_everything_in_learn_is_on_one_floor():
-    modules, rooms = (SOURCE / "learn").glob("*.py"), (SOURCE / "learn").glob("*/__init__.py")
+    modules, rooms = (SOURCE / "training").glob("*.py"), (SOURCE / "training").glob("*/__init__.py")
     there = {module.stem for module in modules} - {"__init__"} | {room.parent.name for room in rooms}
     assert sorted(name for floor in FLOORS_OF_LEARN for name in floor) == sorted(there)
 
@@ -88,11 +89,11 @@ def test_everything_in_learn_is_on_one_floor():
 def test_a_wrong_arrow_would_be_found(tmp_path):
     file = tmp_path / "wrong.py"
     file.write_text(
-        "from rfdlc.learn import many\n"
-        "def f():\n    from rfdlc.learn.training.loop import epochs\n    import rfdlc.cli.decide\n"
+        "from rfdlc.training import many\n"
+        "def f():\n    from rfdlc.training.loop import epochs\n    import rfdlc.cli.decide\n"
     )
-    assert imported(file) == {"learn", "cli"}
-    assert imported(file, "rfdlc.learn") == {"many", "training"}
+    assert imported(file) == {"training", "cli"}
+    assert imported(file, "rfdlc.training") == {"many", "loop"}
 
 
 @pytest.mark.parametrize("heavy", ["torch", "pandas", "matplotlib", "pyarrow", "sklearn", "scipy", "rich", "typer"])

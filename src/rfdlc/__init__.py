@@ -9,14 +9,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rfdlc.apps.client import Client as Client
-    from rfdlc.apps.estimator import RFDLCClassifier as RFDLCClassifier
-    from rfdlc.apps.export.exporting import export as export
-    from rfdlc.apps.onnx_model import OnnxModel as OnnxModel
-    from rfdlc.apps.predict.predicting import predict as predict
-    from rfdlc.apps.report.report import report as report
-    from rfdlc.apps.scoring import make_utility_scorer as make_utility_scorer
-    from rfdlc.apps.utility_classifier import UtilityClassifier as UtilityClassifier
     from rfdlc.data.dataset import Dataset as Dataset
     from rfdlc.data.dataset import Split as Split
     from rfdlc.data.load import load as load
@@ -27,23 +19,31 @@ if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions as Predictions
     from rfdlc.decide.utility import Utility as Utility
     from rfdlc.errors import InputError as InputError
-    from rfdlc.learn.fitting import fork as fork
-    from rfdlc.learn.fitting import resume as resume
-    from rfdlc.learn.fitting import train as train
-    from rfdlc.learn.many import Plan as Plan
-    from rfdlc.learn.many import train_many as train_many
-    from rfdlc.learn.model import Model as Model
+    from rfdlc.integrations.onnx.exporting import export as export
+    from rfdlc.integrations.onnx.model import OnnxModel as OnnxModel
+    from rfdlc.integrations.predict.predicting import predict as predict
+    from rfdlc.integrations.report.report import report as report
+    from rfdlc.integrations.server.client import Client as Client
+    from rfdlc.integrations.sklearn.estimator import RFDLCClassifier as RFDLCClassifier
+    from rfdlc.integrations.sklearn.scoring import make_utility_scorer as make_utility_scorer
+    from rfdlc.integrations.sklearn.utility_classifier import UtilityClassifier as UtilityClassifier
+    from rfdlc.training.fitting import fork as fork
+    from rfdlc.training.fitting import resume as resume
+    from rfdlc.training.fitting import train as train
+    from rfdlc.training.many import Plan as Plan
+    from rfdlc.training.many import train_many as train_many
+    from rfdlc.training.model import Model as Model
 
 # Public name -> the module that defines it.
 _HOME = {
-    "Client": "rfdlc.apps.client",
-    "export": "rfdlc.apps.export.exporting",
-    "OnnxModel": "rfdlc.apps.onnx_model",
-    "RFDLCClassifier": "rfdlc.apps.estimator",
-    "predict": "rfdlc.apps.predict.predicting",
-    "report": "rfdlc.apps.report.report",
-    "make_utility_scorer": "rfdlc.apps.scoring",
-    "UtilityClassifier": "rfdlc.apps.utility_classifier",
+    "Client": "rfdlc.integrations.server.client",
+    "export": "rfdlc.integrations.onnx.exporting",
+    "OnnxModel": "rfdlc.integrations.onnx.model",
+    "RFDLCClassifier": "rfdlc.integrations.sklearn.estimator",
+    "predict": "rfdlc.integrations.predict.predicting",
+    "report": "rfdlc.integrations.report.report",
+    "make_utility_scorer": "rfdlc.integrations.sklearn.scoring",
+    "UtilityClassifier": "rfdlc.integrations.sklearn.utility_classifier",
     "Dataset": "rfdlc.data.dataset",
     "Split": "rfdlc.data.dataset",
     "load": "rfdlc.data.load",
@@ -54,12 +54,12 @@ _HOME = {
     "Predictions": "rfdlc.decide.predictions",
     "Utility": "rfdlc.decide.utility",
     "InputError": "rfdlc.errors",
-    "fork": "rfdlc.learn.fitting",
-    "resume": "rfdlc.learn.fitting",
-    "train": "rfdlc.learn.fitting",
-    "Plan": "rfdlc.learn.many",
-    "train_many": "rfdlc.learn.many",
-    "Model": "rfdlc.learn.model",
+    "fork": "rfdlc.training.fitting",
+    "resume": "rfdlc.training.fitting",
+    "train": "rfdlc.training.fitting",
+    "Plan": "rfdlc.training.many",
+    "train_many": "rfdlc.training.many",
+    "Model": "rfdlc.training.model",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

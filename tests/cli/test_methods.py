@@ -5,7 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from rfdlc.cli import app
-from rfdlc.learn.methods import METHODS
+from rfdlc.training.methods import METHODS
 
 
 def run(*words):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from rfdlc.cli import app
 from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError
-from rfdlc.learn.model import Model
+from rfdlc.training.model import Model
 
 SMALL = ["epochs=2", "widths=8"]
 

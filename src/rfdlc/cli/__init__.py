@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, export, methods, predict, report, reproduce, serve, train, utility
+from rfdlc.cli import data, decide, demo, export, methods, predict, report, serve, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown, speaks
 
@@ -44,7 +44,6 @@ app.command("plot")(report.plot)
 app.command("inspect")(data.inspect)
 app.command("demo")(demo.demo)
 app.command("methods")(methods.methods)
-app.command("reproduce")(reproduce.reproduce)
 app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("fork")(train.fork)

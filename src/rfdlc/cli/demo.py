@@ -50,7 +50,7 @@ def compare(folder: Path, seed: int = 0) -> "dict[str, Evaluation]":
     from rfdlc.decide.decider import Decider
     from rfdlc.decide.evaluation import evaluate
     from rfdlc.decide.utility import Utility
-    from rfdlc.learn.fitting import train
+    from rfdlc.training.fitting import train
 
     data = load("digits-lt")
     utility = Utility.tail_sensitive(data.classes)
@@ -68,9 +68,9 @@ def compare(folder: Path, seed: int = 0) -> "dict[str, Evaluation]":
 
 def _report(folder: Path) -> Path:
     """Both runs side by side in one page, with the images of the costliest mistakes."""
-    from rfdlc.apps.report.report import report
     from rfdlc.data.load import load
     from rfdlc.decide.utility import Utility
+    from rfdlc.integrations.report.report import report
 
     data = load("digits-lt")
     assert data.test is not None

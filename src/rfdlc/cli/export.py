@@ -43,8 +43,8 @@ def export(
     if half and int8:
         raise InputError("--half and --int8 exclude each other: give one of them")
     with ready():
-        from rfdlc.apps.export.exporting import export as export_it
-        from rfdlc.learn.run import Run
+        from rfdlc.integrations.onnx.exporting import export as export_it
+        from rfdlc.training.run import Run
 
         chosen = chosen_utility(lambda: Run(run).classes, lambda: folder_decider(run), utility, costs, penalty, abstain)
         precision = "half" if half else "int8" if int8 else "float32"

@@ -18,7 +18,7 @@ def methods(json: JsonOption = False) -> None:
     - `rfdlc methods --json`
     """
     with ready():
-        from rfdlc.learn.methods import METHODS
+        from rfdlc.training.methods import METHODS
 
         rows = {name: _described(row) for name, row in METHODS.items()}
     print_json({"methods": rows}) if json else print_rich(_table(rows))

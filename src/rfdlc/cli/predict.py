@@ -50,8 +50,8 @@ def predict(
     """
     check_writable(out)
     with ready():
-        from rfdlc.apps.predict.predicting import predict as predict_it
-        from rfdlc.learn.run import Run
+        from rfdlc.integrations.predict.predicting import predict as predict_it
+        from rfdlc.training.run import Run
 
         chosen = chosen_utility(lambda: Run(run).classes, lambda: folder_decider(run), utility, costs, penalty, abstain)
         try:

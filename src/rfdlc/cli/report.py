@@ -9,7 +9,7 @@ from rfdlc.cli.request import JsonOption, Request, takes_request
 from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
 
 if TYPE_CHECKING:
-    from rfdlc.apps.report.source import Run
+    from rfdlc.integrations.report.source import Run
 
 Files = Annotated[
     list[Path],
@@ -44,7 +44,7 @@ def report(
     - `rfdlc report runs/a runs/b --utility U.csv -o report.html`
     - `rfdlc report probs.csv --classes counts.csv --utility tail-sensitive --abstain 0.2 --calibrate val.csv`
     """
-    from rfdlc.apps.report.report import write_report
+    from rfdlc.integrations.report.report import write_report
 
     check_writable(out, endings=(".html", ".htm"))
     runs = _prepare(files, request)
@@ -84,7 +84,7 @@ def plot(
     - `rfdlc plot runs/a runs/b --kind frontier -o frontier.pdf`
     - `rfdlc plot probs.csv --classes counts.csv --kind tail -o tail.png`
     """
-    from rfdlc.apps.report import plots
+    from rfdlc.integrations.report import plots
 
     check_writable(out)
     plots.check(kind, out)
@@ -97,7 +97,7 @@ def plot(
 
 def _prepare(files: list[Path], request: Request) -> "list[Run]":
     """Each file with the same options, as `evaluate` reads them."""
-    from rfdlc.apps.report.source import Run, alike, folder_notes, run_names, with_known_classes
+    from rfdlc.integrations.report.source import Run, alike, folder_notes, run_names, with_known_classes
 
     runs = []
     for file, name in zip(files, run_names(files), strict=True):

@@ -38,8 +38,8 @@ def serve(
     - `rfdlc serve model.onnx --port 9000`
     - `rfdlc serve runs/a --host 0.0.0.0 --token-file token.txt`
     """
-    from rfdlc.apps.server.limits import Limits
-    from rfdlc.apps.server.serving import serve as serve_it
+    from rfdlc.integrations.server.limits import Limits
+    from rfdlc.integrations.server.serving import serve as serve_it
 
     chosen = chosen_utility(lambda: _classes(model), lambda: _decider(model), utility, costs, penalty, abstain)
     limits = Limits(requests=queue, batch=batch, seconds=seconds)
@@ -48,8 +48,8 @@ def serve(
 
 def _classes(model: Path) -> "Classes":
     """Those of the model, for a utility that is built or matched by name."""
-    from rfdlc.apps.onnx_model import OnnxModel
     from rfdlc.decide.classes import Classes
+    from rfdlc.integrations.onnx.model import OnnxModel
 
     if model.suffix == ".onnx":
         return OnnxModel.load(model).classes
@@ -60,6 +60,6 @@ def _classes(model: Path) -> "Classes":
 
 def _decider(model: Path) -> "Decider | None":
     """The one that the model brings along."""
-    from rfdlc.apps.onnx_model import OnnxModel
+    from rfdlc.integrations.onnx.model import OnnxModel
 
     return OnnxModel.load(model).decider if model.suffix == ".onnx" else folder_decider(model)

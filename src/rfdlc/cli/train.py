@@ -14,7 +14,7 @@ from rfdlc.errors import InputError
 from rfdlc.progress import speaks
 
 if TYPE_CHECKING:
-    from rfdlc.learn.model import Model
+    from rfdlc.training.model import Model
 
 Source = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
@@ -30,7 +30,7 @@ def _print_settings(value: bool) -> None:
     if not value:
         return
     with ready():
-        from rfdlc.learn.settings import Settings
+        from rfdlc.training.config import Settings
     for name, (default, text) in Settings.describe().items():
         typer.echo(f"{name}={_shown(default)}".ljust(34) + text)
     raise typer.Exit
@@ -66,7 +66,7 @@ def train(
     - `rfdlc train digits-lt --out runs/c --profile`
     """
     with ready():
-        from rfdlc.learn.fitting import train as train_it
+        from rfdlc.training.fitting import train as train_it
 
         chosen = _chosen(settings, ("out", "root", "target"))
         named = chosen.pop("method", method)
@@ -83,7 +83,7 @@ def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from rfdlc.learn.profiling import profile as measure
+    from rfdlc.training.profiling import profile as measure
 
     found = measure(source, method, **given)
     table = Table("part of a step", "ms", "share", title="Where the time goes", title_justify="left")
@@ -109,7 +109,7 @@ def resume(run: RunFolder, json: JsonOption = False) -> None:
     - `rfdlc resume runs/a`
     """
     with ready():
-        from rfdlc.learn.fitting import resume as resume_it
+        from rfdlc.training.fitting import resume as resume_it
 
         _report(resume_it(run), json)
 
@@ -130,7 +130,7 @@ def fork(
     - `rfdlc fork runs/ce --out runs/crt --method crt`
     """
     with ready():
-        from rfdlc.learn.fitting import fork as fork_it
+        from rfdlc.training.fitting import fork as fork_it
 
         changes = _chosen(settings, ("out", "at"))
         _report(fork_it(run, out, at=at, method=changes.pop("method", method), **changes), json)
@@ -146,8 +146,8 @@ def ready() -> Iterator[None]:
         import torch  # noqa: F401
     except ImportError:
         raise InputError(NEEDS_TORCH) from None
-    from rfdlc.learn.jobs.driving import TrainingInterrupted
-    from rfdlc.learn.training.loop import TrainingStopped
+    from rfdlc.training.jobs.driving import TrainingInterrupted
+    from rfdlc.training.loop import TrainingStopped
 
     try:
         yield
@@ -159,7 +159,7 @@ def ready() -> Iterator[None]:
 
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:
     """Settings by name, `method` and `data.key` among them; what is unknown or an option is told before any work."""
-    from rfdlc.learn.settings import Settings, parse_pairs
+    from rfdlc.training.config import Settings, parse_pairs
 
     chosen = parse_pairs(pairs or [])
     for name in options:
@@ -173,7 +173,7 @@ def _report(model: "Model", as_json: bool) -> None:
     """What the folder now says, and what to do next."""
     if not speaks():
         return
-    from rfdlc.learn.run import Run
+    from rfdlc.training.run import Run
 
     assert model.path is not None
     run = Run(model.path)

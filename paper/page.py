@@ -1,0 +1,64 @@
+"""docs/evidence.md, generated from the result files: `rfdlc reproduce --markdown > docs/evidence.md`."""
+
+from paper import rendering
+from paper.plots import measured_ablations
+from paper.results import Results
+from paper.specs import DATA_TITLES, SPECS
+from paper.tables import build, frontier
+
+INTRODUCTION = """\
+# Evidence
+
+Every table of the paper, rerun. This page is generated from the result files of the package, and a test fails when it
+is stale: `rfdlc reproduce --markdown > docs/evidence.md`. What follows from it: [Findings](findings.md).
+
+A cell is `measured (published, difference)`. {legend} Accuracies, rates, AUC and ECE are percentages; the mean utility
+is that of the tail-sensitive utility with a penalty of -1. Every row is a mean over runs in
+`paper/results`: `figures.csv` has one row a run and metric, `runs.csv` the hardware, versions, commit and
+time of each run.
+
+Two protocols:
+
+- **paper**: as the authors ran it, on true factor-100 data: training on everything, the arg max of the mean logits, no
+  calibration, their measure of ECE.
+- **standard**: one calibrated probability a sample, decided by expected utility. The calibration (two numbers: a
+  temperature and a correction of the prior) is fitted on a tenth of the training data, in a training without it, or on
+  the validation part where there is one; no choice saw a test label. ECE of 15 bins of the maximum probability.
+
+```
+rfdlc reproduce fhr                                   # a table, from the files alone
+rfdlc reproduce fhr --run --data DIR                  # train what is missing
+python -m paper.experiments cifar100 --dry-run
+```
+"""
+
+
+def text(results: Results) -> str:
+    """The whole page."""
+    tables = rendering.markdown([build(name, results) for name in SPECS])
+    parts = [INTRODUCTION.format(legend=rendering.LEGEND), _measured(results), _contents(), tables, _figures(results)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _measured(results: Results) -> str:
+    """What was run where."""
+    lines = ["| data | runs | hardware | commits |", "|---|---:|---|---|"]
+    for data, rows in results.runs.items():
+        made = {name: ", ".join(sorted({row[name] for row in rows if row[name]})) for name in ("hardware", "commit")}
+        lines.append(f"| {DATA_TITLES.get(data, data)} | {len(rows)} | {made['hardware']} | {made['commit']} |")
+    return "\n".join([*(lines if results.runs else ["Nothing has been measured yet."]), ""])
+
+
+def _figures(results: Results) -> str:
+    """Links to what `--figures` draws."""
+    names = measured_ablations(results)
+    for data in results.runs:
+        if frontier(results, data, "rf-dlc"):
+            kinds = (f"frontier-{data}", f"reliability-{data}-argmax", f"reliability-{data}-calibrated")
+            names += [*kinds, f"risk-coverage-{data}"]
+    links = "\n".join(f"![{name}](figures/{name}.png)" for name in names)
+    return f"## Figures\n\nDrawn from the same files: `rfdlc reproduce --figures docs/figures`.\n\n{links}"
+
+
+def _contents() -> str:
+    return "Tables: " + ", ".join(f"[{name}](#{name})" for name in SPECS) + ".\n"

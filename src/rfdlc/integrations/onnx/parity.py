@@ -1,0 +1,168 @@
+"""Parity: an exported graph against the model it came from, on the run's own test samples or on random ones.
+
+Deep networks multiply rounding: a ResNet-50 that has barely been trained makes of 6e-8, the rounding of one number in
+32 bits, 3e-5 of its features, in whatever order a runtime adds. Two right answers in 32 bits may then differ by more
+than the tolerance. Where they do, 64 bits say what is exact, and the graph must be about as near to it as the library.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rfdlc.data.dataset import Split
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.load import load
+from rfdlc.data.normaliser import Normaliser
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError
+from rfdlc.training.model import Model
+from rfdlc.training.run import Run
+
+SAMPLES = 500
+AT_ONCE = 50  # samples in one batch: large images of many particles need much memory
+TOLERANCE = 1e-5  # between probabilities, in 32 bits
+ROUNDINGS = 4  # of the model's own, that the graph may have: two right orders of adding differ by about 2
+EXACT_SAMPLES = 20  # those that differ most: 64 bits take long
+TIE = 1e-4  # of the utility's range: two actions this close are a tie, which rounding may decide
+RECORDED_AGREEMENT = 0.95  # with predictions.npz, which a GPU may have computed in 16 bits
+
+Answer = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]  # samples -> probabilities, actions
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How far probabilities in 32 bits are from those in 64."""
+
+    graph: float
+    model: float  # that the graph came from
+
+    @property
+    def allowed(self) -> float:
+        """How far the graph may be: the model's own rounding is no fault of it."""
+        return max(TOLERANCE, ROUNDINGS * self.model)
+
+    def __str__(self) -> str:
+        return f"; from 64 bits the graph differs by {self.graph:.2g}, the model itself by {self.model:.2g}"
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far the exported graph is from the library, over `samples` samples."""
+
+    samples: int
+    inputs: str  # "test samples" or "random samples"
+    largest_difference: float  # between probabilities
+    decisions_changed: int  # ties aside
+    ties: int
+    recorded_agreement: float | None = None  # share of decisions equal to those of predictions.npz
+    rounding: Rounding | None = None  # measured where 32 bits differ from 32 bits by more than the tolerance
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def measure(model: Model, utility: Utility, answer: Answer, *, full: bool = True) -> Parity:
+    """Compare `answer` with the model's own predictions and Decider; `full` says that it computes in 32 bits too."""
+    inputs, recorded = _samples(model)
+    decider = model.decider.with_utility(utility)
+    predictions = model.predict(inputs)
+    expected = np.asarray(decider.probabilities(predictions))
+    values = np.sort(decider.expected_utility(predictions), axis=1)
+    parts = [answer(some) for some in np.array_split(inputs, -(-len(inputs) // AT_ONCE))]
+    probabilities, actions = (np.concatenate(of_all) for of_all in zip(*parts, strict=True))
+    if not np.isfinite(probabilities).all():
+        raise InputError("the exported graph gives numbers that are not finite: export it in 32 bits")
+    scale = max(float(np.ptp(utility.matrix)), 1e-12)
+    tied = values[:, -1] - values[:, -2] < TIE * scale if values.shape[1] > 1 else np.zeros(len(values), bool)
+    changed = (actions != decider.decide(predictions)) & ~tied
+    agreement = None if recorded is None else float((decider.decide(recorded) == actions).mean())
+    kind = "random samples" if recorded is None else "test samples"
+    differences = np.abs(probabilities - expected).max(axis=1)
+    rounding = None
+    if full and differences.max() > TOLERANCE:
+        worst = np.argsort(-differences)[:EXACT_SAMPLES]
+        rounding = measure_rounding(model, inputs[worst], probabilities[worst], expected[worst])
+    changes, ties = int(changed.sum()), int(tied.sum())
+    return Parity(len(inputs), kind, float(differences.max()), changes, ties, agreement, rounding)
+
+
+def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], own: NDArray[Any]) -> Rounding:
+    """The graph's answers and the model's own, probabilities (N, C), against what the same weights give in 64 bits."""
+    exact = exact_probabilities(model, inputs)
+    return Rounding(*(float(np.abs(answer - exact).max()) for answer in (graph, own)))
+
+
+def exact_probabilities(model: Model, inputs: NDArray[Any]) -> NDArray[Any]:
+    """(N, C) by the same weights, particles and Decider, from the network on in 64 bits."""
+    net = deepcopy(model.net).to("cpu", torch.float64).eval()
+    normalise = Normaliser(model.normalisation, model.input_shape, torch.device("cpu"), torch.float64)
+    samples = normalise(torch.from_numpy(np.ascontiguousarray(inputs)).to(torch.float32))
+    with torch.no_grad():
+        logits = net(samples.unsqueeze(0))[0].numpy()  # (M, N, C)
+    return np.asarray(model.decider.probabilities(logits, logits=True))
+
+
+def refuse_unequal(parity: Parity, run: Any) -> None:
+    """An export in 32 bits must be the model that it came from."""
+    if parity.decisions_changed or not _near(parity):
+        raise InputError(
+            f"the exported graph is not the model in {run}: over {parity.samples} {parity.inputs} "
+            f"{parity.decisions_changed} decisions differ and probabilities by up to {parity.largest_difference:.2g} "
+            f"(allowed {TOLERANCE:g}){parity.rounding or ''}; nothing was written"
+        )
+    if parity.recorded_agreement is not None and parity.recorded_agreement < RECORDED_AGREEMENT:
+        raise InputError(
+            f"only {parity.recorded_agreement:.1%} of the decisions equal those in {run}/predictions.npz: weights, "
+            "decider or data are others than when it was written; nothing was written"
+        )
+
+
+def _near(parity: Parity) -> bool:
+    """Within the tolerance; or about as near to 64 bits as the model itself."""
+    rounding = parity.rounding
+    return parity.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
+
+
+def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
+    """Test samples with what the run recorded of them, where both can be read; else random samples."""
+    found = _recorded(model)
+    return found if found is not None else (random_samples(model, SAMPLES), None)
+
+
+def _recorded(model: Model) -> tuple[NDArray[Any], Predictions] | None:
+    if model.path is None or not (model.path / "predictions.npz").exists():
+        return None
+    table = Run(model.path).config["data"]
+    if "source" not in table:
+        return None
+    try:
+        test = load(table["source"], root=table.get("root"), **table.get("options", {})).splits.get("test")
+        recorded = Predictions.load(model.path / "predictions.npz")
+    except InputError:
+        return None  # the data are not on this machine: random samples do
+    if test is None or len(test) != len(recorded):
+        return None
+    first = np.arange(min(SAMPLES, len(test)))
+    some = Predictions(logits=recorded.scores.values[:, first], classes=recorded.classes)
+    return _decoded(test.take(first), model.centre), some
+
+
+def _decoded(split: Split, centre: float) -> NDArray[Any]:
+    return split.inputs.decode(centre)[0] if isinstance(split.inputs, ImageFiles) else split.array
+
+
+def random_samples(model: Model, count: int, seed: int = 0) -> NDArray[Any]:
+    """Bytes for images; features around the training mean."""
+    rng = np.random.default_rng(seed)
+    if len(model.input_shape) == 3:
+        return rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
+    known = model.normalisation
+    mean, spread = (0.0, 1.0) if known is None else (np.array(known.mean), np.array(known.std))
+    return (rng.normal(size=(count, *model.input_shape)) * spread + mean).astype(np.float32)

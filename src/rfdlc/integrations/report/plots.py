@@ -1,0 +1,228 @@
+"""Figures for papers and slides with matplotlib, from the same numbers as the report."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rfdlc.decide.metrics import recalls
+from rfdlc.errors import InputError, choose
+from rfdlc.files import replacing
+from rfdlc.integrations.report import figures
+from rfdlc.integrations.report.packing import stratified
+from rfdlc.integrations.report.source import Run
+from rfdlc.style import STYLE, brief
+
+FORMATS = ("svg", "pdf", "png")
+MOST_CLASSES = 50  # a confusion matrix with more is drawn by region
+WIDTH, HEIGHT = 4.6, 3.4  # inches: one column of most papers
+REGION_COLOURS = {"head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078", "all": "#2f3b4a"}
+RUN_COLOURS = ("#2f3b4a", "#c2570c", "#2a7d8c", "#8a4fa3", "#6b7a1f", "#a83a50", "#3a62b8", "#7a6248")
+RUN_DASHES = ("-", "--", ":", "-.")
+
+
+def check(kind: str, out: Path) -> None:
+    """Fail before any work where the figure could not be drawn or written."""
+    choose("kind", kind, KINDS)
+    if out.suffix.lower().lstrip(".") not in FORMATS:
+        raise InputError(f"{out}: cannot be drawn as {out.suffix or 'a file without ending'!r}: expected svg, pdf, png")
+    _matplotlib()
+
+
+def draw(runs: Sequence[Run], kind: str, out: Path) -> None:
+    """Draw one kind of figure of the runs into a file."""
+    check(kind, out)
+    pyplot = _matplotlib()
+    with pyplot.rc_context(STYLE):
+        figure = KINDS[kind](pyplot, runs)
+        ending = out.suffix.lower().lstrip(".")
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
+        try:
+            with replacing(out) as beside:
+                figure.savefig(beside, format=ending, bbox_inches="tight", dpi=200, metadata=undated)
+        finally:
+            pyplot.close(figure)
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise InputError('plots need matplotlib: pip install "rfdlc[plots]"') from None
+    matplotlib.use("agg")  # files only: no window, no display needed
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _need_counts(run: Run, kind: str) -> None:
+    if run.classes.counts is None:
+        raise InputError(
+            f"{run.name}: the figure {kind!r} needs training counts: give classes with counts "
+            "(--classes FILE with columns class,count)"
+        )
+
+
+def _axes(pyplot: Any, x: str, y: str) -> tuple[Any, Any]:
+    figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT))
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    return figure, axes
+
+
+def _percent(axis: Any, digits: int | None = 0) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axis.set_major_formatter(PercentFormatter(1, decimals=digits))
+
+
+def _run_style(i: int) -> dict[str, Any]:
+    return {"color": RUN_COLOURS[i % len(RUN_COLOURS)], "linestyle": RUN_DASHES[i % len(RUN_DASHES)]}
+
+
+def _legend(axes: Any, runs: Sequence[Run]) -> None:
+    if len(runs) > 1:
+        axes.legend()
+
+
+def _frontier(pyplot: Any, runs: Sequence[Run]) -> Any:
+    """Accuracy against false head rate; each point is labelled with its penalty."""
+    figure, axes = _axes(pyplot, "false head rate", "accuracy")
+    for i, run in enumerate(runs):
+        _need_counts(run, "frontier")
+        points = figures.frontier(run, stratified(run.targets, figures.frontier_rows(run), seed=0))
+        if not points:
+            raise InputError(f"{run.name}: the figure 'frontier' needs samples of rare classes, and here are none")
+        across = [point["false_head_rate"] for point in points]
+        axes.plot(across, [p["accuracy"] for p in points], marker="o", markersize=4, label=run.name, **_run_style(i))
+        for point in points if i == 0 else ():  # every run has the same penalties, in the same order
+            place = (point["false_head_rate"], point["accuracy"])
+            axes.annotate(f"{point['penalty']:g}", place, (4, 3), textcoords="offset points", fontsize=7)
+    axes.margins(0.08)
+    _percent(axes.xaxis, None)
+    _percent(axes.yaxis, None)
+    _legend(axes, runs)
+    return figure
+
+
+def _reliability(pyplot: Any, runs: Sequence[Run]) -> Any:
+    """By region for one run, over all samples for several."""
+    figure, axes = _axes(pyplot, "confidence", "share of right answers")
+    axes.plot([0, 1], [0, 1], color="#8a8f96", linestyle=(0, (4, 4)), linewidth=1)
+    for i, run in enumerate(runs):
+        curves = figures.reliability(run)
+        if len(runs) > 1 or len(curves) == 1:
+            _reliability_line(axes, curves["all"], run.name, _run_style(i))
+            continue
+        for name, bins in curves.items():
+            if name != "all" and bins:
+                _reliability_line(axes, bins, name, {"color": REGION_COLOURS[name]})
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
+    _percent(axes.xaxis)
+    _percent(axes.yaxis)
+    axes.legend()
+    return figure
+
+
+def _reliability_line(axes: Any, bins: list[dict[str, float]], name: str, style: dict[str, Any]) -> None:
+    across, up = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
+    most = max(b["samples"] for b in bins)
+    axes.plot(across, up, linewidth=1.4, label=name, **style)
+    axes.scatter(across, up, s=[6 + 40 * b["samples"] / most for b in bins], color=style["color"], zorder=3)
+
+
+def _tail(pyplot: Any, runs: Sequence[Run]) -> Any:
+    """Above the training counts by falling frequency, below the accuracy of each class in the same order."""
+    _need_counts(runs[0], "tail")
+    classes = runs[0].classes
+    order, places = classes.order, np.arange(len(classes))
+    region_of = {int(y): name for name, members in classes.thirds.items() for y in members}
+    colours = [REGION_COLOURS[region_of[int(y)]] for y in order]
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=(WIDTH, HEIGHT * 1.35), sharex=True)
+    above.bar(places, np.maximum(classes.count_array[order], 0.8), width=0.9, color=colours)
+    above.set(yscale="log", ylabel="training samples", ylim=(0.8, None))
+    above.yaxis.set_major_formatter("{x:,.0f}")
+    above.minorticks_off()
+    for i, run in enumerate(runs):
+        each = recalls(run.targets, run.decided, len(classes))[order]
+        if len(runs) == 1:
+            below.scatter(places, each, c=colours, s=14, clip_on=False, zorder=3)
+        else:
+            below.plot(places, each, linewidth=1, label=run.name, **_run_style(i))
+    below.set(xlabel="classes by falling frequency", ylabel="accuracy", ylim=(0, 1.02))
+    _percent(below.yaxis)
+    if len(classes) <= 20:
+        below.set_xticks(places, [brief(classes.names[y]) for y in order], rotation=45, ha="right")
+    if len(runs) == 1:
+        handles = [pyplot.Rectangle((0, 0), 1, 1, color=REGION_COLOURS[name]) for name in classes.thirds]
+        above.legend(handles, list(classes.thirds))
+    _legend(below, runs)
+    return figure
+
+
+def _confusion(pyplot: Any, runs: Sequence[Run]) -> Any:
+    """Shares of each row, one panel a run; by region where there are too many classes to read."""
+    width = WIDTH * len(runs)
+    figure, panels = pyplot.subplots(1, len(runs), figsize=(width, HEIGHT * 1.2), squeeze=False)
+    for run, axes in zip(runs, panels[0], strict=True):
+        shares, rows, columns = _confusion_shares(run)
+        axes.grid(visible=False)
+        axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+        small = 7 if len(rows) <= 20 else 4
+        axes.set_xticks(range(len(columns)), [*map(brief, columns)], rotation=90, fontsize=small + 1)
+        axes.set_yticks(range(len(rows)), [*map(brief, rows)], fontsize=small + 1)
+        axes.set(xlabel="decided", ylabel="true", title=run.name if len(runs) > 1 else "")
+        if len(rows) <= 20:
+            for (i, j), share in np.ndenumerate(shares):
+                if share >= 0.005:
+                    ink = "white" if share > 0.55 else "#1d2126"
+                    axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=small, color=ink)
+    figure.tight_layout()
+    return figure
+
+
+def _confusion_shares(run: Run) -> tuple[np.ndarray[Any, Any], list[str], list[str]]:
+    """Rows of shares with the names of rows and columns; the classes stand by falling frequency where it is known."""
+    classes, utility = run.classes, run.decider.utility
+    handed_over = [name for name, klass in zip(utility.actions, utility.decided_class, strict=True) if klass < 0]
+    order = np.arange(len(classes)) if classes.counts is None else classes.order
+    if len(classes) <= MOST_CLASSES:
+        blocks = {classes.names[y]: np.array([y]) for y in order}
+    else:
+        _need_counts(run, "confusion")
+        blocks = dict(classes.thirds)
+    block_of = np.empty(len(classes), dtype=np.int64)
+    for i, members in enumerate(blocks.values()):
+        block_of[members] = i
+    extra = {name: len(blocks) + i for i, name in enumerate(handed_over)}
+    columns = [
+        int(block_of[klass]) if klass >= 0 else extra[name]
+        for name, klass in zip(utility.actions, utility.decided_class, strict=True)
+    ]
+    counts = np.zeros((len(blocks), len(blocks) + len(extra)))
+    np.add.at(counts, (block_of[run.targets], np.array(columns)[run.actions]), 1)
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), [*blocks], [*blocks, *extra]
+
+
+def _risk_coverage(pyplot: Any, runs: Sequence[Run]) -> Any:
+    figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate")
+    for i, run in enumerate(runs):
+        points = figures.risk_coverage(run)
+        if not points:
+            raise InputError(f"{run.name}: every sample was handed over, so there is no risk to draw")
+        axes.plot([p["coverage"] for p in points], [p["risk"] for p in points], label=run.name, **_run_style(i))
+    axes.set(xlim=(0, 1), ylim=(0, None))
+    _percent(axes.xaxis)
+    _percent(axes.yaxis, None)
+    _legend(axes, runs)
+    return figure
+
+
+KINDS: dict[str, Callable[[Any, Sequence[Run]], Any]] = {
+    "frontier": _frontier,
+    "reliability": _reliability,
+    "tail": _tail,
+    "confusion": _confusion,
+    "risk-coverage": _risk_coverage,
+}

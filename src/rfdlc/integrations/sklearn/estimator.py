@@ -1,0 +1,369 @@
+"""RFDLCClassifier: an ensemble of small networks for long-tailed tables and embeddings, at home in scikit-learn."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state, gen_batches
+from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
+
+from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.table import blurred
+from rfdlc.decide import uncertainty
+from rfdlc.decide.classes import Classes
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.metrics import nll
+from rfdlc.decide.priors import PriorLike, as_prior
+from rfdlc.decide.scores import Floats
+from rfdlc.errors import InputError, choose
+from rfdlc.integrations.sklearn.labels import (
+    action_labels,
+    advantage,
+    as_sample_weight,
+    as_utility,
+    label_names,
+    named_prior,
+)
+
+try:
+    from rfdlc.integrations.sklearn import particle_training as training
+    from rfdlc.training.config import Settings
+    from rfdlc.training.heldout import carries_uniform
+    from rfdlc.training.model import new_decider
+except ModuleNotFoundError as error:
+    needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
+    raise ModuleNotFoundError(needed, name=error.name) from error
+
+WIDE = (np.float64, np.float32)  # of features as they are given: what is 64 bits wide is narrowed with care
+ROWS_AT_ONCE = 8192  # predicted together, so that memory stays small whatever X is
+UNCERTAINTIES = {
+    "entropy": lambda p, particles: uncertainty.entropy(p),
+    "max-probability": lambda p, particles: uncertainty.max_probability(p),
+    "mutual-information": lambda p, particles: uncertainty.mutual_information(particles),
+}
+
+
+class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Particles of multilayer perceptrons, trained for the rare classes too, calibrated, deciding by expected utility.
+
+    - `utility`: U[true, action] as a Utility, a data frame, a CSV file, or an array with its rows in the order of the
+      sorted labels; `one-hot` (also None) or `tail-sensitive`. Columns that are no class are actions of their own, such
+      as `abstain`.
+    - `weighting`: how rare classes are trained: `prior` (the class prior inside the likelihood), class weights 1/f(n)
+      with f `linear`, `sqrt`, `log`, `power` or `effective`, or `none`.
+    - `particles`, `hidden`: how many networks, and the widths of their hidden layers.
+    - `epochs`: passes over the data; at most so many with `early_stopping`, which stops when the loss on held-out
+      samples has not fallen for `patience` epochs.
+    - `calibrate`: fit a calibration on held-out samples; True, False, or the kind of calibration.
+    - `hold_out`: share of the samples held out for calibration and early stopping, stratified, whole `groups`.
+    - `prior`: class prior where decisions are made: `train` (as in y), `uniform`, or shares by class.
+    - `batch_size`: rows a step; `auto` by the number of samples.
+    - `abstain_label`: what `predict` returns for an action that is no class, where labels are numbers.
+    - `warm_start`: `fit` goes on from the networks of the last one.
+    - `device`: `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Features are standardised inside, however far from 0 they lie. Sparse input is made dense: whole by `fit`, in pieces
+    by predictions.
+
+    >>> from sklearn.datasets import load_wine
+    >>> X, y = load_wine(return_X_y=True)
+    >>> model = RFDLCClassifier("tail-sensitive", hidden=(32,), random_state=0).fit(X, y)
+    >>> model.predict(X[:3]), bool(model.score(X, y) > 0.95)
+    (array([0, 0, 0]), True)
+    """
+
+    def __init__(
+        self,
+        utility: Any = None,
+        *,
+        weighting: str = "prior",
+        particles: int = 3,
+        hidden: Sequence[int] = (256, 256),
+        epochs: int = 60,
+        early_stopping: bool = False,
+        patience: int = 10,
+        calibrate: bool | str = True,
+        hold_out: float = 0.1,
+        prior: PriorLike = "train",
+        batch_size: int | str = "auto",
+        learning_rate: float = 2e-3,
+        abstain_label: Any = -1,
+        warm_start: bool = False,
+        random_state: Any = None,
+        device: str = "auto",
+    ) -> None:
+        self.utility = utility
+        self.weighting = weighting
+        self.particles = particles
+        self.hidden = hidden
+        self.epochs = epochs
+        self.early_stopping = early_stopping
+        self.patience = patience
+        self.calibrate = calibrate
+        self.hold_out = hold_out
+        self.prior = prior
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.abstain_label = abstain_label
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+
+    # -- fitting ----------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
+        """Train the particles and calibrate them on what was held out. No group of samples is on both sides."""
+        before = self if self.warm_start and hasattr(self, "weights_") else None
+        X, y = self._validated(X, y, reset=before is None)
+        check_classification_targets(y)
+        split, labels = _samples(X, y, sample_weight, groups)
+        self._check_labels(labels, before)
+        self.classes_, self.class_counts_ = labels, np.bincount(split.labels)
+        data = self._dataset(split, None if before is None else before.normalisation_)
+        utility = as_utility(self.utility, data.classes)
+        action_labels(utility, labels, self.abstain_label)  # what is wrong is told before any work
+        as_prior(named_prior(self.prior), data.classes, "prior")
+        settings = self._settings(len(split), before)
+        decider = new_decider(training.METHOD, settings, training.weighted(data).classes)
+        parted = _parted(data, settings, decider.calibration is not None or self.early_stopping)
+        trained = training.train_particles(
+            parted,
+            settings,
+            start=None if before is None else before.weights_,
+            held_out_loss=_held_out_loss(decider, parted) if self.early_stopping and parted.val is not None else None,
+            patience=self.patience,
+        )
+        self._keep(trained, settings, data)
+        if parted.val is not None:
+            logits, held = self._particle_logits(parted.val.array), parted.val
+            decider.fit(logits, held.labels, logits=True, balanced=carries_uniform(decider), sample_weight=held.weights)
+        self._decide_with(decider.with_target_prior(named_prior(self.prior)).with_utility(utility))
+        return self
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """One pass over these samples. The first call names all `classes`, and its samples set the features' scale.
+
+        Nothing is held out, so nothing is calibrated: decisions follow from the networks' own probabilities.
+        """
+        first = not hasattr(self, "weights_")
+        X, y = self._validated(X, y, reset=first)
+        check_classification_targets(y)
+        _check_partial_fit_first_call(self, classes)
+        split, _ = _samples(X, y, sample_weight, None, self.classes_)
+        new = np.bincount(split.labels, minlength=len(self.classes_))
+        self.class_counts_ = new if first else new + self.class_counts_
+        data = self._dataset(split, None if first else self.normalisation_)
+        settings = self._settings(len(split), None if first else self)
+        before = None if first else training.Trained(self.weights_, self.optimiser_, self.loss_curve_, [])
+        self._keep(training.continue_particles(data, settings, before), settings, data)
+        decider = new_decider(training.METHOD, settings.changed({"calibration": "none"}), data.classes)
+        utility = as_utility(self.utility, data.classes)
+        self._decide_with(decider.with_target_prior(named_prior(self.prior)).with_utility(utility))
+        return self
+
+    def set_utility(self, utility: Any) -> Self:
+        """Decide for another utility from now on; neither networks nor calibration are fitted again."""
+        check_is_fitted(self)
+        counted = Classes.from_counts(self.class_counts_, label_names(self.classes_))
+        self._decide_with(self.decider_.with_utility(as_utility(utility, counted)))
+        self.utility = utility
+        return self
+
+    # -- predicting -------------------------------------------------------------------------------------------
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The label of the action with the highest expected utility."""
+        actions = [self.decider_.decide(logits, logits=True) for logits in self._stream(X)]
+        return self.actions_[np.concatenate(actions)]
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Calibrated probabilities (N, C) under the prior where decisions are made; columns as `classes_`."""
+        return np.concatenate([np.asarray(self.decider_.probabilities(z, logits=True)) for z in self._stream(X)])
+
+    def decision_function(self, X: Any) -> Floats:
+        """Expected utility of every action (N, A), as `actions_`; for two actions the second's advantage (N,)."""
+        return np.concatenate([advantage(self.decider_.expected_utility(z, logits=True)) for z in self._stream(X)])
+
+    def predict_uncertainty(self, X: Any, kind: str = "entropy") -> Floats:
+        """How unsure each prediction is (N,), larger is less sure: `entropy` or `max-probability` of the calibrated
+        probabilities, or `mutual-information`, what the particles disagree about."""
+        choose("kind", kind, UNCERTAINTIES)
+        parts = []
+        for logits in self._stream(X):
+            calibrated = np.asarray(self.decider_.probabilities(logits, logits=True))
+            parts.append(UNCERTAINTIES[kind](calibrated, uncertainty.particle_probabilities(logits, True)))
+        return np.concatenate(parts)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # -- inside -----------------------------------------------------------------------------------------------
+
+    def _settings(self, samples: int, before: Self | None = None) -> Settings:
+        """The settings of `rfdlc train` for such a table, with what the parameters say."""
+        choose("weighting", self.weighting, training.WEIGHTINGS)
+        if self.patience < 0:
+            raise InputError(f"patience {self.patience!r} is out of range: expected a number of epochs, 0 or more")
+        changes = {
+            "particles": self.particles,
+            "widths": _widths(self.hidden),
+            "epochs": self.epochs,
+            "learning_rate": self.learning_rate,
+            "hold_out": self.hold_out,
+            "seed": _seed(self.random_state),
+            "device": self.device,
+        }
+        if self.batch_size != "auto":
+            changes["batch_size"] = self.batch_size
+        if self.calibrate is not True:
+            changes["calibration"] = self.calibrate or "none"
+        settings = training.table_settings(samples, self.weighting, **changes)
+        if before is not None:
+            _check_same_networks(before.settings_, settings)
+        return settings
+
+    def _validated(self, X: Any, y: Any, reset: bool) -> tuple[Any, NDArray[Any]]:
+        """Samples and labels; with `reset` they also say which features are counted from elsewhere than 0."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=WIDE, reset=reset)
+        if reset:
+            self.offset_ = _offsets(X)
+        return self._narrowed(X), y
+
+    def _narrowed(self, X: Any) -> Any:
+        """The features as networks take them, 32 bits wide."""
+        moved = _dense(X) - self.offset_ if self.offset_.any() else X
+        return check_array(moved, accept_sparse="csr", dtype=np.float32, input_name="X", estimator=self)
+
+    def _check_labels(self, labels: NDArray[Any], before: Self | None) -> None:
+        if len(labels) < 2:
+            raise ValueError(
+                f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data contains only "
+                f"one class: {labels.tolist()[0]!r}"
+            )
+        if before is not None and not np.array_equal(labels, before.classes_):
+            raise ValueError(
+                "warm_start can only be used where `self.classes_` is the same as in the previous call to fit. "
+                f"Previously got {before.classes_}, `y` has {labels}"
+            )
+
+    def _dataset(self, split: Split, scale: Normalisation | None) -> Dataset:
+        """Networks that go on know the features as they were scaled before: `scale`."""
+        classes = Classes.from_counts(self.class_counts_, label_names(self.classes_))
+        return Dataset("arrays", classes, split, normalisation=scale or Normalisation.of_features(split.array))
+
+    def _keep(self, trained: "training.Trained", settings: Settings, data: Dataset) -> None:
+        self.weights_, self.optimiser_ = trained.weights, trained.state
+        self.loss_curve_, self.held_out_loss_curve_ = trained.losses, trained.held_out_losses
+        self.loss_, self.n_iter_ = trained.losses[-1], len(trained.losses)
+        self.settings_, self.normalisation_ = settings, data.normalisation
+
+    def _decide_with(self, decider: Decider) -> None:
+        self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
+        self.decider_ = decider
+
+    def _here(self) -> Settings:
+        """The settings of the training, on the device that is now asked for."""
+        return self.settings_.changed({"device": self.device})
+
+    def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:
+        return training.particle_logits(self.weights_, self._here(), inputs, len(self.classes_), self.normalisation_)
+
+    def _stream(self, X: Any) -> Iterator[Floats]:
+        """Particle logits (M, n, C), some rows at a time."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=WIDE, reset=False)
+        for rows in gen_batches(X.shape[0], ROWS_AT_ONCE):
+            yield self._particle_logits(_dense(self._narrowed(X[rows])))
+
+
+def _samples(
+    X: Any,
+    y: NDArray[Any],
+    sample_weight: ArrayLike | None,
+    groups: ArrayLike | None,
+    labels: NDArray[Any] | None = None,
+) -> tuple[Split, NDArray[Any]]:
+    """The samples that have any weight, their mean weight being 1, with indices for labels; and the sorted labels."""
+    group_of = None if groups is None else np.asarray(groups)
+    check_consistent_length(X, y, group_of)
+    weights = None if sample_weight is None else as_sample_weight(sample_weight, X)
+    rows = np.arange(len(y)) if weights is None else np.flatnonzero(weights)
+    known = np.unique(y[rows]) if labels is None else labels
+    unknown = np.setdiff1d(y[rows], known)
+    if len(unknown):
+        raise ValueError(f"`y` has classes not in `self.classes_`. `self.classes_` has {known}. 'y' has {unknown}.")
+    relative = None if weights is None else weights[rows] / weights[rows].mean()
+    group_of = None if group_of is None else group_of[rows]
+    return Split(_dense(X[rows]), np.searchsorted(known, y[rows]), groups=group_of, weights=relative), known
+
+
+def _parted(data: Dataset, settings: Settings, wanted: bool) -> Dataset:
+    """With a part held out, where one is wanted and some class has a sample to spare."""
+    if not wanted or not settings.hold_out:
+        return data
+    if data.classes.count_array.max() < 2:
+        warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
+        return data
+    return data.hold_out(settings.hold_out, seed=settings.seed)
+
+
+def _held_out_loss(decider: Decider, data: Dataset) -> "training.HeldOutLoss":
+    """Negative log-likelihood of held-out samples; every class weighs the same where that is the prior trained for."""
+    assert data.val is not None
+    y = data.val.labels
+    weights = np.ones(len(y)) if data.val.weights is None else data.val.weights
+    if carries_uniform(decider):
+        weights = weights / np.bincount(y, weights)[y]
+
+    def loss(logits: Floats) -> float:
+        p = np.asarray(decider.probabilities(logits, logits=True))
+        return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
+
+    return loss
+
+
+def _offsets(X: Any) -> NDArray[np.float64]:
+    """The median of each feature that 32 bits would blur, 0 for all others (F,)."""
+    if issparse(X) or X.dtype.itemsize <= 4:
+        return np.zeros(X.shape[1])
+    with np.errstate(over="ignore"):  # what is too large for 32 bits is named when it is narrowed
+        return np.array([np.median(feature) if blurred(feature) else 0.0 for feature in X.T])
+
+
+def _widths(hidden: Any) -> tuple[int, ...]:
+    widths = np.atleast_1d(hidden)
+    if not len(widths) or widths.dtype.kind not in "iu" or widths.min() < 1:
+        raise InputError(f"hidden {hidden!r} is not possible: expected the width of each hidden layer, such as (256,)")
+    return tuple(widths.tolist())
+
+
+def _check_same_networks(before: Settings, now: Settings) -> None:
+    """Training can go on only with the networks that there are."""
+    for name, old, new in (("hidden", before.widths, now.widths), ("particles", before.particles, now.particles)):
+        if old != new:
+            raise ValueError(
+                f"{name} was {old} when training began and is {new} now: networks that go on training keep their "
+                "shape; use a new estimator (clone), or fit without warm_start"
+            )
+
+
+def _seed(random_state: Any) -> int:
+    return (
+        int(random_state)
+        if isinstance(random_state, Integral)
+        else int(check_random_state(random_state).randint(2**31 - 1))
+    )
+
+
+def _dense(X: Any) -> NDArray[np.float32]:
+    return np.ascontiguousarray(X.toarray() if issparse(X) else X)

@@ -1,0 +1,140 @@
+"""Particles on arrays in memory, through the same settings, stack, objective and loop as `rfdlc train`.
+
+What a training leaves is plain: arrays of numbers by name. Networks are built from them when they are needed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.loader import ResidentLoader
+from rfdlc.decide.classes import Classes
+from rfdlc.decide.scores import Floats
+from rfdlc.training.assembly import build_net, build_parts, choose_device, place, sensible_threads
+from rfdlc.training.config import Settings
+from rfdlc.training.loop import epochs, optimiser_state
+from rfdlc.training.losses.terms import WEIGHT_FORMS
+from rfdlc.training.methods import METHODS, resolve
+from rfdlc.training.networks.particles import ParticleNet
+
+METHOD = "rf-dlc"
+WEIGHTINGS = ("prior", "none", *(form for form in WEIGHT_FORMS if form != "constant"))
+
+Arrays = Mapping[str, NDArray[Any]]
+HeldOutLoss = Callable[[Floats], float]  # of particle logits (M, N, C)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training leaves: weights and optimiser state by name, the loss of each epoch, and the held-out loss."""
+
+    weights: Arrays
+    state: Arrays
+    losses: list[float]
+    held_out_losses: list[float]
+
+
+def table_settings(samples: int, weighting: str, **changes: Any) -> Settings:
+    """The settings of `rfdlc train` for a table of this many rows, with the class weighting named."""
+    tau = (1.0,) if weighting == "prior" else ()
+    form = "constant" if weighting in ("prior", "none") else weighting
+    return resolve(METHOD, "", {"prior_tau": tau, "weights": form, **changes}, "features", samples)[1]
+
+
+def weighted(data: Dataset) -> Dataset:
+    """The data with classes counted by weight, as the objective must see them where samples have weights."""
+    if data.train.weights is None:
+        return data
+    share = data.train.weights / data.train.weights.mean()
+    counts = np.bincount(data.train.labels, share, minlength=len(data.classes))
+    return replace(data, classes=Classes.from_counts(np.maximum(1, np.rint(counts)), data.classes.names))
+
+
+def train_particles(
+    data: Dataset,
+    settings: Settings,
+    *,
+    start: Arrays | None = None,
+    held_out_loss: HeldOutLoss | None = None,
+    patience: int = 0,
+) -> Trained:
+    """Train on `data.train` for all epochs or, with `patience`, until the loss on `data.val` stops falling.
+
+    Training starts from the weights `start`, or anew. The weights of the best epoch are kept where it may stop early.
+    """
+    device = choose_device(settings.device)
+    net = _network(settings, data.input_shape, len(data.classes), device, start)
+    parts = build_parts(METHODS[METHOD], settings, weighted(data), (settings.seed,), device)
+    losses: list[float] = []
+    held: list[float] = []
+    best: Arrays | None = None
+    with _own_random_numbers(device), sensible_threads(net, settings):
+        for epoch in epochs(net, parts, {}):
+            losses.append(epoch.losses[0])
+            if held_out_loss is None or data.val is None:
+                continue
+            held.append(held_out_loss(_logits(net, data.val.array, data.normalisation)))
+            best = _arrays(net.state_dict()) if held[-1] == min(held) else best
+            if len(held) - 1 - int(np.argmin(held)) >= patience:
+                break
+    return Trained(best or _arrays(net.state_dict()), {}, losses, held)
+
+
+def continue_particles(data: Dataset, settings: Settings, before: Trained | None) -> Trained:
+    """One more pass over `data.train` at a constant rate, with the optimiser as the passes before left it."""
+    device = choose_device(settings.device)
+    done = len(before.losses) if before is not None and before.state else 0  # after a whole fit it starts anew
+    net = _network(settings, data.input_shape, len(data.classes), device, None if before is None else before.weights)
+    steady = settings.changed({"schedule": "constant", "warmup": 0, "epochs": done + 1})
+    parts = build_parts(METHODS[METHOD], steady, weighted(data), (settings.seed,), device)
+    state = {name: torch.tensor(array) for name, array in (before.state if before else {}).items()}
+    with _own_random_numbers(device), sensible_threads(net, steady):
+        (epoch,) = epochs(net, parts, state, done)
+        kept = _arrays(optimiser_state(epoch.step))
+    return Trained(_arrays(net.state_dict()), kept, [*(before.losses if before else []), epoch.losses[0]], [])
+
+
+def particle_logits(
+    weights: Arrays, settings: Settings, inputs: NDArray[np.float32], classes: int, normalisation: Normalisation | None
+) -> Floats:
+    """Particle logits (M, N, C) of features (N, F) by trained weights."""
+    device = choose_device(settings.device)
+    net = _network(settings, inputs.shape[1:], classes, device, weights)
+    return _logits(net, inputs, normalisation)
+
+
+def _network(
+    settings: Settings, shape: tuple[int, ...], classes: int, device: torch.device, weights: Arrays | None
+) -> ParticleNet:
+    net = build_net(settings, shape, classes, (settings.seed,))
+    if weights is not None:
+        net.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+    return place(net, device)
+
+
+@torch.no_grad()
+def _logits(net: ParticleNet, inputs: NDArray[np.float32], normalisation: Normalisation | None) -> Floats:
+    """In double precision: a sample's prediction must not depend on the others in its batch."""
+    exact = deepcopy(net).double().eval()
+    device = exact.head.weight.device
+    bare = Split(inputs, np.zeros(len(inputs), dtype=np.int64))
+    loader = ResidentLoader(bare, normalisation, batch_size=4096, device=device, dtype=torch.float64)
+    return torch.cat([exact(batch[None])[0] for batch, _ in loader.in_order()], dim=1).cpu().numpy()
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
+
+
+@contextmanager
+def _own_random_numbers(device: torch.device) -> Iterator[None]:
+    """The loop seeds torch's global generator; whoever called has theirs back afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield

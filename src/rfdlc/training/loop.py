@@ -1,0 +1,229 @@
+"""The training loop: R runs of M particles as one stack, epoch by epoch.
+
+`epochs` is a generator: it yields after each epoch, with the networks as they then are, and whoever drives it
+evaluates, writes checkpoints, or stops. Order, augmentation and mixup are functions of (seed, epoch) alone, so a
+training continued from the end of any epoch is the training that was never interrupted.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rfdlc.data.mixing import draw_shares
+from rfdlc.training.config import Settings
+from rfdlc.training.methods import Stage
+from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.optimisation.averaging import COLLECTED_FROM, draw_head
+from rfdlc.training.optimisation.schedules import rate
+from rfdlc.training.processes.group import ALONE, Processes
+from rfdlc.training.step import Step
+
+
+class Loader(Protocol):
+    """Batches of R runs at once: inputs (R,B,...) ready for the networks, targets (R,B)."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+class TrainingStopped(RuntimeError):
+    """The loss of a run is no longer a number."""
+
+    def __init__(self, message: str, run: int = 0) -> None:
+        super().__init__(message)
+        self.run = run
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage made ready: what it trains on and for, from the epoch after `start` to `end`.
+
+    Every run of a stack has a stage and settings of its own; `jobs.sharing.OWN` names the settings that may differ.
+    """
+
+    stages: tuple[Stage, ...]
+    each: tuple[Settings, ...]
+    start: int
+    end: int
+    loader: Loader
+    objective: nn.Module  # (logits (R,M,B,C), targets (R,B), epoch) -> (R,)
+
+    @property
+    def stage(self) -> Stage:
+        """Of the first run: what the runs agree in."""
+        return self.stages[0]
+
+    @property
+    def settings(self) -> Settings:
+        """Of the first run: what the runs agree in."""
+        return self.each[0]
+
+    def rates(self, epoch: int) -> list[float]:
+        """The learning rate of each run."""
+        place = epoch - self.start, self.end - self.start
+        factors = [rate(*place, own.schedule, **_schedule(own)) for own in self.each]
+        runs = zip(self.stages, self.each, factors, strict=True)
+        return [own.learning_rate * (stage.rate * factor) for stage, own, factor in runs]
+
+    def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
+        """(steps, R, 3): what is drawn for mixing each batch."""
+        alphas = [own.mixup or own.cutmix or 1.0 for own in self.each]
+        drawn = [draw_shares(a, self.loader.steps, (seed,), epoch) for a, seed in zip(alphas, seeds, strict=True)]
+        return torch.cat(drawn, 1)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch left behind."""
+
+    epoch: int
+    losses: list[float]  # a run
+    rates: list[float]  # a run
+    seconds: float
+    samples_per_second: float  # of all runs and processes
+    step: Step
+    state: dict[str, Tensor]  # what continues the training beside the networks' own
+
+    @property
+    def runs(self) -> int:
+        return len(self.losses)
+
+    def of(self, run: int) -> "Epoch":
+        """What it left of one run of the stack."""
+        return replace(
+            self,
+            losses=[self.losses[run]],
+            rates=[self.rates[run]],
+            samples_per_second=self.samples_per_second / self.runs,
+            state=of_run(self.state, run, self.runs),
+        )
+
+
+def epochs(
+    net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], done: int = 0, processes: Processes = ALONE
+) -> Iterator[Epoch]:
+    """Train from the end of epoch `done` to the last of the last part. `state` is the optimiser's, of a checkpoint.
+
+    Where several `processes` each drive a loop like this one, networks are the same on all of them after each epoch.
+    """
+    deviations: list[Tensor] = []
+    for part in parts:
+        if part.end < done:
+            continue
+        if part.stage.anew and done <= part.start:
+            draw_head(net)
+        left = (part.end - max(done, part.start)) * part.loader.steps
+        step = Step(net, part.objective, part.settings, part.stage, deviations, part.each, left, processes)
+        if done > part.start:
+            load_state(step, state)
+        for epoch in range(max(done, part.start) + 1, part.end + 1):
+            rates, mixes = part.rates(epoch), part.mixing(net.seeds, epoch)
+            # a user's network may draw from the global generator
+            torch.manual_seed((hash((net.seeds, epoch)) + processes.rank) % 2**63)
+            step.begin_epoch(epoch, rates)
+            began, count = time.perf_counter(), 0
+            for (inputs, targets), mix in zip(part.loader.epoch(epoch), mixes.to(step.device), strict=True):
+                step(inputs, targets, mix)
+                count += targets.numel()
+            losses = step.losses()  # the one wait of the epoch
+            _check_numbers(step, epoch, part.loader.steps)
+            processes.mean_(list(net.buffers()))  # batch norm's statistics, where they are local
+            if step.epoch_mean and epoch - part.start > COLLECTED_FROM * (part.end - part.start):
+                step.epoch_mean.collect()
+            seconds = time.perf_counter() - began
+            speed = processes.world * count / seconds
+            yield Epoch(epoch, losses, rates, seconds, speed, step, optimiser_state(step))
+        # after the last checkpoint: a run resumed from it comes by here too
+        deviations = _finish(net, part, step, processes)
+
+
+def _finish(net: ParticleNet, part: Part, step: Step, processes: Processes) -> list[Tensor]:
+    """The end of a stage: averages in the weights' place, statistics that fit them, what else the stage asks for."""
+    deviations = step.settle()
+    if step.epoch_mean:
+        net.train()
+        with torch.no_grad(), step.autocast():
+            for inputs, _ in part.loader.epoch(part.end):
+                net.particle_logits(inputs)
+        processes.mean_(list(net.buffers()))
+    if part.stage.after:
+        part.stage.after(net)
+    return deviations
+
+
+def spans(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and end epoch of each stage.
+
+    >>> spans([200, 5])
+    [(0, 200), (200, 205)]
+    """
+    return list(pairwise(accumulate(lengths, initial=0)))
+
+
+def optimiser_state(step: Step) -> dict[str, Tensor]:
+    """Every tensor that continues the training beside the networks' own: optimiser and averages, by name."""
+    return {f"{name}.{i}": tensor for name, group in step.state.items() for i, tensor in enumerate(group)}
+
+
+def of_run(tensors: Mapping[str, Tensor], run: int, runs: int) -> dict[str, Tensor]:
+    """The part of one run in the state of a stack, as views. Counters are the same for all runs."""
+    return {name: t.chunk(runs)[run] if t.ndim else t for name, t in tensors.items()}
+
+
+def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The state of a stack from its runs': what `of_run` takes apart."""
+    groups = {name: [own[name] for own in states if name in own] for name in (states[0] if states else {})}
+    return {name: torch.cat(group) if group[0].ndim else group[0] for name, group in groups.items()}
+
+
+@torch.no_grad()
+def load_state(step: Step, state: dict[str, Tensor]) -> None:
+    """Put back what `optimiser_state` gave."""
+    for name, tensor in optimiser_state(step).items():
+        if name in state or not name.startswith("average."):  # a fork may begin to average
+            tensor.copy_(state[name])
+
+
+@torch.no_grad()
+def outputs_of(
+    net: ParticleNet, batches: Iterator[tuple[Tensor, Any]], context: Callable[[], Any]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of samples in order, on the CPU: logits (R, M, N, C), and the combination's own uncertainty (R, N) if it has one.
+
+    Every run sees the same samples. Nothing where there are none.
+    """
+    net.eval()
+    logits, unsure = [], []
+    with context():
+        for inputs, _ in batches:
+            particles = net.outputs(inputs.expand(net.runs, *inputs.shape))
+            logits.append(net.combination(*particles).float())
+            unsure.append(net.combination.uncertainty(*particles))
+    known = [values.float() for values in unsure if values is not None]
+    return (
+        torch.cat(logits, dim=2).cpu() if logits else None,
+        torch.cat(known, dim=1).cpu() if known else None,
+    )
+
+
+def _schedule(settings: Settings) -> dict[str, Any]:
+    return {"warmup": settings.warmup, "milestones": settings.milestones, "decay": settings.decay}
+
+
+def _check_numbers(step: Step, epoch: int, steps: int) -> None:
+    bad, run = min((good, run) for run, good in enumerate(step.good.tolist()))
+    if bad == step.steps:
+        return
+    cause = "the learning rate is too high" if epoch > 1 or bad > 0 else "the inputs hold NaN or infinite values"
+    raise TrainingStopped(
+        f"the loss is not a number since step {bad + 1} of {steps} in epoch {epoch}; likely {cause}: "
+        "try a smaller learning_rate, warmup=5 or clip=1",
+        run,
+    )

@@ -1,0 +1,157 @@
+"""Objectives of methods whose particles are experts: RIDE and its router, TLC, ACE, and SRepr's distillation.
+
+One signature as everywhere: (logits (M,B,C), target (B,), epoch, whole batch if this is a share) -> one number.
+"""
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rfdlc.training.losses.terms import Margin, NegativeLogLikelihood, Objective, as_tensor
+from rfdlc.training.networks.combinations import engagement, weighed
+from rfdlc.training.processes.whole import Whole, batch_mean
+
+
+def true_class(values: Tensor, target: Tensor) -> Tensor:
+    """(M, B, C) at the target (B,): (M, B)."""
+    return values.gather(-1, target.expand(len(values), -1)[..., None])[..., 0]
+
+
+class Diversity(nn.Module):
+    """strength * mean(T)^2 * KL(softmax(common / T) || softmax(z / T)) of every expert and sample, (M, B).
+
+    The common prediction is held constant. T is one until epoch `after`, then a temperature a class.
+    """
+
+    def __init__(self, temperature: ArrayLike, strength: float, after: int = 0) -> None:
+        super().__init__()
+        self.strength = strength
+        self.after: Tensor
+        self.temperature: Tensor
+        self.register_buffer("after", torch.tensor(after))
+        self.register_buffer("temperature", as_tensor(temperature))
+
+    def forward(self, logits: Tensor, common: Tensor, epoch: Tensor) -> Tensor:
+        heat = torch.where(epoch > self.after, self.temperature, torch.ones_like(self.temperature))
+        expected, own = (common.detach() / heat).log_softmax(-1), (logits / heat).log_softmax(-1)
+        return self.strength * heat.mean() ** 2 * (expected.exp() * (expected - own)).sum(-1)
+
+
+class DiverseExperts(nn.Module):
+    """RIDE: the sum over experts of LDAM-DRW on their own logits, minus their diversity (Wang et al. 2021)."""
+
+    def __init__(self, margin: Margin, likelihood: NegativeLogLikelihood, diversity: Diversity) -> None:
+        super().__init__()
+        self.single, self.diversity = Objective([margin], [likelihood]), diversity
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        apart = batch_mean(self.diversity(logits, logits.mean(0), epoch), whole).sum()
+        value: Tensor = len(logits) * self.single(logits, target, epoch, whole) - apart
+        return value
+
+
+class Routing(nn.Module):
+    """RIDE's router: logits have one more column, the router's scores; the last expert's is not used.
+
+    A score should be high where the mean of the experts so far is wrong and that of more experts is right: binary
+    cross-entropy with such cases weighed `positive` times, a mean over samples and scores.
+    """
+
+    def __init__(self, positive: float) -> None:
+        super().__init__()
+        self.positive: Tensor
+        self.register_buffer("positive", torch.tensor(positive))
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        scores = logits[:-1, :, -1]  # (M-1, B)
+        right = (logits[..., :-1].detach().cumsum(0).argmax(-1) == target).to(scores.dtype)  # (M, B)
+        later = right.flip(0).cumsum(0).flip(0) - right  # how many longer sums of experts are right
+        wanted = (1 - right[:-1]) * (later[:-1] > 0)
+        each = functional.binary_cross_entropy_with_logits(scores, wanted, pos_weight=self.positive, reduction="none")
+        return batch_mean(each, whole).mean()
+
+
+def dirichlet_divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """KL(Dirichlet(a) || Dirichlet(1)), a = 1 + exp(z) but for the true class, whose a is 1: (M, B).
+
+    In float64: exp(30 cos) spans thirteen digits, and the terms cancel.
+    """
+    z = logits.double()
+    true = torch.arange(z.shape[-1], device=z.device) == target[:, None]  # (B, C)
+    a = 1 + z.masked_fill(true, -torch.inf).exp()
+    total = a.sum(-1, keepdim=True)
+    gamma = total[..., 0].lgamma() - torch.lgamma(torch.full_like(total[..., 0], z.shape[-1])) - a.lgamma().sum(-1)
+    return (gamma + ((a - 1) * (a.digamma() - total.digamma())).sum(-1)).to(logits.dtype)
+
+
+class EvidentialExperts(nn.Module):
+    """TLC: a sum over experts of the mean loss of the samples on which an expert is engaged (Li et al. 2022).
+
+    Loss: w(y) margin-adjusted NLL + epoch/annealing * Dirichlet divergence - diversity. Expert i is engaged on a
+    sample while the uncertainty of those before it is above `threshold` times the batch's largest.
+    """
+
+    def __init__(
+        self, margin: Margin, weights: ArrayLike, diversity: Diversity, *,
+        annealing: float, threshold: float, eta: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.margin, self.diversity = margin, diversity
+        self.annealing, self.threshold, self.eta = annealing, threshold, eta
+        self.weights: Tensor
+        self.register_buffer("weights", as_tensor(weights))
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        shifted = self.margin(logits, target)
+        started = epoch > self.diversity.after
+        weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
+        loss = -weights * true_class(shifted.log_softmax(-1), target)  # (M, B)
+        loss = loss + epoch / self.annealing * dirichlet_divergence(shifted, target)
+        held = logits.detach()
+        loss = loss - self.diversity(logits, weighed(held, self.eta)[0], epoch)
+        unsure = engagement(held)[:-1]  # (M, B)
+        most = unsure.amax(-1, keepdim=True)
+        engaged = (unsure > self.threshold * (most if whole is None else whole.processes.largest(most))).to(loss.dtype)
+        count = engaged.sum(-1)
+        if whole is not None:  # parts of an accumulated step follow one another: each has a maximum and mean of its own
+            loss, count = loss / whole.parts, whole.processes.total(count)
+        return ((engaged * loss).sum(-1) / count.clamp(min=1)).sum()
+
+
+class NestedExperts(nn.Module):
+    """ACE: expert m learns the samples of its group's classes and is silent on other classes (Cai et al. 2021).
+
+    sum_m 1/B sum_{i in group m} (-log p_m(y_i) + mean of z_m^2 over classes outside the group). Divided by the whole
+    batch: an expert's step is in proportion to its share of the samples, the original's learning rate by expert.
+    """
+
+    def __init__(self, groups: ArrayLike) -> None:
+        super().__init__()
+        self.groups: Tensor
+        self.register_buffer("groups", as_tensor(groups))  # (M, C)
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        outside = 1 - self.groups
+        loud = (logits**2 * outside[:, None]).sum(-1) / outside.sum(-1, keepdim=True).clamp(min=1)
+        loss = loud - true_class(logits.log_softmax(-1), target)  # (M, B)
+        return batch_mean(self.groups[:, target] * loss, whole).sum()
+
+
+class SelfDistillation(nn.Module):
+    """SRepr: logits of the mean weights first, then of weights drawn around them, S times (Nam et al. 2023).
+
+    Cross-entropy of all, a mean, plus strength * KL(mean of the drawn predictions, held constant || the first).
+    """
+
+    def __init__(self, particles: int, strength: float) -> None:
+        super().__init__()
+        self.particles, self.strength = particles, strength
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        log_p = logits.log_softmax(-1)  # (M + S*M, B, C)
+        drawn = log_p[self.particles :].detach().exp().unflatten(0, (-1, self.particles))
+        teacher = drawn.mean(0)  # (M, B, C)
+        gap = (torch.xlogy(teacher, teacher) - teacher * log_p[: self.particles]).sum(-1)
+        right = batch_mean(true_class(log_p, target), whole).mean()
+        return self.strength * batch_mean(gap, whole).mean() - right

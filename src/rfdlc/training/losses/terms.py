@@ -1,0 +1,213 @@
+"""The integrated gain, term by term. Every class here maps (logits (M,B,C), target (B,), epoch) to one number.
+
+A fourth argument, where given, is the whole batch of which these samples are a share (`processes/whole.py`).
+
+`epoch` is a 0-d tensor counted from 1; what starts late compares against it, so that one captured graph serves
+a whole training. Mixup needs nothing here: the loop weighs the objective of both targets. What runs of a stack may
+have of their own is a buffer: one call then serves them all (`training/per_run.py`).
+Log-probabilities of the paper's gain are inside every term: log p(y|x) and sum_c U[y,c] log p(c|x).
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rfdlc.errors import InputError, choose
+from rfdlc.training.processes.whole import Whole, weighted_mean
+
+# -- class weights ---------------------------------------------------------------------------------------------
+
+WEIGHT_FORMS = ("constant", "linear", "sqrt", "log", "power", "effective")
+
+
+def class_weights(
+    counts: ArrayLike,
+    form: str = "linear",
+    *,
+    power: float = 0.5,
+    beta: float = 0.9999,
+    target_prior: ArrayLike | None = None,
+) -> NDArray[np.float64]:
+    """p_target(y) / f(n_y), up to a constant: the discrepancy ratio of the paper.
+
+    f is n (linear), n^power, sqrt(n), log(1 + n), the effective number (1 - beta^n) / (1 - beta), or one.
+    A class without samples counts as if it had one. Without `target_prior` it is uniform.
+
+    >>> class_weights([100, 4, 0], "linear").tolist()
+    [0.01, 0.25, 1.0]
+    """
+    n = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
+    choose("weights", form, WEIGHT_FORMS)
+    f = {
+        "constant": lambda: np.ones_like(n),
+        "linear": lambda: n,
+        "sqrt": lambda: np.sqrt(n),
+        "log": lambda: np.log1p(n),
+        "power": lambda: n**power,
+        "effective": lambda: -np.expm1(n * np.log(beta)) / (1 - beta),
+    }[form]()
+    target = np.ones_like(n) if target_prior is None else np.asarray(target_prior, dtype=np.float64) * len(n)
+    weights: NDArray[np.float64] = target / f
+    return weights
+
+
+def margins(counts: ArrayLike, largest: float = 0.5) -> NDArray[np.float64]:
+    """LDAM margins n^(-1/4), scaled so that the rarest class has the largest (Cao et al. 2019).
+
+    >>> margins([16, 1]).tolist()
+    [0.25, 0.5]
+    """
+    margin = np.maximum(np.asarray(counts, dtype=np.float64), 1.0) ** -0.25
+    scaled: NDArray[np.float64] = margin * (largest / margin.max())
+    return scaled
+
+
+def log_prior(counts: ArrayLike) -> NDArray[np.float64]:
+    """log of the training frequencies; a class without samples counts as if it had one."""
+    n = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
+    logs: NDArray[np.float64] = np.log(n / n.sum())
+    return logs
+
+
+# -- what is done to logits before any term --------------------------------------------------------------------
+
+
+class Margin(nn.Module):
+    """Subtract scale * margin[y] from the true class's logit."""
+
+    def __init__(self, margin: ArrayLike, scale: float) -> None:
+        super().__init__()
+        self.margin: Tensor
+        self.classes: Tensor
+        self.register_buffer("margin", scale * as_tensor(margin))
+        self.register_buffer("classes", torch.arange(len(self.margin)))
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        true = self.classes == target[:, None]  # (B, C)
+        return logits - true * self.margin
+
+
+class PriorInLikelihood(nn.Module):
+    """Add tau * log prior: softmax(z + tau log p_train) is fitted, softmax(z) then belongs to a flat prior.
+
+    `tau` is one value, or one a particle (Menon et al. 2021; Aimar et al. 2023 give each expert its own).
+    """
+
+    def __init__(self, log_prior: ArrayLike, tau: Sequence[float]) -> None:
+        super().__init__()
+        self.shift: Tensor
+        self.register_buffer("shift", as_tensor(tau)[:, None, None] * as_tensor(log_prior))  # (M or 1, 1, C)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return logits + self.shift
+
+
+# -- terms -----------------------------------------------------------------------------------------------------
+
+
+class NegativeLogLikelihood(nn.Module):
+    """-(1 - p(y))^focal log p(y), a mean over the batch weighted by class, then over particles.
+
+    Divided by the batch's sum of weights, which are one until epoch `after`. `focal` above 0 is the focal loss
+    (Lin et al. 2017).
+    """
+
+    def __init__(self, weights: ArrayLike, after: int = 0, focal: float = 0.0) -> None:
+        super().__init__()
+        self.focal, self.late = focal, after > 0
+        self.after: Tensor
+        self.weights: Tensor
+        self.register_buffer("after", torch.tensor(after))
+        self.register_buffer("weights", as_tensor(weights))
+
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        weights = torch.where(epoch > self.after, self.weights, 1.0) if self.late else self.weights  # (C,)
+        if not self.focal and whole is None:  # one mean over all particles: they have the same targets
+            return functional.nll_loss(log_p.flatten(0, 1), target.expand(len(log_p), -1).flatten(), weights)
+        true = log_p.gather(-1, target.expand(len(log_p), -1)[..., None])[..., 0]  # (M, B)
+        hard = (-torch.expm1(true)).clamp(min=1e-12) ** self.focal if self.focal else 1.0  # a root is steep at 0
+        return -weighted_mean(hard * true, weights, target, whole).mean()
+
+
+class LogGain(nn.Module):
+    """-1/alpha sum_c U[y,c] log p(c): the paper's utility term, from the row of U, after epoch `after`.
+
+    It has no lower bound where U < 0, which ruins calibration; `ExpectedGain` is bounded.
+    `column_weights` are the authors' 1/n of the column's class inside the sum; then the mean is over the batch
+    alone. `sample_weights` weigh samples by their own class and the mean is divided by the sum of weights.
+    """
+
+    def __init__(
+        self,
+        utility: ArrayLike,
+        alpha: float,
+        *,
+        sample_weights: ArrayLike | None = None,
+        column_weights: ArrayLike | None = None,
+        after: int = 0,
+    ) -> None:
+        super().__init__()
+        matrix = as_tensor(utility) / alpha
+        self.after: Tensor
+        self.gain: Tensor
+        self.weights: Tensor
+        self.register_buffer("after", torch.tensor(after))
+        self.register_buffer("gain", matrix if column_weights is None else matrix * as_tensor(column_weights))
+        self.register_buffer(
+            "weights", torch.ones(len(matrix)) if sample_weights is None else as_tensor(sample_weights)
+        )
+
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        gain = (log_p * self.gain[target]).sum(-1)  # (M, B)
+        started = (epoch > self.after).to(log_p.dtype)
+        return -started * weighted_mean(gain, self.weights, target, whole).mean()
+
+
+class ExpectedGain(nn.Module):
+    """-1/alpha sum_c p(c) U[y,c]: minus the expected utility of acting at random from p. Bounded."""
+
+    def __init__(
+        self, utility: ArrayLike, alpha: float, *, sample_weights: ArrayLike | None = None, after: int = 0
+    ) -> None:
+        super().__init__()
+        self.log_gain = LogGain(utility, alpha, sample_weights=sample_weights, after=after)
+
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        value: Tensor = self.log_gain(log_p.exp(), target, epoch, whole)  # the same sum, over p instead of log p
+        return value
+
+
+# -- the whole -------------------------------------------------------------------------------------------------
+
+
+class Objective(nn.Module):
+    """Shifts of the logits, log-softmax, then the sum of the terms. One signature for every method.
+
+    >>> objective = Objective([], [NegativeLogLikelihood([1.0, 1.0])])
+    >>> loss = objective(torch.zeros(3, 5, 2), torch.zeros(5, dtype=torch.long), torch.tensor(1))
+    >>> round(float(loss.exp()), 5)
+    2.0
+    """
+
+    def __init__(self, shifts: Sequence[nn.Module], terms: Sequence[nn.Module]) -> None:
+        super().__init__()
+        if not terms:
+            raise InputError("an objective needs at least one term")
+        self.shifts, self.terms = nn.ModuleList(shifts), nn.ModuleList(terms)
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+        for shift in self.shifts:
+            logits = shift(logits, target)
+        log_p = logits.log_softmax(-1)  # (M, B, C)
+        values: list[Tensor] = [term(log_p, target, epoch, whole) for term in self.terms]
+        return reduce(torch.add, values)
+
+
+def as_tensor(values: ArrayLike) -> Tensor:
+    """In the default precision."""
+    return torch.tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())

@@ -1,0 +1,272 @@
+"""Backbones as stacks of K networks: ResNet-32 for small images, ResNet-50, slim ResNet-50, ResNeXt-50, an MLP.
+
+A backbone is a list of stages. Each stage builds itself for any number of networks, so that the first few
+can be shared by the particles of a run (`particles.py`). The last stage gives features, one vector a sample.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from rfdlc.errors import InputError, choose
+from rfdlc.training.networks.fused import stages as fused
+from rfdlc.training.networks.hidden import Hidden
+from rfdlc.training.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Layout
+
+Stage = Callable[[int], nn.Module]  # number of networks -> the stage for all of them
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """Stages, the layout of what flows between them, and the width of the features."""
+
+    layout: Layout
+    stages: tuple[Stage, ...]
+    width: int
+    fused: bool = False  # whether its stages take IMAGES_IN_FRONT as well, where kernels for that are there
+
+
+# -- ResNet-32 for 32 x 32 images (He et al. 2016, section 4.2) ------------------------------------------------
+
+
+class Stem(nn.Module):
+    """3 x 3 convolution, batch norm, ReLU."""
+
+    def __init__(self, networks: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv, self.norm = Conv(networks, inputs, outputs, 3), BatchNorm(networks, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 5:
+            return fused.run([(fused.Unit(), self.conv, self.norm)], x)
+        return self.norm(self.conv(x)).relu_()
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions; where the size halves, the shortcut takes every other pixel and pads channels."""
+
+    def __init__(self, networks: int, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.networks, self.stride, self.padding = networks, stride, (outputs - inputs) // 2
+        self.conv1, self.norm1 = Conv(networks, inputs, outputs, 3, stride), BatchNorm(networks, outputs)
+        self.conv2, self.norm2 = Conv(networks, outputs, outputs, 3), BatchNorm(networks, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(self.conv1(x)).relu_()
+        return (self.norm2(self.conv2(y)) + self.shortcut(x)).relu_()
+
+    def units(self) -> list[fused.Wired]:
+        return [
+            (fused.Unit(self.stride), self.conv1, self.norm1),
+            (fused.Unit(residual=True), self.conv2, self.norm2),
+        ]
+
+    def shortcut(self, x: Tensor) -> Tensor:
+        """Padded over the last axis, network by network, so that channels-last memory stays channels-last."""
+        if not self.padding:
+            return x
+        pixels = x[:, :, :: self.stride, :: self.stride].permute(0, 2, 3, 1).unflatten(-1, (self.networks, -1))
+        return functional.pad(pixels, (self.padding, self.padding)).flatten(3).permute(0, 3, 1, 2)
+
+
+class BasicBlocks(nn.Sequential):
+    """Residual blocks in a row; images with the networks in front, (K, B, H, W, C), go through fused."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 5:
+            blocks = [block for block in self if isinstance(block, BasicBlock)]
+            return fused.run([unit for block in blocks for unit in block.units()], x)
+        return super().forward(x)
+
+
+class Pooled(nn.Module):
+    """A last stage, averaged over pixels: (B, K*C, H, W) -> (B, K*C), or (K, B, H, W, C) -> (K, B, C)."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled: Tensor = self.body(x).mean((2, 3))
+        return pooled
+
+
+def _basic(inputs: int, outputs: int, blocks: int, stride: int) -> Stage:
+    def build(networks: int) -> nn.Module:
+        first = BasicBlock(networks, inputs, outputs, stride)
+        return BasicBlocks(first, *(BasicBlock(networks, outputs, outputs, 1) for _ in range(blocks - 1)))
+
+    return build
+
+
+def small_resnet(channels: int, blocks: int = 5) -> Backbone:
+    """CIFAR ResNet of 6 * blocks + 2 layers (ResNet-32: 5 blocks). Stages: stem, 16, 32 and 64 channels."""
+    return Backbone(
+        IN_CHANNELS,
+        (
+            lambda networks: Stem(networks, channels, 16),
+            _basic(16, 16, blocks, 1),
+            _basic(16, 32, blocks, 2),
+            lambda networks: Pooled(_basic(32, 64, blocks, 2)(networks)),
+        ),
+        width=64,
+        fused=True,
+    )
+
+
+# -- ResNet-50 and its relatives -------------------------------------------------------------------------------
+
+
+class ImageNetStem(nn.Module):
+    """7 x 7 convolution with stride 2, batch norm, ReLU, 3 x 3 maximum with stride 2."""
+
+    def __init__(self, networks: int, inputs: int) -> None:
+        super().__init__()
+        self.conv, self.norm = Conv(networks, inputs, 64, 7, 2), BatchNorm(networks, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.max_pool2d(self.norm(self.conv(x)).relu_(), 3, 2, 1)
+
+
+class Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 (grouped in ResNeXt), 1 x 1; a projection where the shape changes."""
+
+    def __init__(self, networks: int, inputs: int, middle: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = Conv(networks, inputs, middle, 1), BatchNorm(networks, middle)
+        self.conv2, self.norm2 = Conv(networks, middle, middle, 3, stride, groups), BatchNorm(networks, middle)
+        self.conv3, self.norm3 = Conv(networks, middle, outputs, 1), BatchNorm(networks, outputs)
+        projection = [Conv(networks, inputs, outputs, 1, stride), BatchNorm(networks, outputs)]
+        self.shortcut = nn.Sequential(*(projection if inputs != outputs or stride > 1 else []))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(self.conv1(x)).relu_()
+        y = self.norm2(self.conv2(y)).relu_()
+        return (self.norm3(self.conv3(y)) + self.shortcut(x)).relu_()
+
+
+def _bottlenecks(inputs: int, width: int, blocks: int, stride: int, groups: int, base: int) -> Stage:
+    middle, outputs = width * base // 64 * groups, 4 * width
+
+    def build(networks: int) -> nn.Module:
+        first = Bottleneck(networks, inputs, middle, outputs, stride, groups)
+        rest = (Bottleneck(networks, outputs, middle, outputs, 1, groups) for _ in range(blocks - 1))
+        return nn.Sequential(first, *rest)
+
+    return build
+
+
+def large_resnet(
+    channels: int, widths: tuple[int, ...] = (64, 128, 256, 512), groups: int = 1, base: int = 64
+) -> Backbone:
+    """ResNet-50 (He et al. 2016); with groups 32 and base 4 ResNeXt-50 (Xie et al. 2017). Stages: stem, then four.
+
+    The paper's slim ResNet-50 has widths 64, 128, 192, 384.
+    """
+    inputs = (64, *(4 * width for width in widths))
+    stages = [
+        _bottlenecks(i, w, n, 1 + (k > 0), groups, base)
+        for k, (i, w, n) in enumerate(zip(inputs, widths, (3, 4, 6, 3), strict=False))
+    ]
+    last = stages[-1]
+    first: Stage = lambda networks: ImageNetStem(networks, channels)  # noqa: E731
+    return Backbone(IN_CHANNELS, (first, *stages[:-1], lambda networks: Pooled(last(networks))), width=4 * widths[-1])
+
+
+# -- tables and embeddings -------------------------------------------------------------------------------------
+
+
+def mlp(features: int, widths: tuple[int, ...] = (256, 256)) -> Backbone:
+    """A multilayer perceptron: one stage a hidden layer. Inputs of any shape are flattened."""
+
+    def stage(inputs: int, outputs: int) -> Stage:
+        return lambda networks: Hidden(networks, inputs, outputs)
+
+    flat = Layout(lambda x: x.flatten(2), IN_FRONT.spread, IN_FRONT.unfold)
+    return Backbone(flat, tuple(stage(i, o) for i, o in pairwise((features, *widths))), width=widths[-1])
+
+
+# -- a network of the user's own -------------------------------------------------------------------------------
+
+
+class Copies(nn.Module):
+    """K copies of any module that maps a batch to features, run one after the other: (K, B, ...) -> (K, B, F).
+
+    Their parameters and buffers are stacked along dimension 0 like everybody else's; each copy is called with
+    views of its own slice, so that statistics a module updates in place (batch norm's) are kept.
+    """
+
+    def __init__(self, make: Callable[[], nn.Module], networks: int) -> None:
+        super().__init__()
+        self.make, self.networks = make, networks
+        self.template = [make()]  # in a list: its own weights are no parameters of the stack
+        for name, value in self.template[0].named_parameters():
+            self.register_parameter(_flat(name), nn.Parameter(value.detach().new_empty(networks, *value.shape)))
+        for name, buffer in self.template[0].named_buffers():
+            self.register_buffer(_flat(name), buffer.new_empty(networks, *buffer.shape))
+
+    def reset(self, generators: Generators) -> None:
+        """Network by network: the global generator is seeded from the run's own, since modules draw from that one."""
+        for network in range(self.networks):
+            generator = generators[network * len(generators) // self.networks]
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(torch.randint(2**31, (1,), generator=generator)))
+                fresh = self.make()
+            for name, value in (*fresh.named_parameters(), *fresh.named_buffers()):
+                getattr(self, _flat(name))[network].copy_(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        template = self.template[0].train(self.training)
+        names = [name for name, _ in (*template.named_parameters(), *template.named_buffers())]
+        parts = [{name: getattr(self, _flat(name))[k] for name in names} for k in range(self.networks)]
+        return torch.stack([functional_call(template, part, (x[k],)) for k, part in enumerate(parts)])
+
+
+def _flat(name: str) -> str:
+    return "copy_" + name.replace(".", "__")
+
+
+def own(make: Callable[[], nn.Module] | nn.Module, example: Tensor) -> Backbone:
+    """A user's network as a backbone of one stage; the feature width is found by a dry run on `example` (B, ...).
+
+    A function makes a fresh network for each particle; a module (a pretrained one, say) is copied as it is.
+    """
+    build = (lambda: deepcopy(make)) if isinstance(make, nn.Module) else make
+    with torch.no_grad():
+        features = build().eval()(example)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(example):
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise InputError(
+            f"the backbone gives {shape} for a batch of shape {tuple(example.shape)}: expected features "
+            "(batch, width); end it with pooling and flattening, without a classifier"
+        )
+    return Backbone(IN_FRONT, (lambda networks: Copies(build, networks),), width=features.shape[1])
+
+
+# -- by name ---------------------------------------------------------------------------------------------------
+
+BACKBONES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], Backbone]] = {
+    "resnet8": lambda shape, widths: small_resnet(shape[0], blocks=1),
+    "resnet20": lambda shape, widths: small_resnet(shape[0], blocks=3),
+    "resnet32": lambda shape, widths: small_resnet(shape[0]),
+    "resnet50": lambda shape, widths: large_resnet(shape[0]),
+    "resnet50-slim": lambda shape, widths: large_resnet(shape[0], widths=(64, 128, 192, 384)),
+    "resnext50": lambda shape, widths: large_resnet(shape[0], groups=32, base=4),
+    "mlp": lambda shape, widths: mlp(int(torch.Size(shape).numel()), widths),
+}
+
+
+def backbone(name: str, input_shape: tuple[int, ...], widths: tuple[int, ...] = (256, 256)) -> Backbone:
+    """The backbone of this name for samples of this shape; `widths` are the hidden layers of an MLP."""
+    choose("backbone", name, BACKBONES)
+    if name != "mlp" and len(input_shape) != 3:
+        raise InputError(
+            f"backbone {name!r} needs images (channels, height, width), got {input_shape}: use backbone=mlp"
+        )
+    return BACKBONES[name](input_shape, widths)

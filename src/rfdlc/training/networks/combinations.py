@@ -1,0 +1,148 @@
+"""How particles become what a network predicts: logits (R,M,B,C) and features (R,M,B,F) -> logits (R,M',B,C).
+
+Most methods leave their particles as they are and a Decider averages them. Experts that are routed, weighed sample by
+sample or silent on some classes are combined inside the network, M' = 1, so that whoever predicts, calibrates, exports
+or serves needs to know nothing of it. A combination may have weights of its own, which a stage trains.
+
+`uncertainty` is what a combination itself says of each sample, (R,B), or nothing; `measures` is its name.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rfdlc.decide.classes import Classes
+from rfdlc.training.networks.stack import Linear
+
+
+class Combination(Protocol):
+    """What a network asks of its combination."""
+
+    measures: str
+
+    def __call__(self, logits: Tensor, features: Tensor) -> Tensor: ...
+
+    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None: ...
+
+
+class Particles(nn.Module):
+    """Every particle as it is."""
+
+    measures = ""
+
+    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
+        return logits
+
+    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None:
+        return None
+
+
+class Router(nn.Module):
+    """Ask one expert after the other while the answer so far looks wrong; predict the mean of those asked.
+
+    After expert i, the features of that expert (normalised, to `hidden` units) and the largest mean logits so far give
+    a score; above 0 the next expert is asked (Wang et al. 2021, section 3.3 and its code).
+    """
+
+    measures = "experts_used"
+
+    def __init__(
+        self, runs: int, particles: int, width: int, classes: int, *, choices: int = 30, hidden: int = 16
+    ) -> None:
+        super().__init__()
+        self.choices = min(choices, classes)
+        self.hidden = Linear(runs * (particles - 1), width, hidden)
+        self.score = Linear(runs, hidden + self.choices, 1)  # the same for all experts of a run
+
+    def scores(self, logits: Tensor, features: Tensor) -> Tensor:
+        """(R, M-1, B): above 0, expert i + 1 is asked."""
+        runs, particles = logits.shape[:2]
+        asked = torch.arange(1, particles, device=logits.device).view(-1, 1, 1)
+        best = (logits.cumsum(1)[:, :-1] / asked).topk(self.choices, dim=-1).values  # (R, M-1, B, choices)
+        seen = functional.normalize(features[:, :-1], dim=-1).flatten(0, 1)
+        hidden = self.hidden(seen).relu().unflatten(0, (runs, particles - 1))
+        scores: Tensor = self.score(torch.cat([best, hidden], -1).flatten(1, 2))
+        return scores.unflatten(1, (particles - 1, -1))[..., 0]
+
+    def used(self, logits: Tensor, features: Tensor) -> Tensor:
+        """(R, M, B): 1 where an expert is asked, 0 where not; the first always is."""
+        asked = (self.scores(logits, features) > 0).to(logits.dtype).cumprod(1)
+        return torch.cat([torch.ones_like(asked[:, :1]), asked], 1)
+
+    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
+        used = self.used(logits, features)[..., None]
+        return (used * logits).sum(1, keepdim=True) / used.sum(1, keepdim=True)
+
+    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None:
+        return self.used(logits, features).sum(1)
+
+
+def engagement(logits: Tensor) -> Tensor:
+    """Cumulative uncertainty before each expert, and after the last: (..., M, B, C) -> (..., M+1, B).
+
+    Evidence exp(z) gives beliefs b = exp(z)/S and the uncertainty u = C/S, S = sum exp(z) + C. w_0 = 1 and
+    w_i+1 = w_i u_i / (1 - conflict), the conflict being sum_{j != k} b_i-1[j] b_i[k] (Li et al. 2022, Dempster-Shafer).
+    """
+    log_classes = torch.full_like(logits[..., 0], logits.shape[-1]).log()
+    log_strength = torch.logaddexp(logits.logsumexp(-1), log_classes)  # (..., M, B)
+    belief, unsure = (logits - log_strength[..., None]).exp(), (log_classes - log_strength).exp()
+    previous, before = belief[..., :-1, :, :], unsure[..., :-1, :]
+    after = unsure[..., 1:, :]
+    # 1 - conflict, written without a difference of numbers near 1
+    harmony = before + after - before * after + (previous * belief[..., 1:, :, :]).sum(-1)
+    factors = torch.cat([torch.ones_like(unsure[..., :1, :]), unsure[..., :1, :], after / harmony], -2)
+    return factors.cumprod(-2)
+
+
+def weighed(logits: Tensor, eta: float) -> Tensor:
+    """sum_i a_i z_i with a = softmax over experts of w_i / eta: (..., M, B, C) -> (..., 1, B, C)."""
+    shares = (engagement(logits)[..., :-1, :] / eta).softmax(-2)
+    return (shares[..., None] * logits).sum(-3, keepdim=True)
+
+
+class Evidential(nn.Module):
+    """Later experts count more where the earlier ones were unsure. Each sample by itself, whatever its batch."""
+
+    measures = "fused_uncertainty"
+
+    def __init__(self, eta: float) -> None:
+        super().__init__()
+        self.eta = eta
+
+    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
+        return weighed(logits, self.eta)
+
+    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None:
+        return engagement(logits)[..., -1, :]
+
+
+def nested_groups(classes: Classes, experts: int) -> NDArray[np.float64]:
+    """(M, C): 1 where an expert speaks for a class. Expert m leaves out the m/M most frequent classes.
+
+    >>> nested_groups(Classes.from_counts([9, 5, 1]), 3).tolist()
+    [[1.0, 1.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]
+    """
+    first = np.arange(experts) * len(classes) // experts
+    return (classes.rank >= first[:, None]).astype(np.float64)
+
+
+class GroupMean(nn.Module):
+    """For every class the mean logit of the experts that speak for it."""
+
+    measures = ""
+
+    def __init__(self, groups: NDArray[np.float64]) -> None:
+        super().__init__()
+        self.speaks: Tensor
+        # follows from the classes: not part of the saved weights
+        self.register_buffer("speaks", torch.as_tensor(groups, dtype=torch.float32)[:, None], persistent=False)
+
+    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
+        return (self.speaks * logits).sum(1, keepdim=True) / self.speaks.sum(0)
+
+    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None:
+        return None

@@ -1,0 +1,156 @@
+"""Layers that hold K networks as one: grouped convolutions and batched matrix products.
+
+Dimension 0 of every parameter and buffer runs over the networks, run by run, so that `tensor.chunk(R)` is
+the state of each of R runs. A run's draws depend on its own generator alone: a network has the same
+weights whether it is built by itself or inside a stack.
+
+Images are folded into channels, (B, K*C, H, W): convolutions then are grouped and memory stays channels-last.
+Everything else leads with the networks, (K, B, F).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rfdlc.training.networks.products import affine
+from rfdlc.training.networks.shared_norm import shared_norm
+from rfdlc.training.processes.group import Processes
+
+Generators = Sequence[torch.Generator]  # one a run
+
+
+class Conv(nn.Module):
+    """K convolutions without bias: (B, K*inputs, H, W) -> (B, K*outputs, H', W'). He initialisation."""
+
+    def __init__(self, networks: int, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.stride, self.padding, self.groups = stride, kernel // 2, networks * groups
+        self.weight = nn.Parameter(torch.empty(networks * outputs, inputs // groups, kernel, kernel))
+
+    def reset(self, generators: Generators) -> None:
+        """Normal with variance 2 / fan-in."""
+        deviation = (2 / self.weight[0].numel()) ** 0.5
+        for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
+            part.normal_(0, deviation, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.conv2d(x, self.weight, None, self.stride, self.padding, 1, self.groups)
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation of K networks' channels: each network's statistics are its own.
+
+    Those of one process, or of the whole batch where `shared` says which processes have a share of it.
+    """
+
+    shared: Processes | None = None
+    momentum, epsilon = 0.1, 1e-5
+
+    def __init__(self, networks: int, channels: int) -> None:
+        super().__init__()
+        size = networks * channels
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.ones(size))
+        self.mean: Tensor
+        self.variance: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.mean, self.variance, self.weight, self.bias
+        if self.training and self.shared is not None:
+            return shared_norm(x, *own, self.momentum, self.epsilon, self.shared)
+        return functional.batch_norm(x, *own, self.training, self.momentum, self.epsilon)
+
+
+class Linear(nn.Module):
+    """K affine maps: (K, B, inputs) -> (K, B, outputs). He initialisation, bias zero."""
+
+    def __init__(self, networks: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(networks, inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(networks, 1, outputs))
+
+    def reset(self, generators: Generators) -> None:
+        """Normal with variance 2 / fan-in."""
+        deviation = (2 / self.weight.shape[1]) ** 0.5
+        for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
+            part.normal_(0, deviation, generator=generator)
+        self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return affine(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation with K scales and shifts, on (K, B, F)."""
+
+    epsilon = 1e-5
+
+    def __init__(self, networks: int, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(networks, 1, features))
+        self.bias = nn.Parameter(torch.zeros(networks, 1, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight + self.bias
+
+
+def share_statistics(module: nn.Module, processes: Processes) -> None:
+    """From now on, batch norm normalises by the samples of all these processes."""
+    for layer in module.modules():
+        if isinstance(layer, BatchNorm):
+            layer.shared = processes
+
+
+@torch.no_grad()
+def reset(module: nn.Module, seeds: Sequence[int]) -> None:
+    """Draw the weights of every layer that has any to draw; run r uses seeds[r] alone, in module order."""
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    for layer in module.modules():
+        draw = getattr(layer, "reset", None)
+        if draw is not None:
+            draw(generators)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the networks' axis lies: how a batch (R, B, ...) enters a stack, spreads over branches, and leaves it."""
+
+    fold: Callable[[Tensor], Tensor]  # (R, B, ...) -> stacked for R networks
+    spread: Callable[[Tensor, int, int], Tensor]  # stacked for R, (R, M) -> stacked for R*M
+    unfold: Callable[[Tensor, int], Tensor]  # pooled features stacked for K -> (K, B, F)
+
+
+def _fold_channels(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+
+
+def _spread_channels(x: Tensor, runs: int, particles: int) -> Tensor:
+    batch, _, *size = x.shape  # written over the last axis, so that channels-last stays channels-last
+    pixels = x.permute(0, 2, 3, 1).unflatten(-1, (runs, 1, -1))
+    wide = pixels.expand(batch, *size, runs, particles, pixels.shape[-1]).flatten(3)
+    return wide.permute(0, 3, 1, 2)
+
+
+IN_CHANNELS = Layout(
+    _fold_channels, _spread_channels, lambda x, networks: x.unflatten(1, (networks, -1)).transpose(0, 1)
+)
+
+
+def _fold_in_front(x: Tensor) -> Tensor:
+    return x.movedim(2, -1).to(torch.get_autocast_dtype(x.device.type)).contiguous()
+
+
+def _spread_in_front(x: Tensor, runs: int, particles: int) -> Tensor:
+    """(R, ...) -> (R*M, ...); of one run without a copy."""
+    return x.expand(particles, *x.shape[1:]) if runs == 1 else x.repeat_interleave(particles, 0)
+
+
+# Images with the networks in front and channels last, (K, B, H, W, C): what fused stages take
+IMAGES_IN_FRONT = Layout(
+    _fold_in_front, lambda x, runs, particles: x.repeat_interleave(particles, 0), lambda x, networks: x
+)
+IN_FRONT = Layout(lambda x: x, _spread_in_front, lambda x, networks: x)

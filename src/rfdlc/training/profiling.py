@@ -1,0 +1,132 @@
+"""Where the time of a training goes, and how near it comes to what the memory's bandwidth allows."""
+
+import time
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.load import load
+from rfdlc.data.replayed import capture
+from rfdlc.training.assembly import build_parts, choose_device, method_net, place, sensible_threads, split_outputs
+from rfdlc.training.loop import Part
+from rfdlc.training.methods import resolve
+from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.stack import Conv, Linear
+from rfdlc.training.step import Step, reduced
+
+# An activation is written and read forward, read again backward, and so is its gradient: written, read
+PASSES_OF_ACTIVATIONS = 5
+PASSES_OF_WEIGHTS = 7  # read forward and backward; gradient written and read; velocity read and written; written
+SECONDS = 0.3  # that each part is measured for
+COPIED = {"cpu": 2**27, "cuda": 2**30}  # bytes, several times a cache
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of a step by part, in the order they happen; what evaluation takes; the floor from memory traffic."""
+
+    parts: dict[str, float]
+    evaluation: float  # seconds for the samples that calibrate or test
+    steps: int  # in all epochs of the first stage
+    stages: int
+    trainings: int  # two with `refit`
+    traffic: float  # bytes that a step must move
+    bandwidth: float  # bytes a second, measured by copying
+
+    @property
+    def step(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def floor(self) -> float:
+        """Seconds that a step needs at the least, if memory were always busy."""
+        return self.traffic / self.bandwidth
+
+
+def profile(
+    data: Any,
+    method: str = "rf-dlc",
+    *,
+    root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Profile:
+    """Measure the first stage of a training as `train` would run it, on its own data, without training."""
+    given = data if isinstance(data, Dataset) else load(data, root=root, **dict(data_options or {}))
+    row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
+    device, seeds = choose_device(chosen.device), (chosen.seed,)
+    net = place(method_net(row, chosen, given.input_shape, given.classes, seeds), device)
+    part = build_parts(row, chosen, given, seeds, device)[0]
+    with sensible_threads(net, chosen):
+        steps = (part.end - part.start) * part.loader.steps
+        traffic = _traffic(net, part, reduced(chosen, device))
+        timed = _step_parts(net, part, steps)
+        held = given.test or given.val or given.train
+        evaluation = _seconds(lambda: split_outputs(net, held, given.normalisation, chosen, device), device, once=True)
+    return Profile(timed, evaluation, steps, len(row.stages), 1 + chosen.refit, traffic, _bandwidth(device))
+
+
+def _step_parts(net: ParticleNet, part: Part, steps: int) -> dict[str, float]:
+    """Forward alone, forward and backward, the whole step: the differences are the parts."""
+    step = Step(net, part.objective, part.settings, part.stage, (), part.each, steps)
+    step.begin_epoch(1, part.rates(1))
+    inputs, targets = next(iter(part.loader.epoch(1)))
+    batch = inputs, targets, part.mixing(net.seeds, 1)[0].to(step.device)
+
+    def there_and_back() -> None:
+        step.gradients(step.objectives(step.mixed(*batch)))
+
+    data = _seconds(lambda: [None for _ in part.loader.epoch(1)], step.device) / part.loader.steps
+    forward = _seconds(lambda: step.objectives(step.mixed(*batch)), step.device, step.capture)
+    both = _seconds(there_and_back, step.device, step.capture)
+    whole = _seconds(lambda: step.compute(*batch), step.device, step.capture)
+    return {"data": data, "forward": forward, "backward": max(both - forward, 0.0), "optimiser": max(whole - both, 0.0)}
+
+
+def _seconds(function: Callable[[], Any], device: torch.device, captured: bool = False, once: bool = False) -> float:
+    """The least of several measurements; on a GPU of what it does, captured as the step is, not of its launches."""
+    run = capture(function, 3)[0].replay if captured else function
+    run()
+    _wait(device)
+    times: list[float] = []
+    while not times or (not once and sum(times) < SECONDS):
+        began = time.perf_counter()
+        run()
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _traffic(net: ParticleNet, part: Part, half: bool) -> float:
+    """Bytes that a step must move: what convolutions and affine maps give, and the weights."""
+    given: list[int] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        given.append(output.numel())
+
+    copy = deepcopy(net)
+    for module in copy.modules():
+        if isinstance(module, Conv | Linear):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        copy.particle_logits(next(iter(part.loader.epoch(1)))[0])
+    weights = sum(p.numel() for p in net.parameters())
+    return PASSES_OF_ACTIVATIONS * (2 if half else 4) * sum(given) + PASSES_OF_WEIGHTS * 4 * weights
+
+
+def _bandwidth(device: torch.device) -> float:
+    """Bytes a second of a copy: each byte is read and written."""
+    source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _seconds(lambda: target.copy_(source), device)

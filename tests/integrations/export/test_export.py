@@ -1,0 +1,256 @@
+"""Exported files decide as the library does, and say so when they cannot."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import rfdlc
+from rfdlc.cli import app
+from rfdlc.data.images import resized
+from rfdlc.integrations.onnx import exporting
+from rfdlc.integrations.onnx.parity import TOLERANCE, random_samples
+from rfdlc.integrations.onnx.sealed import SEAL_LENGTH, sealed
+from rfdlc.integrations.server.backends import open_backend
+from rfdlc.integrations.server.limits import Limits, Refused
+from rfdlc.integrations.server.reading import read_image_body
+
+pytest.importorskip("onnxruntime", reason='export tests need pip install "rfdlc[export]"')
+
+
+def own_network():
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 8))
+
+
+# The other methods and backbones: benchmarks/export.py.
+CASES = [("rf-dlc-paper", "resnet8"), ("ce", "own"), ("rf-dlc", "mlp"), ("ride", "mlp")]
+
+
+@pytest.mark.parametrize(("method", "backbone"), CASES)
+def test_decisions_equal_the_librarys(trained, tmp_path, method, backbone):
+    network = own_network if backbone == "own" else None
+    run = trained(method, backbone, network)
+    model = rfdlc.Model.load(run, backbone=network, device="cpu")
+    rng = np.random.default_rng(1)
+    utility = rfdlc.Utility(rng.uniform(-1, 1, (6, 8)), model.classes, list("stuvwxyz"))
+    done = rfdlc.export(run, tmp_path / "model.onnx", utility=utility, backbone=network)
+    assert done.parity.decisions_changed == 0
+    inputs = (rng.integers(0, 196, (1000, 1, 1, 1)) + rng.integers(0, 60, (1000, 3, 12, 12))).astype(np.uint8)
+    found = rfdlc.OnnxModel.load(done.path).decide(inputs)
+    decider, predictions = model.decider.with_utility(utility), model.predict(inputs)
+    np.testing.assert_allclose(found.probabilities, decider.probabilities(predictions), atol=TOLERANCE)
+    values = decider.expected_utility(predictions)
+    top = np.sort(values, axis=1)
+    clear = top[:, -1] - top[:, -2] > 1e-4
+    assert clear.mean() > 0.5
+    assert np.bincount(found.action).max() < 950  # decisions differ from input to input
+    assert (found.action == decider.decide(predictions))[clear].all()
+    np.testing.assert_allclose(found.expected_utility, values, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def run(trained):
+    return trained("rf-dlc", "mlp")
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    return rfdlc.export(run, tmp_path_factory.mktemp("exported") / "model.onnx").path
+
+
+def test_the_utility_as_an_input(run, tmp_path):
+    done = rfdlc.export(run, tmp_path / "model.onnx", utility_input=True, resize=True)
+    found, model = rfdlc.OnnxModel.load(done.path), rfdlc.Model.load(run, device="cpu")
+    inputs = random_samples(model, 50)
+    for utility in (None, rfdlc.Utility.tail_sensitive(model.classes, -3).with_abstain(0.5)):
+        expected = model.decide(inputs, utility)
+        assert (found.decide(inputs, utility).action == expected).all()
+    larger = np.random.default_rng(0).integers(0, 256, (20, 3, 31, 45), dtype=np.uint8)
+    brought = model.decider.probabilities(model.predict(resized(larger, 12)))
+    np.testing.assert_allclose(found.decide(larger).probabilities, brought, atol=0.02)  # a level here and there
+
+
+def test_another_utility_without_a_new_export(run, exported):
+    found, model = rfdlc.OnnxModel.load(exported), rfdlc.Model.load(run, device="cpu")
+    utility, inputs = rfdlc.Utility.one_hot(model.classes).with_abstain(0.6), random_samples(model, 50)
+    assert (found.decide(inputs, utility).action == model.decide(inputs, utility)).all()
+
+
+@pytest.mark.parametrize(("precision", "share"), [("half", 0.75), ("int8", 0.65)])
+def test_smaller_files_report_what_changed(run, exported, tmp_path, precision, share):
+    small = rfdlc.export(run, tmp_path / "small.onnx", precision=precision)
+    assert small.path.stat().st_size < share * exported.stat().st_size
+    assert 0 < small.parity.largest_difference < 0.2
+    assert small.parity.decisions_changed < 0.2 * small.parity.samples
+    assert precision in small.cards[0].read_text()
+
+
+def test_torch_export(run, tmp_path):
+    done = rfdlc.export(run, tmp_path / "model.pt2")
+    assert done.parity.decisions_changed == 0
+    files = {"rfdlc.json": ""}
+    program = torch.export.load(done.path, extra_files=files)
+    assert json.loads(files["rfdlc.json"])["provenance"]["method"] == "rf-dlc"
+    assert program.module()(torch.zeros(7, 3, 12, 12, dtype=torch.uint8))[2].shape == (7,)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_file_is_refused(exported, tmp_path):
+    data, copy = bytearray(exported.read_bytes()), tmp_path / "model.onnx"
+    for position in (100, len(data) // 2, len(data) - 5):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        copy.write_bytes(changed)
+        with pytest.raises(rfdlc.InputError, match="changed after it was exported"):
+            rfdlc.OnnxModel.load(copy)
+    for other in (b"", b"no model", bytes(data[:-SEAL_LENGTH])):
+        copy.write_bytes(other)
+        with pytest.raises(rfdlc.InputError, match="no seal of ours"):
+            rfdlc.OnnxModel.load(copy)
+
+
+def test_samples_that_the_graph_does_not_take_are_refused(exported):
+    model = rfdlc.OnnxModel.load(exported)
+    good = np.zeros((2, *model.input_shape), np.uint8)
+    for wrong, message in ((good[:0], r"samples have shape \(0, "), (good[0], "expected .N, "), (good / 255, "uint8")):
+        with pytest.raises(rfdlc.InputError, match=message):
+            model.decide(wrong)
+
+
+def test_metadata_that_do_not_describe_the_graph_are_refused(exported, tmp_path):
+    import onnx
+
+    def rewritten(change):
+        model = onnx.load_model_from_string(exported.read_bytes()[:-SEAL_LENGTH])
+        table = json.loads(model.metadata_props[0].value)
+        change(table)
+        model.metadata_props[0].value = json.dumps(table)
+        (tmp_path / "model.onnx").write_bytes(sealed(model.SerializeToString()))
+        return tmp_path / "model.onnx"
+
+    def fewer_classes(table):
+        table["decider"] = rfdlc.Decider(rfdlc.Utility.one_hot(["a", "b"]), calibration=None).to_dict()
+
+    changes = {
+        "the metadata say": fewer_classes,
+        "differ in whether": lambda table: table.update(utility_input=True),
+        "metadata are not those": lambda table: table.update(version=99),
+    }
+    for message, change in changes.items():
+        with pytest.raises(rfdlc.InputError, match=message):
+            rfdlc.OnnxModel.load(rewritten(change))
+    assert rfdlc.OnnxModel.load(rewritten(lambda table: None)).classes.names[0] == "ant"
+
+
+def test_a_graph_that_is_not_the_model_is_not_written(run, tmp_path, monkeypatch):
+    right = exporting.DecisionGraph
+
+    def wrong(model, *rest, **options):
+        graph = right(model, *rest, **options)
+        graph.head.bias += torch.arange(6) / 10
+        return graph
+
+    monkeypatch.setattr(exporting, "DecisionGraph", wrong)
+    with pytest.raises(rfdlc.InputError, match="is not the model"):
+        rfdlc.export(run, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("model.txt", {}, "did you mean|expected one of .onnx, .pt2"),
+        ("model.onnx", {"precision": "int4"}, "int8"),
+        ("model.pt2", {"precision": "int8"}, "for ONNX"),
+    ],
+)
+def test_bad_wishes(run, tmp_path, name, options, message):
+    with pytest.raises(rfdlc.InputError, match=message):
+        rfdlc.export(run, tmp_path / name, **options)
+
+
+def test_resize_is_for_squares(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (20, 6, 9, 3), dtype=np.uint8), np.arange(20) % 2
+    rfdlc.train(images, "ce", tmp_path / "run", backbone="mlp", widths=(4,), epochs=1, hold_out=0, device="cpu")
+    with pytest.raises(rfdlc.InputError, match=r"resize is for square images, but .* shape \(3, 6, 9\)"):
+        rfdlc.export(tmp_path / "run", tmp_path / "model.onnx", resize=True)
+    backend = open_backend(tmp_path / "run")
+    with pytest.raises(Refused, match=r"takes no image files: expected arrays of samples of shape \(3, 6, 9\)"):
+        read_image_body(b"", backend, Limits())
+
+
+@pytest.mark.parametrize("samples", [np.zeros((2, 3, 12, 13), np.uint8), np.zeros((2, 3, 12, 12)), np.zeros(3)])
+def test_wrong_samples(exported, samples):
+    with pytest.raises(rfdlc.InputError, match="expected"):
+        rfdlc.OnnxModel.load(exported).decide(samples)
+
+
+# -- the rest of what is written ---------------------------------------------------------------------------------------
+
+
+def test_the_file_names_no_machine(exported, run):
+    data = exported.read_bytes()
+    for secret in (str(run).encode(), str(exported.parent).encode(), b".py", b"site-packages"):
+        assert secret not in data
+
+
+def test_the_card(run, exported):
+    text = (exported.parent / "README.md").read_text()
+    assert (run / "README.md").exists()
+    header = pytest.importorskip("yaml").safe_load(text.split("---")[1])
+    assert header["library_name"] == "rfdlc"
+    metrics = header["model-index"][0]["results"][0]["metrics"]
+    assert [metric["type"] for metric in metrics] == ["accuracy", "balanced_accuracy", "ece"]
+    for words in ("## Data", "88 training samples", "accuracy, tail", "## Utility", "| ant |", "## Limits"):
+        assert words in text
+
+
+def test_a_run_folder_that_cannot_be_written_has_no_card(run, tmp_path, monkeypatch):
+    (run / "README.md").unlink(missing_ok=True)
+    monkeypatch.setattr(os, "access", lambda place, mode: place != run)
+    done = rfdlc.export(run, tmp_path / "model.pt2")
+    assert done.cards == (tmp_path / "README.md",)
+    assert not (run / "README.md").exists()
+
+
+def test_somebody_elses_readme_stays(run, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    done = rfdlc.export(run, tmp_path / "model.pt2")
+    assert done.cards[0].name == "model.md"
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_rows_of_a_table(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["age,dose,colour,kind"]
+    for k in [0] * 60 + [1] * 20:
+        age, dose = rng.normal(40 + 20 * k), rng.normal() / 1000
+        lines.append(f"{age:.2f},{dose:.5f},{'red' if k else 'blue'},{'ill' if k else 'well'}")
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    model = rfdlc.train(
+        tmp_path / "rows.csv", "ce", tmp_path / "run", data_options={"target": "kind"}, epochs=3, device="cpu"
+    )
+    done = rfdlc.export(tmp_path / "run", tmp_path / "model.onnx")
+    rows = {"age": ["39", "61", ""], "dose": ["0", "0.001", "0"], "colour": ["blue", "red", "green"]}
+    exported = rfdlc.OnnxModel.load(done.path)
+    assert (exported.decide(rows).action == model.decide(rows)).all()
+    with pytest.raises(rfdlc.InputError, match="sample 1 holds numbers too large"):
+        exported.decide({"age": ["39", "40"], "dose": ["0", "3e38"], "colour": ["blue", "red"]})
+
+
+def test_the_command(run, tmp_path):
+    out = tmp_path / "model.pt2"
+    result = CliRunner().invoke(app, ["export", str(run), str(out), "--utility", "tail-sensitive", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["decisions_changed"] == 0
+    assert told["bytes"] == out.stat().st_size
+    both = CliRunner().invoke(app, ["export", str(run), str(out), "--half", "--int8"])
+    assert isinstance(both.exception, rfdlc.InputError)

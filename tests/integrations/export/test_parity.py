@@ -1,0 +1,76 @@
+"""Rounding in 32 bits is told from a graph that is not the model: 64 bits say which of the two it is."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from torch import nn
+
+import rfdlc
+from rfdlc.integrations.onnx.parity import (
+    Parity,
+    Rounding,
+    exact_probabilities,
+    measure,
+    measure_rounding,
+    random_samples,
+    refuse_unequal,
+)
+
+
+def own_network():
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 8))
+
+
+@pytest.mark.parametrize(("method", "backbone"), [("rf-dlc-paper", "resnet8"), ("ce", "own"), ("ride", "mlp")])
+def test_64_bits_are_the_same_network(trained, method, backbone):
+    network = own_network if backbone == "own" else None
+    model = rfdlc.Model.load(trained(method, backbone, network), backbone=network, device="cpu")
+    inputs = random_samples(model, 50)
+    library = np.asarray(model.decider.probabilities(model.predict(inputs)))
+    exact = exact_probabilities(model, inputs)
+    np.testing.assert_allclose(library, exact, atol=2e-6)
+    np.testing.assert_allclose(exact.sum(axis=1), 1, atol=1e-14)  # 32 bits miss this by 1e-8
+    found = measure_rounding(model, inputs, exact + 3e-5, library)
+    assert found.graph == pytest.approx(3e-5, rel=1e-6)
+    assert found.model == np.abs(library - exact).max() > 0
+
+
+def test_64_bits_are_asked_only_where_32_differ(trained):
+    model = rfdlc.Model.load(trained("rf-dlc", "mlp"), device="cpu")
+
+    def off_by(distance, **options):
+        def answer(inputs):
+            predictions = model.predict(inputs)
+            probabilities = np.asarray(model.decider.probabilities(predictions)).copy()
+            probabilities[7, 2] += distance  # one sample of a batch
+            return probabilities, model.decider.decide(predictions)
+
+        return measure(model, model.decider.utility, answer, **options)
+
+    assert off_by(5e-6).rounding is None
+    assert off_by(1e-3, full=False).rounding is None
+    wrong = off_by(2e-5)
+    assert wrong.rounding.graph == pytest.approx(2e-5, rel=0.05)
+    assert wrong.rounding.model < 1e-6
+    assert wrong.to_dict()["rounding"]["graph"] == wrong.rounding.graph
+    with pytest.raises(rfdlc.InputError, match="from 64 bits the graph differs by 2e-05, the model itself by"):
+        refuse_unequal(wrong, "runs/a")
+
+
+@pytest.mark.parametrize(
+    ("difference", "changed", "rounding", "refused"),
+    [
+        (9e-6, 0, None, False),
+        (1.1e-5, 0, None, True),
+        (2e-5, 0, Rounding(graph=8e-6, model=1.5e-5), False),  # the library's rounding alone
+        (5e-5, 0, Rounding(graph=4e-5, model=2e-5), False),  # both round
+        (9e-5, 0, Rounding(graph=9e-5, model=2e-5), True),  # more than rounding
+        (1.2e-5, 0, Rounding(graph=1.2e-5, model=1e-7), True),
+        (5e-5, 1, Rounding(graph=4e-5, model=2e-5), True),  # a decision is a decision
+    ],
+)
+def test_what_is_refused(difference, changed, rounding, refused):
+    parity = Parity(500, "random samples", difference, changed, 0, rounding=rounding)
+    with pytest.raises(rfdlc.InputError, match="nothing was written") if refused else nullcontext():
+        refuse_unequal(parity, "runs/a")

@@ -1,0 +1,69 @@
+"""A model that was trained on streamed photographs looks at their centre; whoever asks it later must do the same."""
+
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import rfdlc
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.sources import files
+from rfdlc.integrations.server.backends import open_backend
+from rfdlc.integrations.server.limits import Limits
+from rfdlc.integrations.server.reading import read_image_body
+
+SIDE = 12
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A frame of noise around a coloured centre: whoever sees more than the centre sees something else."""
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for colour in range(2):
+        for part, count in (("train", 16), ("test", 6)):
+            (root / part / f"c{colour}").mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 256, (32 + i, 40, 3), dtype=np.uint8)
+                pixels[4:-4, 6:-6, colour] = 250
+                Image.fromarray(pixels).save(root / part / f"c{colour}" / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "streamed"
+    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patched.setattr(files, "FITS_IN_MEMORY", 0)
+        data = rfdlc.load(photos, image_size=SIDE)
+        assert isinstance(data.train.inputs, ImageFiles)
+        settings = {"epochs": 2, "widths": (8,), "backbone": "mlp", "hold_out": 0.2, "workers": 0, "device": "cpu"}
+        rfdlc.train(data, "rf-dlc", folder, **settings)
+    return folder
+
+
+def test_paths_are_seen_as_training_saw_them(run, photos, monkeypatch):
+    model, recorded = rfdlc.Model.load(run, device="cpu"), rfdlc.Predictions.load(run / "predictions.npz")
+    assert model.centre == 224 / 256
+    found = model.predict(photos)
+    assert found.ids.tolist() == recorded.ids.tolist()
+    assert found.targets.tolist() == recorded.targets.tolist()
+    np.testing.assert_allclose(found.scores.values, recorded.scores.values, atol=1e-4)
+    model.centre = 1.0
+    otherwise = model.predict(photos).scores.values
+    assert np.abs(otherwise - recorded.scores.values).max() > 0.01
+    monkeypatch.setattr(files, "FITS_IN_MEMORY", 0)
+    streamed = rfdlc.load(photos)  # too many for the memory: seen by this model as one of them is
+    assert np.array_equal(model.predict(streamed).scores.values, otherwise)
+
+
+@pytest.mark.parametrize("form", ["run", "onnx"])
+def test_servers_see_them_so_too(run, photos, tmp_path, form):
+    path = run if form == "run" else rfdlc.export(run, tmp_path / "model.onnx").path
+    backend, name = open_backend(path), "test/c1/3.png"
+    recorded = rfdlc.Predictions.load(run / "predictions.npz")
+    place = recorded.ids.tolist().index(name)
+    expected = np.asarray(backend.decider.probabilities(recorded))[place]
+    question = read_image_body((photos / name).read_bytes(), backend, Limits())
+    np.testing.assert_allclose(backend.compute(question.samples)[0][0], expected, atol=1e-4)

@@ -1,0 +1,419 @@
+"""Predictions of any number of samples: the same rows as Model.predict, whatever was killed or shared out."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import rfdlc
+from rfdlc.cli import app
+from rfdlc.data.samples import Taken, open_samples
+from rfdlc.integrations.predict import predicting
+
+pytest.importorskip("pyarrow", reason='tests of Parquet need pip install "rfdlc[tables]"')
+
+PHOTOS = 61  # not divisible by the size of parts or the number of processes
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("predict") / "digits"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rfdlc.train("digits-lt", out=folder, epochs=2, widths=(8,), device="cpu")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for i in range(PHOTOS):
+        (root / str(i % 10)).mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (9, 8 + i % 5), dtype=np.uint8)).save(root / str(i % 10) / f"{i}.png")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(predicting, "PART_ROWS", 8)
+
+
+def expected(run, source, **options):
+    model = rfdlc.Model.load(run, device="cpu")
+    found = model.predict(source, **options)
+    return found, np.asarray(model.decider.probabilities(found))
+
+
+def same(out, run, source, **options):
+    table, (found, probabilities) = rfdlc.Predictions.load(out), expected(run, source, **options)
+    np.testing.assert_allclose(table.scores.values[0], probabilities, atol=1e-6)
+    assert table.ids.tolist() == found.ids.tolist()
+    assert (table.targets is None) == (found.targets is None)
+    assert found.targets is None or table.targets.tolist() == found.targets.tolist()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_folder(run, photos, tmp_path, kind):
+    done = rfdlc.predict(run, photos, tmp_path / f"p.{kind}")
+    assert (done.samples, done.skipped, done.complete) == (PHOTOS, 0, True)
+    same(done.path, run, photos)
+    assert [file.name for file in tmp_path.iterdir()] == [f"p.{kind}"]
+
+
+def test_actions(run, photos, tmp_path):
+    import pandas
+
+    model = rfdlc.Model.load(run, device="cpu")
+    utility = rfdlc.Utility.tail_sensitive(model.classes).with_abstain(0.5)
+    done = rfdlc.predict(run, photos, tmp_path / "p.parquet", utility=utility)
+    table, explained = (
+        pandas.read_parquet(done.path),
+        model.decider.with_utility(utility).explain(model.predict(photos)),
+    )
+    assert table["action"].tolist() == [utility.actions[i] for i in explained.action]
+    np.testing.assert_allclose(table["expected_utility"], explained.value, atol=1e-6)
+    same(done.path, run, photos)  # the two columns are no classes
+    with pytest.raises(rfdlc.InputError, match="a ndarray is no path"):
+        model.open_samples(np.zeros((2, 2)))
+    with pytest.raises(rfdlc.InputError, match="for tables"):
+        rfdlc.predict(run, photos, tmp_path / "p.npz", utility=utility)
+
+
+# -- killed, and going on ----------------------------------------------------------------------------------------------
+
+SLOWLY = """
+import sys, time
+import rfdlc
+from rfdlc.integrations.predict import formats, parts, predicting
+predicting.PART_ROWS = 8
+write = parts.Parts.write
+def slowly(self, part, columns, broken):
+    write(self, part, columns, broken)
+    time.sleep(0.1)
+parts.Parts.write = slowly
+rfdlc.predict(*sys.argv[1:])
+"""
+
+
+def wait_for(path, process):
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def test_kill_9_and_go_on(run, photos, tmp_path, monkeypatch):
+    whole, out, parts = tmp_path / "whole.parquet", tmp_path / "p.parquet", tmp_path / "p.parquet.parts"
+    rfdlc.predict(run, photos, whole)
+    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(run), str(photos), str(out)])
+    wait_for(parts / "part-00000002.parquet", process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    before = list(parts.glob("part-*"))
+    assert 3 <= len(before) < 8
+    written = []
+    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    assert rfdlc.predict(run, photos, out).samples == PHOTOS
+    assert len(written) == 8 - len(before)  # no part was done twice
+    assert out.read_bytes() == whole.read_bytes()
+    assert not parts.exists()
+
+
+def _noting(write, written):
+    def noted(self, part, columns, broken):
+        written.append(part)
+        write(self, part, columns, broken)
+
+    return noted
+
+
+def interrupted(monkeypatch, run, source, out, after=3, **options):
+    """A job that ended after some parts."""
+    write, done = predicting.Parts.write, []
+
+    def failing(self, part, columns, broken):
+        if len(done) == after:
+            raise KeyboardInterrupt
+        done.append(part)
+        write(self, part, columns, broken)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(predicting.Parts, "write", failing)
+        with pytest.raises(KeyboardInterrupt):
+            rfdlc.predict(run, source, out, **options)
+
+
+def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
+    out = tmp_path / "p.csv"
+    interrupted(monkeypatch, run, photos, out)
+    begun = f"{out}.parts was begun with another"
+    with pytest.raises(rfdlc.InputError, match=f"{begun} utility, another columns.*remove the folder to start anew"):
+        rfdlc.predict(run, photos, out, utility=rfdlc.Utility.one_hot([str(i) for i in range(10)]))
+    with pytest.raises(rfdlc.InputError, match=f"{begun} source, another columns, another number of samples"):
+        rfdlc.predict(run, photos / "3", out)
+    decider = run / "decider.json"
+    text = decider.read_text()
+    try:
+        decider.write_text(text.replace('"temperature": ', '"temperature": 1', 1))
+        with pytest.raises(rfdlc.InputError, match=f"{begun} model:"):
+            rfdlc.predict(run, photos, out)
+    finally:
+        decider.write_text(text)
+    assert rfdlc.predict(run, photos, out).samples == PHOTOS
+
+
+def test_what_never_began_does_not_bar_the_next(run, photos, tmp_path):
+    out = tmp_path / "p.csv"
+    np.save(tmp_path / "small.npy", np.zeros((3, 1, 4, 4), np.uint8))
+    (tmp_path / "rows.csv").write_text("x,target\n1,a\n2,b\n")
+    with pytest.raises(rfdlc.InputError, match="trained on"):
+        rfdlc.predict(run, tmp_path / "small.npy", out)
+    with pytest.raises(rfdlc.InputError, match="is a table, but this model was trained on images"):
+        rfdlc.predict(run, tmp_path / "rows.csv", out)
+    assert rfdlc.predict(run, photos, out).samples == PHOTOS
+
+
+def test_a_folder_of_somebody_elses_stays(run, photos, tmp_path):
+    (tmp_path / "p.csv.parts").mkdir()
+    (tmp_path / "p.csv.parts" / "mine.txt").write_text("mine")
+    with pytest.raises(rfdlc.InputError, match="holds other files"):
+        rfdlc.predict(run, photos, tmp_path / "p.csv")
+    assert (tmp_path / "p.csv.parts" / "mine.txt").exists()
+
+
+def test_killed_while_merging(run, photos, tmp_path, monkeypatch):
+    whole, out = tmp_path / "whole.csv", tmp_path / "p.csv"
+    rfdlc.predict(run, photos, whole)
+    for broken_step in ("replace", "unlink"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"rfdlc.integrations.predict.parts.os.{broken_step}", _interrupting(broken_step))
+            with pytest.raises(KeyboardInterrupt):
+                rfdlc.predict(run, photos, out)
+        rfdlc.predict(run, photos, out)
+        assert out.read_bytes() == whole.read_bytes()
+        out.unlink()
+
+
+def _interrupting(step):
+    def failing(first, *rest):
+        if step == "unlink" or "merged" in str(first):
+            raise KeyboardInterrupt
+        return replace(first, *rest)
+
+    replace = os.replace
+    return failing
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_full_disk_keeps_the_parts(run, photos, tmp_path, monkeypatch, kind):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / f"p.{kind}"
+    with monkeypatch.context() as patched:
+        patched.setitem(predicting.FORMATS, f".{kind}", replace(predicting.FORMATS[f".{kind}"], merge=full))
+        with pytest.raises(rfdlc.errors.InputError, match=r"cannot be written \(No space left on device\)"):
+            rfdlc.predict(run, photos, out)
+    assert len(list((tmp_path / f"p.{kind}.parts").glob("part-*"))) == 8
+    assert rfdlc.predict(run, photos, out).complete
+    same(out, run, photos)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "npz"])
+def test_names_of_files_that_are_not_utf8(run, photos, tmp_path, kind):
+    folder = os.fsencode(tmp_path) + b"/p"
+    os.mkdir(folder)
+    picture = next(photos.rglob("*.png")).read_bytes()
+    for name, content in ((b"caf\xe9.png", picture), (b"\xe9.png", b"no image")):
+        with open(folder + b"/" + name, "wb") as file:
+            file.write(content)
+    done = rfdlc.predict(run, tmp_path / "p", tmp_path / f"p.{kind}", skip_broken=True)
+    assert rfdlc.Predictions.load(done.path).ids.tolist() == [r"caf\xe9.png"]
+    assert done.skipped == 1
+
+
+def test_image_files_for_a_model_of_arrays_that_are_not_square(photos):
+    taken = Taken(rfdlc.Classes(("a", "b")), (1, 8, 9))
+    with pytest.raises(rfdlc.errors.InputError, match="become squares, but this model was trained on arrays of 8x9"):
+        open_samples(photos, taken)
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_ranks_share_the_rows(run, photos, tmp_path, monkeypatch, order):
+    out, written = tmp_path / "p.parquet", []
+    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    told = []
+    for rank in order:
+        monkeypatch.setenv("RANK", str(rank))
+        told.append(rfdlc.predict(run, photos, out).complete)
+    assert told == [False, False, True]
+    assert sorted(written) == list(range(8))
+    same(out, run, photos)
+
+
+def test_another_number_of_processes_goes_on(run, photos, tmp_path, monkeypatch):
+    out = tmp_path / "p.parquet"
+    with monkeypatch.context() as patched:
+        patched.setenv("WORLD_SIZE", "2")
+        patched.setenv("RANK", "1")
+        assert not rfdlc.predict(run, photos, out).complete
+    assert rfdlc.predict(run, photos, out).complete
+    same(out, run, photos)
+
+
+def test_a_process_that_comes_when_all_is_done(run, photos, tmp_path, monkeypatch):
+    out, written = tmp_path / "p.parquet", []
+    rfdlc.predict(run, photos, out)
+    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert rfdlc.predict(run, photos, out).complete
+    assert not written
+    assert [file.name for file in tmp_path.iterdir()] == ["p.parquet"]
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+def test_lists_with_and_without_labels(run, photos, tmp_path):
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    plain, labelled = photos / "plain.txt", photos / "My_test.txt"
+    plain.write_text("# all of them\n" + "\r\n".join(names))
+    labelled.write_text("\n".join(f"{name} {name[0]}" for name in names))
+    for source, targets in ((plain, None), (labelled, [int(name[0]) for name in names])):
+        out = tmp_path / "p.parquet"
+        rfdlc.predict(run, source, out)
+        table = rfdlc.Predictions.load(out)
+        assert table.ids.tolist() == names
+        assert (None if table.targets is None else table.targets.tolist()) == targets
+        same(out, run, source)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0/0.png 10", "line 2: label 10 is out of range: the model has 10 classes"),
+        ("0/0.png 3", "line 2: label 3 is '3' in the model, but the image lies in a folder of another class"),
+        ("../0.png", "line 2: the path '../0.png' leaves the root"),
+        ("0/0.doc", "line 2: expected 'path', the name of an image"),
+        ("0/none.png", "none.png: there is no such file"),
+    ],
+)
+def test_wrong_lists(run, photos, tmp_path, line, message):
+    (photos / "wrong.txt").write_text(f"0/0.png 0\n{line}\n")
+    with pytest.raises(rfdlc.InputError, match=message):
+        rfdlc.predict(run, photos / "wrong.txt", tmp_path / "p.csv")
+
+
+def test_broken_images(run, tmp_path, monkeypatch):
+    root, out = tmp_path / "photos", tmp_path / "p.parquet"
+    root.mkdir()
+    for i in range(30):
+        Image.new("L", (8, 8), i).save(root / f"{i:02d}.png")
+    gone = [*range(8, 16), 20]  # a whole part, and one more
+    for i in gone:
+        (root / f"{i:02d}.png").write_bytes(b"no image")
+    with pytest.raises(rfdlc.InputError, match=r"08.png: .*corrupt.*--skip-broken"):
+        rfdlc.predict(run, root, out)
+    done = rfdlc.predict(run, root, out, skip_broken=True)  # goes on where the error was
+    assert (done.samples, done.skipped) == (21, 9)
+    assert [line.split(":")[0].rpartition("/")[2] for line in done.skipped_file.read_text().splitlines()] == [
+        f"{i:02d}.png" for i in gone
+    ]
+    same(out, run, root, skip_broken=True)
+    for i in range(30):
+        (root / f"{i:02d}.png").write_bytes(b"")
+    with pytest.raises(rfdlc.InputError, match="none of the samples can be read"):
+        rfdlc.predict(run, root, tmp_path / "p.npz", skip_broken=True)
+
+
+def test_arrays_are_read_from_the_file(run, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (37, 1, 8, 8), dtype=np.uint8), rng.integers(0, 10, 37)
+    model = rfdlc.Model.load(run, device="cpu")
+    reference = np.asarray(model.decider.probabilities(model.predict(x)))
+    for same in (x[:, 0], x.transpose(0, 2, 3, 1)):  # images as training takes them, too
+        assert np.array_equal(model.decider.probabilities(model.predict(same)), reference)
+    np.save(tmp_path / "only.npy", x)
+    np.save(tmp_path / "columns.npy", np.asfortranarray(x))
+    np.savez(tmp_path / "plain.npz", x=x, y=y, ids=[f"n{i}" for i in range(37)])
+    np.savez_compressed(tmp_path / "parts.npz", train_x=x[:3], train_y=y[:3], test_x=x, test_y=y.astype(str))
+    np.savez(tmp_path / "names.npz", x=x, y=y.astype(float), names=[str(9 - i) for i in range(10)])
+    np.savez(tmp_path / "others.npz", x=x, y=y, names=[f"class {i}" for i in range(10)])
+    targets = {"only.npy": None, "columns.npy": None, "plain.npz": y, "parts.npz": y, "names.npz": 9 - y}
+    for name, wanted in {**targets, "others.npz": None}.items():
+        table = rfdlc.Predictions.load(rfdlc.predict(run, tmp_path / name, tmp_path / "p.parquet").path)
+        np.testing.assert_allclose(table.scores.values[0], reference, atol=1e-6)
+        assert (table.targets is None) if wanted is None else (table.targets == wanted).all()
+        assert (table.ids is not None) == (name == "plain.npz")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "only.npy").read_bytes()[:-100])
+    with pytest.raises(rfdlc.InputError, match=r"cut.npy.*cut off"):
+        rfdlc.predict(run, tmp_path / "cut.npy", tmp_path / "p.csv")
+    np.savez(tmp_path / "beyond.npz", x=x, y=y + 1, names=[str(i) for i in range(10)])
+    with pytest.raises(rfdlc.InputError, match="labels go from 1 to 10, but there are 10 names"):
+        rfdlc.predict(run, tmp_path / "beyond.npz", tmp_path / "p.csv")
+    with pytest.raises(rfdlc.InputError, match="no part 'val'"):
+        rfdlc.predict(run, tmp_path / "parts.npz", tmp_path / "p.csv", split="val")
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("table"), np.random.default_rng(0)
+    kinds = [0] * 60 + [1] * 20
+    lines = [f"p{i},{rng.normal(40 + 20 * k):.2f},{'red' if k else 'blue'},{k}" for i, k in enumerate(kinds)]
+    (folder / "train.csv").write_text("\n".join(["patient_id,age,colour,ill", *lines]))
+    options = {"target": "ill"}
+    rfdlc.train(folder / "train.csv", "ce", folder / "run", data_options=options, epochs=3, device="cpu")
+    return folder
+
+
+def test_tables(patients, tmp_path):
+    import pandas
+
+    frame = pandas.DataFrame({"age": [39.0, None, 61.0] * 9, "colour": ["blue", "green", None] * 9})
+    frame["patient_id"], frame["Split"] = [f"q{i}" for i in range(27)], ["train", "test", "test"] * 9
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    frame.to_parquet(tmp_path / "new.parquet", row_group_size=5)
+    model = rfdlc.Model.load(patients / "run", device="cpu")
+    reference = np.asarray(model.decider.probabilities(model.predict(frame.astype(object).where(frame.notna(), None))))
+    for name in ("new.csv", "new.parquet"):
+        for split, rows in ((None, slice(None)), ("test", np.arange(27) % 3 > 0)):
+            out = rfdlc.predict(patients / "run", tmp_path / name, tmp_path / "p.parquet", split=split).path
+            table = rfdlc.Predictions.load(out)
+            np.testing.assert_allclose(table.scores.values[0], reference[rows], atol=1e-6)
+            assert table.ids.tolist() == frame["patient_id"][rows].tolist()
+    (tmp_path / "wrong.csv").write_text("age,colour\n3,red\n4,red,5\n")
+    with pytest.raises(rfdlc.InputError, match=r"wrong.csv, line 3: 3 cells"):
+        rfdlc.predict(patients / "run", tmp_path / "wrong.csv", tmp_path / "p.csv")
+
+
+def test_what_cannot_be_written(run, photos, tmp_path, monkeypatch):
+    with pytest.raises(rfdlc.InputError, match=r"expected one of \.npz, \.parquet, \.csv"):
+        rfdlc.predict(run, photos, tmp_path / "p.txt")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("p.npz", "p.csv"):
+        with pytest.raises(rfdlc.InputError, match="2 processes write one file together in Parquet alone"):
+            rfdlc.predict(run, photos, tmp_path / name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(rfdlc.InputError, match=r"rfdlc\[tables\]"):
+        rfdlc.predict(run, photos, tmp_path / "p.parquet")
+
+
+def test_the_command(run, photos, tmp_path):
+    words = ["predict", run, photos, "--out", tmp_path / "p.parquet", "--abstain", "0.3", "--json"]
+    told = json.loads(CliRunner().invoke(app, list(map(str, words))).stdout)
+    assert (told["samples"], told["skipped"], told["complete"]) == (PHOTOS, 0, True)
+    same(tmp_path / "p.parquet", run, photos)

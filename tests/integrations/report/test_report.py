@@ -1,0 +1,212 @@
+"""report() from folders, files and memory: what is written, what is refused, and that nothing can be injected."""
+
+import base64
+import io
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import rfdlc
+from rfdlc import Classes, Decider, InputError, Predictions, Utility
+from rfdlc.cli import app
+from rfdlc.integrations.report.packing import MOST_CELLS
+from rfdlc.integrations.report.report import write_report
+from rfdlc.integrations.report.source import Run, as_runs
+
+from .conftest import make_folder, make_predictions
+
+HOSTILE = ["</script><script>alert(1)</script>", "\"quoted\" & 'single'", "<b>bold</b>", "عربي", "🦎 newt\u2028"]
+
+
+def data_of(path):
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_report_of_a_run_folder(tmp_path, predictions):
+    folder = make_folder(tmp_path / "runs" / "a", predictions)
+    out = rfdlc.report(folder, None, tmp_path / "report.html", bootstrap=20)
+    data = data_of(out)
+    run = data["runs"][0]
+    expected = rfdlc.evaluate(predictions, decider=Decider.load(folder / "decider.json"), bootstrap=20)
+    assert run["figures"]["accuracy"] == pytest.approx(expected.accuracy)
+    assert run["figures"]["intervals"]["accuracy"] == pytest.approx(expected.intervals["accuracy"])
+    assert run["name"] == "a"
+    assert run["made"]["config"]["optimiser"] == {"rate": 0.1, "decay": "inf"}
+    assert run["made"]["history"]["loss"] == [2.5, 1.5, None]
+    assert data["classes"]["rank"] == predictions.classes.rank.tolist()
+
+
+def test_report_takes_the_given_utility_and_several_runs(tmp_path, predictions):
+    first = make_folder(tmp_path / "a", predictions)
+    second = make_folder(tmp_path / "b", make_predictions(seed=5))
+    utility = Utility.one_hot(predictions.classes).with_abstain(0.4)
+    data = data_of(rfdlc.report([first, second], utility, tmp_path / "r.html", bootstrap=0))
+    assert data["actions"][-1] == "abstain"
+    assert [run["name"] for run in data["runs"]] == ["a", "b"]
+    for folder, run in zip((first, second), data["runs"], strict=True):
+        decider = Decider.load(folder / "decider.json").with_utility(utility)
+        assert run["figures"]["mean_utility"] == pytest.approx(
+            rfdlc.evaluate(Predictions.load(folder / "predictions.npz"), decider=decider).mean_utility
+        )
+
+
+def test_report_of_bare_predictions(tmp_path):
+    file = tmp_path / "probs.csv"
+    file.write_text("id,cat,dog,target\nx,0.9,0.1,cat\ny,0.2,0.8,cat\nz,0.4,0.6,dog\n")
+    data = data_of(rfdlc.report(file, out=tmp_path / "r.html", bootstrap=0))
+    assert data["classes"]["counts"] is None
+    assert data["runs"][0]["figures"]["accuracy"] == pytest.approx(2 / 3)
+    named = data_of(rfdlc.report({"my model": file}, out=tmp_path / "r.html", bootstrap=0))
+    assert named["runs"][0]["name"] == "my model"
+
+
+def test_counts_come_from_the_folder_when_the_predictions_lack_them(tmp_path, predictions):
+    folder = make_folder(tmp_path / "a", predictions)
+    (folder / "decider.json").unlink()
+    bare = Predictions(logits=predictions.scores.values, targets=predictions.targets)
+    bare.save(folder / "predictions.npz")
+    (folder / "classes.json").write_text(json.dumps({"names": ["0", "1", "2", "3", "4"], "counts": [9, 8, 7, 6, 5]}))
+    assert as_runs(folder)[0].classes.counts == (9, 8, 7, 6, 5)
+
+
+def test_hostile_names_are_data_and_nothing_else(tmp_path):
+    predictions = make_predictions(60, names=HOSTILE, groups={"<img src=x onerror=alert(2)>": HOSTILE[:2]})
+    out = rfdlc.report({"</title><script>": predictions}, None, tmp_path / "r.html", bootstrap=0)
+    text = out.read_text(encoding="utf-8")
+    assert "alert(" not in text.replace("\\u003cscript\\u003ealert(", "").replace("onerror=alert(2)\\u003e", "")
+    assert text.count("<script") == 2
+    assert text.count("</script>") == 2
+    assert "\u2028" not in text
+    assert data_of(out)["classes"]["names"] == HOSTILE
+
+
+def test_policy_names_the_hash_of_script_and_style(tmp_path, predictions):
+    text = rfdlc.report(predictions, None, tmp_path / "r.html", bootstrap=0).read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in re.sub(r"http://www.w3.org/2000/svg|http-equiv", "", text)
+
+
+def test_large_problems_are_subsampled_alike_for_all_runs(tmp_path, monkeypatch, predictions):
+    monkeypatch.setattr("rfdlc.integrations.report.report.MOST_CELLS", 1000)
+    data = data_of(rfdlc.report([predictions, predictions], None, tmp_path / "r.html", bootstrap=0))
+    assert [run["embedded"]["samples"] for run in data["runs"]] == [100, 100]
+    assert data["runs"][0]["embedded"]["rows"] == data["runs"][1]["embedded"]["rows"]
+    assert data["runs"][0]["samples"] == 400
+
+
+def test_ten_thousand_by_a_hundred_stays_under_5_mb(tmp_path):
+    predictions = make_predictions(10_000, range(500, 0, -5), 1)
+    assert rfdlc.report(predictions, None, tmp_path / "r.html", bootstrap=0).stat().st_size < 5_000_000
+    assert MOST_CELLS >= 10_000 * 100
+
+
+def test_thumbnails_from_an_array_and_from_files(tmp_path, predictions):
+    images = np.random.default_rng(0).integers(0, 255, (400, 8, 8, 3), dtype=np.uint8)
+    data = data_of(rfdlc.report(predictions, None, tmp_path / "r.html", images=images, bootstrap=0))
+    pictures = data["runs"][0]["thumbnails"]
+    assert {str(one["row"]) for one in data["runs"][0]["mistakes"]} <= set(pictures)
+    assert all(picture.startswith("data:image/png;base64,") for picture in pictures.values())
+    from PIL import Image
+
+    for i in range(400):
+        Image.fromarray(images[i]).resize((100, 100)).save(tmp_path / f"sample-{i}", "PNG")
+    data = data_of(rfdlc.report(predictions, None, tmp_path / "r.html", images=tmp_path, bootstrap=0))
+    assert all(p.startswith("data:image/jpeg;base64,") for p in data["runs"][0]["thumbnails"].values())
+
+
+def test_a_photograph_is_shown_upright(tmp_path):
+    from PIL import Image
+
+    held = Image.Exif()
+    held[0x0112] = 6  # the camera was turned to the right
+    Image.new("RGB", (300, 100)).save(tmp_path / "a.jpg", exif=held)
+    wrong = rfdlc.Predictions(probabilities=[[0.9, 0.1]], targets=[1], ids=["a.jpg"])
+    data = data_of(rfdlc.report(wrong, None, tmp_path / "r.html", images=tmp_path, bootstrap=0))
+    shown = base64.b64decode(data["runs"][0]["thumbnails"]["0"].partition(",")[2])
+    assert Image.open(io.BytesIO(shown)).size == (48, 144)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runs": "nowhere"}, "nowhere: no such run folder"),
+        ({"runs": []}, "0 runs: expected 1 to 8"),
+        ({"out": "nowhere/r.html"}, "does not exist; create it first"),
+        ({"images": np.zeros((3, 8, 8))}, r"images have shape \(3, 8, 8\) for 400 samples"),
+        ({"images": "nowhere"}, "images 'nowhere': no such folder"),
+        ({"images": "."}, "none of the ids is a file under it"),
+        ({"bootstrap": -1}, "bootstrap -1"),
+    ],
+)
+def test_bad_input_is_refused(tmp_path, predictions, change, message):
+    arguments = {"runs": predictions, "out": tmp_path / "r.html", "bootstrap": 0} | change
+    with pytest.raises(InputError, match=message):
+        rfdlc.report(**arguments)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_runs_with_other_classes_are_refused(predictions):
+    other = make_predictions(names=["a", "b", "c", "d", "e"])
+    with pytest.raises(InputError, match="same classes"):
+        as_runs([predictions, other])
+
+
+def test_predictions_without_targets_are_refused(tmp_path):
+    predictions = Predictions(probabilities=[[0.5, 0.5]])
+    with pytest.raises(InputError, match="no targets"):
+        rfdlc.report(predictions, None, tmp_path / "r.html")
+
+
+@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: [p], lambda p: {"a": p}])
+def test_bare_arrays_are_refused(tmp_path, wrap):
+    with pytest.raises(InputError, match=r"a ndarray cannot be reported.*Predictions\(probabilities"):
+        rfdlc.report(wrap(np.eye(2)), None, tmp_path / "r.html")
+
+
+def test_one_sample_one_class_and_equal_counts(tmp_path):
+    lone = Predictions(probabilities=[[1.0]], targets=[0], classes=Classes.from_counts([3]))
+    flat = make_predictions(30, counts=(5, 5, 5))
+    for case in (lone, flat):
+        assert rfdlc.report(case, None, tmp_path / "r.html", bootstrap=5).is_file()
+
+
+def test_command_line_writes_the_report_and_prints_json(tmp_path, predictions):
+    from typer.testing import CliRunner
+
+    folder, out = make_folder(tmp_path / "a", predictions), tmp_path / "r.html"
+    result = CliRunner().invoke(
+        app, ["report", str(folder), str(folder), "-o", str(out), "--abstain", "0.2", "--bootstrap", "0", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    assert printed["out"] == str(out)
+    assert printed["bytes"] == out.stat().st_size
+    assert printed["runs"][f"{folder} (1)"]["accuracy"] == data_of(out)["runs"][0]["figures"]["accuracy"]
+
+
+def test_command_line_says_what_is_wrong(tmp_path):
+    code = "import sys; sys.argv = ['rfdlc', 'report', 'nowhere.csv']; from rfdlc.cli import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("rfdlc: nowhere.csv: no such file")
+
+
+def test_writing_needs_neither_torch_nor_matplotlib(tmp_path):
+    code = (
+        "import sys, rfdlc; rfdlc.report(rfdlc.Predictions(probabilities=[[.9, .1], [.3, .7]], targets=[0, 1]), None,"
+        f"{str(tmp_path / 'r.html')!r}, bootstrap=0); sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_written_evaluations_are_by_run(tmp_path, predictions):
+    run = Run("a", predictions, Decider(Utility.one_hot(predictions.classes)))
+    written = write_report([run], tmp_path / "r.html", bootstrap=0)
+    assert written.evaluations["a"].accuracy == rfdlc.evaluate(predictions, decider=run.decider).accuracy

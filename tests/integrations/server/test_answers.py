@@ -1,0 +1,190 @@
+"""What a server answers is what the library says."""
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import rfdlc
+from rfdlc.integrations.server.backends import open_backend
+from rfdlc.integrations.server.deciding import Answer
+
+pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
+
+
+def png(image):
+    buffer = io.BytesIO()
+    Image.fromarray(image[0]).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def check(answer, model, samples, utility=None):
+    decider = model.decider if utility is None else model.decider.with_utility(utility)
+    predictions = model.predict(samples)
+    explained = decider.explain(predictions)
+    assert answer["action"] == [decider.utility.actions[i] for i in explained.action]
+    np.testing.assert_allclose(answer["expected_utility"], explained.value, atol=1e-5)
+    assert answer["argmax"] == [model.classes.names[i] for i in explained.argmax]
+    np.testing.assert_allclose(answer["probability"], explained.probability, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    return rfdlc.Client(served.url)
+
+
+def test_arrays(client, model, samples):
+    answer = client.decide(arrays=samples, full=True)
+    check(answer, model, samples)
+    expected = model.decider.probabilities(model.predict(samples))
+    np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
+    assert answer["classes"] == list(model.classes.names)
+
+
+def test_one_image_is_a_list_of_one():
+    with pytest.raises(rfdlc.InputError, match="images is one image: expected a list"):
+        rfdlc.Client("http://127.0.0.1:1").decide(images="a.png")
+
+
+def test_many_at_once(served, model):
+    """Requests of several sizes that share batches: everybody gets the answer to their own samples."""
+    samples = rfdlc.load("digits-lt").test.inputs[:96]
+    explained = model.decider.explain(model.predict(samples))
+    names, answers = np.array(model.decider.utility.actions), {}
+
+    def ask(first):
+        for start in range(first, 96, 24):
+            rows = slice(start, min(96, start + 1 + start % 3))
+            answers[start] = rows, served.ask({"arrays": samples[rows].tolist()})
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(answers) == 96
+    for rows, (status, _, body) in answers.values():
+        answer = json.loads(body)
+        assert status == 200
+        assert answer["action"] == names[explained.action[rows]].tolist()
+        np.testing.assert_allclose(answer["expected_utility"], explained.value[rows], atol=1e-5)
+
+
+def test_images(client, served, model, samples, tmp_path):
+    files = [png(image) for image in samples[:3]]
+    check(client.decide(images=files), model, samples[:3])
+    (tmp_path / "digit.png").write_bytes(files[0])
+    check(client.decide(images=[tmp_path / "digit.png"]), model, samples[:1])
+    status, _, body = served.ask(files[1], Content_Type="image/png")
+    assert status == 200
+    check(json.loads(body), model, samples[1:2])
+
+
+def test_a_utility_in_the_request(client, model, samples):
+    utility = rfdlc.Utility.tail_sensitive(model.classes, -3).with_abstain(0.4)
+    answer = client.decide(arrays=samples, utility=utility)
+    check(answer, model, samples, utility)
+    assert "abstain" in answer["action"]
+    shuffled = rfdlc.Utility(utility.matrix[::-1], model.classes.names[::-1], utility.actions)
+    assert client.decide(arrays=samples, utility=shuffled) == answer  # matched by name
+
+
+def test_what_all_actions_are_worth_alike_decides_nothing():
+    p = np.random.default_rng(0).dirichlet([1, 1, 1], 500).astype(np.float32)
+    plain = rfdlc.Utility(np.eye(3), ["a", "b", "c"])
+    lifted = rfdlc.Utility(np.eye(3) + 1e7, plain.classes)  # in 32 bits 1e7 + 0.3 is 1e7
+    answers = [Answer.of(utility, p, np.zeros(len(p))) for utility in (plain, lifted)]
+    assert (answers[0].action == p.argmax(1)).all()
+    assert (answers[1].action == answers[0].action).all()
+
+
+def test_probabilities(client, model):
+    scores = np.random.default_rng(0).dirichlet(np.ones(10), (3, 20))
+    for given in (scores, scores[0]):
+        answer, explained = client.decide(probabilities=given), model.decider.explain(given)
+        assert answer["action"] == [model.decider.utility.actions[i] for i in explained.action]
+        np.testing.assert_allclose(answer["expected_utility"], explained.value, atol=1e-6)
+
+
+def test_an_exported_file_without_torch(run, model, samples, tmp_path, start):
+    file = rfdlc.export(run, tmp_path / "model.onnx").path
+    utility = rfdlc.Utility.one_hot(model.classes).with_abstain(0.4)
+    with start(open_backend(file, utility)) as served:
+        check(rfdlc.Client(served.url).decide(arrays=samples), model, samples, utility)
+    code = f"""import sys
+from rfdlc.integrations.server.backends import open_backend
+from rfdlc.integrations.server.application import make_app
+import numpy as np
+make_app(open_backend({str(file)!r})).app
+sys.exit('torch' in sys.modules)"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rows_of_a_table(tmp_path, start):
+    lines = ["age,colour,kind", *(f"{30 + i % 20},blue,well" for i in range(60))]
+    lines += [f"{50 + i % 20},red,ill" for i in range(20)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    model = rfdlc.train(
+        tmp_path / "rows.csv", "ce", tmp_path / "run", data_options={"target": "kind"}, epochs=3, device="cpu"
+    )
+    rows = {"age": [39, "61", None], "colour": ["blue", "red", "green"]}
+    with start(open_backend(tmp_path / "run")) as served:
+        client = rfdlc.Client(served.url)
+        expected = [model.decider.utility.actions[i] for i in model.decide(rows)]
+        assert client.decide(rows=rows)["action"] == expected
+        for bad in (
+            {"age": [1]},
+            {"age": [1e39], "colour": ["red"]},
+            {"age": [3e38], "colour": ["red"]},
+            {"age": ["secret"], "colour": ["red"]},
+            {"age": [1, 2], "colour": ["red"]},
+        ):
+            with pytest.raises(rfdlc.InputError, match="422") as refused:
+                client.decide(rows=bad)
+            assert "secret" not in str(refused.value)
+        pandas = pytest.importorskip("pandas")  # numpy's numbers, and nan where something is missing
+        for ages in ([39, 61, 50], [39, None, 50]):
+            frame = pandas.DataFrame({"age": ages, "colour": pandas.Categorical(rows["colour"])})
+            explained = model.decider.explain(model.predict(frame))
+            np.testing.assert_allclose(client.decide(rows=frame)["expected_utility"], explained.value, atol=1e-5)
+
+
+def test_figures(start, backend, model):
+    with start(backend) as served:
+        client = rfdlc.Client(served.url)
+        rare = np.full((200, 10), 0.02)
+        rare[:, 9] = 0.82
+        utility = rfdlc.Utility.one_hot(model.classes).with_abstain(2)  # better than being right
+        client.decide(probabilities=rare)
+        client.decide(probabilities=rare[:7], utility=utility)
+        assert served.ask({"arrays": 1})[0] == 422
+        lines = dict(line.rsplit(" ", 1) for line in client.metrics().splitlines() if not line.startswith("#"))
+    assert lines['rfdlc_requests_total{path="/decide",status="200"}'] == "2"
+    assert lines['rfdlc_requests_total{path="/decide",status="422"}'] == "1"
+    assert lines["rfdlc_request_seconds_count"] == "3"
+    assert lines['rfdlc_decisions_total{class="9"}'] == "200"
+    assert lines['rfdlc_abstentions_total{action="other"}'] == "7"
+    assert lines["rfdlc_uncertainty_count"] == "207"
+    prior = [float(lines[f'rfdlc_class_prior{{class="{name}"}}']) for name in model.classes.names]
+    assert abs(sum(prior) - 1) < 1e-4
+    assert prior[9] > 0.15  # was 0.1: drift is visible
+
+
+def test_documents(served):
+    assert served.ask(method="GET", path="/health")[0] == 200
+    assert json.loads(served.ask(method="GET", path="/ready")[2])["ready"] is True
+    document = json.loads(served.ask(method="GET", path="/openapi.json")[2])
+    content = document["paths"]["/decide"]["post"]["requestBody"]["content"]
+    assert set(content) == {"application/json", "image/png", "image/jpeg", "image/webp", "image/bmp"}
+    assert served.ask(method="GET", path="/docs")[0] == 200
+    assert served.ask(method="GET")[0] == 405
+
+
+def test_base64_is_strict(served):
+    assert served.ask({"images": ["data:image/png;base64," + base64.b64encode(b"x").decode()]})[0] == 422

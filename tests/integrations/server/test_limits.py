@@ -1,0 +1,272 @@
+"""A server under pressure: queue, time, tokens, hosts, and the end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import rfdlc
+from rfdlc.cli import main
+from rfdlc.integrations.server.limits import Limits
+from rfdlc.integrations.server.serving import check_host, listen, read_token
+
+pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
+
+TOKEN = "0123456789abcdef-token"
+QUESTION = {"arrays": [[[[0] * 8] * 8]]}
+
+
+def in_threads(count, work):
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_a_full_queue_gives_429(start, by_hand):
+    go, statuses = threading.Event(), []
+    with start(by_hand(lambda: go.wait(10)), Limits(requests=3)) as served:
+        waiting = in_threads(3, lambda _: statuses.append(served.ask(QUESTION)[0]))
+        time.sleep(0.5)
+        status, headers, body = served.ask(QUESTION)
+        assert status == 429
+        assert headers["retry-after"] == "1"
+        assert b"waiting" in body
+        assert served.ask(method="GET", path="/health")[0] == 200
+        go.set()
+        for thread in waiting:
+            thread.join(10)
+        assert statuses == [200, 200, 200]
+        assert served.ask(QUESTION)[0] == 200
+
+
+def test_the_client_asks_again(start, by_hand):
+    go = threading.Event()
+    with start(by_hand(lambda: go.wait(10)), Limits(requests=1)) as served:
+        waiting = in_threads(1, lambda _: served.ask(QUESTION))
+        time.sleep(0.3)
+        threading.Timer(0.5, go.set).start()
+        assert rfdlc.Client(served.url).decide(arrays=QUESTION["arrays"])["action"]
+        waiting[0].join(10)
+
+
+def test_one_request_does_not_spoil_the_answers_of_others(start, by_hand, backend, samples):
+    from dataclasses import replace
+
+    held = by_hand(lambda: time.sleep(0.5))  # so that the requests after the first wait, and become a batch
+
+    def compute(inputs):
+        if (inputs == 255).all(axis=(1, 2, 3)).any():
+            raise rfdlc.InputError("too large")
+        return held.compute(inputs)
+
+    answers = {}
+    bodies = [{"arrays": samples[i : i + 1].tolist()} for i in range(4)]
+    bodies[2] = {"arrays": [[[[255] * 8] * 8]]}
+    with start(replace(backend, compute=compute)) as served:
+
+        def ask(i):
+            time.sleep(0.1 * (i > 0))
+            answers[i] = served.ask(bodies[i])
+
+        for thread in in_threads(4, ask):
+            thread.join(10)
+        alone = [served.ask(body) for body in bodies]
+    assert [answers[i][0] for i in range(4)] == [200, 200, 422, 200]
+    assert [answers[i][2] for i in range(4)] == [answer for _, _, answer in alone]
+
+
+def test_waiting_requests_become_one_batch(start, by_hand, backend):
+    from dataclasses import replace
+
+    go, sizes = threading.Event(), []
+    slow = by_hand(lambda: go.wait(10))
+
+    def compute(inputs):
+        sizes.append(len(inputs))
+        return slow.compute(inputs)
+
+    with start(replace(backend, compute=compute), Limits(batch=6)) as served:
+        waiting = in_threads(1, lambda _: served.ask(QUESTION))
+        time.sleep(0.3)
+        waiting += in_threads(8, lambda _: served.ask(QUESTION))
+        time.sleep(0.5)
+        go.set()
+        for thread in waiting:
+            thread.join(10)
+    assert sizes == [1, 6, 2]
+
+
+def test_an_answer_that_takes_too_long(start, by_hand):
+    go = threading.Event()
+    with start(by_hand(lambda: go.wait(10)), Limits(seconds=0.3)) as served:
+        status, headers, _ = served.ask(QUESTION)
+        go.set()
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert served.ask(QUESTION)[0] == 200
+
+
+def test_a_failure_is_a_500_that_tells_nothing_and_the_server_goes_on(start, by_hand, caplog):
+    failures = [RuntimeError("secret")]
+
+    def fail_once():
+        if failures:
+            raise failures.pop()
+
+    with start(by_hand(fail_once)) as served:
+        status, _, body = served.ask(QUESTION)
+        assert status == 500
+        assert b"secret" not in body
+        assert served.ask(QUESTION)[0] == 200
+    assert "secret" not in caplog.text
+
+
+def raw(served, data, wait=3.0):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=wait) as connection:
+        try:
+            connection.sendall(data)
+            return connection.recv(4096)
+        except ConnectionError:
+            return b""
+
+
+def test_slow_and_endless_senders(start, backend):
+    with start(backend, Limits(seconds=0.5)) as served:
+        head = b"POST /decide HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        assert raw(served, head + b"Content-Length: 50\r\n\r\n{").startswith(b"HTTP/1.1 408")
+        assert raw(served, head) == b""  # headers that never end: closed
+        assert raw(served, head + b"X: " + b"y" * 4_000_000) == b""
+        assert raw(served, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
+        assert served.ask(method="GET", path="/health")[0] == 200
+
+
+def test_tokens(start, backend, samples):
+    with start(backend, token=TOKEN) as served:
+        for wrong in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": TOKEN},
+            {"Authorization": "Bearer \xff"},
+        ):
+            status, headers, _ = served.ask(QUESTION, **wrong)
+            assert (status, headers["www-authenticate"]) == (401, "Bearer")
+        for path in ("/metrics", "/openapi.json", "/docs"):
+            assert served.ask(path=path, method="GET")[0] == 401
+        assert served.ask(path="/health", method="GET")[0] == 200
+        assert served.ask(path="/ready", method="GET")[0] == 200
+        assert rfdlc.Client(served.url, token=TOKEN).decide(arrays=samples[:1])["action"]
+        with pytest.raises(rfdlc.InputError, match="401"):
+            rfdlc.Client(served.url, token="no").metrics()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_ports_out_of_range(port):
+    with pytest.raises(rfdlc.InputError, match=f"port {port} is out of range"):
+        listen("127.0.0.1", port)
+
+
+def test_loopback_unless_there_is_a_token():
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_host(host, None)
+    for host in ("0.0.0.0", "::", "192.168.1.4", "example.org"):
+        check_host(host, TOKEN)
+        with pytest.raises(rfdlc.InputError, match="--token-file"):
+            check_host(host, None)
+
+
+@pytest.mark.parametrize("text", ["", "short", "with a space in the middle", "ümlaut-and-long-enough"])
+def test_poor_tokens(tmp_path, text):
+    (tmp_path / "token").write_text(text, encoding="utf-8")
+    with pytest.raises(rfdlc.InputError, match="expected"):
+        read_token(tmp_path / "token")
+
+
+def command(*words):
+    return [sys.executable, "-m", "rfdlc", "serve", *map(str, words)]
+
+
+def test_bad_wishes_end_with_2(run, tmp_path, monkeypatch, capsys):
+    for words in ([run, "--host", "0.0.0.0"], [tmp_path / "nothing"], [run, "--token-file", tmp_path / "none"]):
+        monkeypatch.setattr(sys, "argv", ["rfdlc", "serve", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr().err
+        assert (ended.value.code, told.count("\n")) == (2, 1), told
+
+
+def test_term_under_load_loses_nothing(run):
+    """Every accepted request is answered whole; what came too late gets no answer at all, never half of one."""
+    process = subprocess.Popen(command(run, "--port", "0"), stderr=subprocess.PIPE, text=True)
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(json.loads(line))
+            if lines[-1]["event"] == "ready":
+                break
+        drain = threading.Thread(target=lambda: lines.extend(map(json.loads, process.stderr)), daemon=True)
+        drain.start()
+        port = next(line["port"] for line in lines if line["event"] == "listening")
+        whole, halves = [], []
+
+        def ask_until_the_end(_):
+            body, answer = json.dumps(QUESTION).encode(), b""
+            head = f"POST /decide HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            try:
+                connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+                while True:
+                    connection.sendall(head.encode() + b"\r\n\r\n" + body)
+                    answer = b""
+                    while not answer.endswith(b"}"):
+                        piece = connection.recv(65536)
+                        if not piece:
+                            halves.extend([answer] if answer else [])
+                            return
+                        answer += piece
+                    (whole if answer.startswith(b"HTTP/1.1 200") else halves).append(answer)
+            except OSError:
+                halves.extend([answer] if answer else [])
+
+        threads = in_threads(16, ask_until_the_end)
+        time.sleep(1.5)
+        os.kill(process.pid, signal.SIGTERM)
+        for thread in threads:
+            thread.join(20)
+        process.wait(20)
+        drain.join(10)
+    finally:
+        process.kill()
+    stopped = next(line for line in lines if line["event"] == "stopped")
+    assert not halves
+    assert len(whole) > 50
+    assert stopped["accepted"] == stopped["answered"] == len(whole)
+
+
+def test_logs_are_json_without_payloads(run):
+    process = subprocess.Popen(command(run, "--port", "0"), stderr=subprocess.PIPE, text=True)
+    try:
+        port = json.loads(process.stderr.readline())["port"]
+        assert json.loads(process.stderr.readline())["event"] == "ready"
+        connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+        body = b'{"arrays": "secret"}'
+        head = b"POST /decide?full=secret HTTP/1.1\r\nHost: secret\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        connection.recv(4096)
+        connection.sendall(b"GET /secret HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.recv(4096)
+        connection.close()
+        process.terminate()
+        text = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+    assert "secret" not in text
+    told = [json.loads(line) for line in text.splitlines()]
+    assert [(line["path"], line["status"]) for line in told if line["event"] == "request"] == [
+        ("/decide", 422),
+        ("other", 404),
+    ]

@@ -1,0 +1,318 @@
+"""Two gloo processes equal one with the same global batch; parts of a batch add up; evaluation counts each sample once.
+
+`torchrun` itself is in commands.py.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import rfdlc
+from rfdlc.data.dataset import Dataset, Split
+from rfdlc.errors import InputError
+from rfdlc.training import assembly
+from rfdlc.training.assembly import build_parts, method_net
+from rfdlc.training.config import Settings
+from rfdlc.training.loop import epochs
+from rfdlc.training.many import Plan, train_many
+from rfdlc.training.methods import METHODS, resolve
+from rfdlc.training.networks.shared_norm import shared_norm
+from rfdlc.training.networks.stack import share_statistics
+from rfdlc.training.processes.group import ALONE, Processes, joined
+from rfdlc.training.processes.whole import Whole, class_counts
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def blobs(counts=(60, 29, 12, 6), width=6):
+    """107 samples: with batches of 16 the last holds 11, which two processes cannot share evenly."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    inputs = 3 * rng.normal(size=(len(counts), width))[labels] + rng.normal(size=(len(labels), width))
+    return Dataset.of("blobs", list("abcd"), {"train": Split(inputs.astype(np.float32), labels)})
+
+
+def pictures():
+    data = rfdlc.load("digits-lt")
+    return Dataset.of("few", data.classes.names, {"train": data.train.take(np.arange(0, len(data.train), 12))})
+
+
+def trained(data, method="cb", processes=ALONE, seeds=(3,), **changes):
+    """Losses of the epochs and the state after three, of 7 steps each."""
+    defaults = {"epochs": 3, "batch_size": 16, "widths": (16,), "warmup": 1, "learning_rate": 0.02, "mixup": 0.0}
+    row, settings = resolve(method, data.name, {**defaults, **changes})
+    net = method_net(row, settings, data.input_shape, data.classes, seeds)
+    if settings.batch_norm == "sync" and not processes.alone:
+        share_statistics(net, processes)
+    parts = build_parts(row, settings, data, seeds, CPU, processes)
+    losses = [epoch.losses[0] for epoch in epochs(net, parts, {}, 0, processes)]
+    return losses, {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+def gap(one, two):
+    """The largest difference of losses and weights."""
+    (losses, state), (other_losses, other_state) = one, two
+    differences = [np.abs(np.array(losses) - other_losses).max()]
+    return max(*differences, *(float((state[name] - other_state[name]).abs().max()) for name in state))
+
+
+UTILITY = {"utility": "tail-sensitive", "alpha": 2.0}
+CASES = {
+    "weighted": ("cb", {}),
+    "weighted, clipped, averaged": ("cb-focal", {"clip": 0.1, "average": 0.9, "optimiser": "adamw"}),
+    "deferred": ("ldam-drw", {"deferred": 0.4}),
+    "adjusted": ("la", {"sampling": "sqrt"}),
+    "balanced softmax": ("balanced-softmax", {}),
+    "repulsion and utility": ("rf-dlc", {**UTILITY, "weights": "linear"}),
+    "bounded utility": ("rf-dlc", {**UTILITY, "utility_form": "bounded"}),
+    "the paper": ("rf-dlc-paper", {**UTILITY, "deferred": 0.4}),
+    "repulsion of predictions": ("repulsive-predictions", {}),
+    "experts, then a router": ("ride", {"deferred": 0.4}),
+    "evidential experts": ("tlc", {"deferred": 0.4, "head": "linear"}),
+    "nested experts": ("ace", {}),
+    "averages, then draws": ("srepr", {}),
+}
+
+
+def test_two_processes_equal_one_with_the_same_batch(two_processes):
+    data = blobs()
+
+    def work():
+        with joined() as processes:
+            assert processes.world == 2
+            return {name: trained(data, method, processes, **changes) for name, (method, changes) in CASES.items()}
+
+    first, second = two_processes(work)
+    for name, (method, changes) in CASES.items():
+        alone = trained(data, method, **changes)
+        assert alone[0][0] != alone[0][-1]
+        assert gap(first[name], second[name]) == 0, name
+        assert gap(alone, first[name]) < 1e-5, name
+
+
+def test_batch_norm_needs_the_statistics_of_the_whole_batch(two_processes):
+    data, network = pictures(), {"backbone": "resnet8", "learning_rate": 0.005, "epochs": 2}
+
+    def work():
+        with joined() as processes:
+            return {kind: trained(data, "la", processes, batch_norm=kind, **network) for kind in ("sync", "local")}
+
+    first, second = two_processes(work)
+    alone = trained(data, "la", **network)
+    assert gap(first["sync"], second["sync"]) == gap(first["local"], second["local"]) == 0
+    assert gap(alone, first["sync"]) < 1e-5
+    assert gap(alone, first["local"]) > 1e-2
+
+
+def test_shared_statistics_are_those_of_torch():
+    x = torch.randn(5, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    weight, bias = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    results = []
+    for normalise in (
+        lambda mean, variance: functional.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5),
+        lambda mean, variance: shared_norm(x, mean, variance, weight, bias, 0.1, 1e-5, ALONE),
+    ):
+        mean, variance = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+        y = normalise(mean, variance)
+        results.append([y, mean, variance, *torch.autograd.grad((y**3).sum(), [x, weight, bias])])
+    for theirs, ours in zip(*results, strict=True):
+        assert torch.allclose(theirs, ours, rtol=1e-10, atol=1e-12)
+
+
+# -- parts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["cb", "ldam-drw", "rf-dlc", "rf-dlc-paper", "ride", "ace", "srepr"])
+def test_objectives_of_parts_add_up(method):
+    classes = rfdlc.Classes.from_counts([50, 9, 3])
+    _, settings = resolve(method, "", {"epochs": 4, "utility": "tail-sensitive", "particles": 2})
+    matrix = assembly.training_utility(settings, classes)
+    row, epoch = METHODS[method], torch.tensor(4)
+    generator = torch.Generator().manual_seed(0)
+    target = torch.tensor([0, 0, 0, 0, 1, 0, 2])
+    whole = Whole(class_counts(target[None], 3)[0], ALONE, 2)
+    assert whole.counts.tolist() == [5, 1, 1]
+    for make in [row.objective, *(stage.objective for stage in row.stages if stage.objective)]:
+        objective = make(settings, classes, matrix)
+        columns = 4 if make.__name__ == "routing" else 3
+        logits = torch.randn(4 if make.__name__ == "self_distillation" else 2, 7, columns, generator=generator)
+        parts = [objective(logits[:, cut], target[cut], epoch, whole) for cut in (slice(0, 4), slice(4, 7))]
+        assert float(sum(parts)) == pytest.approx(float(objective(logits, target, epoch)), rel=1e-5)
+        alone = sum(objective(logits[:, cut], target[cut], epoch) for cut in (slice(0, 4), slice(4, 7))) / 2
+        assert float(sum(parts)) != pytest.approx(float(alone), rel=1e-3)  # a mean of means is something else
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("cb", {"mixup": 0.4}),
+        ("ldam-drw", {"deferred": 0.4}),
+        ("rf-dlc", {**UTILITY, "weights": "linear", "mixup": 0.4}),
+        ("repulsive-predictions", {}),
+    ],
+)
+@pytest.mark.parametrize("seeds", [(3,), (3, 5)])
+def test_accumulated_parts_equal_the_whole_batch(method, changes, seeds):
+    one = trained(blobs(), method, seeds=seeds, **changes)
+    assert gap(one, trained(blobs(), method, seeds=seeds, **changes, accumulate=5)) < 1e-5
+
+
+def test_two_processes_accumulate(two_processes):
+    """The last batch gives 6 samples to one process and 5 to the other: both must compute as many parts."""
+
+    def work():
+        with joined() as processes:
+            return [
+                trained(blobs(), "rf-dlc", processes, accumulate=6),
+                trained(pictures(), "tlc", processes, accumulate=8, batch_norm="sync", backbone="resnet8", epochs=1),
+            ]
+
+    first, second = two_processes(work)
+    assert gap(trained(blobs(), "rf-dlc"), first[0]) < 1e-5
+    assert gap(first[1], second[1]) == 0
+
+
+def kept_for_backward(**changes):
+    """Numbers that a forward pass leaves for the backward pass."""
+    net, kept = assembly.build_net(Settings(backbone="resnet8", **changes), (1, 8, 8), 3, (0,)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        net.particle_logits(torch.zeros(1, 4, 1, 8, 8))
+    return sum(kept)
+
+
+def test_recomputed_activations_change_nothing_but_memory():
+    data, network = pictures(), {"backbone": "resnet8", "epochs": 1, "particles": 2, "shared_stages": 1}
+    results = [trained(data, "rf-dlc", checkpoint_activations=again, **network) for again in (False, True)]
+    assert gap(*results) == 0  # statistics of batch norm too, which count every batch once
+    usual, less = kept_for_backward(checkpoint_activations=False), kept_for_backward(checkpoint_activations=True)
+    assert less < 0.3 * usual
+
+
+# -- run folders ---------------------------------------------------------------------------------------------------
+
+SMALL = {"epochs": 2, "widths": (16,), "evaluate_every": 1}
+
+
+def odd():
+    """449 test samples, which two processes cannot share evenly, in two batches."""
+    data = rfdlc.load("digits-lt")
+    parts = {"train": data.train, "test": data.test.take(np.arange(449))}
+    return Dataset.of("digits-lt", data.classes.names, parts, normalisation=data.normalisation)
+
+
+def test_evaluation_by_two_processes_is_that_of_one(tmp_path, two_processes):
+    data, out = odd(), tmp_path / "two"
+
+    def work():
+        if os.environ["RANK"] == "1":  # writes nothing
+            os.replace = Path.mkdir = None
+        model = rfdlc.train(data, "rf-dlc", out, **SMALL)
+        return model.predict(data.test.inputs).scores.values  # every process has the model, and predicts by itself
+
+    first, second = two_processes(work)
+    assert np.array_equal(first, second)
+    saved, model = rfdlc.Predictions.load(out / "predictions.npz"), rfdlc.Model.load(out)
+    assert len(saved) == 449
+    assert np.array_equal(saved.targets, data.test.labels)
+    assert np.array_equal(saved.scores.values, model.predict(data.test).scores.values)  # bit for bit
+    one = rfdlc.train(data, "rf-dlc", tmp_path / "one", **SMALL)
+    held = [rfdlc.Predictions.load(path / "held-out.npz").scores.values for path in (out, one.path)]
+    assert np.allclose(*held, atol=1e-4)
+    metrics = [json.loads((path / "metrics.json").read_text()) for path in (out, one.path)]
+    assert metrics[0]["test"]["accuracy"] == metrics[1]["test"]["accuracy"]
+
+
+def test_resume_and_fork_by_two_processes(tmp_path, two_processes):
+    settings = {**SMALL, "epochs": 4, "keep": (0.5,)}
+    whole = rfdlc.train("digits-lt", "ce", tmp_path / "whole", **settings)
+
+    def work():
+        rfdlc.fork(whole.path, tmp_path / "forked", at=2)
+        return rfdlc.resume(tmp_path / "forked").path
+
+    two_processes(work)
+    forked = rfdlc.Model.load(tmp_path / "forked").net.state_dict()
+    for name, tensor in whole.net.state_dict().items():
+        assert torch.allclose(tensor, forked[name], atol=1e-5)
+
+
+def test_what_is_wrong_is_said_once(tmp_path, two_processes):
+    """By process 0, whichever found it; nobody waits for ever."""
+    data = rfdlc.load("digits-lt")
+
+    def work(**changes):
+        return lambda: rfdlc.train(data, "ce", tmp_path / "run", **changes)
+
+    def one_is_wrong():
+        return work(method_of_rank_1=1)() if os.environ["RANK"] == "1" else work()()
+
+    assert two_processes(work(batch_size=63)) == [
+        "batch_size 63 cannot be shared by 2 processes: it counts the samples of all of them and must be a multiple of "
+        "2, for example 62",
+        "exit 2",
+    ]
+    told, ended = two_processes(one_is_wrong)
+    assert told.startswith("process 1: setting 'method_of_rank_1' is unknown")
+    assert ended == "exit 2"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Processes(0, 4).share(2, 1), "batch_size 2 cannot be shared by 4 .* multiple of 4, for example 4"),
+        (lambda: Processes(0, 2).share(8, 5), "accumulate 5 is more than the 4 samples"),
+        (
+            lambda: Processes(0, 2, 0, 2).own_device(torch.device("cuda:1")),
+            "device=cuda:1 would be that of 2 processes",
+        ),
+    ],
+)
+def test_what_processes_cannot_do(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_many_trainings_are_for_one_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(InputError, match="one process, but 2 were started"):
+        train_many("digits-lt", [Plan(tmp_path / "a")])
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="2 processes on this machine, but 1 GPUs: start one process a GPU"):
+        Processes(0, 2, 0, 2).own_device(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(2, "cpu:gloo,cuda:nccl"), (0, "gloo")])
+def test_gpus_are_joined_by_nccl_and_cpus_by_gloo(monkeypatch, gpus, backend):
+    """No machine of ours has two GPUs: the meeting is a stand-in, all around it is what they would run."""
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    taken, met = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: met.append("parted"))
+    monkeypatch.setattr("rfdlc.training.processes.group.connect", lambda *how: met.append(how))
+    with joined() as processes:
+        assert met == [(backend, 1, 2)]
+        if gpus:
+            assert processes.own_device(torch.device("cuda")) == torch.device("cuda", 1)
+            assert taken == [1]
+        else:
+            assert processes.own_device(CPU) == CPU
+    assert met[1:] == ["parted"]

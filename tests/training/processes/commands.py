@@ -1,0 +1,131 @@
+"""`torchrun`: a worker that dies is replaced and nothing is lost; lists of JPEGs from training to report."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import rfdlc
+from rfdlc.cli import app
+from rfdlc.data.sources import files
+from rfdlc.training.jobs import driving
+from rfdlc.training.run import Run
+
+
+def epochs_of(path):
+    if not (path / "history.csv").exists():
+        return []
+    with (path / "history.csv").open(newline="") as lines:
+        return [int(row["epoch"]) for row in csv.DictReader(lines)]
+
+
+def test_a_killed_worker_costs_nothing_but_time(tmp_path):
+    out = tmp_path / "run"
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = ["-m", "rfdlc", "train", "digits-lt", "-o", str(out), "-m", "cb", "epochs=40", "widths=16"]
+    command += ["checkpoint_every=1", "--json"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", *torchrun, *command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        while len(epochs_of(out)) < 3:
+            assert running.poll() is None, running.communicate()[1]
+            time.sleep(0.01)
+        workers = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        assert len(workers) == 2
+        os.kill(int(workers[1]), signal.SIGKILL)
+        assert len(epochs_of(out)) < 40  # in the middle of it
+        told, trouble = running.communicate(timeout=240)
+    finally:
+        running.terminate()  # its workers too
+    assert running.returncode == 0, trouble
+    assert epochs_of(out) == list(range(1, 41))
+    assert json.loads(told)["run"] == str(out)  # once, by the first process
+    whole = rfdlc.train("digits-lt", "cb", tmp_path / "whole", epochs=40, widths=(16,))
+    for name, tensor in rfdlc.Model.load(out).net.state_dict().items():
+        assert torch.allclose(tensor, whole.net.state_dict()[name], atol=1e-4)
+
+
+def test_a_command_started_again_goes_on_only_under_torchrun(tmp_path, monkeypatch):
+    first = rfdlc.train("digits-lt", "ce", tmp_path, epochs=1, widths=(8,))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    again = rfdlc.train("digits-lt", "ce", tmp_path, epochs=1, widths=(8,))
+    assert torch.equal(first.net.head.weight, again.net.head.weight)
+    for other in ({"epochs": 2}, {"epochs": 1, "seed": 1}):
+        with pytest.raises(rfdlc.InputError, match="holds a run already"):
+            rfdlc.train("digits-lt", "ce", tmp_path, widths=(8,), **other)
+
+
+# -- lists of images -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lists(tmp_path, monkeypatch):
+    """A folder as ImageNet-LT comes: JPEGs of any size and three lists; decoded while training, as they do not fit."""
+    monkeypatch.setattr(files, "FITS_IN_MEMORY", 0)
+    rng = np.random.default_rng(0)
+    for part, counts in {"train": (20, 9, 5), "val": (4, 4, 4), "test": (5, 5, 5)}.items():
+        lines = []
+        for label, count in enumerate(counts):
+            for i in range(count):
+                name = f"{part}/n{label}/{i}.jpg"
+                pixels = rng.integers(0, 90, (24 + i, 30, 3), dtype=np.uint8)
+                pixels[..., label] += 150
+                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(tmp_path / name)
+                lines.append(f"{name} {label}\n")
+        (tmp_path / f"ImageNet_LT_{part}.txt").write_text("".join(lines))
+    return tmp_path
+
+
+def run(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+NETWORK = ["backbone=resnet8", "shared_stages=2", "particles=2", "epochs=3", "batch_size=8", "learning_rate=0.02"]
+WORDS = [*NETWORK, "mixup=0", "batch_norm=sync", "accumulate=1", "workers=0", "data.image_size=16"]
+
+
+@pytest.mark.filterwarnings("ignore")  # the lists are shorter than the published ones; few samples calibrate
+def test_lists_of_images_from_training_to_report(lists, monkeypatch, two_processes):
+    def interrupted(job, net, data, phase, epoch, original=driving._row):
+        if epoch.epoch == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(job, net, data, phase, epoch)
+
+    one, two = lists / "one", lists / "two"
+    with monkeypatch.context() as patch:
+        patch.setattr(driving, "_row", interrupted)
+        with pytest.raises(SystemExit):
+            run("train", "imagenet-lt", "--root", lists, "--out", one, *WORDS)
+    assert epochs_of(one) == [1, 2]
+    assert json.loads(run("resume", one, "--json"))["test"]["accuracy"] > 0.5
+    settings = Run(one).config["settings"]
+    assert (settings["repulsion_tau"], settings["compile"]) == (20, True)  # the preset of ImageNet-LT
+    told = two_processes(lambda: run("train", "imagenet-lt", "--root", lists, "--out", two, *WORDS, "--json"))
+    assert json.loads(told[0])["run"] == str(two)
+    assert told[1] == ""
+    assert epochs_of(one) == epochs_of(two) == [1, 2, 3]
+    weights = [rfdlc.Model.load(path).net.state_dict() for path in (one, two)]
+    for name, tensor in weights[0].items():
+        assert torch.allclose(tensor, weights[1][name], atol=1e-5), name
+    saved = rfdlc.Predictions.load(two / "predictions.npz")
+    assert np.array_equal(saved.scores.values, rfdlc.Model.load(two).predict("imagenet-lt", root=lists).scores.values)
+    for path in (one, two):
+        assert "mean_utility" in run("evaluate", path, "--utility", "tail-sensitive", "--json")
+        run("report", path, "-o", path / "report.html", "--bootstrap", 0)
+        assert (path / "report.html").stat().st_size > 10_000

@@ -1,0 +1,105 @@
+"""Settings: presets, overrides, errors that help."""
+
+from importlib.resources import files
+
+import pytest
+
+from rfdlc.decide.classes import Classes
+from rfdlc.errors import InputError
+from rfdlc.training.config import Settings, parse_pairs, preset
+from rfdlc.training.methods import METHODS, carried_prior, resolve
+
+PRESETS = sorted(file.name.removesuffix(".toml") for file in (files("rfdlc.training") / "presets").iterdir())
+
+
+@pytest.mark.parametrize("data", PRESETS)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_preset_and_method_resolve(data, method):
+    _, settings = resolve(method, data, {})
+    assert Settings().changed(settings.to_dict()) == settings  # what config.json holds gives the same again
+
+
+def test_the_paper_for_cifar100():
+    _, settings = resolve("rf-dlc-paper", "cifar100-lt", {})
+    assert (settings.epochs, settings.batch_size, settings.learning_rate, settings.weight_decay) == (
+        200,
+        128,
+        0.1,
+        5e-4,
+    )
+    assert (settings.particles, settings.shared_stages, settings.head_scale, settings.margin) == (3, 1, 30, 0.5)
+    assert (settings.deferred_epoch, settings.alpha, settings.repulsion_tau) == (160, 0.3, 40)
+    assert resolve("rf-dlc-paper", "cifar10-lt", {})[1].alpha == 0.002
+
+
+@pytest.mark.parametrize("name", ["imagenet-lt", "ImageNet_LT", "iNaturalist18", "iNaturalist2018"])
+def test_lists_have_their_presets_by_the_names_they_come_with(name):
+    settings = resolve("rf-dlc", name, {}, "images")[1]
+    assert settings.backbone.startswith("resnet50")
+    assert settings.compile
+
+
+def test_later_wins():
+    assert resolve("ce", "digits-lt", {})[1].epochs == preset("digits-lt", "ce")["epochs"]
+    assert resolve("ce", "digits-lt", {"epochs": "7"})[1].epochs == 7
+    assert resolve("ce", "unheard-of", {})[1].epochs == Settings().epochs
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epohcs": 3}, "did you mean 'epochs'"),
+        ({"image_size": 3}, "image_size is an option of the data and no setting: write data.image_size=..., in Python"),
+        ({"epochs": "many"}, "epochs='many' cannot be read: expected a whole number"),
+        ({"epochs": 2.5}, "expected a whole number"),
+        ({"epochs": float("inf")}, "expected a whole number"),
+        ({"epochs": 0}, "epochs=0 is out of range: expected at least 1"),
+        ({"momentum": 1.5}, "expected at least 0 and at most 1"),
+        ({"learning_rate": "nan"}, "out of range"),
+        ({"head": "cosin"}, "did you mean 'cosine'"),
+        ({"refit": "perhaps"}, "expected true or false"),
+        ({"prior_tau": "0,1"}, "prior_tau has 2 values for 1 particles"),
+        ({"widths": ""}, "widths is empty"),
+        ({"milestones": "0.5,x"}, "numbers separated by commas"),
+        ({"mixup": 0.4, "cutmix": 1.0}, "cannot be used together"),
+        ({"compile": True, "checkpoint_activations": True}, "cannot be used together"),
+        ({"accumulate": 0}, "accumulate=0 is out of range"),
+        ({"batch_norm": "synch"}, "did you mean 'sync'"),
+    ],
+)
+def test_wrong_settings_say_what_is_right(given, message):
+    with pytest.raises(InputError, match=message):
+        Settings().changed(given)
+
+
+def test_unknown_method():
+    with pytest.raises(InputError, match="did you mean 'rf-dlc'"):
+        resolve("rf-dcl", "digits-lt", {})
+
+
+def test_pairs():
+    assert parse_pairs(["batch-size=3", "utility=a=b.csv"]) == {"batch_size": "3", "utility": "a=b.csv"}
+    with pytest.raises(InputError, match="expected key=value"):
+        parse_pairs(["fast"])
+    assert Settings().changed({"refit": "yes", "keep": "0.5;0.8", "widths": "64"}).widths == (64,)
+
+
+def test_every_setting_is_described():
+    assert all(text for _, text in Settings.describe().values())
+
+
+def test_the_prior_that_probabilities_carry():
+    classes = Classes.from_counts([80, 15, 5])
+    carried = lambda **settings: carried_prior(Settings(**settings), classes).tolist()  # noqa: E731
+    third, train = [1 / 3] * 3, [0.8, 0.15, 0.05]
+    assert carried() == pytest.approx(train)
+    assert carried(weights="linear") == pytest.approx(third)
+    assert carried(sampling="balanced") == pytest.approx(third)
+    assert carried(prior_tau=(1.0,)) == pytest.approx(third)
+    assert carried(prior_tau=(0.0, 1.0, 2.0), particles=3) == pytest.approx(third)
+    roots = [n**0.5 for n in (80, 15, 5)]
+    assert carried(weights="sqrt") == pytest.approx([root / sum(roots) for root in roots])
+    for aimed in ({"weights": "linear"}, {"prior_tau": (1.0,)}):
+        assert carried(target_prior=(0.5, 0.25, 0.25), **aimed) == pytest.approx([0.5, 0.25, 0.25])
+    with pytest.raises(InputError, match="target_prior has 2 numbers: expected 3"):
+        carried(target_prior=(0.5, 0.5), weights="linear")
