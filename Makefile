@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test oldest browser format clean
+.PHONY: demo test oldest wheel-test paper browser format clean
 
 demo: .venv/trains
 	$(BIN)/rfdlc demo
@@ -20,6 +20,22 @@ oldest:
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e ".[train,tables]" pytest \
 	    "scikit-learn==1.6.0" "numpy<2" "$$(grep '^torch==' constraints.txt)"
 	.venv-oldest/bin/python -m pytest tests/integrations/estimators
+
+# The wheel contains the product only: it is small and, installed alone in a new environment, decides a CSV.
+wheel-test:
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	test $$(cat build/wheel/rfdlc-*.whl | wc -c) -lt 1000000
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/rfdlc-*.whl
+	printf 'cat,dog\n0.9,0.1\n0.3,0.7\n' > build/wheel/scores.csv
+	cd build/wheel && venv/bin/rfdlc decide scores.csv --utility one-hot --out actions.csv && cat actions.csv
+	test $$(wc -l < build/wheel/actions.csv) -eq 3
+
+# The study: the page of all tables and every figure, from the committed results.
+paper: .venv/ready
+	$(BIN)/python -m paper page > docs/evidence.md
+	$(BIN)/python -m paper figures docs/figures
 
 # The report is tested in a real browser. Where one may be installed (root on Debian) it is; elsewhere, or when that
 # fails, those tests are skipped and say how to get one. Never a reason to fail.

@@ -3,7 +3,7 @@
     python benchmarks/calibrations.py RUN...
 
 A RUN is a folder with `held-out.npz`: one that an evidence grid trained without a tenth of the data, or its light copy
-(`python -m paper.experiments ... --logits LOGITS`, then LOGITS/DATA/METHOD/held-out-SEED). Test labels are not
+(`python -m paper run ... --logits LOGITS`, then LOGITS/DATA/METHOD/held-out-SEED). Test labels are not
 read. A row for each run and kind in results/calibrations.csv.
 """
 

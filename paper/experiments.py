@@ -1,33 +1,71 @@
-"""Grids -> runs -> results: trains what is missing, scores every run, writes its rows as soon as it is finished.
+"""Grids -> runs -> results: trains what is missing, scores every run, and writes its rows when it is finished."""
 
-    python -m paper.experiments cifar100 --data DIR --runs RUNS --out RESULTS
-    python -m paper.experiments cifar100 --dry-run
-    python -m paper.experiments cifar100 --runs RUNS --out RESULTS --rescore     # trains nothing
-
-A run is finished when RESULTS has its rows, or when RUNS (or LOGITS) has its folder: a grid that was interrupted goes
-on, and nothing is ever trained twice. A folder of other data, or with another share held out, is refused: after such a
-change to a grid give its data another name. Test-set logits of all particles stay in the run folder. `--logits LOGITS`
-keeps light copies of the folders, with logits as float16 and without weights; they can be scored as the folders can.
-"""
-
-import argparse
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paper import grids, results
-from paper.costs import estimate, print_estimate, title, work
 from paper.folders import RECORD, check_same, copy_light, provenance, write_record
 from paper.grids import Grid, Wanted, run_settings
 from paper.scoring import TASKS, score
+from paper.tables import Table
 from rfdlc.data.dataset import Dataset
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import InputError, choose, listing
 
-STOPPED = "stopped; the same command goes on"
+LATE = ("weights", "utility", "penalty", "alpha")  # what the paper's method starts after `deferred`
+SECONDS_A_NETWORK = 9  # ResNet-32, 200 epochs, in a stack on one H200: for the estimate alone
+
+
+class Cost(NamedTuple):
+    """Of a run alone, and in its stack, where it may share the beginning of another one."""
+
+    alone: float
+    here: float
+
+
+def work(data_name: str, stack: Sequence[Wanted]) -> list[Cost]:
+    """The cost of each run. Runs that differ only in what starts late share what comes before it."""
+    from rfdlc.training.methods import resolve
+
+    costs, begun = [], set()
+    for run in stack:
+        method, settings = resolve(run.method, data_name, run_settings(run))
+        alone = method.relative_cost(settings.epochs) / method.settings.get("particles", 1) * settings.particles
+        early = {key: value for key, value in run.settings.items() if key not in LATE or not settings.deferred}
+        beginning = run.method, run.seed, run.hold_out, str(sorted(early.items()))
+        costs.append(Cost(alone, alone * (1 - settings.deferred) if beginning in begun else alone))
+        begun.add(beginning)
+    return costs
+
+
+def estimate(grid: Grid) -> list[tuple[str, int, float]]:
+    """For each stack its runs, how many there are, and their work."""
+    return [
+        (title(stack), len(stack), sum(cost.here for cost in work(grid.data.source, stack))) for stack in grid.stacks
+    ]
+
+
+def title(stack: Sequence[Wanted]) -> str:
+    """What a person reads of a stack."""
+    return listing(dict.fromkeys(run.name for run in stack), 4)
+
+
+def print_estimate(grid: Grid) -> None:
+    """A line a stack, and the sum."""
+    rows = estimate(grid)
+    for runs, count, cost in rows:
+        print(f"{count:4d} runs {cost:7.1f} network-trainings  {runs}")
+    total = sum(cost for _, _, cost in rows)
+    minutes = total * SECONDS_A_NETWORK / 60
+    print(
+        f"{grid.name}: {total:.0f} network-trainings, about {minutes:.0f} minutes of one H200 for ResNet-32, 200 epochs"
+    )
 
 
 class Experiment:
@@ -98,7 +136,7 @@ class Experiment:
         except TrainingStopped as error:
             raise InputError(f"{title(missing)}: {error}") from None
         except TrainingInterrupted:  # its message is about one folder, which does not know its data
-            raise TrainingInterrupted(STOPPED) from None
+            raise TrainingInterrupted("stopped; run the same command again to continue") from None
         seconds = time.perf_counter() - began
         costs = work(self.grid.data.source, missing)
         networks = sum(model.settings.particles for model in models)
@@ -186,7 +224,7 @@ def run_grid(
     say(f"{experiment.grid.name}: {scored} scored, {time.perf_counter() - began:.0f} s")
 
 
-def _only(wanted: Sequence[Grid], names: Sequence[str]) -> list[Grid]:
+def only(wanted: Sequence[Grid], names: Sequence[str]) -> list[Grid]:
     """The grids, cut to the runs of these methods, or of these names; a grid without any is left out."""
     runs = [run for grid in wanted for stack in grid.stacks for run in stack]
     for name in names:
@@ -195,72 +233,48 @@ def _only(wanted: Sequence[Grid], names: Sequence[str]) -> list[Grid]:
     return [grid for grid in cut if grid.stacks]
 
 
-def _pairs(words: Sequence[str]) -> dict[str, str]:
-    """Settings of `--set`. Without any, scoring needs no torch."""
-    if not words:
-        return {}
-    from rfdlc.training.config import parse_pairs
-
-    return parse_pairs(words)
+# -- what tables still lack ----------------------------------------------------------------------------------------
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """The command line, with what is in the standard library alone."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("grid", nargs="+", help=f"{', '.join(grids.names())}, or a TOML file")
-    parser.add_argument("--data", "--root", type=Path, default=Path(), help="folder in which data sets are looked for")
-    parser.add_argument("--runs", type=Path, default=Path("runs/evidence"), help="where run folders are")
-    parser.add_argument("--out", type=Path, default=results.PACKAGED, help="where result CSVs are")
-    parser.add_argument("--logits", type=Path, help="keep light copies of run folders here, and read them")
-    parser.add_argument(
-        "--logits-seeds", type=int, nargs="*", help="of these seeds only; what calibrates is always kept"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of the grid's")
-    parser.add_argument("--only", nargs="+", metavar="METHOD", help="only runs of these methods or names")
-    parser.add_argument(
-        "--set", nargs="*", default=[], metavar="key=value", help="settings for every run, to try a grid"
-    )
-    parser.add_argument("--networks", type=int, default=24, help="the most networks that train as one stack")
-    parser.add_argument("--commit", default="", help="commit to record, where there is no git")
-    parser.add_argument(
-        "--beside", type=int, default=0, help="so many other trainings share the machine: noted with the wall time"
-    )
-    parser.add_argument("--time-budget", type=float, default=float("inf"), help="start no stack after so many seconds")
-    parser.add_argument("--rescore", action="store_true", help="score all folders again, train nothing")
-    parser.add_argument("--dry-run", action="store_true", help="print all runs, and what training them costs")
-    options = parser.parse_args(words)
-    if options.beside < 0:
-        raise InputError(f"--beside {options.beside}: expected 0 or more, how many other trainings there are")
-    began = time.perf_counter()
-    wanted = [grids.read(name, options.seeds, _pairs(options.set)) for name in options.grid]
-    wanted = _only(wanted, options.only) if options.only else wanted
-    for grid in wanted if not options.rescore else ():
-        estimate(grid)  # a method or setting that cannot be fails here, before anything is trained
+def grids_for(tables: Sequence[Table]) -> list[Grid]:
+    """The grids of the package, each cut to the runs of these tables that were not measured with all their seeds."""
+    measured: dict[tuple[str, str], int] = {}
+    for row in (row for table in tables for row in table.rows):
+        measured[row.data, row.run] = min(row.seeds, measured.get((row.data, row.run), row.seeds))
+    cut = [_lacking(grids.read(name), measured) for name in grids.names()]
+    return [grid for grid in cut if grid.stacks]
+
+
+def _lacking(grid: Grid, measured: Mapping[tuple[str, str], int]) -> Grid:
+    """The grid without runs that no table wants or that have all their seeds."""
+    wanted = Counter(run.name for stack in grid.stacks for run in stack if not run.hold_out)
+    lacking = {run for run, seeds in wanted.items() if measured.get((grid.data.name, run), seeds) < seeds}
+    return grid.cut(lambda run: run.name in lacking)
+
+
+def complete(tables: Sequence[Table], data: Path, runs: Path, out: Path) -> None:
+    """Train and score what is missing. Grids that cannot run, for want of their data say, are named and left out."""
+    wanted, failed = grids_for(tables), []
     for grid in wanted:
-        if options.dry_run:
-            print_estimate(grid)
-            continue
-        where = options.runs, options.out, options.logits
-        experiment = Experiment(grid, *where, options.commit, options.networks, options.beside)
-        run_grid(
-            experiment,
-            options.data,
-            time_budget=options.time_budget - (time.perf_counter() - began),
-            logits_seeds=options.logits_seeds,
-            rescore=options.rescore,
-            say=lambda line: print(line, flush=True),
-        )
+        try:
+            run_grid(Experiment(grid, runs, out), data, say=_say)
+        except InputError as error:
+            failed.append(error)
+            _say(f"{grid.name}: left out, {error}")
+    if failed and len(failed) == len(wanted):
+        raise InputError(f"nothing could be run: {failed[0]}")
 
 
-if __name__ == "__main__":
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def own_copy(out: Path) -> Path:
+    """A folder for new results: one that has none yet begins with what the package has."""
+    if any(out.glob("*/metrics.csv")):
+        return out
     try:
-        main()
-    except InputError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
-    except ModuleNotFoundError as error:
-        print(f'{error}; training needs more: pip install "rfdlc[train]"', file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        raise SystemExit(130) from None
+        shutil.copytree(results.PACKAGED, results.make_folder(out), dirs_exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: the package's results cannot be copied there ({error}); choose another") from None
+    return out

@@ -51,7 +51,7 @@ def copy_light(run: Path, to: Path) -> None:
 def check_same(run: Wanted, data: Mapping[str, Any], folder: Path) -> None:
     """A finished folder is refused where it is of other data than the grid's, or had another share held out.
 
-    Its name says neither: a grid that was edited would be given figures of what it was before.
+    Its name says neither: a grid that was edited would be given metrics of what it was before.
     """
     wanted = float(run_settings(run)["hold_out"]), data
     record = read_json(folder / RECORD) if (folder / RECORD).exists() else {}

@@ -1,4 +1,4 @@
-"""docs/evidence.md, generated from the result files: `rfdlc reproduce --markdown > docs/evidence.md`."""
+"""docs/evidence.md, generated from the result files: `python -m paper page > docs/evidence.md`."""
 
 from paper import rendering
 from paper.plots import measured_ablations
@@ -9,26 +9,25 @@ from paper.tables import build, frontier
 INTRODUCTION = """\
 # Evidence
 
-Every table of the paper, rerun. This page is generated from the result files of the package, and a test fails when it
-is stale: `rfdlc reproduce --markdown > docs/evidence.md`. What follows from it: [Findings](findings.md).
+Every table of the paper, rerun. This page is generated from the CSV files in `paper/results`, and a test fails when it
+is stale: `python -m paper page > docs/evidence.md`. Conclusions: [Findings](findings.md).
 
 A cell is `measured (published, difference)`. {legend} Accuracies, rates, AUC and ECE are percentages; the mean utility
-is that of the tail-sensitive utility with a penalty of -1. Every row is a mean over runs in
-`paper/results`: `figures.csv` has one row a run and metric, `runs.csv` the hardware, versions, commit and
-time of each run.
+is that of the tail-sensitive utility with a penalty of -1. Every row is a mean over runs: `metrics.csv` has one row per
+run and metric, `runs.csv` the hardware, versions, commit and time of each run.
 
 Two protocols:
 
 - **paper**: as the authors ran it, on true factor-100 data: training on everything, the arg max of the mean logits, no
   calibration, their measure of ECE.
-- **standard**: one calibrated probability a sample, decided by expected utility. The calibration (two numbers: a
-  temperature and a correction of the prior) is fitted on a tenth of the training data, in a training without it, or on
-  the validation part where there is one; no choice saw a test label. ECE of 15 bins of the maximum probability.
+- **standard**: calibrated probabilities, decided by expected utility. The calibration (two numbers: a temperature and a
+  correction of the prior) is fitted on a tenth of the training data, with a model trained without it, or on the
+  validation split where there is one; no choice used a test label. ECE with 15 bins of the maximum probability.
 
 ```
-rfdlc reproduce fhr                                   # a table, from the files alone
-rfdlc reproduce fhr --run --data DIR                  # train what is missing
-python -m paper.experiments cifar100 --dry-run
+python -m paper tables fhr                      # one table, from the CSV files
+python -m paper tables fhr --run --data DIR     # train missing runs first
+python -m paper run cifar100 --dry-run          # what a grid costs
 ```
 """
 
@@ -50,14 +49,14 @@ def _measured(results: Results) -> str:
 
 
 def _figures(results: Results) -> str:
-    """Links to what `--figures` draws."""
+    """Links to the figures that `python -m paper figures` draws."""
     names = measured_ablations(results)
     for data in results.runs:
         if frontier(results, data, "rf-dlc"):
             kinds = (f"frontier-{data}", f"reliability-{data}-argmax", f"reliability-{data}-calibrated")
             names += [*kinds, f"risk-coverage-{data}"]
     links = "\n".join(f"![{name}](figures/{name}.png)" for name in names)
-    return f"## Figures\n\nDrawn from the same files: `rfdlc reproduce --figures docs/figures`.\n\n{links}"
+    return f"## Figures\n\nDrawn from the same files: `python -m paper figures docs/figures`.\n\n{links}"
 
 
 def _contents() -> str:

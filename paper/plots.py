@@ -1,4 +1,4 @@
-"""The figures, from the result files alone: PNG and SVG by one command, `rfdlc reproduce --figures DIR`."""
+"""The figures, from the result files alone: PNG and SVG by one command, `python -m paper figures DIR`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,7 +44,7 @@ RUNS = {  # name -> title and colour; dashed is trained with the utility
 
 
 def draw_all(folder: Path, out: Path) -> list[Path]:
-    """Draw every figure whose figures were measured; the files written."""
+    """Draw every figure whose runs were measured; returns the files written."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""The figures of the paper's tables as data: `published.toml` has them as printed, `figures()` reads them."""
+"""The values of the paper's tables as data: `published.toml` has them as printed, `published_values()` reads them."""
 
 import tomllib
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from rfdlc.errors import InputError
 
 
 @dataclass(frozen=True)
-class Figure:
+class PublishedValue:
     """One printed number. `deviation` where the paper gives one; `copied` where it is from another paper."""
 
     table: str
@@ -24,45 +24,47 @@ class Figure:
 
 
 @cache
-def figures() -> dict[tuple[str, str, str, str], Figure]:
-    """Every figure by (table, data set, row, metric).
+def published_values() -> dict[tuple[str, str, str, str], PublishedValue]:
+    """Every value by (table, data set, row, metric).
 
-    >>> figures()["fhr", "cifar100-lt", "RF-DLC", "fhr"]
-    Figure(table='fhr', ..., data='cifar100-lt', row='RF-DLC', metric='fhr', value=32.08, deviation=0.78, copied=False)
+    >>> published_values()["fhr", "cifar100-lt", "RF-DLC", "fhr"]
+    PublishedValue(table='fhr', ..., metric='fhr', value=32.08, deviation=0.78, copied=False)
     """
     text = (files("paper") / "published.toml").read_text(encoding="utf-8")
-    found = [figure for table in tomllib.loads(text)["tables"] for figure in _of_table(table)]
-    return {(figure.table, figure.data, figure.row, figure.metric): figure for figure in found}
+    found = [value for table in tomllib.loads(text)["tables"] for value in _of_table(table)]
+    return {(value.table, value.data, value.row, value.metric): value for value in found}
 
 
-def published(table: str, data: str, row: str, metric: str) -> Figure | None:
-    """The printed figure, or nothing where the cell is empty or there is no such cell.
+def published(table: str, data: str, row: str, metric: str) -> PublishedValue | None:
+    """The printed value, or nothing where the cell is empty or there is no such cell.
 
-    Where a table repeats a figure of another one without its deviation, it has that: one figure is judged alike
+    Where a table repeats a value of another one without its deviation, it has that: one value is judged alike
     everywhere.
     """
-    figure = figures().get((table, data, row, metric))
-    if figure is None or figure.deviation is not None:
-        return figure
-    return replace(figure, deviation=_deviations().get((data, row, metric, figure.value)))
+    value = published_values().get((table, data, row, metric))
+    if value is None or value.deviation is not None:
+        return value
+    return replace(value, deviation=_deviations().get((data, row, metric, value.value)))
 
 
 @cache
 def _deviations() -> dict[tuple[str, str, str, float], float]:
-    found = figures().values()
+    found = published_values().values()
     return {(f.data, f.row, f.metric, f.value): f.deviation for f in found if f.deviation is not None}
 
 
-def _of_table(table: dict[str, Any]) -> list[Figure]:
+def _of_table(table: dict[str, Any]) -> list[PublishedValue]:
     metrics, copied = table["metrics"].split(), table.get("copied", ())
     found = []
     for row, cells in table["rows"].items():
         words = cells.split()
         if len(words) != len(metrics):
-            raise InputError(f"{table['name']}, {table['data']}, {row}: expected {len(metrics)} figures")
+            raise InputError(f"{table['name']}, {table['data']}, {row}: expected {len(metrics)} values")
         for metric, word in zip(metrics, words, strict=True):
             if word != "-":
                 value, _, deviation = word.partition("±")
                 known = (table["name"], table["label"], table["data"], row, metric)
-                found.append(Figure(*known, float(value), float(deviation) if deviation else None, row in copied))
+                found.append(
+                    PublishedValue(*known, float(value), float(deviation) if deviation else None, row in copied)
+                )
     return found

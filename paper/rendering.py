@@ -19,7 +19,7 @@ TITLES = {
 }  # fmt: skip
 DECIMALS = {"utility": 3, "nll": 3, "disagreement": 3, "parameters": 0}
 LEGEND = (
-    "Mean ± standard deviation over seeds; published figures and differences beside them. "
+    "Mean ± standard deviation over seeds; published values and differences beside them. "
     f"{MARK} marks a difference of more than two deviations (of both together, or of the one that is known)."
 )
 
@@ -70,7 +70,7 @@ def _by_data(table: Table) -> Iterable[tuple[str, list[Row]]]:
 
 
 def text(tables: Sequence[Table]) -> str:
-    """For a terminal: under each measured line the published figures and the differences."""
+    """For a terminal: under each measured line the published values and the differences."""
     return "\n".join([*map(_text_of, tables), LEGEND]) + "\n"
 
 
@@ -89,7 +89,7 @@ def _text_of(table: Table) -> str:
 
 
 def _aligned(grid: list[list[str]]) -> list[str]:
-    """Two columns of words to the left, figures to the right."""
+    """Two columns of words to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
     padded = [
         [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]

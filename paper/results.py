@@ -1,5 +1,5 @@
-"""What was measured, as CSV files by data set: `runs.csv` says where each run comes from, `figures.csv` has one row a
-run and metric, `curves.csv` the points that plots need. Nothing here needs torch.
+"""What was measured, as CSV files by data set: `runs.csv` says where each run comes from, `metrics.csv` has one row
+per run and metric, `curves.csv` the points that plots need. Nothing here needs torch.
 """
 
 import csv
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paper.scoring import Figure, Point
+from paper.scoring import Point, Value
 from rfdlc.errors import InputError, listing
 from rfdlc.files import alone, replacing
 
@@ -22,7 +22,7 @@ COLUMNS = {
         "run", "seed", "method", "settings", "seconds", "beside", "networks", "parameters", "hardware", "versions",
         "commit", "date",
     ),
-    "figures": ("run", "seed", "split", "decision", "metric", "value"),
+    "metrics": ("run", "seed", "split", "decision", "metric", "value"),
     "curves": ("run", "seed", "split", "decision", "curve", "x", "y", "weight"),
 }  # fmt: skip
 UNKNOWN = ("seconds", "beside", "networks", "parameters")  # numbers that may be empty: a training that was interrupted
@@ -42,29 +42,29 @@ class Mean:
 
 @dataclass(frozen=True)
 class Scored:
-    """A run's row of `runs.csv`, its figures and the points of its curves."""
+    """A run's row of `runs.csv`, its values and the points of its curves."""
 
     run: Mapping[str, Any]
-    figures: Sequence[Figure]
+    values: Sequence[Value]
     points: Sequence[Point]
 
 
 class Results:
-    """All measured figures below a folder, ready to be asked."""
+    """All measured values below a folder, ready to be asked."""
 
     def __init__(self, folder: Path = PACKAGED) -> None:
         self.folder = folder
-        places = sorted(path.parent for path in folder.glob("*/figures.csv"))
+        places = sorted(path.parent for path in folder.glob("*/metrics.csv"))
         self.runs = {place.name: _read(place / "runs.csv") for place in places}
-        self._figures: dict[tuple[str, str, str, str, str], dict[int, float]] = {}
+        self._values: dict[tuple[str, str, str, str, str], dict[int, float]] = {}
         for place in places:
-            for row in _read(place / "figures.csv"):
+            for row in _read(place / "metrics.csv"):
                 key = (place.name, row["run"], row["split"], row["decision"], row["metric"])
-                self._figures.setdefault(key, {})[int(row["seed"])] = float(row["value"])
+                self._values.setdefault(key, {})[int(row["seed"])] = float(row["value"])
 
     def by_seed(self, data: str, run: str, decision: str, metric: str, split: str = "test") -> dict[int, float]:
-        """A figure of every seed that was measured."""
-        return self._figures.get((data, run, split, decision, metric), {})
+        """A value of every seed that was measured."""
+        return self._values.get((data, run, split, decision, metric), {})
 
     def mean(self, data: str, run: str, decision: str, metric: str, split: str = "test") -> Mean | None:
         """Over the seeds, or nothing where it was not measured."""
@@ -105,10 +105,10 @@ def curves(data: str, folder: Path = PACKAGED) -> Rows:
 
 
 def finished(folder: Path, data: str, calibrated: Iterable[str] = ()) -> set[tuple[str, int]]:
-    """Runs whose figures are there already; of those that are named `calibrated`, the calibrated ones too."""
-    figures, named = _read_if_there(folder / data / "figures.csv"), set(calibrated)
-    scored = {(row["run"], row["seed"]) for row in figures}
-    there = {(row["run"], row["seed"]) for row in figures if row["decision"] == "calibrated"}
+    """Runs whose values are there already; of those that are named `calibrated`, the calibrated ones too."""
+    values, named = _read_if_there(folder / data / "metrics.csv"), set(calibrated)
+    scored = {(row["run"], row["seed"]) for row in values}
+    there = {(row["run"], row["seed"]) for row in values if row["decision"] == "calibrated"}
     keys = scored & {(row["run"], row["seed"]) for row in _read_if_there(folder / data / "runs.csv")}
     return {(run, int(seed)) for run, seed in keys if run not in named or (run, seed) in there}
 
@@ -120,11 +120,11 @@ def write(folder: Path, data: str, scored: Sequence[Scored]) -> None:
     """
     if not scored:
         return
-    tables: dict[str, list[dict[str, Any]]] = {"curves": [], "figures": [], "runs": []}  # runs last: they say finished
+    tables: dict[str, list[dict[str, Any]]] = {"curves": [], "metrics": [], "runs": []}  # runs last: they say finished
     for each in scored:
         key = {name: each.run[name] for name in ("run", "seed")}
         tables["runs"].append(dict(each.run))
-        tables["figures"] += [key | vars(figure) | {"value": f"{figure.value:.6g}"} for figure in each.figures]
+        tables["metrics"] += [key | vars(value) | {"value": f"{value.value:.6g}"} for value in each.values]
         for point in each.points:
             tables["curves"].append(
                 key | vars(point) | {name: f"{vars(point)[name]:.4g}" for name in ("x", "y", "weight")}

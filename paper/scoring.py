@@ -1,4 +1,4 @@
-"""From a run folder to figures: everything that the tables and plots need, from saved logits alone.
+"""From a run folder to metrics: everything that the tables and plots need, from saved logits alone.
 
 Scoring trains nothing and needs no torch: a new metric or utility is a new call. Decisions have these names:
 
@@ -46,7 +46,7 @@ TASKS = {
 
 
 @dataclass(frozen=True)
-class Figure:
+class Value:
     """One number of a run."""
 
     split: str
@@ -67,31 +67,31 @@ class Point:
     weight: float
 
 
-def score(run: Path, calibration: Path | None = None, target: str = "uniform") -> tuple[list[Figure], list[Point]]:
-    """Figures and curves of a run folder. `calibration` is the folder of a run whose held-out samples calibrate it.
+def score(run: Path, calibration: Path | None = None, target: str = "uniform") -> tuple[list[Value], list[Point]]:
+    """Metrics and curves of a run folder. `calibration` is the folder of a run whose held-out samples calibrate it.
 
     Without one, the run's own validation part does, where it has one, and is scored too. `target` is the class prior
     that decisions are for: `uniform`, or `natural`, that of the held-out samples.
     """
     combine = read_json(run / "config.json")["settings"]["combine"]
     test = Predictions.load(run / "predictions.npz")
-    figures, points = _plain(test, "test")
+    values, points = _plain(test, "test")
     own = run / "held-out.npz"
     if own.exists():
-        figures += _plain(Predictions.load(own), "val")[0]
+        values += _plain(Predictions.load(own), "val")[0]
     held = own if calibration is None else calibration / "held-out.npz"
     if held.exists():
         decider = Decider(Utility.one_hot(test.classes), combine=combine, calibration=CALIBRATION)
         decider.fit(Predictions.load(held), balanced=target == "uniform")
         more = _calibrated(decider, test)
-        figures, points = figures + more[0], points + more[1]
-    return [figure for figure in figures if figure.value == figure.value], points  # without those of empty regions
+        values, points = values + more[0], points + more[1]
+    return [value for value in values if value.value == value.value], points  # without those of empty regions
 
 
 # -- decisions ----------------------------------------------------------------------------------------------------
 
 
-def _plain(predictions: Predictions, split: str) -> tuple[list[Figure], list[Point]]:
+def _plain(predictions: Predictions, split: str) -> tuple[list[Value], list[Point]]:
     """What follows from logits alone: the paper's protocol, and uncalibrated expected utility."""
     classes, y = predictions.classes, _targets(predictions)
     one_hot, tail = Utility.one_hot(classes), Utility.tail_sensitive(classes)
@@ -107,20 +107,18 @@ def _plain(predictions: Predictions, split: str) -> tuple[list[Figure], list[Poi
         "expected-utility": averaged.with_utility(tail).gains(by_probabilities).argmax(1),
         "eq12": eq12.gains(by_probabilities).argmax(1),
     }
-    found = [
-        Figure(split, name, *pair) for name, each in decided.items() for pair in decision_figures(y, each, classes)
-    ]
+    found = [Value(split, name, *pair) for name, each in decided.items() for pair in decision_metrics(y, each, classes)]
     for name, p in (("argmax", by_logits), ("mean-probabilities", by_probabilities)):
-        found += [Figure(split, name, *pair) for pair in trust_figures(y, p, classes)]
+        found += [Value(split, name, *pair) for pair in trust_metrics(y, p, classes)]
     logits = predictions.scores.values.mean(0)
-    found += [Figure(split, "argmax", *pair) for pair in paper_uncertainty(y, by_logits, logits, classes)]
-    found += [Figure(split, "argmax", *pair) for pair in task_rates(y, decided["argmax"], classes)]
+    found += [Value(split, "argmax", *pair) for pair in paper_uncertainty(y, by_logits, logits, classes)]
+    found += [Value(split, "argmax", *pair) for pair in task_rates(y, decided["argmax"], classes)]
     if len(predictions.scores.values) > 1:
-        found += [Figure(split, "", *pair) for pair in diversity(predictions.scores.values).items()]
+        found += [Value(split, "", *pair) for pair in diversity(predictions.scores.values).items()]
     return found, list(_curves(split, "argmax", y, by_logits))
 
 
-def _calibrated(decider: Decider, test: Predictions) -> tuple[list[Figure], list[Point]]:
+def _calibrated(decider: Decider, test: Predictions) -> tuple[list[Value], list[Point]]:
     """The standard protocol: one calibrated probability, decided for every penalty and task."""
     classes, y, p = test.classes, _targets(test), _probabilities(decider, test)
     decided = {"calibrated": p.argmax(1)}
@@ -128,17 +126,17 @@ def _calibrated(decider: Decider, test: Predictions) -> tuple[list[Figure], list
         utility = Utility.tail_sensitive(classes, penalty)
         decided[f"calibrated {penalty:g}"] = decider.with_utility(utility).gains(p).argmax(1)
     found = [
-        Figure("test", name, *pair) for name, each in decided.items() for pair in decision_figures(y, each, classes)
+        Value("test", name, *pair) for name, each in decided.items() for pair in decision_metrics(y, each, classes)
     ]
-    found += [Figure("test", "calibrated", *pair) for pair in trust_figures(y, p, classes)]
-    found += [Figure("test", "calibrated", *pair) for pair in task_rates(y, decided["calibrated"], classes)]
+    found += [Value("test", "calibrated", *pair) for pair in trust_metrics(y, p, classes)]
+    found += [Value("test", "calibrated", *pair) for pair in task_rates(y, decided["calibrated"], classes)]
     for task, (true, wrong) in known_tasks(classes).items():
         chosen = decider.with_utility(Utility.group_sensitive(classes, true, wrong)).gains(p).argmax(1)
         name = f"calibrated {task}"
-        found.append(Figure("test", name, "acc", 100 * metrics.accuracy(y, chosen)))
-        found += [Figure("test", name, *pair) for pair in task_rates(y, chosen, classes)]
+        found.append(Value("test", name, "acc", 100 * metrics.accuracy(y, chosen)))
+        found += [Value("test", name, *pair) for pair in task_rates(y, chosen, classes)]
     assert decider.fitted is not None
-    found.append(Figure("test", "calibrated", "temperature", decider.fitted.temperature))
+    found.append(Value("test", "calibrated", "temperature", decider.fitted.temperature))
     return found, list(_curves("test", "calibrated", y, p))
 
 
@@ -151,12 +149,12 @@ def _probabilities(decider: Decider, predictions: Predictions) -> Floats:
     return np.asarray(decider.probabilities(predictions))
 
 
-# -- figures ------------------------------------------------------------------------------------------------------
+# -- metrics ------------------------------------------------------------------------------------------------------
 
 Pairs = Iterator[tuple[str, float]]
 
 
-def decision_figures(y: Indices, decided: Indices, classes: Classes) -> Pairs:
+def decision_metrics(y: Indices, decided: Indices, classes: Classes) -> Pairs:
     """Accuracy, by region too, false head rates and the mean utility under the penalty -1."""
     yield "acc", 100 * metrics.accuracy(y, decided)
     for region, members in classes.thirds.items():
@@ -169,7 +167,7 @@ def decision_figures(y: Indices, decided: Indices, classes: Classes) -> Pairs:
     yield "utility", metrics.mean_utility(y, decided, Utility.tail_sensitive(classes))
 
 
-def trust_figures(y: Indices, p: Floats, classes: Classes) -> Pairs:
+def trust_metrics(y: Indices, p: Floats, classes: Classes) -> Pairs:
     """How far probabilities can be trusted, by the standard measures: ECE of 15 bins, AUC of finding errors."""
     right, confidence, spread = p.argmax(1) == y, p.max(1), uncertainty.entropy(p)
     for suffix, mask in _regions(y, classes):

@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Spec:
-    """A table before its figures are filled in."""
+    """A table before its values are filled in."""
 
     title: str
     data: Sequence[str]
@@ -74,7 +74,7 @@ def _standard(decision: str, names: Sequence[str] = (), **more: Any) -> Iterator
 _COMPARED = ("CE", "CB Loss", "LDAM", "RIDE", "TLC")
 _ALL = ("LA", "ACE", "SRepr", *_COMPARED)
 _DERMA = ("CE", "Focal Loss", "CB Loss", "LDAM")
-# The published figures of CB look like it
+# The published values of CB look like it
 _LATE_WEIGHTS = Line("CB Loss, weights late", "cb+deferred=0.8", row="CB Loss", data=CIFARS)
 _BAYESIAN = {"auc": "paper_auc_bayesian", "ece": "paper_ece_bayesian"}
 _AUC_ECE = tuple(f"{metric}{region}" for metric in ("auc", "ece") for region in ("", "_head", "_med", "_tail"))
@@ -235,7 +235,7 @@ SPECS: dict[str, Spec] = {
             *(Line(str(k), "rf-dlc-paper" if k == 3 else f"rf-dlc-paper+particles={k}") for k in range(1, 9)),
             Line("3 (ours)", "rf-dlc", "standard", "calibrated"),
         ),
-        note="The paper has a plot of this and no figures. ECE: 15 bins, not calibrated under the paper's protocol.",
+        note="The paper has a plot of this and no numbers. ECE: 15 bins, not calibrated under the paper's protocol.",
     ),
     "repulsion": Spec(
         "Repulsion between particles (%)",

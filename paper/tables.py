@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from paper.published import Figure, published
+from paper.published import PublishedValue, published
 from paper.results import Mean, Results
 from paper.scoring import PENALTIES
 from paper.specs import FHR, SPECS, Line, Spec
@@ -22,11 +22,11 @@ OF_PARTICLES = ("disagreement", "mutual_information")  # the same whatever is de
 
 @dataclass(frozen=True)
 class Cell:
-    """A measured figure and the published one; either may be missing."""
+    """A measured value and the published one; either may be missing."""
 
     metric: str
     measured: Mean | None
-    published: Figure | None
+    published: PublishedValue | None
 
     @property
     def difference(self) -> float | None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paper import experiments, grids, results
+from paper import grids, results
+from paper.__main__ import main
 from paper.experiments import Experiment, run_grid
 from rfdlc.errors import InputError
 from rfdlc.training.jobs.driving import TrainingInterrupted
@@ -128,7 +129,7 @@ def test_a_run_scored_before_it_was_calibrated_is_not_finished(tmp_path):
 
 
 def test_whole_folders_calibrate_rather_than_light_ones(tmp_path):
-    """Logits of light copies are rounded: figures must not depend on how folders are called."""
+    """Logits of light copies are rounded: metrics must not depend on how folders are called."""
     for folder in ("a-light/digits-lt/ce/held-out-0", "runs/digits-lt/ce/held-out-0", "runs/digits-lt/ce/held-out-1"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "held-out.npz").touch()
@@ -200,7 +201,7 @@ def test_class_sensitive_training_on_cifar_files(tmp_path):
 
 
 def test_dry_run_prints_the_cost(capsys):
-    experiments.main(["digits", "--dry-run", "--seeds", "0", "--only", "ce"])
+    main(["run", "digits", "--dry-run", "--seeds", "0", "--only", "ce"])
     assert "2 runs     2.0 network-trainings  ce" in capsys.readouterr().out
 
 
@@ -219,28 +220,28 @@ def test_what_cannot_be_trained_fails_before_anything_is(tmp_path, forbidden):
     for wrong, told in (("cee", "method 'cee' is unknown"), ('ce", epohcs = "3', "setting 'epohcs' is unknown")):
         path.write_text(DIGITS + f'[[stacks]]\nruns = [{{ method = "{wrong}" }}]\n')
         with pytest.raises(InputError, match=told):
-            experiments.main(["digits", str(path), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+            main(["run", "digits", str(path), "--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "out")])
     path.write_text("a file")
-    for words in (["--out", str(path)], ["--out", str(tmp_path / "out"), "--logits", str(path)]):
+    for words in (["--results", str(path)], ["--results", str(tmp_path / "out"), "--logits", str(path)]):
         with pytest.raises(InputError, match="cannot be made"):
-            experiments.main(["digits", "--runs", str(tmp_path / "runs"), *words])
+            main(["run", "digits", "--runs", str(tmp_path / "runs"), *words])
 
 
 def test_data_that_are_missing_are_asked_for_by_an_option_that_is_there(tmp_path):
     with pytest.raises(InputError, match=r"dermamnist was not found.* give its folder with root \((--root)\)"):
-        experiments.main(["dermamnist", "--root", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "0"])
+        main(["run", "dermamnist", "--root", str(tmp_path), "--results", str(tmp_path / "out"), "--seeds", "0"])
 
 
 def test_fewer_than_no_trainings_beside(tmp_path):
     with pytest.raises(InputError, match="--beside -1: expected 0 or more"):
-        experiments.main(["digits", "--beside", "-1", "--out", str(tmp_path)])
+        main(["run", "digits", "--beside", "-1", "--results", str(tmp_path)])
 
 
 def test_only_takes_names_that_some_grid_has(capsys):
-    experiments.main(["digits", "ablations", "--dry-run", "--only", "ldam-drw", "ensemble-cb+deferred=0.8"])
+    main(["run", "digits", "ablations", "--dry-run", "--only", "ldam-drw", "ensemble-cb+deferred=0.8"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["4", "digits:", "3", "ablations:"]
     with pytest.raises(InputError, match=r"--only 'ldam-drv' is unknown.*did you mean 'ldam-drw'"):
-        experiments.main(["digits", "--dry-run", "--only", "ce", "ldam-drv"])
+        main(["run", "digits", "--dry-run", "--only", "ce", "ldam-drv"])
 
 
 def test_a_damaged_run_folder_is_named(tmp_path):
@@ -249,7 +250,7 @@ def test_a_damaged_run_folder_is_named(tmp_path):
     for name, text in {"metrics.json": "{}", "experiment.json": "{}", "config.json": '{"settings"'}.items():
         (folder / name).write_text(text)
     with pytest.raises(InputError, match=r"ce/seed-0/config.json cannot be read"):
-        experiments.main(["digits", "--rescore", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+        main(["run", "digits", "--rescore", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "out")])
 
 
 def test_a_grid_that_was_edited_is_not_given_what_was_trained_before(tmp_path, forbidden):
@@ -266,15 +267,15 @@ def test_a_grid_that_was_edited_is_not_given_what_was_trained_before(tmp_path, f
 
 
 def test_a_training_that_diverges_is_named(tmp_path):
-    words = ["digits", "--seeds", "0", "--only", "ce", "--set", "epochs=2", "learning_rate=1e20", "clip=0"]
+    words = ["run", "digits", "--seeds", "0", "--only", "ce", "--set", "epochs=2", "learning_rate=1e20", "clip=0"]
     with pytest.raises(InputError, match=r"^ce\+clip=0.*: the loss is not a number"):
-        experiments.main([*words, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+        main([*words, "--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "out")])
 
 
 def test_scoring_needs_no_torch(tmp_path):
     """Neither does the command that scores: nothing that it loads may bring torch along."""
-    words = ["digits", "--rescore", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
-    code = f"import sys; sys.modules['torch'] = None; from paper import experiments; experiments.main({words})"
+    words = ["run", "digits", "--rescore", "--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "out")]
+    code = f"import sys; sys.modules['torch'] = None; from paper.__main__ import main; main({words})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("digits: 0 scored")
@@ -287,5 +288,5 @@ def test_after_an_interruption_the_same_command_goes_on(tmp_path, monkeypatch):
         raise TrainingInterrupted("go on with `rfdlc resume`")
 
     monkeypatch.setattr("rfdlc.training.many.train_many", interrupted)
-    with pytest.raises(TrainingInterrupted, match=r"^stopped; the same command goes on$"):
+    with pytest.raises(TrainingInterrupted, match=r"^stopped; run the same command again to continue$"):
         run_grid(Experiment(grid_of(tmp_path, DIGITS), tmp_path / "runs", tmp_path / "out"), tmp_path)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paper import grids
-from paper.costs import estimate
+from paper.experiments import estimate
 from paper.grids import Source, Wanted, thinned, without_shared_groups
 from paper.specs import SPECS
 from rfdlc.data.dataset import Dataset, Split

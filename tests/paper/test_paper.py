@@ -1,10 +1,10 @@
-"""The paper's figures, against constants typed by hand from its tables."""
+"""The paper's values, against constants typed by hand from its tables."""
 
 import math
 
 import pytest
 
-from paper.published import figures, published
+from paper.published import published, published_values
 
 TYPED = [
     ("fhr", "cifar10-lt", "RF-DLC", "fhr25", 4.99, 0.32),
@@ -33,14 +33,14 @@ TYPED = [
 
 
 @pytest.mark.parametrize(("table", "data", "row", "metric", "value", "deviation"), TYPED)
-def test_figures_are_as_printed(table, data, row, metric, value, deviation):
+def test_values_are_as_printed(table, data, row, metric, value, deviation):
     found = published(table, data, row, metric)
     assert (found.value, found.deviation) == (value, deviation)
 
 
 def test_every_table_is_there():
-    assert len({figure.label for figure in figures().values()}) == 16  # of the LaTeX source
-    assert len(figures()) == 572
+    assert len({value.label for value in published_values().values()}) == 16  # of the LaTeX source
+    assert len(published_values()) == 572
 
 
 def test_empty_cells_have_no_figure_and_copied_ones_say_so():
@@ -49,18 +49,18 @@ def test_empty_cells_have_no_figure_and_copied_ones_say_so():
     assert not published("accuracy", "cifar10-lt", "CE", "acc").copied
 
 
-def test_a_figure_that_two_tables_print_has_one_deviation():
-    assert figures()["inference", "cifar100-lt", "RF-DLC", "fhr"].deviation is None  # as printed
+def test_a_value_that_two_tables_print_has_one_deviation():
+    assert published_values()["inference", "cifar100-lt", "RF-DLC", "fhr"].deviation is None  # as printed
     assert published("inference", "cifar100-lt", "RF-DLC", "fhr").deviation == 0.78
     assert published("ensembles", "cifar100-lt", "RF-DLC", "tail").deviation == 1.49
     assert published("cost-sensitive", "cifar100-lt", "RF-DLC", "fhr").deviation is None  # 32.31: of another run
 
 
 def test_averages_are_those_of_their_parts():
-    for (table, data, row, metric), figure in figures().items():
+    for (table, data, row, metric), value in published_values().items():
         if metric == "fhr":
             parts = [published(table, data, row, f"fhr{share}").value for share in (25, 50, 75)]
-            assert figure.value == pytest.approx(sum(parts) / 3, abs=0.02), (table, data, row)
+            assert value.value == pytest.approx(sum(parts) / 3, abs=0.02), (table, data, row)
 
 
 def test_the_papers_last_class_had_six_images():

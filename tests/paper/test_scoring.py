@@ -1,4 +1,4 @@
-"""Scoring: figures against naive loops, and files that scoring again does not change."""
+"""Scoring: values against naive loops, and files that scoring again does not change."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 from paper import results
 from paper.folders import RECORD, copy_light
-from paper.scoring import Figure, Point, score
+from paper.scoring import Point, Value, score
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.predictions import Predictions
 
@@ -37,14 +37,14 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def value(figures, decision, metric, split="test"):
-    found = [f.value for f in figures if (f.split, f.decision, f.metric) == (split, decision, metric)]
+def value(values, decision, metric, split="test"):
+    found = [f.value for f in values if (f.split, f.decision, f.metric) == (split, decision, metric)]
     assert len(found) == 1
     return found[0]
 
 
 def test_the_papers_decision_against_a_loop(run):
-    figures, _ = score(run)
+    values, _ = score(run)
     found = Predictions.load(run / "predictions.npz")
     right, false_head, tail_samples, gained = 0, 0, 0, 0.0
     rank = [0, 1, 2, 3]
@@ -54,16 +54,16 @@ def test_the_papers_decision_against_a_loop(run):
         tail_samples += y >= 2  # a head of half the classes
         false_head += y >= 2 and decided < 2
         gained += 1.0 if decided == y else (-1.0 if rank[decided] < rank[y] else 0.0)
-    assert value(figures, "argmax", "acc") == pytest.approx(100 * right / 400)
-    assert value(figures, "argmax", "fhr50") == pytest.approx(100 * false_head / tail_samples)
-    assert value(figures, "argmax", "utility") == pytest.approx(gained / 400)
+    assert value(values, "argmax", "acc") == pytest.approx(100 * right / 400)
+    assert value(values, "argmax", "fhr50") == pytest.approx(100 * false_head / tail_samples)
+    assert value(values, "argmax", "utility") == pytest.approx(gained / 400)
     birds = found.targets == 0
     as_planes = found.scores.values.mean(0)[birds].argmax(1) == 1
-    assert value(figures, "argmax", "rate_bird-plane") == pytest.approx(100 * as_planes.mean())
+    assert value(values, "argmax", "rate_bird-plane") == pytest.approx(100 * as_planes.mean())
 
 
 def test_expected_utility_against_a_loop(run):
-    figures, _ = score(run)
+    values, _ = score(run)
     found = Predictions.load(run / "predictions.npz")
     z = found.scores.values.astype(np.float64)
     p = (np.exp(z) / np.exp(z).sum(-1, keepdims=True)).mean(0)
@@ -71,22 +71,22 @@ def test_expected_utility_against_a_loop(run):
     for each, y in zip(p, found.targets, strict=True):
         gains = [sum(each[t] * (1 if t == d else (-1 if d < t else 0)) for t in range(4)) for d in range(4)]
         right += int(np.argmax(gains)) == y
-    assert value(figures, "expected-utility", "acc") == pytest.approx(100 * right / 400)
+    assert value(values, "expected-utility", "acc") == pytest.approx(100 * right / 400)
 
 
 def test_without_held_out_samples_nothing_is_calibrated(run):
-    figures, points = score(run)
-    assert not [figure for figure in figures if figure.decision.startswith("calibrated")]
+    values, points = score(run)
+    assert not [value for value in values if value.decision.startswith("calibrated")]
     assert {point.decision for point in points} == {"argmax"}
 
 
 def test_calibrated_decisions_trade_accuracy_for_fewer_false_heads(run):
-    figures, points = score(run, run.parent / "held")
-    rates = [value(figures, f"calibrated {penalty}", "fhr") for penalty in ("0", "-0.25", "-1")]
+    values, points = score(run, run.parent / "held")
+    rates = [value(values, f"calibrated {penalty}", "fhr") for penalty in ("0", "-0.25", "-1")]
     assert rates[0] >= rates[1] >= rates[2]
     assert rates[0] > rates[2]
-    assert value(figures, "calibrated 0", "acc") == value(figures, "calibrated", "acc")
-    assert value(figures, "calibrated", "ece") < value(figures, "argmax", "ece")  # mean logits are overconfident here
+    assert value(values, "calibrated 0", "acc") == value(values, "calibrated", "acc")
+    assert value(values, "calibrated", "ece") < value(values, "argmax", "ece")  # mean logits are overconfident here
     weights = sum(p.weight for p in points if (p.decision, p.curve) == ("calibrated", "reliability"))
     assert weights == pytest.approx(1)
 
@@ -102,9 +102,9 @@ def test_writing_again_replaces_the_rows_of_a_run_and_keeps_the_others(tmp_path)
     provenance = dict.fromkeys(results.COLUMNS["runs"], "")
 
     def scored(run, seed, number):
-        figures = [Figure("test", "argmax", "acc", number)]
+        values = [Value("test", "argmax", "acc", number)]
         points = [Point("test", "argmax", "reliability", 0.5, 0.25, 1.0)]
-        return results.Scored({**provenance, "run": run, "seed": seed}, figures, points)
+        return results.Scored({**provenance, "run": run, "seed": seed}, values, points)
 
     results.write(tmp_path, "made", [scored("b", 0, 1.0), scored("a", 1, 3.0), scored("a", 0, 2.0)])
     before = {path.name: path.read_text() for path in (tmp_path / "made").iterdir()}

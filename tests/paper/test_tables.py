@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from paper import grids, missing, page, plots, rendering, results
+from paper import experiments, grids, page, plots, rendering, results
+from paper.__main__ import main
 from paper.plots import draw_all
 from paper.results import Results, Scored
-from paper.scoring import PENALTIES, Figure, Point
+from paper.scoring import PENALTIES, Point, Value
 from paper.specs import SPECS, TAIL
 from paper.tables import build, fhr_at, frontier
-from rfdlc.cli import app
 from rfdlc.errors import InputError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,17 +31,23 @@ def folder(tmp_path_factory):
     scored = []
     for run, accuracy in runs.items():
         for seed in (0, 1, 2):
-            figures = [Figure("test", "argmax", "acc", accuracy + seed - 1), Figure("test", "argmax", "fhr", 32.0)]
-            figures += [Figure("test", "argmax", region, accuracy + seed - 1) for region in ("head", "med", "tail")]
+            values = [
+                Value("test", "argmax", "acc", accuracy + seed - 1),
+                Value("test", "argmax", "fhr", 32.0),
+            ]
+            values += [Value("test", "argmax", region, accuracy + seed - 1) for region in ("head", "med", "tail")]
             for place, penalty in enumerate(PENALTIES):
                 name = f"calibrated {penalty:g}"
-                figures += [
-                    Figure("test", name, "acc", accuracy - place),
-                    Figure("test", name, "fhr", 30.0 - 2 * place),
+                values += [
+                    Value("test", name, "acc", accuracy - place),
+                    Value("test", name, "fhr", 30.0 - 2 * place),
                 ]
-                figures.append(Figure("test", name, "utility", 0.1))
-            figures += [Figure("test", "calibrated", "acc", accuracy), Figure("test", "calibrated", "fhr", 30.0)]
-            figures.append(Figure("test", "", "disagreement", 0.4 + seed / 10))
+                values.append(Value("test", name, "utility", 0.1))
+            values += [
+                Value("test", "calibrated", "acc", accuracy),
+                Value("test", "calibrated", "fhr", 30.0),
+            ]
+            values.append(Value("test", "", "disagreement", 0.4 + seed / 10))
             points = [
                 Point("test", decision, curve, x, 1 - x / 2, 0.25)
                 for decision in ("argmax", "calibrated")
@@ -56,7 +61,7 @@ def folder(tmp_path_factory):
                 "beside": 0,
                 "parameters": 9,
             }
-            scored.append(Scored(made, figures, points))
+            scored.append(Scored(made, values, points))
     results.write(out, "cifar100-lt", scored)
     return out
 
@@ -71,7 +76,7 @@ def test_minutes_are_of_trainings_that_had_the_machine_to_themselves(tmp_path):
     for seed, (seconds, beside) in enumerate([(90, 0), (30, 0), (600, 3), ("", "")]):
         made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": "ce", "seed": seed, "parameters": 9 + seed}
         made |= {"seconds": seconds, "beside": beside}
-        scored.append(Scored(made, [Figure("test", "argmax", "acc", 50.0)], []))
+        scored.append(Scored(made, [Value("test", "argmax", "acc", 50.0)], []))
     results.write(tmp_path, "cifar100-lt", scored)
     found = build("cost", Results(tmp_path))
     minutes, parameters = (cell(found, "ResNet-32 (CE)", name).measured for name in ("minutes", "parameters"))
@@ -127,8 +132,8 @@ def test_frontiers_have_points_of_all_seeds_only(tmp_path):
     scored = []
     for seed, penalties in enumerate([(0, -1, -2), (0, -1)]):
         made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": "ce", "seed": seed}
-        rates = [Figure("test", f"calibrated {penalty}", "fhr", 30.0 + 10 * penalty + seed) for penalty in penalties]
-        right = [Figure("test", f"calibrated {penalty}", "acc", 50.0 + penalty + seed) for penalty in penalties]
+        rates = [Value("test", f"calibrated {penalty}", "fhr", 30.0 + 10 * penalty + seed) for penalty in penalties]
+        right = [Value("test", f"calibrated {penalty}", "acc", 50.0 + penalty + seed) for penalty in penalties]
         scored.append(Scored(made, [*rates, *right], []))
     results.write(tmp_path, "cifar100-lt", scored)
     assert frontier(Results(tmp_path), "cifar100-lt", "ce") == [(0, 50.5, 30.5), (-1, 49.5, 20.5)]
@@ -156,7 +161,7 @@ def test_every_line_that_names_a_row_of_the_paper_finds_it(name, tmp_path):
             assert any(each.published for each in row.cells), row.label
 
 
-def test_forms_hold_the_same_figures(folder):
+def test_forms_hold_the_same_values(folder):
     tables = [build(name, Results(folder)) for name in SPECS]
     rows = list(csv.DictReader(io.StringIO(rendering.as_csv(tables))))
     cells = json.loads(rendering.as_json(tables))["cells"]
@@ -169,7 +174,7 @@ def test_forms_hold_the_same_figures(folder):
 
 def test_what_is_missing_is_found_in_the_grids(folder):
     table = build("particles", Results(folder))
-    found = {grid.name: {run.name for stack in grid.stacks for run in stack} for grid in missing.grids_for([table])}
+    found = {grid.name: {run.name for stack in grid.stacks for run in stack} for grid in experiments.grids_for([table])}
     assert found == {
         "ablations": {f"rf-dlc-paper+particles={k}" for k in (1, 4, 5, 6, 7, 8)},
         "cifar100": {"rf-dlc-paper", "rf-dlc"},  # three of their five seeds were measured
@@ -178,39 +183,33 @@ def test_what_is_missing_is_found_in_the_grids(folder):
 
 def test_the_page_is_not_stale():
     text = (DOCS / "evidence.md").read_text(encoding="utf-8")
-    assert text == page.text(Results()), "docs/evidence.md: rfdlc reproduce --markdown > docs/evidence.md"
+    assert text == page.text(Results()), "run python -m paper page > docs/evidence.md"
 
 
 def test_every_table_is_printed_without_torch_or_data(folder):
     code = (
-        "import sys; from rfdlc.cli import app; app(['reproduce', '--csv', '--results', sys.argv[1]], "
-        "standalone_mode=False); sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib', 'pandas')))"
+        "import sys; from paper.__main__ import main; main(['tables', '--form', 'csv', '--results', sys.argv[1]]); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib', 'pandas')))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {row["table"] for row in csv.DictReader(io.StringIO(done.stdout))} == set(SPECS)
 
 
-def test_the_command():
-    runner = CliRunner()
-    listed = runner.invoke(app, ["reproduce", "--list"])
-    assert listed.exit_code == 0
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == list(SPECS)
-    shown = runner.invoke(app, ["reproduce", "fhr", "--json"])
-    assert {c["table"] for c in json.loads(shown.stdout)["cells"]} == {"fhr"}
-    named = runner.invoke(app, ["reproduce", "--list", "--json"])
-    assert list(json.loads(named.stdout)["tables"]) == list(SPECS)
-    for words, told in {
-        ("fhrr",): "did you mean 'fhr'",
-        ("fhrr", "--list"): "did you mean 'fhr'",
-        ("fhrr", "--figures", "nowhere"): "did you mean 'fhr'",
-        ("--results", "nowhere"): "nowhere: no such folder",
-        ("--results", str(DOCS)): "docs: nothing measured in it",
-        ("--csv", "--json"): "choose one",
+def test_the_command(capsys):
+    main(["tables", "--list"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SPECS)
+    main(["tables", "fhr", "--form", "json"])
+    assert {c["table"] for c in json.loads(capsys.readouterr().out)["cells"]} == {"fhr"}
+    for words, message in {
+        ("tables", "fhrr"): "did you mean 'fhr'",
+        ("tables", "fhrr", "--list"): "did you mean 'fhr'",
+        ("tables", "--results", "nowhere"): "nowhere: there is no such folder",
+        ("page", "--results", str(DOCS)): "docs: it has no results",
+        ("figures", "nowhere", "--results", str(DOCS)): "docs: it has no results",
     }.items():
-        wrong = runner.invoke(app, ["reproduce", *words])
-        assert isinstance(wrong.exception, InputError), words
-        assert told in str(wrong.exception)
+        with pytest.raises(InputError, match=message):
+            main(words)
 
 
 def test_data_that_are_not_there_do_not_stop_the_others(tmp_path, monkeypatch, capsys):
@@ -221,14 +220,14 @@ def test_data_that_are_not_there_do_not_stop_the_others(tmp_path, monkeypatch, c
             raise InputError(f"{experiment.grid.data.source} was not found")
         ran.append(experiment.grid.name)
 
-    monkeypatch.setattr(missing, "run_grid", run)
+    monkeypatch.setattr(experiments, "run_grid", run)
     absent = {"cifar10", "imagenet"}
-    missing.complete([table], tmp_path, tmp_path / "runs", tmp_path / "out")
+    experiments.complete([table], tmp_path, tmp_path / "runs", tmp_path / "out")
     assert ran == ["ablations", "cifar100"]
     assert "imagenet: left out, imagenet-lt was not found" in capsys.readouterr().err
     absent = set(grids.names())
     with pytest.raises(InputError, match=r"nothing could be run: .* was not found"):
-        missing.complete([table], tmp_path, tmp_path / "runs", tmp_path / "out")
+        experiments.complete([table], tmp_path, tmp_path / "runs", tmp_path / "out")
 
 
 def test_figures_are_drawn_from_the_files(folder, tmp_path):
@@ -249,22 +248,22 @@ def test_figures_are_drawn_from_the_files(folder, tmp_path):
 def test_files_and_folders_that_cannot_be_used_are_named(folder, tmp_path):
     taken = tmp_path / "taken"
     taken.write_text("a file")
-    for use in (missing.own_copy, lambda out: draw_all(folder, out)):
+    for use in (experiments.own_copy, lambda out: draw_all(folder, out)):
         with pytest.raises(InputError, match=r"taken: the folder for .* cannot be made"):
             use(taken)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "runs.csv").write_text(",".join(results.COLUMNS["runs"]) + "\n")
     header = "run,seed,split,decision,metric,value\n"
     for text, told in (("", "it is empty"), ("run,seed\nce,0\n", "its columns are run, seed")):
-        (tmp_path / "made" / "figures.csv").write_text(text)
-        with pytest.raises(InputError, match=rf"figures.csv: {told}; expected run, seed, split.*--rescore"):
+        (tmp_path / "made" / "metrics.csv").write_text(text)
+        with pytest.raises(InputError, match=rf"metrics.csv: {told}; expected run, seed, split.*--rescore"):
             Results(tmp_path)
     for cells in ("acc,good\n", "acc,nan\n", "acc,1,2\n", "", "acc"):
-        (tmp_path / "made" / "figures.csv").write_text(f"{header}ce,0,test,argmax,{cells}")
-        with pytest.raises(InputError, match=r"figures.csv: .*'ce'.* is damaged; expected run, seed.*--rescore"):
+        (tmp_path / "made" / "metrics.csv").write_text(f"{header}ce,0,test,argmax,{cells}")
+        with pytest.raises(InputError, match=r"metrics.csv: .*'ce'.* is damaged; expected run, seed.*--rescore"):
             Results(tmp_path)
-    (tmp_path / "made" / "figures.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"figures.csv: this is no table of results"):
+    (tmp_path / "made" / "metrics.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"metrics.csv: this is no table of results"):
         results.finished(tmp_path, "made")
 
 
@@ -275,7 +274,7 @@ def test_figures_show_their_curves_and_no_bin_of_a_few_samples(tmp_path, monkeyp
         Point("test", "calibrated", "reliability", *bin_)
         for bin_ in ((0.1, 1, 0.001), (0.5, 0.4, 0.5), (0.9, 0.8, 0.499))
     ]
-    results.write(tmp_path, "digits-lt", [Scored(made, [Figure("test", "argmax", "acc", 50.0)], [*risks, *bins])])
+    results.write(tmp_path, "digits-lt", [Scored(made, [Value("test", "argmax", "acc", 50.0)], [*risks, *bins])])
     drawn = {}
     monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.setdefault(path.stem, figure.axes[0]))
     draw_all(tmp_path, tmp_path / "figures")
@@ -287,19 +286,19 @@ def test_figures_show_their_curves_and_no_bin_of_a_few_samples(tmp_path, monkeyp
 
 
 def test_new_results_begin_with_those_of_the_package(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(missing, "PACKAGED", folder)
+    monkeypatch.setattr(results, "PACKAGED", folder)
     (tmp_path / "empty").mkdir()
     for out in (tmp_path / "new", tmp_path / "empty"):
-        assert Results(missing.own_copy(out)).measured("cifar100-lt") == Results(folder).measured("cifar100-lt")
+        assert Results(experiments.own_copy(out)).measured("cifar100-lt") == Results(folder).measured("cifar100-lt")
     (tmp_path / "new" / "cifar100-lt").rename(tmp_path / "new" / "mine")
-    assert list(Results(missing.own_copy(tmp_path / "new")).runs) == ["mine"]  # results of one's own stay as they are
+    assert list(Results(experiments.own_copy(tmp_path / "new")).runs) == ["mine"]  # own results are kept
 
 
-def test_a_run_without_figures_is_not_finished(tmp_path):
+def test_a_run_without_metrics_is_not_finished(tmp_path):
     made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": "ce", "seed": 3}
-    results.write(tmp_path, "digits-lt", [Scored(made, [Figure("test", "argmax", "acc", 50.0)], [])])
+    results.write(tmp_path, "digits-lt", [Scored(made, [Value("test", "argmax", "acc", 50.0)], [])])
     assert results.finished(tmp_path, "digits-lt") == {("ce", 3)}
-    (tmp_path / "digits-lt" / "figures.csv").unlink()
+    (tmp_path / "digits-lt" / "metrics.csv").unlink()
     assert results.finished(tmp_path, "digits-lt") == set()
 
 
@@ -307,14 +306,14 @@ WRITES_FIVE = """
 import sys
 from pathlib import Path
 from paper import results
-from paper.scoring import Figure
+from paper.scoring import Value
 
 print("ready", flush=True)
 sys.stdin.readline()
 for seed in range(5):
     made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": sys.argv[2], "seed": seed}
-    figures = [Figure("test", "argmax", f"metric{k}", k) for k in range(1000)]
-    results.write(Path(sys.argv[1]), "digits-lt", [results.Scored(made, figures, [])])
+    values = [Value("test", "argmax", f"metric{k}", k) for k in range(1000)]
+    results.write(Path(sys.argv[1]), "digits-lt", [results.Scored(made, values, [])])
 """
 
 
