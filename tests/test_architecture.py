@@ -22,6 +22,7 @@ GROUND_FLOOR = {"errors", "files", "progress", "style"}
 # The floors of learn, from the ground up: rooms, and between them modules at public paths. What is on a floor may
 # import what is on those below, and knows neither its neighbours nor anything above.
 FLOORS_OF_LEARN = (
+    {"distributed"},
     {"processes"},
     {"networks"},
     {"losses", "optimisation"},

@@ -1,14 +1,16 @@
-"""Settings of a training: one flat, typed, checked record. Defaults, the method's row, a preset, then the user's.
+"""TrainConfig: the settings of a training. Defaults, then the method's, then a preset's, then the user's.
 
-Class count, input size and frequency order are no settings: the data says them.
+The number of classes, the input size and the order of frequency are not settings: they follow from the data.
 """
 
-import math
+import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rfdlc.data.load import all_options
 from rfdlc.data.sources.listing import plain_name
@@ -22,112 +24,169 @@ from rfdlc.training.optimisation.optimisers import OPTIMISERS
 from rfdlc.training.optimisation.schedules import SCHEDULES
 
 
-def _setting(
-    default: Any, text: str, low: float | None = None, high: float | None = None, among: Sequence[str] = ()
-) -> Any:
-    return field(default=default, metadata={"help": text, "low": low, "high": high, "among": tuple(among)})
+def _one_of(*names: str, registry: Collection[str] = ()) -> AfterValidator:
+    """One of these names or of a registry, which may grow."""
+    return AfterValidator(lambda value, info: choose(f"setting {info.field_name}", value, [*names, *registry]))
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What can be chosen about a training. `Settings.describe()` lists every key with its meaning."""
+def _backbone(value: str) -> str:
+    return value if ":" in value else choose("setting backbone", value, ["auto", "own", *BACKBONES])
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+
+
+class TrainConfig(BaseModel):
+    """The settings of a training, immutable and validated.
+
+    `TrainConfig.describe()` lists every setting with its default and meaning. Text is parsed as on the command line.
+
+    Parameters
+    ----------
+    **values
+        Settings by name. All others have their defaults.
+
+    Raises
+    ------
+    InputError
+        For a name that is not a setting, or a value that is not allowed.
+
+    Examples
+    --------
+    >>> config = TrainConfig(epochs="20", particles=3)
+    >>> config.replace(prior_tau="0,1,2").prior_tau
+    (0.0, 1.0, 2.0)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # network
-    backbone: str = _setting("auto", "network; auto: by the shape of a sample", among=("auto", "own", *BACKBONES))
-    widths: tuple[int, ...] = _setting((256, 256), "hidden widths of an mlp", 1)
-    particles: int = _setting(1, "particles M of the ensemble", 1, 64)
-    shared_stages: int = _setting(0, "first stages of the backbone that the particles share", 0)
-    head: str = _setting("cosine", "cosine (normalised features and weights) or linear", among=HEADS)
-    head_scale: float = _setting(30.0, "scale of a cosine head's logits", 1e-3)
+    backbone: Annotated[str, AfterValidator(_backbone)] = Field(
+        "auto", description="network, or package.module:function that makes one; auto: by the shape of a sample"
+    )
+    widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (256, 256), min_length=1, description="hidden widths of an mlp"
+    )
+    particles: int = Field(1, ge=1, le=64, description="number of particles M of the ensemble")
+    shared_stages: int = Field(0, ge=0, description="number of first stages of the backbone that the particles share")
+    head: Annotated[str, _one_of(registry=HEADS)] = Field(
+        "cosine", description="cosine (normalised features and weights) or linear"
+    )
+    head_scale: float = Field(30.0, ge=1e-3, description="scale of the logits of a cosine head")
     # objective
-    weights: str = _setting("constant", "class weights 1/f(n): the form of f", among=WEIGHT_FORMS)
-    target_prior: tuple[float, ...] = _setting((), "class prior aimed at, one number a class; empty for uniform", 0)
-    weight_power: float = _setting(0.5, "exponent of f(n) = n^power", 0)
-    weight_beta: float = _setting(0.9999, "beta of the effective number", 0, 1)
-    margin: float = _setting(0.0, "largest LDAM margin, 0 for none", 0)
-    focal: float = _setting(0.0, "exponent of the focal loss, 0 for none", 0)
-    prior_tau: tuple[float, ...] = _setting(
-        (), "prior in the likelihood: tau, one value or one a particle; empty for none"
+    weights: Annotated[str, _one_of(registry=WEIGHT_FORMS)] = Field(
+        "constant", description="class weights 1/f(n): the form of f"
     )
-    deferred: float = _setting(0.0, "class weights and the utility term start after this share of the epochs", 0, 1)
-    utility: str = _setting("none", "utility trained with: none, one-hot, tail-sensitive[-by-rank], or a CSV file")
-    penalty: float = _setting(
-        -1.0, "entry of the tail-sensitive utility for taking a tail sample for a head class", high=0
+    target_prior: tuple[AtLeastZero, ...] = Field(
+        (), description="class prior to train for, one number per class; empty for uniform"
     )
-    utility_form: str = _setting(
-        "row",
-        "row: sum U[y,c] log p(c); bounded: sum U[y,c] p(c); column: the paper's text, for comparison",
-        among=("row", "bounded", "column"),
+    weight_power: float = Field(0.5, ge=0, description="exponent of f(n) = n^power")
+    weight_beta: Share = Field(0.9999, description="beta of the effective number")
+    margin: float = Field(0.0, ge=0, description="largest LDAM margin, 0 for none")
+    focal: float = Field(0.0, ge=0, description="exponent of the focal loss, 0 for none")
+    prior_tau: tuple[float, ...] = Field(
+        (), description="tau of the prior in the likelihood, one value or one per particle; empty for none"
     )
-    utility_weights: str = _setting(
-        "samples",
-        "samples: by the class of the sample; columns: the authors' 1/n of the column",
-        among=("samples", "columns", "none"),
+    deferred: Share = Field(0.0, description="class weights and the utility term start after this share of the epochs")
+    utility: str = Field("none", description="utility to train with: none, one-hot, tail-sensitive[-by-rank], or a CSV")
+    penalty: float = Field(-1.0, le=0, description="value of a tail sample decided as a head class (tail-sensitive)")
+    utility_form: Annotated[str, _one_of("row", "bounded", "column")] = Field(
+        "row", description="row: sum U[y,c] log p(c); bounded: sum U[y,c] p(c); column: the paper's text, to compare"
     )
-    alpha: float = _setting(1.0, "the utility term is divided by alpha", 1e-9)
+    utility_weights: Annotated[str, _one_of("samples", "columns", "none")] = Field(
+        "samples", description="samples: by the class of the sample; columns: the authors' 1/n of the column"
+    )
+    alpha: float = Field(1.0, ge=1e-9, description="the utility term is divided by alpha")
     # repulsion
-    repulsion: str = _setting("none", "what the particles are pushed apart in", among=("none", *REPULSIONS))
-    repulsion_tau: float = _setting(40.0, "epochs over which the repulsion fades", 1e-9)
-    repulsion_strength: float = _setting(1.0, "factor of the repulsion", 0)
+    repulsion: Annotated[str, _one_of("none", registry=REPULSIONS)] = Field(
+        "none", description="what repels the particles"
+    )
+    repulsion_tau: float = Field(40.0, ge=1e-9, description="number of epochs over which the repulsion fades")
+    repulsion_strength: float = Field(1.0, ge=0, description="factor of the repulsion")
     # optimisation
-    epochs: int = _setting(100, "passes over the training data", 1)
-    batch_size: int = _setting(128, "samples a step, of all processes together", 1)
-    accumulate: int = _setting(1, "parts in which a process computes its share of a batch, to save memory", 1)
-    optimiser: str = _setting("sgd", "sgd (Nesterov) or adamw", among=tuple(OPTIMISERS))
-    learning_rate: float = _setting(0.1, "base learning rate", 0)
-    momentum: float = _setting(0.9, "momentum of sgd", 0, 1)
-    weight_decay: float = _setting(5e-4, "L2 decay of every weight", 0)
-    schedule: str = _setting("cosine", "how the learning rate falls", among=tuple(SCHEDULES))
-    milestones: tuple[float, ...] = _setting(
-        (0.8, 0.9), "shares of the epochs after which a step schedule decays", 0, 1
+    epochs: int = Field(100, ge=1, description="passes over the training data")
+    batch_size: int = Field(128, ge=1, description="size of the global batch: samples per step, of all processes")
+    accumulate: int = Field(1, ge=1, description="micro-batches per step and process, to save memory")
+    optimiser: Annotated[str, _one_of(registry=OPTIMISERS)] = Field("sgd", description="sgd (Nesterov) or adamw")
+    learning_rate: float = Field(0.1, ge=0, description="base learning rate")
+    momentum: Share = Field(0.9, description="momentum of sgd")
+    weight_decay: float = Field(5e-4, ge=0, description="L2 decay of every weight")
+    schedule: Annotated[str, _one_of(registry=SCHEDULES)] = Field("cosine", description="learning-rate schedule")
+    milestones: tuple[Share, ...] = Field(
+        (0.8, 0.9), description="shares of the epochs after which a step schedule decays"
     )
-    decay: float = _setting(0.01, "factor of a step schedule at each milestone", 0, 1)
-    warmup: int = _setting(5, "epochs of linear warm-up", 0)
-    clip: float = _setting(0.0, "largest gradient norm of a run, 0 for no clipping", 0)
-    average: float = _setting(0.0, "decay of an exponential moving average of the weights, 0 for none", 0, 1)
+    decay: Share = Field(0.01, description="factor of a step schedule at each milestone")
+    warmup: int = Field(5, ge=0, description="epochs of linear warm-up")
+    clip: float = Field(0.0, ge=0, description="largest gradient norm, 0 for no clipping")
+    average: Share = Field(0.0, description="decay of an exponential moving average of the weights, 0 for none")
     # data
-    sampling: str = _setting("shuffle", "order of the samples", among=("shuffle", "balanced", "sqrt"))
-    augment: str = _setting(
-        "auto", "augmentation; auto: by the kind of data", among=("auto", "none", "crop-flip", "crop-flip-rotate")
+    sampling: Annotated[str, _one_of("shuffle", "balanced", "sqrt")] = Field(
+        "shuffle", description="how samples are drawn"
     )
-    jitter: float = _setting(0.0, "colour jitter of image files that are decoded while training", 0, 1)
-    workers: int = _setting(-1, "processes that decode image files; -1: one a core", -1)
-    mixup: float = _setting(0.0, "alpha of mixup's Beta(alpha, alpha), 0 for none", 0)
-    cutmix: float = _setting(0.0, "alpha of CutMix (images), 0 for none; not together with mixup", 0)
-    hold_out: float = _setting(0.1, "share of the training data held out for calibration, 0 for none", 0, 0.9)
-    refit: bool = _setting(False, "train again on everything and keep the calibration: twice the cost")
+    augment: Annotated[str, _one_of("auto", "none", "crop-flip", "crop-flip-rotate")] = Field(
+        "auto", description="augmentation; auto: by the kind of data"
+    )
+    jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
+    workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
+    mixup: float = Field(0.0, ge=0, description="alpha of mixup's Beta(alpha, alpha), 0 for none")
+    cutmix: float = Field(0.0, ge=0, description="alpha of CutMix (images), 0 for none; not together with mixup")
+    hold_out: float = Field(0.1, ge=0, le=0.9, description="share of the training data held out for calibration")
+    refit: bool = Field(False, description="train again on all samples and keep the calibration: twice the cost")
     # decisions
-    combine: str = _setting(
-        "mean-probabilities", "how particles are joined", among=("mean-probabilities", "mean-logits")
+    combine: Annotated[str, _one_of("mean-probabilities", "mean-logits")] = Field(
+        "mean-probabilities", description="how particles are combined"
     )
-    calibration: str = _setting("temperature", "fitted on held-out data", among=("none", *KINDS))
+    calibration: Annotated[str, _one_of("none", registry=KINDS)] = Field(
+        "temperature", description="calibrator fitted on held-out data"
+    )
     # the run
-    seed: int = _setting(0, "of weights, order, augmentation and mixup", 0, 2**31 - 1)
-    evaluate_every: int = _setting(0, "epochs between evaluations on held-out data, 0 for the end alone", 0)
-    checkpoint_every: int = _setting(0, "epochs between checkpoints; 0: once ten seconds have passed", 0)
-    keep: tuple[float, ...] = _setting((), "shares of the epochs whose checkpoints are kept, for forks", 0, 1)
-    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
-    precision: str = _setting("auto", "auto: bf16 on a GPU, float32 on a CPU", among=("auto", "bf16", "float32"))
-    compile: bool = _setting(False, "compile the networks (GPU); pays for long trainings")
-    checkpoint_activations: bool = _setting(
-        False, "compute activations again in the backward pass instead of keeping them; not together with compile"
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of weights, order, augmentation and mixup")
+    evaluate_every: int = Field(0, ge=0, description="epochs between evaluations on held-out data, 0: only at the end")
+    checkpoint_every: int = Field(0, ge=0, description="epochs between checkpoints; 0: every ten seconds")
+    keep: tuple[Share, ...] = Field((), description="shares of the epochs whose checkpoints are kept, for forks")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    precision: Annotated[str, _one_of("auto", "bf16", "float32")] = Field(
+        "auto", description="auto: bf16 on a GPU, float32 on a CPU"
     )
-    batch_norm: str = _setting(
-        "local", "statistics of several processes: local to each, or sync, of the whole batch", among=("local", "sync")
+    compile: bool = Field(False, description="compile the networks (GPU); pays off in long trainings")
+    checkpoint_activations: bool = Field(
+        False, description="recompute activations in the backward pass to save memory; not together with compile"
+    )
+    batch_norm: Annotated[str, _one_of("local", "sync")] = Field(
+        "local", description="statistics of several processes: local to each, or sync, of the global batch"
     )
 
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            _check(name, value)
-        if not self.widths:
-            raise InputError("setting widths is empty: expected one width or more, such as widths=256,256")
+    def __init__(self, **values: Any) -> None:
+        TrainConfig.check_names(values)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InputError(_one_line(error)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: Any) -> Any:
+        """Paths, numbers and arrays of numpy, and comma-separated text as plain values."""
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if get_origin(cls.model_fields[info.field_name].annotation) is not tuple:
+            return value
+        if isinstance(value, str):
+            return [word for word in value.replace(";", ",").split(",") if word.strip()]
+        return value if isinstance(value, Iterable) else [value]
+
+    @model_validator(mode="after")
+    def _compatible(self) -> "TrainConfig":
         if self.prior_tau and len(self.prior_tau) not in (1, self.particles):
             count = len(self.prior_tau)
-            raise InputError(f"prior_tau has {count} values for {self.particles} particles: expected one, or one each")
-        if self.mixup and self.cutmix:
-            raise InputError("mixup and cutmix cannot be used together: set one of them to 0")
-        if self.compile and self.checkpoint_activations:
-            raise InputError("compile and checkpoint_activations cannot be used together: set one of them to false")
+            raise InputError(
+                f"prior_tau has {count} values for {self.particles} particles: expected one, or one per particle"
+            )
+        for one, other, off in (("mixup", "cutmix", 0), ("compile", "checkpoint_activations", "false")):
+            if getattr(self, one) and getattr(self, other):
+                raise InputError(f"{one} and {other} cannot be used together: set one of them to {off}")
+        return self
 
     @property
     def deferred_epoch(self) -> int:
@@ -136,34 +195,31 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return self.model_dump(mode="json")
 
-    def changed(self, values: Mapping[str, Any]) -> "Settings":
-        """A copy with these values, each converted to its type and checked; text is parsed as the command line's.
+    def replace(self, **values: Any) -> "TrainConfig":
+        """A copy with these values."""
+        return TrainConfig(**{**dict(self), **values})
 
-        >>> Settings().changed({"epochs": "20", "prior_tau": "0,1,2", "particles": 3}).prior_tau
-        (0.0, 1.0, 2.0)
-        """
-        types = get_type_hints(Settings)
-        Settings.check_names(values)
-        return replace(self, **{name: _convert(name, value, types[name]) for name, value in values.items()})
+    def changed(self, values: Mapping[str, Any]) -> "TrainConfig":
+        """The same, until all callers use `replace`."""
+        return self.replace(**values)
 
     @staticmethod
     def check_names(names: Iterable[str]) -> None:
-        """An error for the first that is no setting."""
-        known = Settings.describe()
-        for name in names:
-            if name not in known:
-                if name in all_options():
-                    written = f"write data.{name}=..., in Python data_options={{{name!r}: ...}}"
-                    raise InputError(f"{name} is an option of the data and no setting: {written}")
-                hint = suggestion(name, known)
-                raise InputError(f"setting {name!r} is unknown: expected one of {listing(known, 60)}{hint}")
+        """Raise InputError for the first name that is not a setting."""
+        known = TrainConfig.model_fields
+        for name in (name for name in names if name not in known):
+            if name in all_options():
+                fix = f"write data.{name}=..., in Python data_options={{{name!r}: ...}}"
+                raise InputError(f"{name} is an option of the data and not a setting: {fix}")
+            hint = suggestion(name, known)
+            raise InputError(f"setting {name!r} is unknown: expected one of {listing(known, 60)}{hint}")
 
     @staticmethod
     def describe() -> dict[str, tuple[Any, str]]:
-        """Every key with its default and its meaning."""
-        return {f.name: (f.default, f.metadata["help"]) for f in fields(Settings)}
+        """Every setting with its default and its meaning."""
+        return {name: (field.default, field.description or "") for name, field in TrainConfig.model_fields.items()}
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
@@ -174,69 +230,55 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     """
     for pair in pairs:
         if "=" not in pair:
-            raise InputError(f"{pair!r} is no setting: expected key=value, for example epochs=20")
+            raise InputError(f"{pair!r} is not a setting: expected key=value, for example epochs=20")
     return {key.strip().replace("-", "_"): value.strip() for key, value in (pair.split("=", 1) for pair in pairs)}
 
 
-def preset(data_name: str, method: str, kind: str = "") -> dict[str, Any]:
+def preset(data_name: str, method: str, kind: str = "") -> Mapping[str, Any]:
     """Settings for a data set of this name from its TOML file: its top-level keys, and its table of the method.
 
     Data without a preset of their own have that of their kind: `images` or `features` (tables and embeddings).
     Lists are named as they were published, so that `ImageNet_LT` means imagenet-lt.
     """
-    presets = {
-        plain_name(file.name.removesuffix(".toml")): file for file in (files("rfdlc.training") / "presets").iterdir()
-    }
+    presets = _presets()
     general = {"images": "images", "features": "table"}.get(kind, "")
-    source = presets.get(plain_name(data_name)) or presets.get(general)
-    if source is None:
-        return {}
-    table = tomllib.loads(source.read_text(encoding="utf-8"))
+    table = presets.get(plain_name(data_name)) or presets.get(general) or {}
     common = {key: value for key, value in table.items() if not isinstance(value, dict)}
     return {**common, **table.get(method, {})}
 
 
-# -- values ----------------------------------------------------------------------------------------------------
+@cache
+def _presets() -> dict[str, dict[str, Any]]:
+    folder = files("rfdlc.training") / "presets"
+    return {
+        plain_name(file.name.removesuffix(".toml")): tomllib.loads(file.read_text(encoding="utf-8"))
+        for file in folder.iterdir()
+    }
 
 
-def _convert(name: str, value: Any, kind: Any) -> Any:
-    try:
-        if kind in (tuple[int, ...], tuple[float, ...]):
-            number = int if kind == tuple[int, ...] else float
-            words = value.replace(";", ",").split(",") if isinstance(value, str) else value
-            many = words if isinstance(words, Iterable) else [words]
-            return tuple(number(word) for word in many if str(word).strip())
-        if kind is bool:
-            return _truth(value)
-        if kind is int and not isinstance(value, str) and int(value) != value:
-            raise ValueError
-        return kind(value)
-    except (TypeError, ValueError, OverflowError):
-        word = {int: "a whole number", float: "a number", bool: "true or false"}.get(
-            kind, "numbers separated by commas"
-        )
-        raise InputError(f"setting {name}={value!r} cannot be read: expected {word}") from None
+def _one_line(error: ValidationError) -> str:
+    """The first problem: the setting, its value, and what is expected."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":  # ours
+        return str(first["ctx"]["error"])
+    ranges = ("greater_than_equal", "less_than_equal", "finite_number", "too_short")
+    name, value = str(first["loc"][0]), first["input"]
+    problem = f"{value} is out of range" if first["type"] in ranges else f"{value!r} cannot be read"
+    return f"setting {name}={problem}: expected {_expected(name)}"
 
 
-def _truth(value: Any) -> bool:
-    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    if str(value).lower() not in words:
-        raise ValueError
-    return words[str(value).lower()]
+def _expected(name: str) -> str:
+    """The type and range of a setting in words."""
+    schema = TrainConfig.model_json_schema()["properties"][name]
+    several = schema["type"] == "array"
+    number = schema["items"] if several else schema
+    word = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}[number["type"]]
+    kind = f"{word}s separated by commas" if several else f"a {word}" if word.endswith("number") else word
+    least = ["one or more"] if schema.get("minItems") else []
+    bounds = [
+        f"{words} {number[key]}" for key, words in (("minimum", "at least"), ("maximum", "at most")) if key in number
+    ]
+    return " ".join([*least, kind]) + (", " + " and ".join(bounds) if bounds else "")
 
 
-_RULES = {f.name: f.metadata for f in fields(Settings)}
-
-
-def _check(name: str, value: Any) -> None:
-    rule = _RULES[name]
-    if rule["among"]:
-        choose(f"setting {name}", value, rule["among"])
-    low, high = rule["low"], rule["high"]
-    for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, str | bool):
-            continue
-        if not math.isfinite(number) or (low is not None and number < low) or (high is not None and number > high):
-            ends = {"at least": low, "at most": high}
-            bounds = " and ".join(f"{word} {end}" for word, end in ends.items() if end is not None)
-            raise InputError(f"setting {name}={number} is out of range: expected {bounds or 'a finite number'}")
+Settings = TrainConfig  # until all callers use the new name

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ class Model:
         """From a run folder. `backbone` only for a run that was trained with one of the user's own."""
         run = Run(path)
         config, classes = run.config, run.classes
-        settings = replace(Settings().changed(config["settings"]), device=device)
+        settings = Settings(**{**config["settings"], "device": device})
         shape, normalisation, encoder, centre = _samples_of(run)
         net = method_net(find_method(config["method"]), settings, shape, classes, (settings.seed,), backbone)
         _load_weights(net, run)

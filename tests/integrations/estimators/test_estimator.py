@@ -2,7 +2,6 @@
 
 import io
 import pickle
-from dataclasses import fields
 
 import joblib
 import numpy as np
@@ -75,8 +74,8 @@ def test_the_command_line_reads_a_table_the_same_way(three, tmp_path):
 def test_defaults_are_those_of_the_command_line():
     ours = RFDLCClassifier(random_state=0)._settings(500)
     theirs = resolve("rf-dlc", "patients", {}, "features", 500)[1]
-    assert {f.name: getattr(ours, f.name) for f in fields(Settings)} == {
-        f.name: getattr(theirs, f.name) for f in fields(Settings)
+    assert {f: getattr(ours, f) for f in Settings.model_fields} == {
+        f: getattr(theirs, f) for f in Settings.model_fields
     }
 
 

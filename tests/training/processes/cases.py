@@ -257,8 +257,8 @@ def test_what_is_wrong_is_said_once(tmp_path, two_processes):
         return work(method_of_rank_1=1)() if os.environ["RANK"] == "1" else work()()
 
     assert two_processes(work(batch_size=63)) == [
-        "batch_size 63 cannot be shared by 2 processes: it counts the samples of all of them and must be a multiple of "
-        "2, for example 62",
+        "batch_size 63 cannot be divided among 2 processes: it is the size of the global batch and must be a multiple "
+        "of 2, for example 62",
         "exit 2",
     ]
     told, ended = two_processes(one_is_wrong)
@@ -269,11 +269,11 @@ def test_what_is_wrong_is_said_once(tmp_path, two_processes):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Processes(0, 4).share(2, 1), "batch_size 2 cannot be shared by 4 .* multiple of 4, for example 4"),
+        (lambda: Processes(0, 4).share(2, 1), "batch_size 2 cannot be divided among 4 .* multiple of 4, for example 4"),
         (lambda: Processes(0, 2).share(8, 5), "accumulate 5 is more than the 4 samples"),
         (
             lambda: Processes(0, 2, 0, 2).own_device(torch.device("cuda:1")),
-            "device=cuda:1 would be that of 2 processes",
+            "device=cuda:1 would be shared by 2 processes",
         ),
     ],
 )
@@ -291,7 +291,7 @@ def test_many_trainings_are_for_one_process(monkeypatch, tmp_path):
 
 def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(InputError, match="2 processes on this machine, but 1 GPUs: start one process a GPU"):
+    with pytest.raises(InputError, match="2 processes on this machine, but 1 GPUs: start one process per GPU"):
         Processes(0, 2, 0, 2).own_device(torch.device("cuda"))
 
 
@@ -307,7 +307,7 @@ def test_gpus_are_joined_by_nccl_and_cpus_by_gloo(monkeypatch, gpus, backend):
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: met.append("parted"))
-    monkeypatch.setattr("rfdlc.training.processes.group.connect", lambda *how: met.append(how))
+    monkeypatch.setattr("rfdlc.training.distributed.rendezvous", lambda *how: met.append(how))
     with joined() as processes:
         assert met == [(backend, 1, 2)]
         if gpus:

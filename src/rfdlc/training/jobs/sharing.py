@@ -1,7 +1,6 @@
 """What trainings have in common: whether they fit into one stack, and until which epoch they are the same training."""
 
 from collections.abc import Hashable
-from dataclasses import fields
 from math import inf
 
 from rfdlc.training.config import Settings
@@ -55,7 +54,7 @@ def same_until(one: Job, other: Job) -> int:
 
 
 def _values(settings: Settings, without: frozenset[str]) -> Hashable:
-    return tuple(getattr(settings, f.name) for f in fields(Settings) if f.name not in without)
+    return tuple(getattr(settings, name) for name in Settings.model_fields if name not in without)
 
 
 def _objective(job: Job, stage: Stage) -> ObjectiveFactory:
