@@ -248,7 +248,7 @@ def test_abstaining(three, named):
     with pytest.raises(InputError, match="abstain_label 1 is a class in y"):
         UtilityClassifier(GaussianNB(), handed, abstain_label=1).fit(*three)
     two_others = Utility(np.zeros((3, 5)), ["0", "1", "2"], ["0", "1", "2", "ask", "wait"])
-    with pytest.raises(InputError, match=r"2 actions that are no class \(ask, wait\)"):
+    with pytest.raises(InputError, match=r"2 actions that are not classes \(ask, wait\)"):
         UtilityClassifier(GaussianNB(), two_others).fit(*three)
     both = UtilityClassifier(GaussianNB(), two_others, abstain_label={"ask": -1, "wait": -2}).fit(*three)
     assert list(both.actions_) == [0, 1, 2, -1, -2]

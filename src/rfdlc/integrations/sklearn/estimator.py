@@ -1,4 +1,4 @@
-"""RFDLCClassifier: an ensemble of small networks for long-tailed tables and embeddings, at home in scikit-learn."""
+"""RFDLCClassifier: an ensemble of small networks for long-tailed tables and embeddings."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -40,9 +40,9 @@ except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
     raise ModuleNotFoundError(needed, name=error.name) from error
 
-WIDE = (np.float64, np.float32)  # of features as they are given: what is 64 bits wide is narrowed with care
-ROWS_AT_ONCE = 8192  # predicted together, so that memory stays small whatever X is
-UNCERTAINTIES = {
+_WIDE = (np.float64, np.float32)
+_ROWS = 8192  # predicted together, so that memory stays small
+_UNCERTAINTIES = {
     "entropy": lambda p, particles: uncertainty.entropy(p),
     "max-probability": lambda p, particles: uncertainty.max_probability(p),
     "mutual-information": lambda p, particles: uncertainty.mutual_information(particles),
@@ -50,27 +50,60 @@ UNCERTAINTIES = {
 
 
 class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Particles of multilayer perceptrons, trained for the rare classes too, calibrated, deciding by expected utility.
+    """An ensemble of multilayer perceptrons for imbalanced classes, calibrated, that decides by expected utility.
 
-    - `utility`: U[true, action] as a Utility, a data frame, a CSV file, or an array with its rows in the order of the
-      sorted labels; `one-hot` (also None) or `tail-sensitive`. Columns that are no class are actions of their own, such
-      as `abstain`.
-    - `weighting`: how rare classes are trained: `prior` (the class prior inside the likelihood), class weights 1/f(n)
-      with f `linear`, `sqrt`, `log`, `power` or `effective`, or `none`.
-    - `particles`, `hidden`: how many networks, and the widths of their hidden layers.
-    - `epochs`: passes over the data; at most so many with `early_stopping`, which stops when the loss on held-out
-      samples has not fallen for `patience` epochs.
-    - `calibrate`: fit a calibration on held-out samples; True, False, or the kind of calibration.
-    - `hold_out`: share of the samples held out for calibration and early stopping, stratified, whole `groups`.
-    - `prior`: class prior where decisions are made: `train` (as in y), `uniform`, or shares by class.
-    - `batch_size`: rows a step; `auto` by the number of samples.
-    - `abstain_label`: what `predict` returns for an action that is no class, where labels are numbers.
-    - `warm_start`: `fit` goes on from the networks of the last one.
-    - `device`: `auto`, `cpu`, `cuda` or `cuda:N`.
+    It trains as `rfdlc train` does. Features are standardized inside. Sparse input is converted to dense input: at once
+    by `fit`, in batches by predictions.
 
-    Features are standardised inside, however far from 0 they lie. Sparse input is made dense: whole by `fit`, in pieces
-    by predictions.
+    Parameters
+    ----------
+    utility : Utility, data frame, path, array or str, optional
+        U[true, action], as in `UtilityClassifier`.
+    weighting : str, default "prior"
+        How rare classes are trained: "prior" (the class prior inside the likelihood); class weights 1/f(n) with f
+        "linear", "sqrt", "log", "power" or "effective"; or "none".
+    particles : int, default 3
+        Number of networks.
+    hidden : sequence of int, default (256, 256)
+        Widths of the hidden layers.
+    epochs : int, default 60
+        Passes over the data; the maximum with `early_stopping`.
+    early_stopping : bool, default False
+        Stop if the loss on held-out samples has not fallen for `patience` epochs, and keep the best epoch.
+    patience : int, default 10
+        Epochs without improvement.
+    calibrate : bool or str, default True
+        Fit a calibration on held-out samples: True, False, or the name of a calibrator.
+    hold_out : float, default 0.1
+        Share of the samples that is held out for calibration and early stopping: stratified, whole `groups`.
+    prior : str, dict or array, default "train"
+        Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
+    batch_size : int or "auto"
+        Rows per step; "auto" depends on the number of samples.
+    learning_rate : float, default 0.002
+        Of the first epochs; it decays.
+    abstain_label : object or dict, default -1
+        What `predict` returns for an action that is not a class, as in `UtilityClassifier`.
+    warm_start : bool, default False
+        `fit` continues with the networks of the previous call.
+    random_state : int, RandomState or None
+        Seed of weights, batches and of the samples that are held out.
+    device : str, default "auto"
+        "auto", "cpu", "cuda" or "cuda:N".
 
+    Attributes
+    ----------
+    classes_, actions_ : array
+        Labels of the classes, and of the actions.
+    class_counts_ : array
+        Number of samples of each class.
+    decider_ : Decider
+        From logits to actions.
+    loss_curve_, held_out_loss_curve_ : list of float
+        Loss of each epoch.
+
+    Examples
+    --------
     >>> from sklearn.datasets import load_wine
     >>> X, y = load_wine(return_X_y=True)
     >>> model = RFDLCClassifier("tail-sensitive", hidden=(32,), random_state=0).fit(X, y)
@@ -118,7 +151,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # -- fitting ----------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
-        """Train the particles and calibrate them on what was held out. No group of samples is on both sides."""
+        """Train the networks and calibrate them on held-out samples. No group of samples is on both sides."""
         before = self if self.warm_start and hasattr(self, "weights_") else None
         X, y = self._validated(X, y, reset=before is None)
         check_classification_targets(y)
@@ -127,7 +160,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, self.class_counts_ = labels, np.bincount(split.labels)
         data = self._dataset(split, None if before is None else before.normalisation_)
         utility = as_utility(self.utility, data.classes)
-        action_labels(utility, labels, self.abstain_label)  # what is wrong is told before any work
+        action_labels(utility, labels, self.abstain_label)  # raises before any work
         as_prior(named_prior(self.prior), data.classes, "prior")
         settings = self._settings(len(split), before)
         decider = new_decider(training.METHOD, settings, training.weighted(data).classes)
@@ -142,16 +175,18 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._keep(trained, settings, data)
         if parted.val is not None:
             logits, held = self._particle_logits(parted.val.array), parted.val
-            decider.fit(logits, held.labels, logits=True, balanced=carries_uniform(decider), sample_weight=held.weights)
+            decider = decider.fit(
+                logits, held.labels, logits=True, balanced=carries_uniform(decider), sample_weight=held.weights
+            )
         self._decide_with(decider.with_target_prior(named_prior(self.prior)).with_utility(utility))
         return self
 
     def partial_fit(
         self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """One pass over these samples. The first call names all `classes`, and its samples set the features' scale.
+        """Train for one pass over these samples, without calibration.
 
-        Nothing is held out, so nothing is calibrated: decisions follow from the networks' own probabilities.
+        The first call names all `classes`, and its samples set the scale of the features.
         """
         first = not hasattr(self, "weights_")
         X, y = self._validated(X, y, reset=first)
@@ -165,8 +200,9 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         before = None if first else training.Trained(self.weights_, self.optimiser_, self.loss_curve_, [])
         self._keep(training.continue_particles(data, settings, before), settings, data)
         decider = new_decider(training.METHOD, settings.changed({"calibration": "none"}), data.classes)
-        utility = as_utility(self.utility, data.classes)
-        self._decide_with(decider.with_target_prior(named_prior(self.prior)).with_utility(utility))
+        self._decide_with(
+            decider.with_target_prior(named_prior(self.prior)).with_utility(as_utility(self.utility, data.classes))
+        )
         return self
 
     def set_utility(self, utility: Any) -> Self:
@@ -185,21 +221,24 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.actions_[np.concatenate(actions)]
 
     def predict_proba(self, X: Any) -> Floats:
-        """Calibrated probabilities (N, C) under the prior where decisions are made; columns as `classes_`."""
+        """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""
         return np.concatenate([np.asarray(self.decider_.probabilities(z, logits=True)) for z in self._stream(X)])
 
     def decision_function(self, X: Any) -> Floats:
-        """Expected utility of every action (N, A), as `actions_`; for two actions the second's advantage (N,)."""
+        """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
         return np.concatenate([advantage(self.decider_.expected_utility(z, logits=True)) for z in self._stream(X)])
 
     def predict_uncertainty(self, X: Any, kind: str = "entropy") -> Floats:
-        """How unsure each prediction is (N,), larger is less sure: `entropy` or `max-probability` of the calibrated
-        probabilities, or `mutual-information`, what the particles disagree about."""
-        choose("kind", kind, UNCERTAINTIES)
+        """Uncertainty of each prediction (N,), larger is less certain.
+
+        `kind` is "entropy" or "max-probability" of the calibrated probabilities, or "mutual-information", the
+        disagreement of the networks.
+        """
+        choose("kind", kind, _UNCERTAINTIES)
         parts = []
         for logits in self._stream(X):
             calibrated = np.asarray(self.decider_.probabilities(logits, logits=True))
-            parts.append(UNCERTAINTIES[kind](calibrated, uncertainty.particle_probabilities(logits, True)))
+            parts.append(_UNCERTAINTIES[kind](calibrated, uncertainty.particle_probabilities(logits, True)))
         return np.concatenate(parts)
 
     def __sklearn_tags__(self) -> Any:
@@ -210,7 +249,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # -- inside -----------------------------------------------------------------------------------------------
 
     def _settings(self, samples: int, before: Self | None = None) -> Settings:
-        """The settings of `rfdlc train` for such a table, with what the parameters say."""
+        """The settings of `rfdlc train` for a table of this size, changed by the parameters."""
         choose("weighting", self.weighting, training.WEIGHTINGS)
         if self.patience < 0:
             raise InputError(f"patience {self.patience!r} is out of range: expected a number of epochs, 0 or more")
@@ -233,14 +272,14 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return settings
 
     def _validated(self, X: Any, y: Any, reset: bool) -> tuple[Any, NDArray[Any]]:
-        """Samples and labels; with `reset` they also say which features are counted from elsewhere than 0."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=WIDE, reset=reset)
+        """Samples and labels; `reset` also sets the offsets of features that lie far from 0."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_WIDE, reset=reset)
         if reset:
             self.offset_ = _offsets(X)
         return self._narrowed(X), y
 
     def _narrowed(self, X: Any) -> Any:
-        """The features as networks take them, 32 bits wide."""
+        """Features in 32 bits."""
         moved = _dense(X) - self.offset_ if self.offset_.any() else X
         return check_array(moved, accept_sparse="csr", dtype=np.float32, input_name="X", estimator=self)
 
@@ -257,7 +296,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
 
     def _dataset(self, split: Split, scale: Normalisation | None) -> Dataset:
-        """Networks that go on know the features as they were scaled before: `scale`."""
+        """Networks that continue keep the `scale` of the features."""
         classes = Classes.from_counts(self.class_counts_, label_names(self.classes_))
         return Dataset("arrays", classes, split, normalisation=scale or Normalisation.of_features(split.array))
 
@@ -272,17 +311,17 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.decider_ = decider
 
     def _here(self) -> Settings:
-        """The settings of the training, on the device that is now asked for."""
+        """The settings of the training, on the present device."""
         return self.settings_.changed({"device": self.device})
 
     def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:
         return training.particle_logits(self.weights_, self._here(), inputs, len(self.classes_), self.normalisation_)
 
     def _stream(self, X: Any) -> Iterator[Floats]:
-        """Particle logits (M, n, C), some rows at a time."""
+        """Particle logits (M, n, C) in batches of rows."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=WIDE, reset=False)
-        for rows in gen_batches(X.shape[0], ROWS_AT_ONCE):
+        X = validate_data(self, X, accept_sparse="csr", dtype=_WIDE, reset=False)
+        for rows in gen_batches(X.shape[0], _ROWS):
             yield self._particle_logits(_dense(self._narrowed(X[rows])))
 
 
@@ -293,7 +332,7 @@ def _samples(
     groups: ArrayLike | None,
     labels: NDArray[Any] | None = None,
 ) -> tuple[Split, NDArray[Any]]:
-    """The samples that have any weight, their mean weight being 1, with indices for labels; and the sorted labels."""
+    """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
     group_of = None if groups is None else np.asarray(groups)
     check_consistent_length(X, y, group_of)
     weights = None if sample_weight is None else as_sample_weight(sample_weight, X)
@@ -308,7 +347,7 @@ def _samples(
 
 
 def _parted(data: Dataset, settings: Settings, wanted: bool) -> Dataset:
-    """With a part held out, where one is wanted and some class has a sample to spare."""
+    """With samples held out, if wanted and if some class has two samples."""
     if not wanted or not settings.hold_out:
         return data
     if data.classes.count_array.max() < 2:
@@ -318,7 +357,7 @@ def _parted(data: Dataset, settings: Settings, wanted: bool) -> Dataset:
 
 
 def _held_out_loss(decider: Decider, data: Dataset) -> "training.HeldOutLoss":
-    """Negative log-likelihood of held-out samples; every class weighs the same where that is the prior trained for."""
+    """Negative log-likelihood of held-out samples; classes weigh the same if the networks train for a uniform prior."""
     assert data.val is not None
     y = data.val.labels
     weights = np.ones(len(y)) if data.val.weights is None else data.val.weights
@@ -333,10 +372,10 @@ def _held_out_loss(decider: Decider, data: Dataset) -> "training.HeldOutLoss":
 
 
 def _offsets(X: Any) -> NDArray[np.float64]:
-    """The median of each feature that 32 bits would blur, 0 for all others (F,)."""
+    """The median of each feature that loses precision in 32 bits, 0 for all others (F,)."""
     if issparse(X) or X.dtype.itemsize <= 4:
         return np.zeros(X.shape[1])
-    with np.errstate(over="ignore"):  # what is too large for 32 bits is named when it is narrowed
+    with np.errstate(over="ignore"):  # values too large for 32 bits raise in `_narrowed`
         return np.array([np.median(feature) if blurred(feature) else 0.0 for feature in X.T])
 
 
@@ -348,21 +387,19 @@ def _widths(hidden: Any) -> tuple[int, ...]:
 
 
 def _check_same_networks(before: Settings, now: Settings) -> None:
-    """Training can go on only with the networks that there are."""
+    """Training continues only with networks of the same shape."""
     for name, old, new in (("hidden", before.widths, now.widths), ("particles", before.particles, now.particles)):
         if old != new:
             raise ValueError(
-                f"{name} was {old} when training began and is {new} now: networks that go on training keep their "
-                "shape; use a new estimator (clone), or fit without warm_start"
+                f"{name} was {old} when training began and is {new} now: networks that continue training keep "
+                "their shape; use a new estimator (clone), or fit without warm_start"
             )
 
 
 def _seed(random_state: Any) -> int:
-    return (
-        int(random_state)
-        if isinstance(random_state, Integral)
-        else int(check_random_state(random_state).randint(2**31 - 1))
-    )
+    if isinstance(random_state, Integral):
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def _dense(X: Any) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
-"""Particles on arrays in memory, through the same settings, stack, objective and loop as `rfdlc train`.
+"""Training of networks on arrays in memory, with the settings, objective and loop of `rfdlc train`.
 
-What a training leaves is plain: arrays of numbers by name. Networks are built from them when they are needed.
+Results are plain arrays by name; networks are built from them when they are needed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ HeldOutLoss = Callable[[Floats], float]  # of particle logits (M, N, C)
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training leaves: weights and optimiser state by name, the loss of each epoch, and the held-out loss."""
+    """Result of a training: weights and optimizer state by name, and the losses of each epoch."""
 
     weights: Arrays
     state: Arrays
@@ -42,14 +42,14 @@ class Trained:
 
 
 def table_settings(samples: int, weighting: str, **changes: Any) -> Settings:
-    """The settings of `rfdlc train` for a table of this many rows, with the class weighting named."""
+    """The settings of `rfdlc train` for a table with this many rows and this class weighting."""
     tau = (1.0,) if weighting == "prior" else ()
     form = "constant" if weighting in ("prior", "none") else weighting
     return resolve(METHOD, "", {"prior_tau": tau, "weights": form, **changes}, "features", samples)[1]
 
 
 def weighted(data: Dataset) -> Dataset:
-    """The data with classes counted by weight, as the objective must see them where samples have weights."""
+    """The data with classes counted by sample weight, for the objective."""
     if data.train.weights is None:
         return data
     share = data.train.weights / data.train.weights.mean()
@@ -67,7 +67,7 @@ def train_particles(
 ) -> Trained:
     """Train on `data.train` for all epochs or, with `patience`, until the loss on `data.val` stops falling.
 
-    Training starts from the weights `start`, or anew. The weights of the best epoch are kept where it may stop early.
+    Training starts from the weights `start`, if given. With `held_out_loss` the weights of the best epoch are kept.
     """
     device = choose_device(settings.device)
     net = _network(settings, data.input_shape, len(data.classes), device, start)
@@ -88,9 +88,9 @@ def train_particles(
 
 
 def continue_particles(data: Dataset, settings: Settings, before: Trained | None) -> Trained:
-    """One more pass over `data.train` at a constant rate, with the optimiser as the passes before left it."""
+    """One more pass over `data.train` at a constant learning rate, with the optimizer state of the previous passes."""
     device = choose_device(settings.device)
-    done = len(before.losses) if before is not None and before.state else 0  # after a whole fit it starts anew
+    done = len(before.losses) if before is not None and before.state else 0  # after `fit` it starts again
     net = _network(settings, data.input_shape, len(data.classes), device, None if before is None else before.weights)
     steady = settings.changed({"schedule": "constant", "warmup": 0, "epochs": done + 1})
     parts = build_parts(METHODS[METHOD], steady, weighted(data), (settings.seed,), device)
@@ -135,6 +135,6 @@ def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
 
 @contextmanager
 def _own_random_numbers(device: torch.device) -> Iterator[None]:
-    """The loop seeds torch's global generator; whoever called has theirs back afterwards."""
+    """The loop seeds torch's global generator; the caller's state is restored afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield

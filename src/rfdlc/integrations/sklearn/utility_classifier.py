@@ -1,6 +1,6 @@
 """UtilityClassifier: any scikit-learn classifier, calibrated out of fold, deciding by expected utility."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any, Self
 
@@ -27,33 +27,53 @@ from rfdlc.integrations.sklearn.labels import (
     named_prior,
 )
 
-Fold = tuple[Any, Floats, NDArray[np.int64]]  # a model, its probabilities (n, C) of samples it has not seen, and which
+_Fold = tuple[Any, Floats, NDArray[np.int64]]  # a model, its probabilities (n, C) of held-out samples, their rows
 
 
 class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Wrap a classifier so that it decides for the action of highest expected utility.
+    """Wrap a classifier so that it decides for the action with the highest expected utility.
 
-    Its probabilities are calibrated on samples that it has not seen, corrected for the class prior, and weighed with
-    the utility. For another utility nothing is fitted again: `set_utility`.
+    The classifier's probabilities are calibrated on samples that it was not fitted to, corrected for the class prior,
+    and combined with the utility.
 
-    - `estimator`: any classifier with `predict_proba`.
-    - `utility`: U[true, action] as a Utility, a data frame, a CSV file, or an array with its rows in the order of the
-      sorted labels; `one-hot` (also None) or `tail-sensitive`. Columns that are no class are actions of their own, such
-      as `abstain`. Costs are utilities with the sign changed.
-    - `calibration`: `temperature`, `bias-corrected-temperature`, `prior-corrected-temperature`, or None for none.
-    - `prior`: class prior where decisions are made: `train` (as in y), `uniform`, or shares by class.
-    - `estimator_prior`: class prior that the estimator's probabilities carry: `train`; `uniform` for one that balances
-      the classes by weights or sampling; or shares by class.
-    - `cv`: folds of the calibration (a number, a splitter, an iterable), or `prefit`: the estimator is fitted already,
-      and `fit` calibrates it on the samples given, which it should not have seen.
-    - `ensemble`: predict with the mean of the model of all samples and those of the folds, each calibrated. They are
-      fitted in any case, and with few samples their mean is better than any one. False: the model of all samples alone.
-      Where all errors cost the same, that one is asked alone too: its decisions then are those of the estimator itself.
-    - `abstain_label`: what `predict` returns for an action that is no class, where labels are numbers; or
-      `{action: label}`. Where labels are text it is the action's name.
+    Parameters
+    ----------
+    estimator : classifier
+        Any classifier with `predict_proba`.
+    utility : Utility, data frame, path, array or str, optional
+        U[true, action]: a `Utility`, a data frame, the path of a CSV file, or an array with its rows in the order of
+        the sorted labels; "one-hot" (also None) or "tail-sensitive", which ranks classes by their number of samples in
+        y. Columns that are not classes are additional actions, such as "abstain". Pass costs with their sign changed.
+    calibration : str or None, default "temperature"
+        A registered calibrator: "temperature", "bias-corrected-temperature", "prior-corrected-temperature", ...; or
+        None.
+    prior : str, dict or array, default "train"
+        Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
+    estimator_prior : str, dict or array, default "train"
+        Class prior of the estimator's probabilities: "train"; "uniform" for an estimator that balances the classes by
+        weights or sampling; or shares by class.
+    cv : int, splitter, iterable or "prefit", default 5
+        Folds of the calibration. With "prefit" the estimator is already fitted, and `fit` calibrates it on the given
+        samples, which should be new to it.
+    ensemble : bool, default True
+        Predict with the mean of the model of all samples and the models of the folds, each calibrated; with few samples
+        the mean is better than any one of them. If all errors cost the same, only the model of all samples predicts,
+        and its decisions are those of the estimator itself. False: always only the model of all samples.
+    abstain_label : object or dict, default -1
+        What `predict` returns for an action that is not a class if labels are numbers; or `{action: label}`. If labels
+        are text it is the action's name.
 
-    Head and tail of `tail-sensitive` are told by numbers of samples in y, whatever their weight.
+    Attributes
+    ----------
+    classes_, actions_ : array
+        Labels of the classes, and of the actions.
+    decider_ : Decider
+        From probabilities to actions.
+    estimator_, estimators_ : classifier, list of classifiers
+        The model of all samples; all models that predict.
 
+    Examples
+    --------
     >>> from sklearn.datasets import load_breast_cancer
     >>> from sklearn.linear_model import LogisticRegression
     >>> X, y = load_breast_cancer(return_X_y=True)
@@ -84,9 +104,9 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         self.abstain_label = abstain_label
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
-        """Calibrate out of fold, and fit the estimator on everything too.
+        """Calibrate out of fold, and fit the estimator to all samples.
 
-        `groups` (N,) go to the splitter: samples of one group are never on both sides (with `cv` a number, too).
+        `groups` (N,) are passed to the splitter: samples of one group are never on both sides.
         """
         if not hasattr(self.estimator, "predict_proba"):
             raise InputError(
@@ -103,15 +123,15 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         self.classes_ = np.unique(self.estimator.classes_ if prefit else y)
         encoded = _encode(y, self.classes_)
         decider = self._new_decider(encoded, weights)
-        actions = action_labels(decider.utility, self.classes_, self.abstain_label)  # told before any work
-        folds: list[Fold] = []
+        actions = action_labels(decider.utility, self.classes_, self.abstain_label)  # raises before any work
+        folds: list[_Fold] = []
         if self.calibration is not None:
             whole = [(self.estimator, self._probabilities(self.estimator, X), np.arange(len(y)))] if prefit else None
             folds = whole or list(self._folds(X, y, encoded, weights, groups))
             scores, held = _joined(folds)
             balanced = isinstance(self.estimator_prior, str) and self.estimator_prior == "uniform"
-            told = None if weights is None else weights[held]
-            decider.fit(scores, encoded[held], balanced=balanced, sample_weight=told)
+            held_weights = None if weights is None else weights[held]
+            decider = decider.fit(scores, encoded[held], balanced=balanced, sample_weight=held_weights)
         self.estimator_ = self.estimator if prefit else _fitted(self.estimator, X, y, weights)
         self.estimators_ = [self.estimator_, *(self._others(folds) if self.ensemble else [])]
         self.decider_, self.actions_ = decider, actions
@@ -122,18 +142,20 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of the action with the highest expected utility."""
-        check_is_fitted(self)
-        return self.actions_[self._mean(X, self.decider_.expected_utility).argmax(axis=1)]
+        p = self.predict_proba(X)
+        return self.actions_[self.decider_.gains(p).argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> Floats:
-        """Calibrated probabilities (N, C) under the prior where decisions are made; columns as `classes_`."""
+        """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""
         check_is_fitted(self)
-        return self._mean(X, self.decider_.probabilities)
+        models = self.estimators_[:1] if _symmetric(self.decider_.utility.matrix) else self.estimators_
+        corrected = (self.decider_.probabilities(self._probabilities(model, X)) for model in models)
+        return np.mean([np.asarray(p) for p in corrected], axis=0)
 
     def decision_function(self, X: Any) -> Floats:
-        """Expected utility of every action (N, A), as `actions_`; for two actions the second's advantage (N,)."""
-        check_is_fitted(self)
-        return advantage(self._mean(X, self.decider_.expected_utility))
+        """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
+        p = self.predict_proba(X)
+        return advantage(p @ self.decider_.utility.matrix)
 
     def set_utility(self, utility: Any) -> Self:
         """Decide for another utility from now on; neither the estimator nor the calibration is fitted again."""
@@ -145,30 +167,25 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        if hasattr(self.estimator, "__sklearn_tags__"):  # what it takes, the whole takes
+        if hasattr(self.estimator, "__sklearn_tags__"):  # it accepts what the wrapped estimator accepts
             inner = get_tags(self.estimator)
             tags.input_tags, tags.classifier_tags.multi_class = inner.input_tags, inner.classifier_tags.multi_class
         return tags
 
-    def _others(self, folds: list[Fold]) -> list[Any]:
-        """Models of folds that know every class. A fitted or frozen estimator is the same in every fold."""
+    def _others(self, folds: list[_Fold]) -> list[Any]:
+        """Models of folds that saw every class. A fitted or frozen estimator is the same in every fold."""
         every = len(self.classes_)
         return [m for m, *_ in folds if len(m.classes_) == every and m is not self.estimator_]
 
-    def _mean(self, X: Any, decided: Callable[[Floats], Floats]) -> Floats:
-        """The mean over models of what the Decider makes of each one's probabilities."""
-        models = self.estimators_[:1] if _symmetric(self.decider_.utility.matrix) else self.estimators_
-        return np.mean([np.asarray(decided(self._probabilities(model, X))) for model in models], axis=0)
-
     def _probabilities(self, model: Any, X: Any) -> Floats:
-        """A column a class of `classes_`, whatever the model's own order; 0 for a class that it does not know."""
+        """One column per class of `classes_`, in that order; 0 for a class that the model never saw."""
         found = np.asarray(model.predict_proba(X))
         p = np.zeros((len(found), len(self.classes_)), dtype=found.dtype)
         p[:, _encode(model.classes_, self.classes_)] = found
         return p
 
     def _new_decider(self, encoded: NDArray[np.int64], weights: NDArray[np.float64] | None) -> Decider:
-        """Not fitted yet. The prior left alone is the one that the probabilities carry."""
+        """Not fitted yet."""
         count = len(self.classes_)
         classes = Classes.from_counts(np.bincount(encoded, minlength=count), label_names(self.classes_))
         seen = np.bincount(encoded, weights, minlength=count)
@@ -190,14 +207,14 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         encoded: NDArray[np.int64],
         weights: NDArray[np.float64] | None,
         groups: Any,
-    ) -> Iterator[Fold]:
-        """Models of a part of the samples, with their probabilities of the others.
+    ) -> Iterator[_Fold]:
+        """Models of folds, with their probabilities of the samples that they were not fitted to.
 
-        A sample whose class its fold had none of to learn from says nothing about calibration and is left out.
+        Samples of a class that is missing from the rest of their fold are left out.
         """
-        for learn, held in _splitter(self.cv, y, groups).split(X, y, groups):
-            weights_here = None if weights is None else weights[learn]
-            model = _fitted(self.estimator, _safe_indexing(X, learn), y[learn], weights_here)
+        for fit_rows, held in _splitter(self.cv, y, groups).split(X, y, groups):
+            weights_here = None if weights is None else weights[fit_rows]
+            model = _fitted(self.estimator, _safe_indexing(X, fit_rows), y[fit_rows], weights_here)
             known = _encode(model.classes_, self.classes_)
             rows = np.asarray(held)[np.isin(encoded[held], known)]
             if len(rows):
@@ -205,13 +222,13 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
 
 
 def _symmetric(utility: Floats) -> bool:
-    """Whether every right decision is worth the same, and every wrong one."""
+    """Whether all right decisions are worth the same, and all wrong ones."""
     rows, columns = utility.shape
     wrong = utility[~np.eye(rows, columns, dtype=bool)]
     return rows == columns and np.ptp(utility.diagonal()) == 0 and (wrong.size == 0 or np.ptp(wrong) == 0)
 
 
-def _joined(folds: list[Fold]) -> tuple[Floats, NDArray[np.int64]]:
+def _joined(folds: list[_Fold]) -> tuple[Floats, NDArray[np.int64]]:
     if not folds:
         raise InputError("no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
     _, scores, rows = zip(*folds, strict=True)
@@ -225,7 +242,7 @@ def _splitter(cv: Any, y: NDArray[Any], groups: Any) -> Any:
 
 
 def _fitted(estimator: Any, X: Any, y: NDArray[Any], weights: NDArray[np.float64] | None) -> Any:
-    """A clone fitted to the samples; the last step of a pipeline has the weights."""
+    """A clone fitted to the samples; in a pipeline the last step gets the weights."""
     model = clone(estimator)
     if weights is None:
         return model.fit(X, y)
@@ -237,7 +254,7 @@ def _fitted(estimator: Any, X: Any, y: NDArray[Any], weights: NDArray[np.float64
 
 
 def _encode(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
-    """Labels as indices into sorted classes; one that the estimator does not know is named."""
+    """Labels as indices into sorted classes."""
     unknown = np.setdiff1d(y, classes)
     if len(unknown):
         raise ValueError(f"y contains previously unseen labels: {unknown.tolist()}")
