@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recording import write
-from rfdlc.decide.calibration import KINDS
+from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.metrics import nll
 from rfdlc.decide.predictions import Predictions
@@ -33,7 +33,7 @@ def likelihood(held: Predictions, combine: str, kind: str) -> float:
     p = np.empty(logits.shape[1:])
     for k in range(FOLDS):
         decider = Decider(Utility.one_hot(held.classes), combine=combine, calibration=kind)
-        decider.fit(logits[:, fold != k], labels[fold != k], logits=True, balanced=True)
+        decider = decider.fit(logits[:, fold != k], labels[fold != k], logits=True, balanced=True)
         p[fold == k] = decider.probabilities(logits[:, fold == k], logits=True)
     return float(np.average(nll(p[np.arange(len(labels)), labels]), weights=1 / np.bincount(labels)[labels]))
 
@@ -51,7 +51,7 @@ def rows(runs: list[Path]) -> Iterator[dict[str, object]]:
         settings = json.loads((run / "config.json").read_text(encoding="utf-8"))["settings"]
         held = Predictions.load(run / "held-out.npz")
         name = "/".join(run.resolve().parts[-3:])
-        for kind in KINDS:
+        for kind in CALIBRATORS:
             value = f"{likelihood(held, settings['combine'], kind):.4f}"
             yield {"what": f"{name}: {kind}", "value": value, "unit": "nats", "reference": f"{len(held)} samples"}
 

@@ -117,7 +117,7 @@ def compare(method: str, backbone: str, side: int, folder: Path) -> tuple[list[R
     utility = random_utility(model.classes)
     file = export(run, folder / "model.onnx", utility=utility, backbone=network).path
     inputs = random_levels(model.input_shape, SAMPLES)
-    decider, predictions = model.decider.with_utility(utility), model.predict(inputs)
+    decider, predictions = model.decider.replace(utility=utility), model.predict(inputs)
     found, expected = OnnxModel.load(file).decide(inputs), np.asarray(decider.probabilities(predictions))
     values = np.sort(decider.expected_utility(predictions), axis=1)
     clear = values[:, -1] - values[:, -2] > TIE * np.ptp(utility.matrix)

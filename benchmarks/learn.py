@@ -161,9 +161,8 @@ class Bench:
         self, name: str, mode: str, settings: Settings, logits: Array, labels: Array, seconds: float
     ) -> list[Decider]:
         """A decider a seed, fitted on held-out logits, and what it makes of them."""
-        deciders = [self.decider(name, settings) for _ in logits]
-        for decider, part in zip(deciders, logits, strict=True):
-            decider.fit(part, labels, logits=True, balanced=carries_uniform(decider))
+        bare = self.decider(name, settings)
+        deciders = [bare.fit(part, labels, logits=True, balanced=carries_uniform(bare)) for part in logits]
         self.report(name, mode, settings, logits, labels, deciders, seconds, balance=True)
         return deciders
 
@@ -249,15 +248,15 @@ def _decisions(decider: Decider, predictions: Predictions) -> Iterator[tuple[str
     for combine in ("mean-logits", "mean-probabilities"):
         yield f"argmax {combine}", Decider(one_hot, combine=combine, calibration=None, **priors)
     plain = Decider(one_hot, combine=decider.combine, calibration=None, rule=decider.rule, **priors)
-    known = decider.with_classes(classes)
+    known = decider.replace(classes=classes)
     yield "method", known  # its own utility and rule, calibrated where it was fitted
     if decider.fitted is not None:
-        yield "argmax calibrated", known.with_utility(one_hot)
+        yield "argmax calibrated", known.replace(utility=one_hot)
     for penalty in PENALTIES:
         utility = Utility.tail_sensitive(classes, penalty)
-        yield f"expected-utility {penalty}", plain.with_utility(utility)
+        yield f"expected-utility {penalty}", plain.replace(utility=utility)
         if decider.fitted is not None:
-            yield f"expected-utility calibrated {penalty}", known.with_utility(utility)
+            yield f"expected-utility calibrated {penalty}", known.replace(utility=utility)
 
 
 def _figures(decider: Decider, predictions: Predictions) -> dict[str, float]:

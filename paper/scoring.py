@@ -82,7 +82,7 @@ def score(run: Path, calibration: Path | None = None, target: str = "uniform") -
     held = own if calibration is None else calibration / "held-out.npz"
     if held.exists():
         decider = Decider(Utility.one_hot(test.classes), combine=combine, calibration=CALIBRATION)
-        decider.fit(Predictions.load(held), balanced=target == "uniform")
+        decider = decider.fit(Predictions.load(held), balanced=target == "uniform")
         more = _calibrated(decider, test)
         values, points = values + more[0], points + more[1]
     return [value for value in values if value.value == value.value], points  # without those of empty regions
@@ -104,8 +104,8 @@ def _plain(predictions: Predictions, split: str) -> tuple[list[Value], list[Poin
     decided = {
         "argmax": by_logits.argmax(1),
         "mean-probabilities": by_probabilities.argmax(1),
-        "expected-utility": averaged.with_utility(tail).gains(by_probabilities).argmax(1),
-        "eq12": eq12.gains(by_probabilities).argmax(1),
+        "expected-utility": averaged.replace(utility=tail).decide_probabilities(by_probabilities),
+        "eq12": eq12.decide_probabilities(by_probabilities),
     }
     found = [Value(split, name, *pair) for name, each in decided.items() for pair in decision_metrics(y, each, classes)]
     for name, p in (("argmax", by_logits), ("mean-probabilities", by_probabilities)):
@@ -124,14 +124,14 @@ def _calibrated(decider: Decider, test: Predictions) -> tuple[list[Value], list[
     decided = {"calibrated": p.argmax(1)}
     for penalty in PENALTIES:
         utility = Utility.tail_sensitive(classes, penalty)
-        decided[f"calibrated {penalty:g}"] = decider.with_utility(utility).gains(p).argmax(1)
+        decided[f"calibrated {penalty:g}"] = decider.replace(utility=utility).decide_probabilities(p)
     found = [
         Value("test", name, *pair) for name, each in decided.items() for pair in decision_metrics(y, each, classes)
     ]
     found += [Value("test", "calibrated", *pair) for pair in trust_metrics(y, p, classes)]
     found += [Value("test", "calibrated", *pair) for pair in task_rates(y, decided["calibrated"], classes)]
     for task, (true, wrong) in known_tasks(classes).items():
-        chosen = decider.with_utility(Utility.group_sensitive(classes, true, wrong)).gains(p).argmax(1)
+        chosen = decider.replace(utility=Utility.group_sensitive(classes, true, wrong)).decide_probabilities(p)
         name = f"calibrated {task}"
         found.append(Value("test", name, "acc", 100 * metrics.accuracy(y, chosen)))
         found += [Value("test", name, *pair) for pair in task_rates(y, chosen, classes)]

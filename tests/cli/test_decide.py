@@ -139,9 +139,9 @@ def test_a_folder_with_predictions_and_a_decider(run, folder):
     decider = Decider(Utility.one_hot(["dog", "newt", "cat"])).fit(Predictions.load("val.csv"))
     decider.save("run/decider.json")
     plain = json.loads(run("evaluate", "run", "--json")[1])
-    assert plain["decider"]["temperature"] == decider.fitted.temperature
+    assert plain["decider"]["calibration"] == str(decider.fitted)
     changed = json.loads(run("evaluate", "run", "-u", "U.csv", "--json")[1])
-    assert changed["decider"]["temperature"] == decider.fitted.temperature
+    assert changed["decider"]["calibration"] == str(decider.fitted)
     assert changed["abstention_rate"] > 0 == plain["abstention_rate"]
 
 

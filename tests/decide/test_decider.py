@@ -255,7 +255,7 @@ class TestWhatIsAccepted:
             ({"combine": "mean"}, "combine 'mean' is unknown"),
             ({"calibration": "platt"}, "calibration 'platt' is unknown"),
             ({"calibration": True}, "calibration True is unknown"),
-            ({"weights": [-1, 2]}, "no weights of particles"),
+            ({"weights": [-1, 2]}, "weights holds -1.0 to 2.0"),
         ],
     )
     def test_bad_options(self, options, message):
@@ -308,7 +308,7 @@ def test_evaluate_takes_a_utility_beside_a_decider():
     decider = Decider(Utility.one_hot(2)).fit([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [0, 1, 1])
     handing_over = Utility.one_hot(2).with_abstain(2)
     beside = evaluate([[0.9, 0.1]], [0], decider, utility=handing_over)
-    assert beside.to_dict() == evaluate([[0.9, 0.1]], [0], decider.with_utility(handing_over)).to_dict()
+    assert beside.to_dict() == evaluate([[0.9, 0.1]], [0], decider.replace(utility=handing_over)).to_dict()
     assert beside.abstention_rate == 1
 
 
@@ -317,7 +317,7 @@ def test_a_new_utility_fits_nothing_again():
     y = rng.integers(0, 2, 200)
     z = rng.normal(size=(200, 2)) * 3 + 2 * np.eye(2)[y]
     decider = Decider(Utility([[1, 0], [0, 1]], ["a", "b"])).fit(z, y, logits=True)
-    other = decider.with_utility(Utility([[1, 0], [-9, 1]], ["b", "a"]))  # rows in another order: matched by name
+    other = decider.replace(utility=Utility([[1, 0], [-9, 1]], ["b", "a"]))  # rows in another order: matched by name
     assert other.fitted is decider.fitted
     assert other.utility.matrix.tolist() == [[1, -9], [0, 1]]
     assert decider.utility.matrix.tolist() == [[1, 0], [0, 1]]
@@ -343,7 +343,7 @@ def test_json_round_trip(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": "rfdlc-decider", "version": 2}', '{"format": "rfdlc-decider", "version": 1}']
+    "text", ["", "[]", "{}", '{"format": "rfdlc-decider", "version": 3}', '{"format": "rfdlc-decider", "version": 1}']
 )
 def test_a_damaged_file_is_refused(tmp_path, text):
     (tmp_path / "d.json").write_text(text)
@@ -354,8 +354,8 @@ def test_a_damaged_file_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bias": [1.0]}, "bias has 1 numbers for 3 classes"),
-        ({"prior": [0.5, 0.5]}, "prior has 2 numbers for 3 classes"),
+        ({"bias": [1.0]}, r"bias of the calibrator has shape \(1,\)"),
+        ({"prior": [0.5, 0.5]}, r"prior of the calibrator has shape \(2,\)"),
         ({"temperature": 0}, "temperature 0.0 cannot be used"),
     ],
 )
@@ -369,10 +369,10 @@ def test_a_calibration_that_does_not_fit_is_refused(tmp_path, change, message):
 def test_a_changed_rule_and_calibration():
     decider = Decider(Utility([[1, 0], [0, 1]], ["a", "b"], ["go", "stop"]))
     with pytest.raises(InputError, match="an action for every class"):
-        decider.changed(rule="argmax")
+        decider.replace(rule="argmax")
     with pytest.warns(UserWarning, match="paper-eq12"):
-        assert decider.changed(rule="paper-eq12").rule == "paper-eq12"
-    again = decider.changed(calibration="bias-corrected-temperature").fit([[0.5, 0.5], [0.1, 0.9]], [0, 1])
+        assert decider.replace(rule="paper-eq12").rule == "paper-eq12"
+    again = decider.replace(calibration="bias-corrected-temperature").fit([[0.5, 0.5], [0.1, 0.9]], [0, 1])
     assert again.fitted.bias is not None
 
 

@@ -220,7 +220,7 @@ class TestEvaluate:
         """Across chunks, for several particles, with a fitted decider and abstention."""
         monkeypatch.setattr("rfdlc.decide.scores.CHUNK_ELEMENTS", 4321)
         decider = Decider(self.utility, train_prior="uniform", target_prior=[0.2, 0.3, 0.5])
-        decider.fit(self.z[:, :1000], self.y[:1000], logits=True)
+        decider = decider.fit(self.z[:, :1000], self.y[:1000], logits=True)
         result = evaluate(self.z, self.y, decider, logits=True, groups=[("rare", "a")])
         p = np.asarray(decider.probabilities(self.z, logits=True))
         actions = decider.decide(self.z, logits=True)

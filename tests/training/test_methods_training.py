@@ -213,7 +213,7 @@ def test_decisions_of_methods_that_only_decide_otherwise(trained):
     for name in ("elkan", "cobb", "la-posthoc"):
         assert weights(trained[name].path) == weights(plain.path)
     predictions = plain.predict("digits-lt")
-    by_utility = plain.decider.with_utility(rfdlc.Utility.tail_sensitive(classes)).decide(predictions)
+    by_utility = plain.decider.replace(utility=rfdlc.Utility.tail_sensitive(classes)).decide(predictions)
     assert np.array_equal(trained["elkan"].decider.decide(predictions), by_utility)
     assert np.array_equal(trained["cobb"].decider.decide(predictions), by_utility)  # the logarithm changes no order
     bare = new_decider("la-posthoc", plain.settings.changed({"calibration": "none"}), classes)

@@ -101,7 +101,7 @@ def test_the_folder_rebuilds_its_model(whole):
     assert len(model.predict("digits-lt", split="train")) == len(data.train)
     assert model.decider.fitted is not None
     utility = rfdlc.Utility.tail_sensitive(model.classes)
-    assert np.array_equal(model.decide(data, utility), model.decider.with_utility(utility).decide(saved))
+    assert np.array_equal(model.decide(data, utility), model.decider.replace(utility=utility).decide(saved))
     with pytest.raises(InputError, match="expected \\(samples"):
         model.predict(np.zeros((3, 5)))
     with pytest.raises(InputError, match=r"expected .*uint8 images"):  # from 0 to 1 they would be nearly black

@@ -144,7 +144,7 @@ def _decider_summary(decider: "Decider") -> dict[str, Any]:
     return {
         "rule": decider.rule,
         "combine": decider.combine,
-        "temperature": decider.fitted.temperature if decider.fitted else None,
+        "calibration": str(decider.fitted) if decider.fitted else None,
         "target_prior": None if target is None else dict(zip(names, target.tolist(), strict=True)),
     }
 
@@ -199,8 +199,8 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
         f"Mean expected utility {readable(summary['mean_expected_utility'])}; "
         f"{summary['changed_from_argmax']:,} of {summary['samples']:,} decided otherwise than arg max."
     ]
-    if summary["temperature"] is not None:
-        lines.append(f"Calibrated: temperature {summary['temperature']:.3f}.")
+    if summary["calibration"] is not None:
+        lines.append(f"Calibrated: {summary['calibration']}.")
     lines += _prior_lines(summary["target_prior"])
     if summary["out"]:
         lines.append(f"Written to {escaped(summary['out'])}.")

@@ -58,11 +58,11 @@ def compare(folder: Path, seed: int = 0) -> "dict[str, Evaluation]":
     ours = train(data, "rf-dlc", folder / "rf-dlc", seed=seed)
     said = {model: model.predict(data) for model in (plain, ours)}
     most_probable = Decider(utility, calibration=None, rule="argmax")
-    corrected = plain.decider.with_target_prior("uniform").with_utility(utility)
+    corrected = plain.decider.replace(target_prior="uniform").replace(utility=utility)
     return {
         "cross-entropy": evaluate(said[plain], decider=most_probable),
         "cross-entropy, calibrated, prior corrected, by expected utility": evaluate(said[plain], decider=corrected),
-        "RF-DLC by expected utility": evaluate(said[ours], decider=ours.decider.with_utility(utility)),
+        "RF-DLC by expected utility": evaluate(said[ours], decider=ours.decider.replace(utility=utility)),
     }
 
 

@@ -104,11 +104,11 @@ class Request:
         predictions = read_predictions(file, classes, logits=self.logits)
         decider = self._with_utility(file, predictions)
         if self.calibrate is not None:
-            decider.fit(read_predictions(self.calibrate, classes, logits=self.logits), balanced=self.balanced)
+            decider = decider.fit(read_predictions(self.calibrate, classes, logits=self.logits), balanced=self.balanced)
         if self.target_prior == "estimate":
-            decider = decider.with_target_prior(decider.estimate_prior(predictions))
+            decider = decider.replace(target_prior=decider.estimate_prior(predictions))
         elif self.target_prior is not None:
-            decider = decider.with_target_prior(read_prior(self.target_prior, "target prior"))
+            decider = decider.replace(target_prior=read_prior(self.target_prior, "target prior"))
         return predictions, decider
 
     def _with_utility(self, file: Path, predictions: "Predictions") -> "Decider":
@@ -127,7 +127,7 @@ class Request:
             from rfdlc.decide.utility import Utility
 
             return Decider(utility or Utility.one_hot(predictions.classes), **given)
-        return saved.changed(utility=utility, **given)
+        return saved.replace(utility=utility, **given)
 
     def _read_utility(self, classes: "Classes", named: bool, saved: "Decider | None") -> "Utility | None":
         built = self.costs is None and self.utility in (None, *BUILDERS)

@@ -3,29 +3,30 @@
 combine particles -> calibrate -> correct the prior -> expected utility -> action
 """
 
+import base64
 import copy
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide.calibration import KINDS, Calibration, fit_calibration
+from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions, encode_targets
-from rfdlc.decide.priors import Prior, PriorEstimate, PriorLike, as_prior, estimate_prior, joint_table, prior_ratio
-from rfdlc.decide.rules import RULES
-from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, safe_log, softmax
+from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, estimate_prior, joint_table, normalised, prior_ratio
+from rfdlc.decide.rules import RULES, largest
+from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
-FORMAT, VERSION = "rfdlc-decider", 1
+FORMAT, VERSION = "rfdlc-decider", 2
 NEEDS_TRAIN_PRIOR = (
     "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
     "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration with biases, fitted"
@@ -34,65 +35,117 @@ NEEDS_TRAIN_PRIOR = (
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why each sample was decided as it was; one entry a sample, actions as indices into `actions`."""
+    """Why each sample was decided as it was; one entry per sample, actions as indices into `actions`.
+
+    Attributes
+    ----------
+    actions : tuple of str
+        The names of all actions.
+    action, value : ndarray of shape (n_samples,)
+        The chosen action and its expected utility.
+    runner_up, runner_up_value : ndarray of shape (n_samples,)
+        The next best action by the same rule, and its expected utility.
+    argmax, probability : ndarray of shape (n_samples,)
+        The most probable class, as a class index, and its probability.
+    """
 
     actions: tuple[str, ...]
     action: Indices
-    value: Floats  # expected utility of the chosen action
-    runner_up: Indices  # the next best by the same rule
+    value: Floats
+    runner_up: Indices
     runner_up_value: Floats
-    argmax: Indices  # the most probable class, as a class index
-    probability: Floats  # of that class
+    argmax: Indices
+    probability: Floats
 
     def __len__(self) -> int:
         return len(self.action)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Decider:
-    """Turns scores of any model into the actions with the highest expected utility.
+    """Turn the scores of any model into the actions with the highest expected utility.
 
-    - `combine`: how particles become one prediction: "mean-probabilities" (better calibrated) or "mean-logits";
-      `weights` (M,) if particles count differently.
-    - `calibration`: what `fit` fits on held-out data: "temperature", "bias-corrected-temperature",
-      "prior-corrected-temperature" (needs training counts) or None.
-    - `train_prior`: the class prior that the scores carry: "train" (the training frequencies) for a plainly trained
-      model, "uniform" after reweighting, balanced sampling or logit adjustment, or numbers.
-    - `target_prior`: the class prior where decisions are made; needs `train_prior`. None leaves the prior alone.
-    - `rule`: "expected-utility", "argmax", or for comparison "cobb" and "paper-eq12".
+    A decider is immutable: `fit` and `replace` return new ones.
 
+    Parameters
+    ----------
+    utility : Utility
+        What each action is worth for each true class.
+    combine : {"mean-probabilities", "mean-logits"}
+        How particles become one prediction; mean probabilities are better calibrated.
+    weights : array-like of shape (n_particles,), optional
+        Weights of the particles if they count differently.
+    calibration : str or None
+        The calibrator that `fit` fits on held-out data, by its name in `rfdlc.decide.calibrators.CALIBRATORS`.
+    train_prior : {"train", "uniform"}, array-like or mapping, optional
+        The class prior that the scores carry: "train" (the training frequencies) for a plainly trained model,
+        "uniform" after reweighting, balanced sampling or logit adjustment, or numbers.
+    target_prior : {"train", "uniform"}, array-like, mapping or PriorEstimate, optional
+        The class prior where decisions are made; needs `train_prior`. None leaves the prior alone.
+    rule : {"expected-utility", "argmax", "cobb", "paper-eq12"}
+        The decision rule; all but the first are for comparison.
+    fitted : Calibrator, optional
+        A fitted calibrator; `fit` makes one.
+    joint : array-like of shape (n_classes, n_classes), optional
+        The table behind the check of estimated priors (see `joint_table`); `fit` makes one.
+
+    Examples
+    --------
     >>> utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"])
     >>> decider = Decider(utility)
     >>> [utility.actions[a] for a in decider.decide([[0.9, 0.1], [0.7, 0.3]])]
     ['healthy', 'ill']
     """
 
-    def __init__(
-        self,
-        utility: Utility,
-        *,
-        combine: str = "mean-probabilities",
-        weights: ArrayLike | None = None,
-        calibration: str | None = "temperature",
-        train_prior: PriorLike | None = None,
-        target_prior: PriorLike | None = None,
-        rule: str = "expected-utility",
-    ) -> None:
-        if not isinstance(utility, Utility):
-            raise InputError(
-                f"utility is a {type(utility).__name__}: expected a Utility, such as Utility(matrix, names)"
-            )
-        self.utility = utility
-        self.combine = choose("combine", combine, COMBINATIONS)
-        self.weights = None if weights is None else _as_weights(weights)
-        self.calibration = None if calibration is None else choose("calibration", calibration, KINDS)
-        self.rule = choose("rule", rule, RULES)
-        self.fitted: Calibration | None = None
-        self._joint: NDArray[np.float64] | None = None
-        self.train_prior = None if train_prior is None else as_prior(train_prior, utility.classes, "train_prior")
-        self.target_prior = None if target_prior is None else as_prior(target_prior, utility.classes, "target_prior")
-        if self.target_prior is not None and self.train_prior is None and calibration in (None, KINDS[0]):
-            raise InputError(NEEDS_TRAIN_PRIOR)
-        self._check_rule()
+    utility: Utility
+    _: KW_ONLY
+    combine: str = "mean-probabilities"
+    weights: Any = None
+    calibration: str | None = "temperature"
+    train_prior: Any = None
+    target_prior: Any = None
+    rule: str = "expected-utility"
+    fitted: Calibrator | None = None
+    joint: Any = None
+
+    def __post_init__(self) -> None:
+        self._check()
+        self._warn()
+
+    def replace(self, *, classes: Classes | None = None, **changes: Any) -> "Decider":
+        """Return a copy with some parameters replaced; nothing is fitted again.
+
+        Parameters
+        ----------
+        classes : Classes, optional
+            The same classes, matched by name, with other training counts and groups.
+        **changes
+            Any parameters of `Decider`. A new utility is matched by class name; a new `calibration` is what `fit`
+            fits next; a `PriorEstimate` is taken as a target prior.
+
+        Returns
+        -------
+        Decider
+
+        Examples
+        --------
+        >>> decider = Decider(Utility.one_hot(["healthy", "ill"]))
+        >>> decider.replace(utility=Utility([[1, 0], [-5, 1]], ["healthy", "ill"])).decide([[0.7, 0.3]]).tolist()
+        [1]
+        """
+        new = copy.copy(self)
+        utility = changes.pop("utility", None)
+        if utility is not None:
+            changes["utility"] = utility.with_classes(self.utility.classes)
+        for name, value in changes.items():
+            object.__setattr__(new, choose("parameter", name, self.__dataclass_fields__), value)
+        if classes is not None:
+            known = classes.in_order(self.utility.classes.names)
+            object.__setattr__(new, "utility", Utility(new.utility.matrix, known, new.utility.actions))
+        new._check()
+        if "rule" in changes:
+            new._warn()
+        return new
 
     # -- fitting ----------------------------------------------------------------------------------------------
 
@@ -105,32 +158,53 @@ class Decider:
         balanced: bool = False,
         sample_weight: ArrayLike | None = None,
     ) -> "Decider":
-        """Calibrate on held-out scores and labels; `balanced` gives every class the same total weight.
+        """Calibrate on held-out scores and labels.
 
-        A sample with weight 2 counts as two. Fitting again starts anew: nothing is ever calibrated or corrected twice.
+        Fitting again starts from the scores: nothing is ever calibrated or corrected twice.
+
+        Parameters
+        ----------
+        scores : array-like, data frame, tensor or Predictions
+            Held-out probabilities or logits of shape (n_samples, n_classes) or (n_particles, n_samples, n_classes).
+        targets : array-like of shape (n_samples,), optional
+            True classes, if `scores` does not hold them.
+        logits : bool
+            Whether `scores` are logits.
+        balanced : bool
+            Give every class the same total weight.
+        sample_weight : array-like of shape (n_samples,), optional
+            A sample with weight 2 counts as two.
+
+        Returns
+        -------
+        Decider
+            A new, calibrated one.
         """
         checked, y = self.read_labelled(scores, targets, logits)
-        multiplicity = None if sample_weight is None else _as_multiplicity(sample_weight, len(y))
+        repeats = None if sample_weight is None else _as_weights(sample_weight, "sample_weight", len(y))
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
-        counts = None if self.utility.classes.counts is None else self.utility.classes.count_array
-        self.fitted = (
-            fit_calibration(
-                self.calibration, log_p, y, training_counts=counts, balanced=balanced, sample_weight=multiplicity
+        fitted, counts = None, self.utility.classes.counts
+        if self.calibration is not None:
+            fitted = CALIBRATORS[self.calibration].fit(
+                log_softmax(log_p),
+                y,
+                sample_weight=repeats,
+                balanced=balanced,
+                training_counts=None if counts is None else np.array(counts),
+                train_prior=self.train_prior,
             )
-            if self.calibration
-            else None
-        )
+        joint = None
         if len(self.utility.classes) <= CHECKED_CLASSES:
-            calibrated = self.fitted.apply(log_p) if self.fitted else softmax(log_p)
-            self._joint = joint_table(calibrated, y, multiplicity)
-        return self
+            joint = joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, repeats)
+        return self.replace(fitted=fitted, joint=joint)
 
     @property
     def effective_prior(self) -> Prior | None:
         """The class prior that calibrated probabilities carry: biases move it to that of the held-out data."""
         if self.fitted is not None and self.fitted.prior is not None:
             return np.array(self.fitted.prior)
-        return self.train_prior
+        prior: Prior | None = self.train_prior
+        return prior
 
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
         """The class prior of unlabelled data, by EM, with the BBSE estimate as a check after `fit`."""
@@ -138,60 +212,18 @@ class Decider:
             raise InputError(NEEDS_TRAIN_PRIOR)
         checked = self.read(scores, logits)
         calibrated = np.concatenate([self._calibrated(piece, checked.logits) for _, piece in checked.chunks()])
-        return estimate_prior(calibrated, self.effective_prior, self._joint)
-
-    def with_utility(self, utility: Utility) -> "Decider":
-        """The same calibration and priors with another utility: nothing is fitted again."""
-        changed = copy.copy(self)
-        changed.utility = utility.with_classes(self.utility.classes)
-        changed._check_rule(warns=False)
-        return changed
-
-    def changed(
-        self,
-        *,
-        utility: Utility | None = None,
-        train_prior: PriorLike | None = None,
-        combine: str | None = None,
-        calibration: str | None = None,
-        rule: str | None = None,
-    ) -> "Decider":
-        """A copy with some things replaced; what was fitted stays, and `calibration` is what `fit` fits next."""
-        new = copy.copy(self if utility is None else self.with_utility(utility))
-        new.combine = choose("combine", combine, COMBINATIONS) if combine else self.combine
-        new.calibration = choose("calibration", calibration, KINDS) if calibration else self.calibration
-        if rule:
-            new.rule = choose("rule", rule, RULES)
-            new._check_rule()
-        if train_prior is not None:
-            new.train_prior = as_prior(train_prior, self.utility.classes, "train_prior")
-        return new
-
-    def with_classes(self, classes: Classes) -> "Decider":
-        """The same Decider with the training counts and groups of `classes`, matched by name."""
-        changed = copy.copy(self)
-        known = classes.in_order(self.utility.classes.names)
-        changed.utility = Utility(self.utility.matrix, known, self.utility.actions)
-        return changed
-
-    def with_target_prior(self, prior: PriorLike | PriorEstimate) -> "Decider":
-        """The same Decider for data with another class prior, which replaces the one it had."""
-        if self.effective_prior is None:
-            raise InputError(NEEDS_TRAIN_PRIOR)
-        changed = copy.copy(self)
-        wanted = prior.prior if isinstance(prior, PriorEstimate) else prior
-        changed.target_prior = as_prior(wanted, self.utility.classes, "target_prior")
-        return changed
+        return estimate_prior(calibrated, self.effective_prior, self.joint)
 
     # -- deciding ---------------------------------------------------------------------------------------------
 
     def decide(self, scores: Any, *, logits: bool = False) -> Indices:
         """The chosen action of each sample (N,), an index into `utility.actions`."""
         checked = self.read(scores, logits)
-        actions = np.empty(len(checked), dtype=np.int64)
-        for rows, gains in self._stream_gains(checked):
-            np.argmax(gains, axis=1, out=actions[rows])
-        return actions
+        return np.concatenate([largest(gains) for _, gains in self._stream_gains(checked)])
+
+    def decide_probabilities(self, probabilities: Floats) -> Indices:
+        """Like `decide`, from probabilities (N, C) that are calibrated and corrected already."""
+        return RULES[self.rule].actions(self.utility, probabilities)
 
     def expected_utility(self, scores: Any, *, logits: bool = False) -> Floats:
         """The expected utility of every action (N, A)."""
@@ -206,30 +238,34 @@ class Decider:
 
     def explain(self, scores: Any, *, logits: bool = False) -> Explanation:
         """For each sample the chosen action and its value, the runner-up, and what arg max would have done."""
-        checked = self.read(scores, logits)
-        parts: list[tuple[NDArray[Any], ...]] = []
-        for _, p in self.stream(checked):
-            gains, values, rows = self.gains(p), p @ self.utility.matrix, np.arange(len(p))
-            first = gains.argmax(axis=1)
-            gains[rows, first] = -np.inf
-            second = gains.argmax(axis=1)
-            top = p.argmax(axis=1)
-            parts.append((first, values[rows, first], second, values[rows, second], top, p[rows, top]))
-        return Explanation(self.utility.actions, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+        chunks = [self._explained(p) for _, p in self.stream(self.read(scores, logits))]
+        return Explanation(self.utility.actions, *(np.concatenate(column) for column in zip(*chunks, strict=True)))
+
+    def explain_probabilities(self, probabilities: Floats) -> Explanation:
+        """Like `explain`, from probabilities (N, C) that are calibrated and corrected already."""
+        return Explanation(self.utility.actions, *self._explained(np.asarray(probabilities)))
 
     def gains(self, probabilities: Floats) -> Floats:
         """What the rule compares, for each action (n, A), from corrected probabilities (n, C)."""
         return RULES[self.rule].gains(self.utility, probabilities)
 
     def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
-        """Pieces of corrected probabilities (n, C), each row summing to one; constant memory."""
-        ratio = self._ratio()
+        """Chunks of corrected probabilities (n, C), each row summing to one; constant memory."""
+        ratio = self.ratio()
         for rows, piece in scores.chunks():
             p = self._calibrated(piece, scores.logits)
             if ratio is not None:
                 _check_possible(p, ratio, rows.start)
                 p = p * ratio.astype(p.dtype)
             yield rows, p / p.sum(axis=1, keepdims=True)
+
+    def ratio(self) -> Prior | None:
+        """The factor (C,) that corrects calibrated probabilities for the target prior; None leaves them alone."""
+        if self.target_prior is None:
+            return None
+        if self.effective_prior is None:
+            raise InputError(NEEDS_TRAIN_PRIOR)
+        return prior_ratio(self.target_prior, self.effective_prior, self.utility.classes)
 
     # -- files ------------------------------------------------------------------------------------------------
 
@@ -242,25 +278,29 @@ class Decider:
             "combine": self.combine,
             "weights": _listed(self.weights),
             "calibration": self.calibration,
-            "fitted": self.fitted.to_dict() if self.fitted else None,
+            "fitted": {"name": self.fitted.name} | self.fitted.to_dict() if self.fitted else None,
             "train_prior": _listed(self.train_prior),
             "target_prior": _listed(self.target_prior),
             "rule": self.rule,
+            "joint": None if self.joint is None else base64.b64encode(self.joint.astype("<f4").tobytes()).decode(),
         }
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> "Decider":
-        """The inverse of `to_dict`."""
-        if table.get("format") != FORMAT or table.get("version") != VERSION:
+        """The inverse of `to_dict`; also reads version 1."""
+        if table.get("format") != FORMAT or table.get("version") not in (1, VERSION):
             raise InputError(
-                f"not a decider of this version: format {table.get('format')!r}, version {table.get('version')!r}; "
-                f"expected {FORMAT!r}, {VERSION}"
+                f"not a decider that this version reads: format {table.get('format')!r}, version "
+                f"{table.get('version')!r}; expected {FORMAT!r}, 1 or {VERSION}"
             )
         names = ("combine", "weights", "calibration", "train_prior", "target_prior", "rule")
-        decider = cls(Utility.from_dict(table["utility"]), **{name: table[name] for name in names})
-        classes = len(decider.utility.classes)
-        decider.fitted = Calibration.from_dict(table["fitted"], classes) if table["fitted"] else None
-        return decider
+        utility, fitted, joint = Utility.from_dict(table["utility"]), table["fitted"], table.get("joint")
+        if joint is not None:
+            joint = np.frombuffer(base64.b64decode(joint), "<f4").reshape(2 * (len(utility.classes),))
+        if fitted is not None:
+            written = "temperature" if fitted.get("bias") is None else "bias-corrected-temperature"  # by version 1
+            fitted = CALIBRATORS[choose("calibration", fitted.get("name", written), CALIBRATORS)].from_dict(fitted)
+        return cls(utility, **{name: table[name] for name in names}, fitted=fitted, joint=joint)
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `load` reads."""
@@ -275,21 +315,21 @@ class Decider:
             raise InputError(f"{path}: cannot be read as a decider ({error})") from None
 
     def __repr__(self) -> str:
-        state = f"temperature {self.fitted.temperature:.3g}" if self.fitted else "not calibrated"
         corrected = "prior left alone" if self.target_prior is None else "prior corrected"
+        state = self.fitted or "not calibrated"
         return f"Decider({self.rule}, {self.combine}, {state}, {corrected}; {len(self.utility.actions)} actions)"
 
-    # -- the door ---------------------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------------
 
     def read(self, scores: Any, logits: bool = False) -> Scores:
-        """Anybody's scores, checked, with one column a class in the order of the utility."""
+        """Checked scores of any source, with one column per class in the order of the utility."""
         if isinstance(scores, Predictions):
             checked = scores.with_classes(self.utility.classes).scores
         else:
             checked = as_scores(scores, self.utility.classes, logits=logits)
         if self.weights is not None and len(self.weights) != len(checked.values):
             raise InputError(
-                f"{len(self.weights)} weights for {len(checked.values)} particles: expected one a particle"
+                f"{len(self.weights)} weights for {len(checked.values)} particles: expected one per particle"
             )
         return checked
 
@@ -305,32 +345,53 @@ class Decider:
             raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
         checked, y = self.read(scores, logits), encode_targets(targets, self.utility.classes)
         if y.shape != (len(checked),):
-            raise InputError(f"{y.size} targets for {len(checked)} samples: expected one target a sample")
+            raise InputError(f"{y.size} targets for {len(checked)} samples: expected one target per sample")
         return checked, y
 
-    # -- inside -----------------------------------------------------------------------------------------------
+    # -- private ----------------------------------------------------------------------------------------------
 
-    def _check_rule(self, *, warns: bool = True) -> None:
-        """Fail now rather than at the first decision."""
-        rule = RULES[self.rule]
-        rule.prepare(self.utility, np.ones(len(self.utility.classes)))
-        if rule.warning and warns:
-            warnings.warn(rule.warning, stacklevel=3)
-
-    def _ratio(self) -> Prior | None:
-        train, target = self.effective_prior, self.target_prior
-        if target is None:
-            return None
-        if train is None:
+    def _check(self) -> None:
+        """Bring all parameters into their final form, and fail now rather than at the first decision."""
+        if not isinstance(self.utility, Utility):
+            kind = type(self.utility).__name__
+            raise InputError(f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)")
+        classes, prior = self.utility.classes, self.target_prior
+        choose("combine", self.combine, COMBINATIONS)
+        if self.calibration is not None:
+            choose("calibration", self.calibration, CALIBRATORS)
+        RULES[choose("rule", self.rule, RULES)].prepare(self.utility, np.ones(len(classes)))
+        if self.fitted is not None:
+            check_affine(self.fitted, len(classes))
+        ready = {
+            "weights": None if self.weights is None else _as_weights(self.weights, "weights"),
+            "train_prior": None if self.train_prior is None else as_prior(self.train_prior, classes, "train_prior"),
+            "joint": None if self.joint is None else np.asarray(self.joint, dtype=np.float32),
+        }
+        prior = prior.prior if isinstance(prior, PriorEstimate) else prior
+        ready["target_prior"] = None if prior is None else as_prior(prior, classes, "target_prior")
+        for name, value in ready.items():
+            object.__setattr__(self, name, value)
+        if self.target_prior is not None and self.effective_prior is None and (self.fitted or not self.calibration):
             raise InputError(NEEDS_TRAIN_PRIOR)
-        return prior_ratio(target, train, self.utility.classes)
+
+    def _warn(self) -> None:
+        if RULES[self.rule].warning:
+            warnings.warn(str(RULES[self.rule].warning), stacklevel=4)
+
+    def _explained(self, p: Floats) -> tuple[NDArray[Any], ...]:
+        """The columns of an Explanation, from corrected probabilities (n, C)."""
+        gains, values, rows = self.gains(p), p @ self.utility.matrix, np.arange(len(p))
+        first, top = largest(gains), largest(p)
+        gains[rows, first] = -np.inf
+        second = largest(gains)
+        return first, values[rows, first], second, values[rows, second], top, p[rows, top]
 
     def _stream_gains(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
         """Gains (n, A); a linear rule needs neither corrected nor normalised probabilities, which saves two passes."""
         if not RULES[self.rule].linear:
             yield from ((rows, self.gains(p)) for rows, p in self.stream(scores))
             return
-        ratio = self._ratio()
+        ratio = self.ratio()
         gain = RULES[self.rule].prepare(self.utility, np.ones(len(self.utility.classes)) if ratio is None else ratio)
         for rows, piece in scores.chunks():
             p = self._calibrated(piece, scores.logits)
@@ -347,7 +408,7 @@ class Decider:
         return self._mean(softmax(piece) if logits else piece)
 
     def _log_combined(self, piece: Floats, logits: bool) -> Floats:
-        """Logits, up to a constant a row, of the combined prediction (n, C)."""
+        """Logits of the combined prediction (n, C), up to a constant per row."""
         if self.combine == "mean-logits" or len(piece) == 1:
             return self._mean(piece if logits else safe_log(piece))
         return safe_log(self._mean(softmax(piece) if logits else piece))
@@ -373,20 +434,18 @@ def _check_possible(probabilities: Floats, ratio: Prior, start: int) -> None:
         )
 
 
-def _as_weights(weights: ArrayLike) -> NDArray[np.float64]:
-    values = np.asarray(weights, dtype=np.float64)
-    if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-        raise InputError(f"weights {values} are no weights of particles: expected numbers of 0 or more, not all 0")
-    return values / values.sum()
-
-
-def _as_multiplicity(weights: ArrayLike, samples: int) -> NDArray[np.float64]:
-    values = np.asarray(weights, dtype=np.float64)
-    if values.shape != (samples,):
-        raise InputError(f"sample_weight has shape {values.shape} for {samples} samples: expected one number a sample")
+def _as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDArray[np.float64]:
+    """Weights of particles, which sum to one, or of samples, which count repetitions."""
+    values = np.asarray(given, dtype=np.float64)
+    if values.ndim != 1 or (samples is not None and len(values) != samples):
+        raise InputError(f"{what} has shape {values.shape}: expected one number per {_per(samples)}")
     if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-        raise InputError(f"sample_weight holds {values.min()} to {values.max()}: expected 0 or more, not all 0")
-    return values
+        raise InputError(f"{what} holds {values.min()} to {values.max()}: expected numbers of 0 or more, not all 0")
+    return normalised(values) if samples is None else values
+
+
+def _per(samples: int | None) -> str:
+    return "particle" if samples is None else f"sample ({samples})"
 
 
 def _listed(values: Sequence[float] | NDArray[Any] | None) -> list[float] | None:

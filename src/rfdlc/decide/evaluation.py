@@ -124,9 +124,9 @@ def evaluate(
     if decider is None:
         decider = Decider(utility or Utility.one_hot(_known_classes(scores, classes)))
     elif utility is not None:
-        decider = decider.with_utility(utility)
+        decider = decider.replace(utility=utility)
     if classes is not None:
-        decider = decider.with_classes(classes)
+        decider = decider.replace(classes=classes)
     if bootstrap < 0:
         raise InputError(f"bootstrap {bootstrap} is no number of resamplings: expected 0 or more, such as 500")
     checked, y = decider.read_labelled(scores, targets, logits)
@@ -165,7 +165,7 @@ def _observe(
     gaps = np.zeros((len(decider.utility.classes), metrics.ECE_BINS))
     parts: list[Record] = []
     for rows, p in decider.stream(scores):
-        true, actions = y[rows], decider.gains(p).argmax(axis=1)
+        true, actions = y[rows], decider.decide_probabilities(p)
         piece = {
             "target": true,
             "action": actions,

@@ -32,7 +32,15 @@ def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
         raise InputError(f"{what} has shape {values.shape}: expected one number a class ({len(classes)})")
     if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
         raise InputError(f"{what} holds {values.min()} to {values.max()}: expected shares of 0 or more, not all 0")
-    return values / values.sum()
+    return normalised(values)
+
+
+def normalised(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A read-only copy that sums to one; what does already keeps its last digits."""
+    total = float(values.sum())
+    shares = values.copy() if abs(total - 1) < 1e-12 else values / total
+    shares.setflags(write=False)
+    return shares
 
 
 def prior_ratio(target: Prior, train: Prior, classes: Classes) -> Prior:

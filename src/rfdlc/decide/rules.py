@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.decide.classes import Indices
 from rfdlc.decide.scores import Floats, safe_log
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
@@ -27,6 +28,16 @@ class Rule:
     def gains(self, utility: Utility, probabilities: Floats) -> Floats:
         """What it compares, for each action (n, A), from probabilities (n, C) that need no correction any more."""
         return self.prepare(utility, np.ones(len(utility.classes)))(probabilities)
+
+    def actions(self, utility: Utility, probabilities: Floats) -> Indices:
+        """The chosen action of each sample (n,) from probabilities (n, C): the first one of the largest gain."""
+        return largest(self.gains(utility, probabilities))
+
+
+def largest(gains: Floats) -> Indices:
+    """The one arg max of the library: the first action of the largest gain for each sample."""
+    chosen: Indices = gains.argmax(axis=1)
+    return chosen
 
 
 def _expected_utility(utility: Utility, ratio: NDArray[np.float64]) -> Gain:

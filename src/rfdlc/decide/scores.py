@@ -123,6 +123,13 @@ def softmax(scores: Floats) -> Floats:
     return exponent
 
 
+def log_softmax(scores: Floats) -> Floats:
+    """Along the last axis: log probabilities from logits, or from log probabilities, which stay as they are."""
+    shifted: Floats = scores - scores.max(axis=-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
+
+
 def _frame_values(frame: Any, classes: Classes) -> Floats:
     columns = [str(name) for name in frame.columns]
     order = column_order(columns, classes, "data frame")

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from rfdlc.data.load import all_options
 from rfdlc.data.sources.listing import plain_name
-from rfdlc.decide.calibration import KINDS
+from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.errors import InputError, choose, listing, suggestion
 from rfdlc.training.losses.repulsion import REPULSIONS
 from rfdlc.training.losses.terms import WEIGHT_FORMS
@@ -137,7 +137,7 @@ class TrainConfig(BaseModel):
     combine: Annotated[str, _one_of("mean-probabilities", "mean-logits")] = Field(
         "mean-probabilities", description="how particles are combined"
     )
-    calibration: Annotated[str, _one_of("none", registry=KINDS)] = Field(
+    calibration: Annotated[str, _one_of("none", registry=CALIBRATORS)] = Field(
         "temperature", description="calibrator fitted on held-out data"
     )
     # the run

@@ -138,7 +138,7 @@ class Model:
 
     def decide(self, inputs: Any, utility: Utility | None = None, **where: Any) -> Indices:
         """Actions of highest expected utility, by the calibrated Decider, for this utility or the Decider's own."""
-        decider = self.decider if utility is None else self.decider.with_utility(utility)
+        decider = self.decider if utility is None else self.decider.replace(utility=utility)
         return decider.decide(self.predict(inputs, **where))
 
     def _split(self, inputs: Any, name: str | None) -> Split:
@@ -192,7 +192,7 @@ def read_decider(run: Run, settings: Settings, classes: Classes) -> Decider:
     """The folder's Decider; before calibration, one that combines particles and leaves probabilities alone."""
     path = run.path / "decider.json"
     return (
-        Decider.load(path).with_classes(classes)
+        Decider.load(path).replace(classes=classes)
         if path.exists()
         else new_decider(run.config["method"], settings, classes)
     )

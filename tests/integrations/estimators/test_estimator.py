@@ -89,7 +89,7 @@ def test_decisions_are_the_deciders_on_the_held_out_calibration(three, fitted):
         calibration="prior-corrected-temperature",
         train_prior="uniform",
     ).fit(logits[:, held], y[held], logits=True, balanced=True)
-    decider = decider.with_target_prior(np.bincount(y) / len(y))
+    decider = decider.replace(target_prior=np.bincount(y) / len(y))
     np.testing.assert_array_equal(fitted.predict(X), decider.decide(logits, logits=True))
     np.testing.assert_allclose(fitted.predict_proba(X), decider.probabilities(logits, logits=True))
     np.testing.assert_allclose(fitted.decision_function(X), decider.expected_utility(logits, logits=True))

@@ -25,7 +25,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 
 from rfdlc import Classes, Decider, InputError, Utility, UtilityClassifier, make_utility_scorer
-from rfdlc.decide.calibration import KINDS
+from rfdlc.decide.calibrators import CALIBRATORS
 
 COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 
@@ -191,7 +191,7 @@ def test_a_class_that_a_fold_could_not_learn_is_left_out_of_calibration(three):
     assert model.decider_.fitted.temperature < 3  # the impossible sample would have made it far larger
 
 
-@pytest.mark.parametrize("calibration", KINDS)
+@pytest.mark.parametrize("calibration", CALIBRATORS)
 @pytest.mark.parametrize("estimator_prior", ["train", "uniform"])
 def test_sample_weights_count_as_repetitions(three, calibration, estimator_prior):
     X, y = three

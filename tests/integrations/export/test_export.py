@@ -41,7 +41,7 @@ def test_decisions_equal_the_librarys(trained, tmp_path, method, backbone):
     assert done.parity.decisions_changed == 0
     inputs = (rng.integers(0, 196, (1000, 1, 1, 1)) + rng.integers(0, 60, (1000, 3, 12, 12))).astype(np.uint8)
     found = rfdlc.OnnxModel.load(done.path).decide(inputs)
-    decider, predictions = model.decider.with_utility(utility), model.predict(inputs)
+    decider, predictions = model.decider.replace(utility=utility), model.predict(inputs)
     np.testing.assert_allclose(found.probabilities, decider.probabilities(predictions), atol=TOLERANCE)
     values = decider.expected_utility(predictions)
     top = np.sort(values, axis=1)

@@ -7,7 +7,7 @@ from PIL import Image
 
 import rfdlc
 from rfdlc.data.images import fitted, planes
-from rfdlc.decide.calibration import Calibration
+from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.scores import softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
 from rfdlc.integrations.onnx.graph import CentreSquare
@@ -35,7 +35,7 @@ def test_equal_to_the_decider(particles, combine, calibration, target):
     decider = rfdlc.Decider(utility, combine=combine, calibration=calibration, train_prior="train", target_prior=target)
     labels = scores(1, seed=2)[0].argmax(axis=1) * np.random.default_rng(1).integers(0, 2, 500)  # half of them right
     if calibration:
-        decider.fit(scores(particles, seed=2), labels, logits=True)
+        decider = decider.fit(scores(particles, seed=2), labels, logits=True)
     logits = scores(particles)
     probabilities, expected, action, uncertainty, disagreement = head_of(decider, logits)
     reference = np.asarray(decider.probabilities(logits, logits=True))
@@ -50,8 +50,7 @@ def test_equal_to_the_decider(particles, combine, calibration, target):
 @pytest.mark.parametrize("combine", ["mean-probabilities", "mean-logits"])
 def test_very_sure_particles(particles, combine):
     """Logits so far apart that probabilities are 0 in 32 bits, and a temperature that brings them near again."""
-    decider = rfdlc.Decider(rfdlc.Utility.one_hot(CLASSES), combine=combine, calibration="temperature")
-    decider.fitted = Calibration(temperature=20.0)
+    decider = rfdlc.Decider(rfdlc.Utility.one_hot(CLASSES), combine=combine, fitted=Temperature(20.0))
     logits = 100 * scores(particles)
     reference = decider.probabilities(logits, logits=True)
     np.testing.assert_allclose(head_of(decider, logits)[0], reference, atol=1e-5)

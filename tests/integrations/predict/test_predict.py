@@ -78,7 +78,7 @@ def test_actions(run, photos, tmp_path):
     done = rfdlc.predict(run, photos, tmp_path / "p.parquet", utility=utility)
     table, explained = (
         pandas.read_parquet(done.path),
-        model.decider.with_utility(utility).explain(model.predict(photos)),
+        model.decider.replace(utility=utility).explain(model.predict(photos)),
     )
     assert table["action"].tolist() == [utility.actions[i] for i in explained.action]
     np.testing.assert_allclose(table["expected_utility"], explained.value, atol=1e-6)

@@ -12,7 +12,7 @@ import pytest
 
 import rfdlc
 from rfdlc import Decider, Predictions, Utility
-from rfdlc.decide.calibration import Calibration
+from rfdlc.decide.calibrators import Temperature
 from rfdlc.integrations.report.packing import dequantise, quantise
 from rfdlc.integrations.report.source import Run, as_runs
 
@@ -106,8 +106,7 @@ class Page:
     def agrees_with(self, utility: Utility, temperature: float = 1.0, target: Any = None, carried: Any = None) -> None:
         """Decisions and figures equal the library's on the probabilities that are in the page."""
         p = dequantise(quantise(self.run.calibrated))
-        decider = Decider(utility, train_prior=carried, target_prior=target)
-        decider.fitted = Calibration(temperature)
+        decider = Decider(utility, train_prior=carried, target_prior=target, fitted=Temperature(temperature))
         decided = decider.decide(p)
         assert self.actions == [utility.actions[a] for a in decided]
         expected = rfdlc.evaluate(p, self.run.targets, decider).flat()
@@ -161,7 +160,7 @@ def test_twenty_random_utilities_decide_as_the_library(page, tmp_path):
         page.wait(lambda: page.script("return document.getElementById('open-utility').files.length === 0"))
         page.settle()
         page.agrees_with(utility)
-        exact = page.run.decider.with_utility(utility).decide(page.run.predictions)
+        exact = page.run.decider.replace(utility=utility).decide(page.run.predictions)
         same += [action == utility.actions[a] for action, a in zip(page.actions, exact, strict=True)]
     assert np.mean(same) > 0.999  # what the quantisation changes
 

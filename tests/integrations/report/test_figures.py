@@ -42,7 +42,7 @@ def test_reliability_gives_the_calibration_error(run):
 def test_frontier_is_what_evaluate_says_for_each_penalty(run):
     for point in figures.frontier(run):
         utility = Utility.tail_sensitive(run.classes, point["penalty"])
-        result = evaluate(run.predictions, decider=run.decider.with_utility(utility))
+        result = evaluate(run.predictions, decider=run.decider.replace(utility=utility))
         assert point["accuracy"] == pytest.approx(result.accuracy)
         assert point["false_head_rate"] == pytest.approx(result.false_head_rate)
 

@@ -76,7 +76,7 @@ def test_a_frontier_needs_tail_samples(tmp_path):
 
 def test_risk_and_coverage_need_decisions(tmp_path):
     run = make_run(samples=60)
-    handed = run.decider.with_utility(Utility(np.eye(5), run.classes, [f"ask {i}" for i in range(5)]))
+    handed = run.decider.replace(utility=Utility(np.eye(5), run.classes, [f"ask {i}" for i in range(5)]))
     with pytest.raises(InputError, match="every sample was handed over"):
         plots.draw([Run("a", run.predictions, handed)], "risk-coverage", tmp_path / "f.svg")
 

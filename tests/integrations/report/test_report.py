@@ -49,7 +49,7 @@ def test_report_takes_the_given_utility_and_several_runs(tmp_path, predictions):
     assert data["actions"][-1] == "abstain"
     assert [run["name"] for run in data["runs"]] == ["a", "b"]
     for folder, run in zip((first, second), data["runs"], strict=True):
-        decider = Decider.load(folder / "decider.json").with_utility(utility)
+        decider = Decider.load(folder / "decider.json").replace(utility=utility)
         assert run["figures"]["mean_utility"] == pytest.approx(
             rfdlc.evaluate(Predictions.load(folder / "predictions.npz"), decider=decider).mean_utility
         )

@@ -25,7 +25,7 @@ def png(image):
 
 
 def check(answer, model, samples, utility=None):
-    decider = model.decider if utility is None else model.decider.with_utility(utility)
+    decider = model.decider if utility is None else model.decider.replace(utility=utility)
     predictions = model.predict(samples)
     explained = decider.explain(predictions)
     assert answer["action"] == [decider.utility.actions[i] for i in explained.action]

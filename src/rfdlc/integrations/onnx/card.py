@@ -68,7 +68,7 @@ def _scored(model: Model, utility: Utility) -> Evaluation | None:
     predictions = Predictions.load(file, model.classes)
     if predictions.targets is None:
         return None
-    return evaluate(predictions, decider=model.decider.with_utility(utility), classes=model.classes)
+    return evaluate(predictions, decider=model.decider.replace(utility=utility), classes=model.classes)
 
 
 def _header(model: Model, config: dict[str, Any], scored: Evaluation | None) -> str:

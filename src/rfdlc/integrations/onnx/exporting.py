@@ -86,7 +86,7 @@ def _metadata(model: Model, utility: Utility, form: Form, precision: str) -> dic
     return {
         "format": FORMAT,
         "version": VERSION,
-        "decider": model.decider.with_utility(utility).to_dict(),
+        "decider": model.decider.replace(utility=utility).to_dict(),
         "input_shape": list(model.input_shape),
         "centre": model.centre,
         "resize": form.resize,

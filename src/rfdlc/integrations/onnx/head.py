@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.priors import prior_ratio
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.errors import InputError
 
@@ -22,8 +21,7 @@ class Stages:
 
     mean_logits: bool
     weights: ArrayLike  # (M,) of the particles
-    inverse_temperature: float
-    bias: ArrayLike  # (C,)
+    affine: tuple[ArrayLike, ArrayLike]  # calibration: W, a number, (C,) or (C, C), and b
     ratio: ArrayLike  # (C,) target prior / prior that the probabilities carry
 
     @classmethod
@@ -34,15 +32,12 @@ class Stages:
                 f"the decider's rule is {decider.rule!r}, but an exported graph decides by expected utility alone; "
                 "for arg max use the utility one-hot, which decides the same"
             )
-        classes, fitted = decider.utility.classes, decider.fitted
-        target, carried = decider.target_prior, decider.effective_prior
-        ratio = np.ones(len(classes)) if target is None or carried is None else prior_ratio(target, carried, classes)
+        ratio = decider.ratio()
         return cls(
             decider.combine == "mean-logits" or particles == 1,  # one particle's logits are taken as they are
             np.full(particles, 1 / particles) if decider.weights is None else decider.weights,
-            1 / fitted.temperature if fitted else 1.0,
-            fitted.bias if fitted and fitted.bias is not None else np.zeros(len(classes)),
-            ratio,
+            decider.fitted.as_affine() if decider.fitted else (1.0, 0.0),
+            np.ones(len(decider.utility.classes)) if ratio is None else ratio,
         )
 
 
@@ -56,11 +51,13 @@ class DecisionHead(nn.Module):
     def __init__(self, decider: Decider, particles: int) -> None:
         super().__init__()
         stages = Stages.of(decider, particles)
-        self.mean_logits, self.inverse_temperature = stages.mean_logits, stages.inverse_temperature
+        self.mean_logits = stages.mean_logits
         self.register_buffer("weights", torch.tensor(stages.weights, dtype=torch.float32).view(-1, 1, 1))
-        self.register_buffer("bias", torch.tensor(stages.bias, dtype=torch.float32))
+        self.register_buffer("slope", torch.tensor(stages.affine[0], dtype=torch.float32))
+        self.register_buffer("bias", torch.tensor(stages.affine[1], dtype=torch.float32))
         self.register_buffer("ratio", torch.tensor(stages.ratio, dtype=torch.float32))
         self.weights: Tensor
+        self.slope: Tensor
         self.bias: Tensor
         self.ratio: Tensor
 
@@ -68,12 +65,19 @@ class DecisionHead(nn.Module):
         """In the order of OUTPUTS."""
         each = logits.softmax(-1)  # (M, B, C)
         combined = (logits * self.weights).sum(0) if self.mean_logits else _safe_log((each * self.weights).sum(0))
-        corrected = (combined * self.inverse_temperature + self.bias).softmax(-1) * self.ratio
+        corrected = (self._scaled(combined) + self.bias).softmax(-1) * self.ratio
         probabilities = corrected / corrected.sum(-1, keepdim=True)  # (B, C)
         expected = probabilities @ utility  # (B, A)
         uncertainty = _entropy(probabilities) / float(np.log(max(2, probabilities.shape[-1])))
         disagreement = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
         return probabilities, expected, expected.argmax(-1), uncertainty, disagreement
+
+    def _scaled(self, combined: Tensor) -> Tensor:
+        """W log p (B, C); a number W needs no normalised log p."""
+        if not self.slope.ndim:
+            return combined * self.slope
+        log_p = combined.log_softmax(-1)
+        return log_p * self.slope if self.slope.ndim == 1 else log_p @ self.slope.T
 
 
 def _safe_log(probabilities: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class OnnxModel:
             )
         if utility is not None and not self.utility_input:
             expected = probabilities @ chosen.matrix.astype(probabilities.dtype)
-            action = RULES["expected-utility"].gains(chosen, probabilities).argmax(axis=1)
+            action = RULES["expected-utility"].actions(chosen, probabilities)
         return Decisions(probabilities, expected, action, uncertainty, disagreement)
 
     def read(self, inputs: Any) -> NDArray[Any]:

@@ -71,7 +71,7 @@ class Parity:
 def measure(model: Model, utility: Utility, answer: Answer, *, full: bool = True) -> Parity:
     """Compare `answer` with the model's own predictions and Decider; `full` says that it computes in 32 bits too."""
     inputs, recorded = _samples(model)
-    decider = model.decider.with_utility(utility)
+    decider = model.decider.replace(utility=utility)
     predictions = model.predict(inputs)
     expected = np.asarray(decider.probabilities(predictions))
     values = np.sort(decider.expected_utility(predictions), axis=1)

@@ -89,7 +89,7 @@ class Table:
 
     def __init__(self, model: Model, samples: Samples, utility: Utility | None) -> None:
         self.model, self.samples = model, samples
-        self.decider: Decider = model.decider if utility is None else model.decider.with_utility(utility)
+        self.decider: Decider = model.decider if utility is None else model.decider.replace(utility=utility)
         self.decides = utility is not None
         classes = model.classes.names
         clash = [name for name in classes if name in (*BOOK_KEEPING, *DECIDED)]

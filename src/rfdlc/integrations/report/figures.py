@@ -55,7 +55,7 @@ def frontier(run: Run, rows: Indices | None = None) -> list[dict[str, float]]:
     points = []
     for penalty in PENALTIES:
         utility = Utility.tail_sensitive(run.classes, penalty)
-        decided = run.decider.changed(utility=utility, rule="expected-utility").gains(p).argmax(axis=1)
+        decided = run.decider.replace(utility=utility, rule="expected-utility").decide_probabilities(p)
         rates = metrics.false_head_rates(targets, decided, run.classes)
         points.append(
             {

@@ -114,7 +114,7 @@ def _problem(run: Run) -> dict[str, Any]:
 
 def _run_data(run: Run, evaluation: Evaluation, most: int, images: Images | None, seed: int) -> dict[str, Any]:
     """Everything that the page shows of one run."""
-    fitted, rows = run.decider.fitted, stratified(run.targets, most, seed)
+    rows = stratified(run.targets, most, seed)
     curve_rows = stratified(run.targets, figures.frontier_rows(run), seed)
     worst = figures.costliest(run)
     pictured = _pictured(run, worst) if images is not None else worst
@@ -132,13 +132,22 @@ def _run_data(run: Run, evaluation: Evaluation, most: int, images: Images | None
         "uncertainties": figures.uncertainties(run),
         "mistakes": figures.mistakes(run, worst),
         "thumbnails": {str(row): picture for row, picture in thumbnails(run, pictured, images).items()},
-        "decider": run.decider.to_dict() | {"utility": None},
-        "temperature": None if fitted is None else fitted.temperature,
+        "decider": run.decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
+        "calibration": _calibration(run.decider),
         "carried_prior": _listed(run.decider.effective_prior),
         "target_prior": _listed(run.decider.target_prior),
         "made": _plain(run.made),
         "embedded": _embedded(run, rows),
     }
+
+
+def _calibration(decider: Decider) -> dict[str, Any] | None:
+    """softmax(weight log p + bias), whatever the calibrator, and in words."""
+    if decider.fitted is None:
+        return None
+    weight, bias = (np.asarray(values, dtype=np.float64).tolist() for values in decider.fitted.as_affine())
+    words = f"{decider.fitted.name}: {decider.fitted}"
+    return {"words": words, "weight": weight, "bias": bias, "prior": _listed(decider.fitted.prior)}
 
 
 def _embedded(run: Run, rows: Indices) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Runs: predictions of one model with the Decider that turns them into actions, from folders, files or memory."""
 
-import copy
 import csv
 import json
 from collections.abc import Mapping, Sequence
@@ -56,9 +55,7 @@ class Run:
     @cached_property
     def calibrated(self) -> Floats:
         """Combined and calibrated probabilities (N, C) before any correction of the prior."""
-        uncorrected = copy.copy(self.decider)
-        uncorrected.target_prior = None
-        return np.asarray(uncorrected.probabilities(self.predictions))
+        return np.asarray(self.decider.replace(target_prior=None).probabilities(self.predictions))
 
     @cached_property
     def probabilities(self) -> Floats:
@@ -143,13 +140,13 @@ def with_known_classes(name: str, predictions: Predictions, decider: Decider, so
     if decider.utility.classes.counts is not None:
         return decider
     if predictions.named and predictions.classes.counts is not None:
-        return decider.with_classes(predictions.classes)
+        return decider.replace(classes=predictions.classes)
     saved = None if source is None else source / "classes.json"
     if saved is not None and saved.is_file():
         known = Classes.from_json(saved)
         if set(known.names) != set(decider.utility.classes.names):
             raise InputError(f"{name}: {saved} names other classes than the predictions; expected the same")
-        return decider.with_classes(known)
+        return decider.replace(classes=known)
     return decider
 
 
@@ -168,9 +165,9 @@ def _read_run(
     if decider is None:
         decider = Decider(utility or Utility.one_hot(predictions.classes))
     elif utility is not None:
-        decider = decider.with_utility(utility)
+        decider = decider.replace(utility=utility)
     if classes is not None:
-        decider = decider.with_classes(classes)
+        decider = decider.replace(classes=classes)
     decider = with_known_classes(name, predictions, decider, path)
     return Run(name, predictions, decider, {} if path is None else folder_notes(path))
 
@@ -181,7 +178,7 @@ def _with_utility(run: Run, utility: Utility) -> Run:
         raise InputError(f"{run.name}: class {odd!r} is not in every run; runs side by side need the same classes")
     if run.classes.names != utility.classes.names:
         raise InputError(f"{run.name}: has its classes in another order than the first run; give classes (--classes)")
-    return Run(run.name, run.predictions, run.decider.with_utility(utility).with_classes(utility.classes), run.made)
+    return Run(run.name, run.predictions, run.decider.replace(utility=utility, classes=utility.classes), run.made)
 
 
 def _json_table(path: Path) -> dict[str, Any]:

@@ -83,4 +83,4 @@ def _run(path: Path, utility: Utility | None) -> Backend:
 def _with(decider: Decider, utility: Utility | None) -> Decider:
     if decider.rule not in RULES:
         raise InputError(f"the decider's rule is {decider.rule!r}: a server decides by expected utility alone")
-    return decider if utility is None else decider.with_utility(utility)
+    return decider if utility is None else decider.replace(utility=utility)

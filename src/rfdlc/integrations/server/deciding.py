@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.rules import RULES
+from rfdlc.decide.rules import RULES, largest
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.uncertainty import entropy, mutual_information
 from rfdlc.decide.utility import Utility
@@ -31,8 +31,8 @@ class Answer:
     def of(cls, utility: Utility, probabilities: Floats, disagreement: Floats) -> "Answer":
         """By the first action of highest expected utility."""
         expected = probabilities @ utility.matrix.astype(probabilities.dtype)
-        gains = RULES["expected-utility"].gains(utility, probabilities)
-        action, top, rows = gains.argmax(axis=1), probabilities.argmax(axis=1), np.arange(len(expected))
+        action, top = RULES["expected-utility"].actions(utility, probabilities), largest(probabilities)
+        rows = np.arange(len(expected))
         unsure = entropy(probabilities, normalised=True)
         columns = {
             "action": [utility.actions[i] for i in action.tolist()],

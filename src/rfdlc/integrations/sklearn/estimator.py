@@ -178,7 +178,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             decider = decider.fit(
                 logits, held.labels, logits=True, balanced=carries_uniform(decider), sample_weight=held.weights
             )
-        self._decide_with(decider.with_target_prior(named_prior(self.prior)).with_utility(utility))
+        self._decide_with(decider.replace(target_prior=named_prior(self.prior), utility=utility))
         return self
 
     def partial_fit(
@@ -201,7 +201,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._keep(training.continue_particles(data, settings, before), settings, data)
         decider = new_decider(training.METHOD, settings.changed({"calibration": "none"}), data.classes)
         self._decide_with(
-            decider.with_target_prior(named_prior(self.prior)).with_utility(as_utility(self.utility, data.classes))
+            decider.replace(target_prior=named_prior(self.prior), utility=as_utility(self.utility, data.classes))
         )
         return self
 
@@ -209,7 +209,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Decide for another utility from now on; neither networks nor calibration are fitted again."""
         check_is_fitted(self)
         counted = Classes.from_counts(self.class_counts_, label_names(self.classes_))
-        self._decide_with(self.decider_.with_utility(as_utility(utility, counted)))
+        self._decide_with(self.decider_.replace(utility=as_utility(utility, counted)))
         self.utility = utility
         return self
 

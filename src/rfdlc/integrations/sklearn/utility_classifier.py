@@ -143,7 +143,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of the action with the highest expected utility."""
         p = self.predict_proba(X)
-        return self.actions_[self.decider_.gains(p).argmax(axis=1)]
+        return self.actions_[self.decider_.decide_probabilities(p)]
 
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""
@@ -160,7 +160,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
     def set_utility(self, utility: Any) -> Self:
         """Decide for another utility from now on; neither the estimator nor the calibration is fitted again."""
         check_is_fitted(self)
-        decider = self.decider_.with_utility(as_utility(utility, self.decider_.utility.classes))
+        decider = self.decider_.replace(utility=as_utility(utility, self.decider_.utility.classes))
         self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
         self.decider_, self.utility = decider, utility
         return self

@@ -40,7 +40,7 @@ def _calibrate(job: Job, net: ParticleNet, data: Dataset) -> None:
         return
     decider = new_decider(job.name, job.settings, job.data.classes)
     if decider.calibration is not None:
-        decider.fit(predictions, balanced=carries_uniform(decider))
+        decider = decider.fit(predictions, balanced=carries_uniform(decider))
     job.run.write_with("decider.json", decider.save)
     job.run.write_with("held-out.npz", predictions.save)
 
@@ -68,6 +68,6 @@ def score_test(run: Run, model: Model, data: Dataset, processes: Processes = ALO
         if predictions.uncertainty is not None:
             metrics[model.net.combination.measures] = float(predictions.uncertainty.mean())
         if data.classes.imbalance_factor > 1:
-            decider = model.decider.with_utility(Utility.tail_sensitive(data.classes))
+            decider = model.decider.replace(utility=Utility.tail_sensitive(data.classes))
             metrics["test_tail_sensitive"] = evaluate(predictions, decider=decider).to_dict()
     run.write_json("metrics.json", metrics)

@@ -24,22 +24,24 @@ function decisionsCsv(workbench, index) {
   return csvLine(["id", "target", "action", "action_before", "largest_probability"]) + lines.join("");
 }
 
-// The decider of a run with the utility, temperature and prior of the page: softmax(log p / T0 + b) at a further
-// temperature T is softmax(log p / (T0 T) + b / T).
+const divided = (values, by) => (Array.isArray(values) ? values.map((value) => divided(value, by)) : values / by);
+
+// The decider of a run with the utility, temperature and prior of the page: softmax(W log p + b) at a further
+// temperature T is softmax((W / T) log p + b / T).
 function deciderJson(workbench, index) {
   const { problem, U, runs, temperature } = workbench;
   const run = runs[index];
   const allowed = [...problem.actions.keys()].filter((a) => problem.allowed[a]);
-  const fitted = run.decider.fitted ?? { temperature: 1, bias: null, prior: null };
+  const fitted = run.calibration ?? { weight: 1, bias: 0, prior: null };
   const carried = workbench.carriedPrior(run);
   const target = workbench.targetPrior(run);
   return JSON.stringify({
     ...run.decider,
     rule: "expected-utility",
-    calibration: run.decider.calibration ?? "temperature",
     fitted: {
-      temperature: fitted.temperature * temperature,
-      bias: fitted.bias?.map((b) => b / temperature) ?? null,
+      name: "matrix-scaling",
+      weight: divided(fitted.weight, temperature),
+      bias: divided(fitted.bias, temperature),
       prior: fitted.prior,
     },
     train_prior: run.decider.train_prior ?? carried,

@@ -47,7 +47,7 @@ function lead(data, run) {
   const mean = run.decider.combine === "mean-logits" ? "mean logits" : "mean probabilities";
   const source = run.particles > 1 ? `the ${mean} of ${run.particles} particles` : "the probabilities of the model";
   const calibrated =
-    run.temperature === null ? "not calibrated" : `calibrated at temperature ${short(run.temperature)}`;
+    run.calibration === null ? "not calibrated" : `calibrated: ${run.calibration.words}`;
   const corrected = run.target_prior ? ", corrected for the class prior where decisions are made" : "";
   return `${plural(run.samples, "sample")} of ${plural(names.length, "class", "classes")}${spread}. Decided by ${how}, from ${source}, ${calibrated}${corrected}.`;
 }
@@ -158,15 +158,10 @@ function drawMade(data, run) {
     ...run.decider,
     utility: undefined,
     weights: run.decider.weights ?? "equal",
-    fitted: run.decider.fitted ?? "not calibrated",
+    fitted: run.calibration?.words ?? "not calibrated",
     train_prior: run.decider.train_prior ? "given" : "not given",
     target_prior: run.decider.target_prior ? "given" : "left alone",
   };
-  if (run.decider.fitted)
-    decider.fitted = {
-      temperature: run.decider.fitted.temperature,
-      biases: run.decider.fitted.bias ? "one a class" : "none",
-    };
   const parts = {
     Report: report,
     Decider: decider,

@@ -6,7 +6,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
-from rfdlc.decide.calibration import COLDEST, HOTTEST, fit_calibration
+from rfdlc.decide.calibrators import CALIBRATORS, COLDEST, HOTTEST
 from rfdlc.decide.scores import CorrectedProbabilities
 
 
@@ -31,7 +31,7 @@ def penalised(z, t, y, weights=None):
 def test_temperature_is_the_maximum_of_the_likelihood():
     rng = np.random.default_rng(0)
     z, y = sample(rng, 2000, [0.6, 0.3, 0.1], sharpness=3)
-    fitted = fit_calibration("temperature", z, y).temperature
+    fitted = CALIBRATORS["temperature"].fit(z, y).temperature
     best = minimize_scalar(lambda t: penalised(z, t, y), bounds=(0.1, 10), method="bounded")
     assert fitted == pytest.approx(best.x, rel=1e-3)
     assert fitted == pytest.approx(3, rel=0.1)
@@ -41,7 +41,7 @@ def test_class_balanced_temperature_is_the_maximum_of_the_weighted_likelihood():
     rng = np.random.default_rng(1)
     z, y = sample(rng, 2000, [0.9, 0.08, 0.02], sharpness=2)
     weights = 1 / np.bincount(y)[y]
-    fitted = fit_calibration("temperature", z, y, balanced=True).temperature
+    fitted = CALIBRATORS["temperature"].fit(z, y, balanced=True).temperature
     best = minimize_scalar(lambda t: penalised(z, t, y, weights), bounds=(0.1, 10), method="bounded")
     assert fitted == pytest.approx(best.x, rel=1e-3)
 
@@ -60,7 +60,7 @@ def test_bias_corrected_temperature_recovers_scale_and_biases():
     rng = np.random.default_rng(3)
     z, y = sample(rng, 20_000, [0.5, 0.3, 0.2], sharpness=2)
     shift = np.array([1.0, 0.0, -1.0])
-    fitted = fit_calibration("bias-corrected-temperature", z - shift, y)
+    fitted = CALIBRATORS["bias-corrected-temperature"].fit(z - shift, y)
     bias = np.array(fitted.bias)
     assert fitted.temperature == pytest.approx(2, rel=0.05)
     assert bias - bias.mean() == pytest.approx(shift / 2, abs=0.1)  # scores are divided by 2, so the shift is too
@@ -70,7 +70,7 @@ def test_bias_corrected_temperature_recovers_scale_and_biases():
 def test_bias_corrected_is_the_optimum_of_its_penalised_likelihood():
     rng = np.random.default_rng(4)
     z, y = sample(rng, 300, [0.5, 0.3, 0.2], sharpness=2)
-    fitted = fit_calibration("bias-corrected-temperature", z, y)
+    fitted = CALIBRATORS["bias-corrected-temperature"].fit(z, y)
 
     def loss(t, b):
         return nll(log_softmax(z / t + b, axis=1), y) + ((np.array(b) ** 2).sum() + (1 / t - 1) ** 2) / 2 / len(y)
@@ -86,7 +86,7 @@ def test_prior_corrected_temperature_finds_how_far_a_model_leans_to_the_head():
     z, y = sample(rng, 20_000, np.full(4, 0.25), sharpness=2)
     counts = np.array([1000, 200, 50, 0])  # a class without training samples counts as if it had one
     lean = 0.4 * np.log(np.maximum(counts, 1))
-    fitted = fit_calibration("prior-corrected-temperature", z + 2 * lean, y, training_counts=counts)
+    fitted = CALIBRATORS["prior-corrected-temperature"].fit(z + 2 * lean, y, training_counts=counts)
     bias = np.array(fitted.bias)
     assert fitted.temperature == pytest.approx(2, rel=0.05)
     assert bias - bias[0] == pytest.approx(lean[0] - lean, abs=0.15)
@@ -98,7 +98,7 @@ def test_prior_corrected_temperature_is_the_optimum_of_its_penalised_likelihood(
     z, y = sample(rng, 300, [0.5, 0.3, 0.2], sharpness=2)
     log_count = np.log([500, 50, 5])
     weights = 1 / np.bincount(y)[y]
-    fitted = fit_calibration("prior-corrected-temperature", z, y, training_counts=np.array([500, 50, 5]), balanced=True)
+    fitted = CALIBRATORS["prior-corrected-temperature"].fit(z, y, training_counts=np.array([500, 50, 5]), balanced=True)
     strength = (fitted.bias[0] - fitted.bias[2]) / (log_count[2] - log_count[0])
 
     def loss(t, d):
@@ -122,7 +122,7 @@ def test_absent_classes_are_no_obstacle(kind, balanced):
     rng = np.random.default_rng(5)
     z, y = sample(rng, 400, [0.5, 0.3, 0.2])
     z = np.column_stack([z, rng.normal(size=(400, 2))])  # two classes that the held-out part lacks
-    fitted = fit_calibration(kind, z, y, balanced=balanced)
+    fitted = CALIBRATORS[kind].fit(z, y, balanced=balanced)
     assert np.isfinite(fitted.temperature)
     if fitted.bias is not None:
         assert fitted.bias[3:] == (0, 0)
@@ -131,13 +131,13 @@ def test_absent_classes_are_no_obstacle(kind, balanced):
 
 def test_a_few_samples_that_are_all_right_do_not_make_a_model_certain():
     z = np.eye(3)[[0, 1, 2]] * 2
-    assert 0.3 < fit_calibration("temperature", z, np.array([0, 1, 2])).temperature < 1
+    assert 0.3 < CALIBRATORS["temperature"].fit(z, np.array([0, 1, 2])).temperature < 1
 
 
 def test_a_broken_model_stays_within_bounds_and_is_warned_of():
     z = np.eye(3)[np.arange(3000) % 3] * 2
     with pytest.warns(UserWarning, match="at the edge of what is plausible"):
-        fitted = fit_calibration("temperature", z, (np.arange(3000) + 1) % 3)
+        fitted = CALIBRATORS["temperature"].fit(z, (np.arange(3000) + 1) % 3)
     assert COLDEST <= fitted.temperature <= HOTTEST
 
 
@@ -222,8 +222,8 @@ class TestNeverTwice:
         twice = Decider(Utility.one_hot(4), train_prior=TRAIN).fit(held_out, y, logits=True)
         twice.fit(held_out, y, logits=True)
         assert once.fitted == twice.fitted
-        first = once.with_target_prior(once.estimate_prior(z, logits=True))
-        again = first.with_target_prior(first.estimate_prior(z, logits=True))
+        first = once.replace(target_prior=once.estimate_prior(z, logits=True))
+        again = first.replace(target_prior=first.estimate_prior(z, logits=True))
         assert first.target_prior == pytest.approx(again.target_prior, abs=1e-9)
 
     def test_uniform_after_reweighting_is_left_alone(self):
@@ -243,7 +243,9 @@ class TestNeverTwice:
 
     def test_the_training_prior_must_be_said(self):
         with pytest.raises(InputError, match="needs the training prior"):
-            Decider(Utility.one_hot(4), target_prior="uniform")
+            Decider(Utility.one_hot(4), target_prior="uniform", calibration=None)
+        with pytest.raises(InputError, match="needs the training prior"):
+            Decider(Utility.one_hot(4), target_prior="uniform").fit(np.eye(4), range(4))
         with pytest.raises(InputError, match="needs the training prior"):
             Decider(Utility.one_hot(4)).estimate_prior([[0.25] * 4])
         unfitted = Decider(Utility.one_hot(4), target_prior="uniform", calibration="bias-corrected-temperature")

@@ -1,0 +1,312 @@
+"""Calibrators make probabilities mean what they say. Each is an affine map of log p, fitted on held-out data.
+
+- temperature (Guo et al. 2017): softmax(log p / T), one parameter;
+- bias-corrected-temperature (Alexandari et al. 2020): softmax(log p / T + b), one bias per class;
+- matrix-scaling (Kull et al. 2019): softmax(W log p + b), with a ridge penalty, for many held-out samples;
+- prior-corrected-temperature: biases in proportion to the log training frequency, b = -d log n: two parameters.
+  A rare class has too few held-out samples for a bias of its own, but all rare classes together show how far
+  the model still leans to the head.
+
+Biases also move the class prior of the result to that of the held-out data.
+"""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.sparse import csr_array
+
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.scores import Floats, log_softmax, softmax
+from rfdlc.errors import InputError
+
+COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out samples, or a broken model
+STRENGTH = 1.0  # of a unit Gaussian on 1/T - 1 and on each bias: as weak as one sample, and keeps them finite
+MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
+
+
+class Calibrator(Protocol):
+    """A fitted calibrator: softmax(W log p + b). Subclass it, decorate with `register_calibrator`, and every surface
+    of the library (deciders, commands, training, exported graphs, servers, reports) can use it by its `name`.
+
+    Attributes
+    ----------
+    name : str
+        The name under which it is registered, such as ``"temperature"``.
+    prior : sequence of float or None
+        The class prior that calibrated probabilities carry, if fitting moved it; None if it is that of the scores.
+    """
+
+    name: ClassVar[str]
+    prior: tuple[float, ...] | None
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        """Fit to held-out log probabilities (or logits) of shape (N, C) and class indices (N,).
+
+        `context` holds `sample_weight` ((N,) or None; a sample with weight 2 counts as two), `balanced` (every class
+        gets the same total weight), `training_counts` ((C,) or None) and `train_prior` ((C,) or None, the class
+        prior that the scores carry).
+        """
+
+    @abstractmethod
+    def as_affine(self) -> tuple[Any, Any]:
+        """W, a number, a vector (C,) for a diagonal or a matrix (C, C), and b, a number or a vector (C,)."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, ready for JSON."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+
+    def apply(self, log_p: Floats) -> Floats:
+        """Calibrated probabilities (N, C) from logits or log probabilities (N, C)."""
+        return softmax(affine(log_p, *self.as_affine()))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+CALIBRATORS: dict[str, type[Calibrator]] = {}
+Registered = TypeVar("Registered", bound=type[Calibrator])
+
+
+def register_calibrator(cls: Registered) -> Registered:
+    """Make a calibrator available by its `name` (a class decorator)."""
+    CALIBRATORS[cls.name] = cls
+    return cls
+
+
+def affine(log_p: Floats, weight: Any, bias: Any) -> Floats:
+    """W log p + b for every row, in the precision of `log_p`, which may be logits: they are normalised if W asks it."""
+    W, b = np.asarray(weight, dtype=log_p.dtype), np.asarray(bias, dtype=log_p.dtype)
+    if W.ndim:
+        log_p = log_softmax(log_p)
+    scores: Floats = log_p @ W.T if W.ndim == 2 else log_p * W
+    if b.any():
+        scores += b
+    return scores
+
+
+def check_affine(calibrator: Calibrator, classes: int) -> None:
+    """Raise if the parameters of a calibrator do not fit the number of classes."""
+    W, b = (np.asarray(part, dtype=np.float64) for part in calibrator.as_affine())
+    prior = np.ones(classes) if calibrator.prior is None else np.asarray(calibrator.prior, dtype=np.float64)
+    for what, values, allowed in (
+        ("W", W, ((), (classes,), (classes, classes))),
+        ("bias", b, ((), (classes,))),
+        ("prior", prior, ((classes,),)),
+    ):
+        if values.shape not in allowed:
+            raise InputError(f"{what} of the calibrator has shape {values.shape}: expected one per class ({classes})")
+        if not np.isfinite(values).all():
+            raise InputError(f"{what} of the calibrator holds {values[~np.isfinite(values)][0]}: expected numbers")
+
+
+@dataclass(frozen=True)
+class _Scaling(Calibrator):
+    """softmax(log p / temperature + bias)."""
+
+    temperature: float = 1.0
+    bias: tuple[float, ...] | None = None
+    prior: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < np.inf:
+            raise InputError(f"temperature {self.temperature} cannot be used: expected a number above 0")
+
+    def as_affine(self) -> tuple[Any, Any]:
+        return 1 / self.temperature, 0.0 if self.bias is None else np.array(self.bias)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Self:
+        bias, prior = (None if table.get(key) is None else tuple(map(float, table[key])) for key in ("bias", "prior"))
+        return cls(float(table["temperature"]), bias, prior)
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:.3g}" + ("" if self.bias is None else " and a bias per class")
+
+
+@register_calibrator
+class Temperature(_Scaling):
+    """softmax(log p / T)."""
+
+    name = "temperature"
+
+    @classmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        return cls(_likely(_HeldOut(log_p, targets, **context).temperature(), targets))
+
+
+@register_calibrator
+class BiasCorrectedTemperature(_Scaling):
+    """softmax(log p / T + b); the bias of a class that the held-out data lack stays 0."""
+
+    name = "bias-corrected-temperature"
+
+    @classmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        held_out = _HeldOut(log_p, targets, **context)
+        present = np.flatnonzero(held_out.counts)
+        ones, shape = np.ones(len(present)), (len(present), len(held_out.counts))
+        directions = csr_array((ones, (np.arange(len(present)), present)), shape=shape)
+        temperature, bias = held_out.temperature_and_bias(directions)
+        return cls(_likely(temperature, targets), bias, held_out.prior())
+
+
+@register_calibrator
+class PriorCorrectedTemperature(_Scaling):
+    """softmax(log p / T - d log n), with n the training counts."""
+
+    name = "prior-corrected-temperature"
+
+    @classmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        counts = context.get("training_counts")
+        if counts is None:
+            raise InputError(
+                f"calibration {cls.name!r} needs training counts: give the utility classes that have them "
+                "(Classes.from_labels(y_train), --classes counts.csv)"
+            )
+        held_out, log_count = _HeldOut(log_p, targets, **context), np.log(np.maximum(counts, 1))
+        # Shifting all biases alike changes nothing.
+        temperature, bias = held_out.temperature_and_bias(csr_array(np.atleast_2d(log_count.mean() - log_count)))
+        return cls(_likely(temperature, targets), bias, held_out.prior())
+
+
+@register_calibrator
+@dataclass(frozen=True, eq=False)
+class MatrixScaling(Calibrator):
+    """softmax(W log p + b) with a ridge penalty towards a fitted temperature (Kull et al. 2019)."""
+
+    weight: Any = 1.0  # a number, (C,) or (C, C)
+    bias: Any = 0.0
+    prior: tuple[float, ...] | None = None
+    name = "matrix-scaling"
+
+    @classmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        held_out = _HeldOut(log_p, targets, **context)
+        weight, bias = held_out.matrix_and_bias()
+        return cls(weight, bias, held_out.prior())
+
+    def as_affine(self) -> tuple[Any, Any]:
+        return self.weight, self.bias
+
+    def to_dict(self) -> dict[str, Any]:
+        prior = None if self.prior is None else list(self.prior)
+        return {"weight": np.asarray(self.weight).tolist(), "bias": np.asarray(self.bias).tolist(), "prior": prior}
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> Self:
+        prior = None if table["prior"] is None else tuple(table["prior"])
+        return cls(np.array(table["weight"], dtype=np.float64), np.array(table["bias"], dtype=np.float64), prior)
+
+    def __str__(self) -> str:
+        return f"{'a matrix' if np.ndim(self.weight) == 2 else 'scales'} and a bias per class"
+
+
+def _likely(temperature: float, targets: Indices) -> float:
+    if not COLDEST * 1.001 < temperature < HOTTEST * 0.999:
+        warnings.warn(
+            f"the fitted temperature {temperature:g} lies at the edge of what is plausible ({COLDEST} to {HOTTEST}): "
+            f"the {len(targets)} held-out samples may be too few, all right, or all wrong",
+            stacklevel=5,
+        )
+    return temperature
+
+
+class _HeldOut:
+    """Weighted held-out log probabilities, and the parameters of highest penalised likelihood."""
+
+    def __init__(
+        self,
+        log_p: Floats,
+        targets: Indices,
+        sample_weight: Floats | None = None,
+        balanced: bool = False,
+        **_: Any,
+    ) -> None:
+        self.log_p, self.targets, self.balanced = np.asarray(log_p, dtype=np.float64), targets, balanced
+        multiplicity = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        self.counts = np.bincount(targets, multiplicity, minlength=log_p.shape[1])
+        present = np.maximum(self.counts, 1e-300)[targets] * (self.counts > 0).sum()
+        per_sample = multiplicity.sum() / present if balanced else 1.0  # balanced: classes present weigh the same
+        self.weights = per_sample * multiplicity / multiplicity.sum()
+        self.ridge = STRENGTH / multiplicity.sum()
+
+    def prior(self) -> tuple[float, ...]:
+        """The prior that biases were fitted to; one sample is added to each class so that none is impossible."""
+        if self.balanced:
+            return (1 / len(self.counts),) * len(self.counts)
+        smoothed = (self.counts + 1) / (self.counts.sum() + len(self.counts))
+        return tuple(smoothed.tolist())
+
+    def temperature(self) -> float:
+        """The negative log-likelihood is convex in 1/T: Newton's method, kept inside a shrinking bracket."""
+        log_p, weights, ridge = self.log_p, self.weights, self.ridge
+        true = log_p[np.arange(len(log_p)), self.targets]
+        low, high, inverse = 1 / HOTTEST, 1 / COLDEST, 1.0
+        for _ in range(60):
+            p = softmax(inverse * log_p)
+            mean = (p * log_p).sum(axis=1)
+            slope = weights @ (mean - true) + ridge * (inverse - 1)
+            curvature = weights @ ((p * log_p**2).sum(axis=1) - mean**2) + ridge
+            low, high = (low, inverse) if slope > 0 else (inverse, high)
+            step = inverse - slope / curvature
+            step = step if low < step < high else (low + high) / 2
+            if abs(step - inverse) < 1e-10 * inverse:
+                break
+            inverse = step
+        return float(1 / inverse)
+
+    def temperature_and_bias(self, directions: csr_array) -> tuple[float, tuple[float, ...]]:
+        """L-BFGS over (1/T, coefficients of the directions (parameters, C)); convex, so any start will do."""
+        log_p, targets, weights, ridge = self.log_p, self.targets, self.weights, self.ridge
+        rows, free = np.arange(len(targets)), directions.shape[0]
+
+        def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            inverse, coefficients, drift = parameters[0], parameters[1:], parameters - at_rest
+            p = softmax(inverse * log_p + coefficients @ directions)
+            excess = p * weights[:, None]  # d loss / d score = weight * (p - one-hot)
+            nll = -weights @ np.log(np.maximum(p[rows, targets], 1e-300))
+            excess[rows, targets] -= weights
+            slope = np.concatenate([[(excess * log_p).sum()], directions @ excess.sum(axis=0)])
+            return nll + ridge / 2 * (drift**2).sum(), slope + ridge * drift
+
+        at_rest = np.eye(1 + free)[0]  # 1/T = 1, no bias
+        start = at_rest / self.temperature()
+        bounds = [(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * free
+        fitted = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 500}).x
+        return float(1 / fitted[0]), tuple((fitted[1:] @ directions).tolist())
+
+    def matrix_and_bias(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """L-BFGS over W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
+        log_p, targets, weights = self.log_p, self.targets, self.weights
+        rows, count = np.arange(len(targets)), log_p.shape[1]
+        at_rest = np.vstack([np.eye(count) / self.temperature(), np.zeros(count)])  # (C + 1, C): W.T above b
+
+        def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            parameters = flat.reshape(at_rest.shape)
+            p, drift = softmax(log_p @ parameters[:-1] + parameters[-1]), parameters - at_rest
+            nll = -weights @ np.log(np.maximum(p[rows, targets], 1e-300))
+            excess = p * weights[:, None]
+            excess[rows, targets] -= weights
+            slope = np.vstack([log_p.T @ excess, excess.sum(axis=0)]) + MATRIX_STRENGTH * self.ridge * drift
+            return nll + MATRIX_STRENGTH * self.ridge / 2 * (drift**2).sum(), slope.ravel()
+
+        found = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
+        fitted = found.reshape(at_rest.shape)
+        return fitted[:-1].T, fitted[-1]
