@@ -3,7 +3,6 @@
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,7 +169,7 @@ def test_an_image_list_in_the_format_of_imagenet_lt(tmp_path):
 
 def test_the_validation_part_of_inaturalist_is_what_is_scored(tmp_path):
     write_lists(tmp_path, "iNaturalist18", train=(5, 4, 3), val=(2, 2, 2))
-    source = replace(grids.read("inaturalist").data, options={"image_size": 32})
+    source = grids.read("inaturalist").data.model_copy(update={"options": {"image_size": 32}})
     with pytest.warns(UserWarning, match="published"):
         data = source.load(tmp_path)
     assert (data.name, len(data.train), data.val, len(data.test)) == ("inaturalist18", 12, None, 6)
