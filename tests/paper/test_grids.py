@@ -33,9 +33,8 @@ def test_every_grid_reads_and_can_be_estimated(name):
 
 def test_what_starts_late_costs_only_the_end():
     runs = (Wanted("rf-dlc-paper", {}, 0), Wanted("rf-dlc-paper", {"utility": "tail-sensitive-by-rank"}, 0))
-    assert [work for _, _, work in estimate(grids.Grid("made", Source(source="cifar100-lt", name="made"), (runs,)))] == [
-        pytest.approx(3 + 0.2 * 3)
-    ]
+    made = grids.Grid("made", Source(source="cifar100-lt", name="made"), (runs,))
+    assert [work for _, _, work in estimate(made)] == [pytest.approx(3 + 0.2 * 3)]
 
 
 def test_every_line_of_every_table_can_be_run():
