@@ -1,7 +1,6 @@
 """Tables: encodings learned on the training rows, every missing value and dropped column said."""
 
 import json
-import sys
 import warnings
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def test_a_csv_by_hand(path: Path) -> None:
     assert "'age': 2 missing values were filled with the median 40 and marked in a feature of their own" in notes
     assert data.notes[-1] == "column 'label' was taken for the class: target names another"
     assert rfdlc.load(path, target="label").notes == data.notes[:-1]
-    assert "'note' became 3 features, one a category; 1 missing values are a category of their own" in notes
+    assert "'note' became 3 features, one per category; 1 missing values are a category of their own" in notes
     assert data.normalisation is not None
     assert data.normalisation.mean[0] == 40
     assert data.normalisation.mean[1:] == (0,) * 6
@@ -112,11 +111,11 @@ def test_codes_with_underscores_are_no_numbers() -> None:
 def test_a_text_among_numbers_is_told(tmp_path: Path) -> None:
     lines = [f"{'unknown' if i == 3 else i // 2},{'#N/A' if i == 4 else i},{'ab'[i % 2]}" for i in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["age,mass,label", *lines]))
-    with pytest.warns(UserWarning, match="column 'age' became .* one a category; 'unknown' is no number"):
+    with pytest.warns(UserWarning, match="column 'age' became .* one per category; 'unknown' is not a number"):
         data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
     assert data.encoder is not None
     assert data.encoder.features[-2:] == ("mass", "mass is missing")
-    with pytest.raises(InputError, match=r"too many to be categories.*; 'unknown' is no number"):
+    with pytest.raises(InputError, match=r"too many to be categories.*; 'unknown' is not a number"):
         TableEncoder.fit({"age": [*map(str, range(2000)), "unknown"]})
 
 
@@ -171,15 +170,8 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     arrays = [pyarrow.array([1, 2]), pyarrow.array([3, 4]), pyarrow.array(["a", "b"])]
     parquet.write_table(pyarrow.Table.from_arrays(arrays, ["x", "x", "y"]), tmp_path / "t.parquet")
     for source in (tmp_path / "t.parquet", pandas.DataFrame([[1, 3, "a"]], columns=["x", "x", "y"])):
-        with pytest.raises(InputError, match="names of the columns, all different, got x, x, y"):
+        with pytest.raises(InputError, match=r"column 'x' appears more than once|duplicate field names"):
             rfdlc.load(source)
-
-
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (tmp_path / "t.parquet").touch()
-    with pytest.raises(InputError, match=r'pip install "rfdlc\[tables\]"'):
-        rfdlc.load(tmp_path / "t.parquet")
 
 
 def test_a_test_part_is_held_out_and_the_encoding_knows_nothing_of_it(tmp_path: Path) -> None:
@@ -226,9 +218,9 @@ def test_missing_targets(path: Path) -> None:
         (ROWS, {"groups": "ward"}, "no column 'ward'"),
         (ROWS, {"drop": ["ward"]}, "no column 'ward'"),
         (ROWS.replace("label", "outcome"), {}, "which column is the class.*patient_id, age"),
-        (ROWS + "p7,1,f\n", {}, "line 7: 3 cells, but the first line names 6 columns"),
-        (ROWS.replace("sex", "age"), {}, "line 1: expected the names of the columns, all different"),
-        ("", {}, "line 1: expected the names"),
+        (ROWS + "p7,1,f\n", {}, "line 7: 3 cells, expected 6 as in the first line"),
+        (ROWS.replace("sex", "age"), {}, "column 'age' appears more than once: expected different names"),
+        ("", {}, "is empty: expected a first line with the names of the columns"),
         (ROWS.replace("val", "later"), {}, "split 'later' in row 5 of column 'split' is unknown"),
         (ROWS.replace("50", "inf"), {}, "column 'age' has an infinite or too large value in row 3"),
         (ROWS.replace("50", "1e39"), {}, r"column 'age' has an infinite or too large value in row 3 \(1e39\)"),
@@ -255,7 +247,7 @@ def test_wrong_tables_are_named(path: Path, text: str, options: dict, message: s
 
 def test_other_wrong_files(path: Path) -> None:
     path.write_bytes(b"a,b\n\xff\xff,1\n")
-    with pytest.raises(InputError, match=r"t.csv: cannot be read as a table in UTF-8"):
+    with pytest.raises(InputError, match=r"t.csv: cannot be read as CSV in UTF-8"):
         rfdlc.load(path)
     path.with_suffix(".parquet").write_bytes(b"nonsense")
     with pytest.raises(InputError, match=r"t.parquet: cannot be read as Parquet"):

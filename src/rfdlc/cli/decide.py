@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
-from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich, rounded, write_table
+from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich, rounded
 from rfdlc.errors import InputError, listing
 from rfdlc.files import replacing
 
@@ -53,6 +53,8 @@ def decide(
     explained = prepared.explain(predictions)
     columns = _decision_columns(predictions, prepared, explained)
     if out is not None:
+        from rfdlc.tables import write_table
+
         write_table(out, columns)
     if save_decider is not None:
         with replacing(save_decider) as beside:

@@ -123,14 +123,14 @@ def read_prior(spec: str, what: str) -> str | dict[str, float]:
         return spec
     if "=" in spec:
         pairs = (item.partition("=") for item in spec.split(","))
-        return _shares(((name.strip(), value, ",") for name, _, value in pairs), what)
+        return _shares(((name.strip(), value, ".") for name, _, value in pairs), what)
     if not spec.lower().endswith((".csv", ".tsv")):
         raise InputError(
             f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
             "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share"
         )
-    delimiter, rows = _rows(Path(spec), ("class", "share"))
-    return _shares(((row["class"], row["share"], delimiter) for row in rows), f"{spec}: share")
+    decimal, rows = _rows(Path(spec), ("class", "share"))
+    return _shares(((row["class"], row["share"], decimal) for row in rows), f"{spec}: share")
 
 
 def read_predictions(path: Path, classes: "Classes | None", *, logits: bool = False) -> "Predictions":
@@ -150,7 +150,7 @@ def folder_decider(path: Path) -> "Decider | None":
 
 def _lists_classes(path: Path) -> bool:
     """Whether the first line of a table names a column `class`."""
-    from rfdlc.decide.dialect import DELIMITERS
+    from rfdlc.tables import DELIMITERS
 
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         line = file.readline()
@@ -158,30 +158,30 @@ def _lists_classes(path: Path) -> bool:
 
 
 def _rows(path: Path, needed: tuple[str, ...]) -> tuple[str, list[dict[str, str]]]:
-    """The delimiter of a table, and each row by the names of its columns."""
-    from rfdlc.decide.dialect import read_rows
+    """The decimal sign of a table, and each row by the names of its columns."""
+    from rfdlc.tables import read_rows
 
-    delimiter, lines = read_rows(path, "CSV")
+    decimal, lines = read_rows(path, "CSV")
     columns = lines[0][1] if lines else []
     if len(lines) < 2 or not set(needed) <= set(columns):
         raise InputError(f"{path}: expected columns {', '.join(needed)} and one row a class")
     for line, row in lines:
         if len(row) != len(columns):
             raise InputError(f"{path} line {line}: {len(row)} cells, expected {len(columns)} as in the first line")
-    return delimiter, [dict(zip(columns, row, strict=True)) for _, row in lines[1:]]
+    return decimal, [dict(zip(columns, row, strict=True)) for _, row in lines[1:]]
 
 
 def _classes_table(path: Path) -> "Classes":
     from rfdlc.decide.classes import Classes
 
-    delimiter, rows = _rows(path, ("class",))
+    decimal, rows = _rows(path, ("class",))
     groups: dict[str, list[str]] = {}
     for row in rows:
         if row.get("group"):
             groups.setdefault(row["group"], []).append(row["class"])
     counts: tuple[Any, ...] | None = None  # numbers that `Classes` finds whole, or names
     if "count" in rows[0]:
-        counts = tuple(_count(row["count"], delimiter, f"{path}: count of {row['class']!r}") for row in rows)
+        counts = tuple(_count(row["count"], decimal, f"{path}: count of {row['class']!r}") for row in rows)
     try:
         return Classes(tuple(row["class"] for row in rows), counts, groups)
     except InputError as error:
@@ -189,26 +189,26 @@ def _classes_table(path: Path) -> "Classes":
 
 
 def _shares(given: Iterable[tuple[str, str, str]], what: str) -> dict[str, float]:
-    """(class, share as text, delimiter of its table) as a table of numbers."""
+    """(class, share as text, decimal sign of its table) as a table of numbers."""
     shares: dict[str, float] = {}
-    for name, text, delimiter in given:
+    for name, text, decimal in given:
         if name in shares:
             raise InputError(f"{what} of {name!r} is given twice: expected one for every class")
-        shares[name] = _number(text, delimiter, f"{what} of {name!r}")
+        shares[name] = _number(text, decimal, f"{what} of {name!r}")
     return shares
 
 
-def _count(text: str, delimiter: str, what: str) -> float:
+def _count(text: str, decimal: str, what: str) -> float:
     """A number that is to be whole: 12.000, or 12,000 between semicolons, is twelve thousand to whoever wrote it."""
     if re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text):
         raise InputError(f"{what}: {text!r} could be read in two ways: write it without a sign for thousands")
-    return _number(text, delimiter, what)
+    return _number(text, decimal, what)
 
 
-def _number(text: str, delimiter: str, what: str) -> float:
-    from rfdlc.decide.dialect import number
+def _number(text: str, decimal: str, what: str) -> float:
+    from rfdlc.tables import number
 
     try:
-        return number(text, delimiter)
+        return number(text, decimal)
     except ValueError:
         raise InputError(f"{what}: {text!r} is not a number") from None

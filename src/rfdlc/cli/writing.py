@@ -1,6 +1,5 @@
 """What several commands write: files that are whole or not there, JSON for machines, tables for people."""
 
-import csv
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rfdlc.errors import InputError
-from rfdlc.files import replacing
 
 
 def check_writable(path: Path, *, force: bool = True, endings: Sequence[str] = ()) -> None:
@@ -25,18 +23,6 @@ def check_writable(path: Path, *, force: bool = True, endings: Sequence[str] = (
         raise InputError(f"{path}: cannot be written; choose another file")
     if path.exists() and not force:
         raise InputError(f"{path}: exists already and may hold your edits; choose another name, or say --force")
-
-
-def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Columns of equal length as CSV or, by the file's ending, Parquet."""
-    with replacing(path) as beside:
-        if path.suffix.lower() == ".parquet":
-            _write_parquet(beside, columns)
-            return
-        with open(beside, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
 
 
 def rounded(values: Iterable[float]) -> list[float]:
@@ -61,12 +47,3 @@ def print_rich(*parts: Any) -> None:
     from rich.console import Console
 
     Console().print(*parts, sep="\n")
-
-
-def _write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(f'{path}: writing Parquet needs pyarrow: pip install "rfdlc[tables]"') from None
-    parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), path)

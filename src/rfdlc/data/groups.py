@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from rfdlc.data.dataset import SPLITS, Dataset, Split, split_name
-from rfdlc.data.sources.table import Table, read_csv
 from rfdlc.errors import InputError, listing
+from rfdlc.tables import read_columns
 
 IDS = ("id", "path", "file", "image", "name")
 FORMAT = "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
@@ -19,7 +19,7 @@ def with_groups(data: Dataset, path: Path) -> Dataset:
 
     GROUP may have any name, such as lesion. Every sample must have a group; rows for other samples are ignored.
     """
-    table = read_csv(path)
+    table = {name: [str(cell) for cell in cells.to_pylist()] for name, cells in read_columns(path).items()}
     columns = {name.lower(): name for name in table}
     key = next((name for name in IDS if name in columns), None)
     keys = {"split", "index"} if {"split", "index"} <= set(columns) else {key}
@@ -34,7 +34,7 @@ def with_groups(data: Dataset, path: Path) -> Dataset:
     return replace(data, train=parts["train"], val=parts.get("val"), test=parts.get("test"))
 
 
-def _by_place(path: Path, table: Table, columns: dict[str, str]) -> list[str]:
+def _by_place(path: Path, table: dict[str, list[str]], columns: dict[str, str]) -> list[str]:
     """Keys such as `train/17`."""
     keys = []
     for line, (split, index) in enumerate(zip(table[columns["split"]], table[columns["index"]], strict=True), 2):

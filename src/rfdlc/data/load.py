@@ -14,6 +14,8 @@ from rfdlc.data.groups import with_groups
 from rfdlc.data.sources import arrays, cifar, digits, folder, listing, medmnist, table
 from rfdlc.errors import InputError, suggestion
 from rfdlc.errors import listing as told
+from rfdlc.tables import SUFFIXES as TABLE_SUFFIXES
+from rfdlc.tables import parquet_files
 
 Reader = Callable[..., Dataset]
 
@@ -33,11 +35,8 @@ PLAIN: dict[type, tuple[type, str]] = {
 SUFFIXES: dict[str, Reader] = {
     ".npz": arrays.read_npz,
     ".npy": arrays.read_npy,
-    ".csv": table.read,
-    ".tsv": table.read,
-    ".parquet": table.read,
-    ".pq": table.read,
     ".txt": listing.read,
+    **dict.fromkeys(TABLE_SUFFIXES, table.read),
 }
 
 
@@ -105,6 +104,8 @@ def _reader_of_folder(path: Path) -> Reader:
         return cifar.read_folder
     if listing.find(path):
         return listing.read_folder
+    if parquet_files(path):
+        return table.read
     return arrays.read_folder if any(path.glob("*.npy")) else folder.read
 
 

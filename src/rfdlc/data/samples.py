@@ -18,13 +18,13 @@ from rfdlc.data.load import NAMES, find_reader, load, options_of
 from rfdlc.data.packed import PackedText
 from rfdlc.data.sources import arrays, folder, listing
 from rfdlc.data.sources.arrays import as_inputs, as_texts
-from rfdlc.data.sources.rows import PARQUET, TableRows, open_arrays
-from rfdlc.data.sources.table import names_rows
+from rfdlc.data.sources.rows import open_arrays
+from rfdlc.data.sources.table import TableRows, names_rows
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
+from rfdlc.tables import is_table, parquet_files
 
-TABLES = (".csv", ".tsv", *PARQUET)
 UNKNOWN = -1  # the label of a sample whose class is not known
 
 
@@ -77,10 +77,10 @@ def open_samples(
     are left out instead of stopping.
     """
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
-    is_table = place.suffix.lower() in TABLES and place.is_file()
-    if is_table and taken.encoder is not None:
+    rows = is_table(place)
+    if rows and taken.encoder is not None:
         return _table(place, taken.encoder, split)
-    if is_table:
+    if rows:
         images = len(taken.input_shape) == 3
         raise InputError(
             f"{place} is a table, but this model was trained on {'images' if images else 'arrays'} of shape "
@@ -184,7 +184,7 @@ def _table(path: Path, encoder: TableEncoder, split: str | None) -> Samples:
 
     def read(wanted: range) -> Piece:
         cells = rows[wanted]
-        ids = None if identity is None else [str(cell) for cell in cells[identity]]
+        ids = None if identity is None else [str(cell) for cell in cells[identity].to_pylist()]
         return Piece(Split(encoder.transform(cells), np.full(len(wanted), UNKNOWN), ids))
 
     return Samples(len(rows), False, identity is not None, _state(path), read)
@@ -259,6 +259,6 @@ def _digest(parts: Iterable[NDArray[Any]]) -> str:
 
 def _state(path: Path) -> str:
     """Size and time of a file, or of those in a folder."""
-    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    files = (parquet_files(path) or sorted(path.glob("*.npy"))) if path.is_dir() else [path]
     told = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]

@@ -1,27 +1,28 @@
 """Tables as features: what is done to each column is learned on the training rows and kept as plain data."""
 
-import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.dialect import number
 from rfdlc.errors import InputError, listing
+from rfdlc.tables import is_number, number
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"})
 MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
 
-# Rounding to 32 bits may move a number by so much of the spread of its column; a time in seconds since 1970 moves by 64
+# Rounding to 32 bits may move a number by this share of the spread of its column; seconds since 1970 move by 64.
 ROUNDED = 1e-3
 
-Column = NDArray[Any]  # float64 with nan, or objects: text and None, where None is a missing value
-Cells = Sequence[Any] | Column  # as they are read, or parsed
+Column = NDArray[Any]  # float64 with nan, or objects: text, and None for a missing value
+Cells = Any  # as they are read: a sequence, an array, or a column of pyarrow
 
 
 def blurred(column: NDArray[Any]) -> bool:
@@ -34,6 +35,9 @@ def blurred(column: NDArray[Any]) -> bool:
     return 0 < ROUNDED * spread < float(np.nanmax(np.abs(column))) * float(np.finfo(np.float32).eps) / 2
 
 
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
 def as_text(value: Any) -> str | None:
     """A cell as text, None where it is missing.
 
@@ -44,37 +48,83 @@ def as_text(value: Any) -> str | None:
     return None if text.lower() in MISSING else text
 
 
-def parse_column(name: str, cells: Iterable[Any]) -> Column:
+def text_column(cells: Cells) -> Column:
+    """Cells as text, None where they are missing."""
+    if _of_arrow(cells):
+        texts = _arrow_texts(cells)
+        if texts is not None:
+            return texts.to_numpy(zero_copy_only=False)
+        cells = cells.to_pylist()
+    return np.array([as_text(cell) for cell in cells], dtype=object)
+
+
+def parse_column(name: str, cells: Cells) -> Column:
     """Numbers if every cell that is not missing is one, otherwise text.
 
     >>> parse_column("age", ["31", "", "4.5"]).tolist()
     [31.0, nan, 4.5]
     """
-    if isinstance(cells, np.ndarray) and cells.dtype == np.float64:
-        texts, numbers = cells, cells  # parsed before
-    else:
-        texts = np.array([as_text(cell) for cell in cells], dtype=object)
-        try:
-            numbers = np.array([math.nan if text is None else number(text) for text in texts], dtype=np.float64)
-        except ValueError:
-            return texts
+    numbers = _arrow_numbers(cells) if _of_arrow(cells) else _numbers(cells)
+    if numbers is None:
+        return text_column(cells)
     outside = np.flatnonzero(np.abs(numbers) > LARGEST)
     if len(outside):
         row = int(outside[0])
         raise InputError(
-            f"column {name!r} has an infinite or too large value in row {row + 1} ({texts[row]}): "
-            f"expected numbers up to {LARGEST:.1e}, or nothing"
+            f"column {name!r} has an infinite or too large value in row {row + 1} "
+            f"({text_column(cells[row : row + 1])[0]}): expected numbers up to {LARGEST:.1e}, or nothing"
         )
     return np.full(len(numbers), None) if np.isnan(numbers).all() else numbers
 
 
+def _numbers(cells: Sequence[Any] | NDArray[Any]) -> NDArray[np.float64] | None:
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
+        return cells.astype(np.float64, copy=False)
+    texts = (as_text(cell) for cell in cells)
+    with suppress(ValueError):
+        return np.array([np.nan if text is None else number(text) for text in texts], dtype=np.float64)
+    return None
+
+
+def _of_arrow(cells: Cells) -> bool:
+    return type(cells).__module__.startswith("pyarrow")
+
+
+def _arrow_numbers(column: Any) -> NDArray[np.float64] | None:
+    from pyarrow import ArrowException, compute, float64, types
+
+    kind = column.type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return compute.cast(column, float64(), safe=False).to_numpy(zero_copy_only=False)
+    with suppress(ArrowException):  # most columns need no cleaning
+        return compute.cast(column, float64()).to_numpy() if types.is_string(kind) else None
+    with suppress(ArrowException):
+        return compute.cast(_arrow_texts(column), float64()).to_numpy(zero_copy_only=False)
+    return None
+
+
+def _arrow_texts(column: Any) -> Any:
+    """A column of text, stripped, with null where cells are missing; None for columns of another type."""
+    from pyarrow import array, compute, string, types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        return None
+    texts = compute.utf8_trim_whitespace(column.cast(string()))
+    missing = compute.is_in(compute.utf8_lower(texts), value_set=array(sorted(MISSING)))
+    return compute.if_else(missing, None, texts)
+
+
+# -- encoding ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class ColumnCode:
-    """How one column becomes features: a number (median where missing), or one feature a category."""
+    """How one column becomes features: a number (median where missing), or one feature per category."""
 
     name: str
     median: float | None = None  # of a numeric column
-    offset: float = 0.0  # what is taken from a number before it is rounded to 32 bits
+    offset: float = 0.0  # subtracted from a number before it is rounded to 32 bits
     flags_missing: bool = False  # whether a further feature says that the number was missing
     categories: tuple[str, ...] = ()  # of a column of text
     counts_missing: bool = False  # whether missing is a category of its own
@@ -82,18 +132,22 @@ class ColumnCode:
     @classmethod
     def fit(cls, name: str, column: Column) -> "ColumnCode":
         """Learn the code from training cells."""
+        from sklearn.impute import SimpleImputer
+        from sklearn.preprocessing import OneHotEncoder
+
         if column.dtype == np.float64:
-            missing = np.isnan(column)
-            median = 0.0 if missing.all() else float(np.nanmedian(column))
+            imputer = SimpleImputer(strategy="median", keep_empty_features=True).fit(column[:, None])
+            missing, median = np.isnan(column), float(imputer.statistics_[0])
             offset = median if not missing.all() and blurred(column) else 0.0
             return cls(name, median=median, offset=offset, flags_missing=bool(missing.any()))
-        present = sorted({text for text in column if text is not None})
-        if len(present) > MOST_CATEGORIES:
+        found = OneHotEncoder().fit(column[:, None]).categories_[0].tolist()  # sorted, None comes last
+        categories = tuple(text for text in found if text is not None)
+        if len(categories) > MOST_CATEGORIES:
             raise InputError(
-                f"column {name!r} has {len(present)} different texts, too many to be categories (at most "
-                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers{_among_numbers(present)}"
+                f"column {name!r} has {len(categories)} different texts, too many to be categories (at most "
+                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers{_among_numbers(categories)}"
             )
-        return cls(name, categories=tuple(present), counts_missing=any(text is None for text in column))
+        return cls(name, categories=categories, counts_missing=None in found)
 
     @property
     def strays(self) -> str:
@@ -101,72 +155,56 @@ class ColumnCode:
         return _among_numbers(self.categories)
 
     @property
-    def features(self) -> list[str]:
-        """Names of the features that the column becomes."""
-        if self.median is not None:
-            return [self.name, f"{self.name} is missing"] if self.flags_missing else [self.name]
-        values = [*self.categories, "(missing)"] if self.counts_missing else self.categories
-        return [f"{self.name} = {value}" for value in values]
+    def values(self) -> list[str | None]:
+        """The categories, with None at the end where missing is one of them."""
+        return [*self.categories, None] if self.counts_missing else [*self.categories]
 
-    def transform(self, cells: Cells) -> NDArray[np.float32]:
-        """(N, features); a category that was not in the training rows is all zeros."""
+    @property
+    def features(self) -> dict[str, str]:
+        """Name and kind of the features that the column becomes."""
         if self.median is not None:
-            return self._numbers(cells, self.median)
-        place = {text: i for i, text in enumerate(self.categories)}
-        if self.counts_missing:
-            place[None] = len(self.categories)  # type: ignore[index]
-        features = np.zeros((len(cells), len(self.features)), dtype=np.float32)
-        texts = [as_text(cell) for cell in cells]
-        for row, text in enumerate(texts):
-            column = place.get(text)  # type: ignore[arg-type]
-            if column is not None:
-                features[row, column] = 1
-        self._check_seen([text for text in texts if text is not None])
-        return features
+            flag = {f"{self.name} is missing": "flag"} if self.flags_missing else {}
+            return {self.name: "number"} | flag
+        return {f"{self.name} = {'(missing)' if value is None else value}": "category" for value in self.values}
 
-    def _check_seen(self, texts: Sequence[str]) -> None:
-        """One unseen category is nothing special; where none was seen, they are written in another way."""
-        if len(texts) > 1 and self.categories and not set(texts) & set(self.categories):
+    def numbers(self, cells: Cells) -> NDArray[np.float64]:
+        """Cells of a numeric column, nan where they are missing."""
+        column = parse_column(self.name, cells)
+        if column.dtype == np.float64:
+            return column
+        wrong = next((text for text in column if text is not None and not is_number(text)), None)
+        if wrong is not None:
+            raise InputError(f"column {self.name!r} holds numbers in the training data, but here {wrong!r}")
+        return np.full(len(column), np.nan)  # all are missing
+
+    def texts(self, cells: Cells) -> Column:
+        """Cells of a column of text; warns where none of them was seen in training."""
+        column = text_column(cells)
+        present = set(column.tolist()) - {None}
+        if (column != None).sum() > 1 and self.categories and not present & set(self.categories):  # noqa: E711
             warnings.warn(
-                f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(texts)), 3)}; there "
+                f"column {self.name!r} holds nothing that training saw (here {listing(sorted(present), 3)}; there "
                 f"{listing(self.categories, 3)}): it tells the model nothing; write its values as in training",
                 stacklevel=4,
             )
-
-    def _numbers(self, cells: Cells, median: float) -> NDArray[np.float32]:
-        column = parse_column(self.name, cells)
-        if column.dtype != np.float64:
-            texts = (text for text in column if text is not None and not _is_number(text))
-            wrong = next(texts, None)
-            if wrong is not None:
-                raise InputError(f"column {self.name!r} holds numbers in the training data, but here {wrong!r}")
-            column = np.full(len(cells), np.nan)  # all are missing
-        missing = np.isnan(column)
-        filled = np.where(missing, median, column) - self.offset
-        return np.column_stack([filled, missing] if self.flags_missing else [filled]).astype(np.float32)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        number(text)
-    except ValueError:
-        return False
-    return True
+        return column
 
 
 def _among_numbers(values: Sequence[str]) -> str:
     """
     >>> _among_numbers([*"0123456789", "10", "unknown"]), _among_numbers(["1", "2", "more"])
-    ("; 'unknown' is no number: such cells may be left empty", '')
+    ("; 'unknown' is not a number: such cells may be left empty", '')
     """
-    texts = [text for text in values if not _is_number(text)]
+    texts = [text for text in values if not is_number(text)]
     few = 0 < len(texts) < FEW * len(values)
-    return f"; {listing(map(repr, texts), 3)} is no number: such cells may be left empty" if few else ""
+    return f"; {listing(map(repr, texts), 3)} is not a number: such cells may be left empty" if few else ""
 
 
 @dataclass(frozen=True)
 class TableEncoder:
     """Rows of a table -> float32 features (N, F): fitted on the training rows, then the same for every other row.
+
+    scikit-learn's `SimpleImputer` and `OneHotEncoder` do the work; their state is kept as plain data.
 
     >>> encoder = TableEncoder.fit({"age": ["30", "", "50"], "sex": ["f", "m", "f"]})
     >>> encoder.transform({"age": ["?"], "sex": ["x"]}).tolist(), encoder.features
@@ -185,13 +223,13 @@ class TableEncoder:
         """Names of the features, in order."""
         return tuple(feature for column in self.columns for feature in column.features)
 
-    @property
-    def is_number(self) -> NDArray[np.bool_]:
-        """(F,) which features are numbers and not 0/1 marks."""
-        return np.array([i == 0 and c.median is not None for c in self.columns for i in range(len(c.features))])
+    @cached_property
+    def kinds(self) -> NDArray[np.str_]:
+        """(F,) `number`, `flag` (0 or 1: the number is missing) or `category` (0 or 1)."""
+        return np.array([kind for column in self.columns for kind in column.features.values()])
 
     def transform(self, table: Mapping[str, Cells]) -> NDArray[np.float32]:
-        """Features of rows given as {column: cells}; further columns are ignored."""
+        """Features of rows given as {column: cells}; further columns are ignored, unseen categories are all zeros."""
         absent = [column.name for column in self.columns if column.name not in table]
         if absent:
             raise InputError(f"the rows lack the columns {listing(absent)}: expected all that training had")
@@ -199,7 +237,39 @@ class TableEncoder:
         if len(set(lengths.values())) > 1:
             told = listing(f"{name} has {length}" for name, length in lengths.items())
             raise InputError(f"the columns differ in length: {told}")
-        return np.concatenate([column.transform(table[column.name]) for column in self.columns], axis=1)
+        rows, (numeric, of_text) = next(iter(lengths.values())), self._by_kind
+        features = np.empty((rows, len(self.kinds)), dtype=np.float32)
+        if numeric:
+            cells = np.column_stack([column.numbers(table[column.name]) for column in numeric])
+            flagged = [column.flags_missing for column in numeric]
+            features[:, self.kinds == "flag"] = np.isnan(cells[:, flagged])
+            filled = self._imputer.transform(cells) - [column.offset for column in numeric]
+            features[:, self.kinds == "number"] = filled
+        if of_text:
+            texts = np.column_stack([column.texts(table[column.name]) for column in of_text])
+            features[:, self.kinds == "category"] = self._one_hot.transform(texts)
+        return features
+
+    @property
+    def _by_kind(self) -> tuple[list[ColumnCode], list[ColumnCode]]:
+        """The columns of numbers, and those of text."""
+        numeric = [column for column in self.columns if column.median is not None]
+        return numeric, [column for column in self.columns if column.values]
+
+    @cached_property
+    def _imputer(self) -> Any:
+        from sklearn.impute import SimpleImputer
+
+        medians = [column.median for column in self._by_kind[0]]  # the median of one row is the row
+        return SimpleImputer(strategy="median").fit(np.array([medians]))
+
+    @cached_property
+    def _one_hot(self) -> Any:
+        from sklearn.preprocessing import OneHotEncoder
+
+        values = [column.values for column in self._by_kind[1]]
+        encoder = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False, dtype=np.float32)
+        return encoder.fit(np.array([[column[0] for column in values]], dtype=object))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
-from rfdlc.decide.scores import Scores, as_scores
-from rfdlc.decide.tables import read_csv, read_parquet
+from rfdlc.decide.scores import BOOK_KEEPING, Scores, as_scores, class_columns, column_order
 from rfdlc.errors import InputError, listing
+from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
 # Names that people give to the same thing in an .npz file; the first is the one that we write.
 SCORE_KEYS = {"logits": ("logits",), "probabilities": ("probabilities", "probs", "proba")}
@@ -113,18 +113,18 @@ class Predictions:
     def load(
         cls, path: str | Path, classes: Classes | Sequence[str] | None = None, *, logits: bool = False
     ) -> "Predictions":
-        """Read .npz, .csv, .tsv or .parquet, or of a run folder its predictions.npz.
+        """Read .npz, .csv, .tsv, .parquet or .arrow, a folder of Parquet files, or predictions.npz of a run folder.
 
         Tables have one column a class, named after it, and optionally `target` and `id`. An .npz file has `logits`
         or `probabilities`, and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups.
         `logits` says that a table holds logits; in an .npz file the array's name says so.
         """
         path = _in_folder(Path(path))
-        reader = _READERS.get(path.suffix.lower())
+        reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())
         if reader is None:
             trouble = f"unknown kind of file {path.suffix!r}" if path.exists() else "no such file or run folder"
             raise InputError(f"{path}: {trouble}: expected {listing(_READERS)}")
-        if not path.is_file():
+        if not path.exists():
             raise InputError(f"{path}: no such file")
         try:
             loaded: Predictions = reader(path, None if classes is None else as_classes(classes), logits)
@@ -146,7 +146,7 @@ def _check(predictions: Predictions) -> None:
 
 def _in_folder(path: Path) -> Path:
     """The file that a run folder's predictions of its test part are in; other paths as they are."""
-    if not path.is_dir():
+    if not path.is_dir() or parquet_files(path):
         return path
     if not (path / "predictions.npz").is_file():
         raise InputError(
@@ -187,13 +187,32 @@ def _is_index(value: Any) -> bool:
     return str(value).lstrip("-").isdecimal()
 
 
-def _from_table(reader: Any) -> Any:
-    def read(path: Path, classes: Classes | None, logits: bool) -> Predictions:
-        table = reader(path, classes)
-        kind = "logits" if logits else "probabilities"
-        return Predictions(**{kind: table.values}, targets=table.targets, ids=table.ids, classes=table.classes)
-
-    return read
+def _from_table(path: Path, classes: Classes | None, logits: bool) -> Predictions:
+    """Columns that are neither `id` nor `target` are classes; without `classes`, in their order."""
+    file = open_table(path)
+    if "" in file.names:
+        raise InputError(
+            f"column {file.names.index('') + 1} has no name: expected the name of a class, id or target; "
+            "leave an index out (index=False), or call it id"
+        )
+    if classes is None:
+        names = class_columns(file.names)
+        if len(names) < 2:
+            raise InputError(
+                f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it; "
+                "for two classes with one probability add the other one (1 - p)"
+            )
+        classes = Classes(tuple(names))
+    column_order(file.names, classes, str(path))
+    # A class may be called id, as Indonesian is among languages.
+    texts = [name for name in BOOK_KEEPING if name in file.names and name not in classes.names]
+    try:
+        values, found = read_numbers(file, classes.names, texts)
+    except InputError as error:
+        hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class" if "column" in str(error) else ""
+        raise InputError(f"{error}{hint}") from None
+    kind = "logits" if logits else "probabilities"
+    return Predictions(**{kind: values}, targets=found.get("target"), ids=found.get("id"), classes=classes)
 
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
@@ -234,9 +253,4 @@ def _classes_in(array: NDArray[Any] | None, counts: NDArray[Any] | None) -> Clas
     return Classes(names, None if counts is None else tuple(np.atleast_1d(counts).tolist()))
 
 
-_READERS = {
-    ".npz": _from_npz,
-    ".csv": _from_table(read_csv),
-    ".tsv": _from_table(read_csv),
-    ".parquet": _from_table(read_parquet),
-}
+_READERS = {".npz": _from_npz, **dict.fromkeys(SUFFIXES, _from_table)}

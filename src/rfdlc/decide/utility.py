@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_classes
-from rfdlc.decide.dialect import number, read_rows
 from rfdlc.errors import InputError, listing, repeated
+from rfdlc.tables import number, read_rows
 
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
@@ -276,7 +276,7 @@ def _check_penalty(penalty: float) -> None:
 
 def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
     """Action names, class names and values of a CSV file."""
-    delimiter, lines = read_rows(path, "a utility")
+    decimal, lines = read_rows(path, "a utility")
     if len(lines) < 2:
         raise InputError(
             f"{path}: expected a first line of action names and one line a class, found {len(lines)} lines"
@@ -288,26 +288,26 @@ def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
             f"{path}: the first line begins with the class {corner!r}: expected a first column that holds the true "
             "classes, with any other word above it, such as true"
         )
-    _check_decimals(path, delimiter, [cell for _, row in lines[1:] for cell in row[1:]])
-    return actions, names, [_read_row(path, line, row, actions, delimiter) for line, row in lines[1:]]
+    _check_decimals(path, decimal, [cell for _, row in lines[1:] for cell in row[1:]])
+    return actions, names, [_read_row(path, line, row, actions, decimal) for line, row in lines[1:]]
 
 
-def _check_decimals(path: Path, delimiter: str, cells: list[str]) -> None:
+def _check_decimals(path: Path, decimal: str, cells: list[str]) -> None:
     """Between semicolons either sign may be the decimal one; where both are there, one of them is for thousands."""
     signs = [next((cell for cell in cells if sign in cell), None) for sign in ",."]
-    if delimiter == ";" and None not in signs:
+    if decimal == "," and None not in signs:
         raise InputError(
             f"{path}: holds both {signs[0]!r} and {signs[1]!r}: expected one decimal sign, and none for thousands"
         )
 
 
-def _read_row(path: Path, line: int, row: list[str], actions: list[str], delimiter: str) -> list[float]:
+def _read_row(path: Path, line: int, row: list[str], actions: list[str], decimal: str) -> list[float]:
     if len(row) != len(actions) + 1:
         raise InputError(f"{path} line {line}: {len(row)} cells, expected {len(actions) + 1} (a class and its values)")
     values = []
     for action, cell in zip(actions, row[1:], strict=True):
         try:
-            values.append(number(cell, delimiter))
+            values.append(number(cell, decimal))
         except ValueError:
             raise InputError(f"{path} line {line}, column {action!r}: {cell!r} is not a number") from None
     return values

@@ -396,7 +396,7 @@ def test_tables(patients, tmp_path):
             np.testing.assert_allclose(table.scores.values[0], reference[rows], atol=1e-6)
             assert table.ids.tolist() == frame["patient_id"][rows].tolist()
     (tmp_path / "wrong.csv").write_text("age,colour\n3,red\n4,red,5\n")
-    with pytest.raises(rfdlc.InputError, match=r"wrong.csv, line 3: 3 cells"):
+    with pytest.raises(rfdlc.InputError, match=r"wrong.csv line 3: 3 cells"):
         rfdlc.predict(patients / "run", tmp_path / "wrong.csv", tmp_path / "p.csv")
 
 

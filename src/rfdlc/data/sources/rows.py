@@ -1,23 +1,16 @@
-"""Rows of large files, read as they are asked for: arrays in `.npy` and `.npz`, tables in CSV and Parquet."""
+"""Rows of large arrays in `.npy` and `.npz` files, read when they are asked for."""
 
 import zipfile
-from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import split_name
 from rfdlc.data.sources.arrays import by_part, names_part, unreadable
-from rfdlc.data.sources.table import csv_lines, opened_parquet, split_column
 from rfdlc.errors import InputError
 
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-PARQUET = (".parquet", ".pq")
-ROWS_AT_ONCE = 4096
 
 
 class ArrayRows:
@@ -73,55 +66,3 @@ def open_arrays(path: Path) -> dict[str | None, dict[str, ArrayRows]]:
     except Exception as error:
         raise InputError(unreadable(path, error)) from None
     return by_part(path.name, found)
-
-
-class TableRows:
-    """Rows of a CSV, TSV or Parquet file; with `part` those whose column `split` says so. Read forwards."""
-
-    def __init__(self, path: Path, part: str | None = None) -> None:
-        self._path, self._part = path, part
-        with ExitStack() as closing:
-            self.names, rows = self._open(closing)
-            if part is not None and split_column(self.names) is None:
-                raise InputError(f"{path} has no part {part!r}: expected a column 'split' that says it row by row")
-            self._count = sum(1 for _ in rows)
-        if not self._count:
-            raise InputError(f"{path}: has no rows{'' if part is None else f' of the part {part!r}'} to predict")
-        self._closing, self._at = ExitStack(), 0
-        self._rows = self._open(self._closing)[1]
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, wanted: range) -> dict[str, list[Any]]:
-        """Cells by column."""
-        if wanted.start < self._at:
-            self._closing.close()
-            self._rows, self._at = self._open(self._closing)[1], 0
-        rows = list(islice(self._rows, wanted.start - self._at, wanted.stop - self._at))
-        self._at = wanted.stop
-        return {name: [row[i] for row in rows] for i, name in enumerate(self.names)}
-
-    def _open(self, closing: ExitStack) -> tuple[list[str], Iterator[Any]]:
-        names, rows = _parquet_rows(self._path, closing) if _is_parquet(self._path) else _csv_rows(self._path)
-        column = split_column(names)
-        if self._part is None or column is None:
-            return names, rows
-        place = names.index(column)
-        return names, (row for row in rows if split_name(str(row[place]).strip()) == self._part)
-
-
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in PARQUET
-
-
-def _csv_rows(path: Path) -> tuple[list[str], Iterator[Any]]:
-    lines = csv_lines(path)
-    return next(lines), lines
-
-
-def _parquet_rows(path: Path, closing: ExitStack) -> tuple[list[str], Iterator[Any]]:
-    file = closing.enter_context(opened_parquet(path))
-    batches = file.iter_batches(ROWS_AT_ONCE)
-    rows = (row for batch in batches for row in zip(*batch.to_pydict().values(), strict=True))
-    return list(file.schema_arrow.names), rows

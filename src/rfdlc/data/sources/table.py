@@ -1,10 +1,8 @@
-"""Tables: CSV, TSV, Parquet or a data frame with a target column; what is done to its columns is said."""
+"""Tables: CSV, Parquet, Arrow or a data frame with a target column; what is done to its columns is said in notes."""
 
-import csv
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from os.path import splitext
@@ -17,17 +15,15 @@ from numpy.typing import NDArray
 from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, held_out_note, split_name
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_text, parse_column
-from rfdlc.decide.dialect import delimiter_of
+from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, text_column
 from rfdlc.errors import InputError, listing, repeated, suggestion
+from rfdlc.tables import check_names, open_table, read_columns, text_batches
 
-Table = dict[str, list[Any]]  # cells by column
+Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 OF_IMAGES = (
     ". Image files are not read from a table: list them in a .txt file, lines of 'path label', or by class folder"
 )
 TARGETS = ("target", "label", "class", "y")
-PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # written along by pandas; in sorted rows it tells the class
-DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
 
 
 def read(
@@ -41,12 +37,13 @@ def read(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
-    """One row a sample, one column the `target`. The encoding of the others is learned on the training rows alone.
+    """One row per sample, one column the `target`. The encoding of the others is learned on the training rows alone.
 
-    `groups` and `split` name columns; without a split column a stratified test part is held out.
+    `groups` and `split` name columns; without a split column a stratified test split is held out.
     """
-    table, where = _cells(source)
-    if not any(table.values()):
+    where = str(source) if isinstance(source, Path) else "data frame"
+    table = read_columns(source) if isinstance(source, Path) else _of_frame(source)
+    if not len(next(iter(table.values()))):
         raise InputError(f"{where}: has no rows, so there is no training sample")
     target, found = _target(where, table, target)
     for column in filter(None, (groups, split, *drop)):
@@ -75,83 +72,61 @@ def read(
     return replace(data, encoder=encoder, skipped=tuple(skipped))
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
+def _of_frame(frame: Any) -> Table:
+    check_names("data frame", [str(name) for name in frame.columns])
+    columns = {str(name): frame[name] for name in frame.columns}
+    numeric = {name: column.to_numpy().dtype.kind in "iuf" for name, column in columns.items()}
+    return {
+        name: column.to_numpy() if numeric[name] else np.fromiter(column, dtype=object, count=len(column))
+        for name, column in columns.items()
+    }
 
 
-def _cells(source: Any) -> tuple[Table, str]:
-    """The cells by column, and a name for messages."""
-    if not isinstance(source, Path):
-        _check_names("data frame", [str(column) for column in source.columns])
-        return {str(column): list(source[column]) for column in source.columns}, "data frame"
-    parquet = source.suffix.lower() in (".parquet", ".pq")
-    return (_read_parquet(source) if parquet else read_csv(source)), str(source)
+class TableRows:
+    """Rows of a table that are read in ascending order, a range at a time; with `split`, the rows of that split."""
 
+    def __init__(self, path: Path, split: str | None = None) -> None:
+        self._file, self._split = open_table(path), split
+        self.names = self._file.names
+        if split is not None and split_column(self.names) is None:
+            raise InputError(f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
+        self._count = sum(batch.num_rows for batch in self._batches())
+        if not self._count:
+            raise InputError(f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
+        self._restart()
 
-def read_csv(path: Path) -> Table:
-    """The cells of a CSV (comma, semicolon or tab between them), as text, by column."""
-    lines = csv_lines(path)
-    names = next(lines)
-    rows = list(lines)
-    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    def __len__(self) -> int:
+        return self._count
 
+    def __getitem__(self, wanted: range) -> Table:
+        """Cells by column."""
+        from pyarrow import Table, concat_tables
 
-def csv_lines(path: Path) -> Iterator[list[str]]:
-    """The names of the columns, then row by row the cells."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            delimiter = delimiter_of(file)
-            file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            names = [name.strip() for name in next(reader, [])]
-            _check_names(f"{path}, line 1", names)
-            yield names
-            for row in reader:
-                if row and len(row) != len(names):
-                    told = f"{len(row)} cells, but the first line names {len(names)} columns"
-                    raise InputError(f"{path}, line {reader.line_num}: {told}")
-                if row:
-                    yield [_with_point(cell) for cell in row] if delimiter == ";" else row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read as a table in UTF-8 ({error})") from None
+        if wanted.start < self._at:
+            self._restart()
+        while self._at + len(self._held) < wanted.stop:
+            gone = min(wanted.start - self._at, len(self._held))
+            self._held, self._at = self._held.slice(gone), self._at + gone
+            self._held = concat_tables([self._held, Table.from_batches([next(self._coming)])])
+        rows = self._held.slice(wanted.start - self._at, len(wanted))
+        return dict(zip(rows.column_names, rows.itercolumns(), strict=True))
 
+    def _restart(self) -> None:
+        from pyarrow import Table
 
-def _with_point(cell: str) -> str:
-    """Where cells are parted by semicolons, a comma within a number is its decimal point.
+        self._coming, self._at = self._batches(), 0
+        self._held = Table.from_batches([next(self._coming)])
 
-    >>> _with_point("-0,5"), _with_point("1,5 or 2"), _with_point("4")
-    ('-0.5', '1,5 or 2', '4')
-    """
-    return cell.replace(",", ".") if DECIMAL_COMMA.fullmatch(cell) else cell
-
-
-def _read_parquet(path: Path) -> Table:
-    with opened_parquet(path) as file:
-        table: Table = file.read().to_pydict()
-        return {name: cells for name, cells in table.items() if not PANDAS_INDEX.fullmatch(name)}
-
-
-@contextmanager
-def opened_parquet(path: Path) -> Iterator[Any]:
-    """A Parquet file; what is wrong with it while it is read is said with its name."""
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise InputError(f'{path}: Parquet files need pyarrow: pip install "rfdlc[tables]"') from None
-    try:
-        with ParquetFile(path) as file:
-            _check_names(str(path), file.schema_arrow.names)
-            yield file
-    except (OSError, ArrowException) as error:
-        raise InputError(f"{path}: cannot be read as Parquet, it is damaged or of another format ({error})") from None
+    def _batches(self) -> Iterator[Any]:
+        column = split_column(self.names)
+        for batch in text_batches(self._file):
+            if self._split is not None:
+                splits = (split_name(str(cell).strip()) for cell in batch.column(column).to_pylist())
+                batch = batch.filter(np.array([split == self._split for split in splits]))
+            yield batch
 
 
 # -- what the columns mean ---------------------------------------------------------------------------------------------
-
-
-def _check_names(where: str, names: Sequence[str]) -> None:
-    if not names or len(set(names)) < len(names):
-        raise InputError(f"{where}: expected the names of the columns, all different, got {listing(names) or 'none'}")
 
 
 def _one_role_each(where: str, columns: Sequence[str | None]) -> None:
@@ -181,21 +156,24 @@ def _target(where: str, table: Table, target: str | None) -> tuple[str, list[str
 
 def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[str]]:
     """The rows that have a target."""
-    absent = [row for row, cell in enumerate(table[target]) if as_text(cell) is None]
-    if absent and not skip_broken:
+    present = text_column(table[target]) != None  # noqa: E711
+    absent = np.flatnonzero(~present).tolist()
+    if not absent:
+        return table, []
+    if not skip_broken:
         rows = listing((row + 1 for row in absent), 5)
         raise InputError(
             f"{where}: the target {target!r} is missing in row {rows}; remove them, or leave them out with {SKIPPING}"
         )
-    gone = set(absent)
-    kept = {name: [cell for row, cell in enumerate(cells) if row not in gone] for name, cells in table.items()}
-    return kept, [f"{where}: row {row + 1} has no target" for row in absent]
+    kept = np.flatnonzero(present)
+    return {name: cells.take(kept) for name, cells in table.items()}, [
+        f"{where}: row {row + 1} has no target" for row in absent
+    ]
 
 
-def _classes(where: str, cells: list[Any]) -> tuple[NDArray[np.int64], list[str]]:
+def _classes(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     """Class indices, and the names in order: numbers by value, text by alphabet."""
-    texts = [as_text(cell) or "" for cell in cells]
-    numbers = parse_column("target", cells) if texts else np.empty(0)
+    texts, numbers = text_column(cells), parse_column("target", cells)
     distinct = set(texts)
     numeric = numbers.dtype == np.float64
     if numeric and len(distinct) > max(20, len(texts) // 4) and (numbers % 1 != 0).any():
@@ -210,11 +188,11 @@ def _classes(where: str, cells: list[Any]) -> tuple[NDArray[np.int64], list[str]
             "classes: write every class in one way"
         )
     index = {name: i for i, name in enumerate(names)}
-    return np.array([index[text] for text in texts], dtype=np.int64), names
+    return np.fromiter((index[text] for text in texts), np.int64), names
 
 
-def _groups(where: str, column: str, cells: list[Any]) -> NDArray[Any]:
-    texts = [as_text(cell) for cell in cells]
+def _groups(where: str, column: str, cells: Any) -> NDArray[Any]:
+    texts = text_column(cells).tolist()
     if None in texts:
         raise InputError(f"{where}: the group column {column!r} is empty in row {texts.index(None) + 1}")
     return np.array(texts)
@@ -232,8 +210,8 @@ def _parts(
     """Rows of each part: by the split column (a column named `split` is one), else with a test part held out."""
     column = split or split_column(table)
     if column is not None:
-        cells = table.pop(column)
-        parts = [split_name(str(cell).strip()) for cell in cells]
+        cells = text_column(table.pop(column)).tolist()
+        parts = [split_name(str(cell)) for cell in cells]
         if None in parts:
             row = parts.index(None)
             raise InputError(
@@ -257,7 +235,7 @@ def _identities(table: Table, columns: dict[str, Column], notes: list[str]) -> l
     ids: list[str] | None = None
     named = [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]
     for name in named:
-        texts = [as_text(cell) for cell in table[name]]
+        texts = text_column(table[name]).tolist()
         if len(set(texts)) == len(texts) and None not in texts:
             of_images = OF_IMAGES if splitext(str(texts[0]))[1].lower() in IMAGE_SUFFIXES else ""
             notes.append(
@@ -283,7 +261,7 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
     """What was done to a column, where it is not obvious."""
     missing = int(np.isnan(cells).sum()) if cells.dtype == np.float64 else sum(cell is None for cell in cells)
     if column.median is None:
-        said = f"column {column.name!r} became {len(column.features)} features, one a category{column.strays}"
+        said = f"column {column.name!r} became {len(column.features)} features, one per category{column.strays}"
         if column.strays:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
@@ -296,6 +274,6 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
 def _scale(train: Split, encoder: TableEncoder) -> Normalisation:
     """Numbers are standardised; 0/1 marks stay as they are, since a rare one would become huge."""
     measured = Normalisation.of_features(train.array)
-    number = encoder.is_number
+    number = encoder.kinds == "number"
     mean, std = np.where(number, measured.mean, 0.0), np.where(number, measured.std, 1.0)
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

@@ -1,0 +1,99 @@
+"""One reader of tables for data sets and predictions: CSV, Parquet files and folders, Arrow."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import feather, parquet
+
+import rfdlc
+from rfdlc import InputError, Predictions
+from rfdlc.tables import open_table, read_columns, write_table
+
+P = np.array([[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]])
+
+
+def scores(rows: slice = slice(None)) -> pyarrow.Table:
+    names = np.array(["p0", "p1", "p2"])
+    return pyarrow.table({"id": names[rows], "cat": P[rows, 0], "dog": P[rows, 1]})
+
+
+def test_a_folder_of_parquet_files_is_one_table(tmp_path: Path) -> None:
+    for i in range(3):
+        parquet.write_table(scores(slice(i, i + 1)), tmp_path / f"part-{i}.parquet")
+    (tmp_path / "_SUCCESS").touch()
+    loaded = Predictions.load(tmp_path)
+    assert loaded.scores.values[0].tolist() == P.tolist()
+    assert loaded.ids is not None
+    assert loaded.ids.tolist() == ["p0", "p1", "p2"]
+
+
+def test_a_folder_of_parquet_files_is_a_data_set(tmp_path: Path) -> None:
+    for kind in ("train", "test"):
+        (tmp_path / f"split={kind}").mkdir()
+        rows = {"size": [1.5, 2.5, 3.5, 4.5], "label": ["a", "b", "a", "b"]}
+        parquet.write_table(pyarrow.table(rows), tmp_path / f"split={kind}" / "0.parquet")
+    data = rfdlc.load(tmp_path)
+    assert {split: len(part) for split, part in data.splits.items()} == {"train": 4, "test": 4}
+    assert data.train.array.tolist() == [[1.5], [2.5], [3.5], [4.5]]
+
+
+def test_arrow_files(tmp_path: Path) -> None:
+    feather.write_feather(scores(), tmp_path / "p.feather")
+    write_table(tmp_path / "p.arrow", scores().to_pydict())
+    for name in ("p.feather", "p.arrow"):
+        assert Predictions.load(tmp_path / name).scores.values[0].tolist() == P.tolist()
+    (tmp_path / "p.arrow").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"p.arrow: cannot be read as Arrow"):
+        Predictions.load(tmp_path / "p.arrow")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
+    columns = {"a, b": ['x "y"', "z\nz"], "n": [0.1, 1 / 3]}
+    write_table(tmp_path / f"t.{suffix}", columns)
+    found = read_columns(tmp_path / f"t.{suffix}")
+    assert found["a, b"].to_pylist() == columns["a, b"]
+    assert [float(cell) for cell in found["n"].to_pylist()] == columns["n"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('cat,dog\n1,0\n1,"0\n0,1\n', r"p.csv line \d: 1 cells|p.csv: cannot be read as CSV in UTF-8 \(unexpected end"),
+        ("cat;dog\n0,5;0.5\n", "cannot be read as CSV with one decimal sign in all numbers"),
+        ("cat;dog\n0,5;half\n", "p.csv line 2, column 'dog': 'half' is not a number"),
+        ("cat,dog\n1_0,0\n", "p.csv line 2, column 'cat': '1_0' is not a number"),
+        ('cat,dog\n"1\n",0\n\n0,x\n', "p.csv line 5, column 'dog': 'x' is not a number"),
+        ("cat,dog", "p.csv: has column names but no rows"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "p.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        Predictions.load(tmp_path / "p.csv")
+
+
+def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('x,label\n1,a\n2,"b\n3,a\n4,b\n')
+    with pytest.raises(InputError, match="unexpected end of data"):
+        rfdlc.load(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text('x,label\n1,a\n2,"b\n3,a"\n')
+    assert read_columns(tmp_path / "t.csv")["label"].to_pylist() == ["a", "b\n3,a"]
+
+
+@pytest.mark.parametrize("line", ["0,5;0,5;x, y", "0.5;0.5;x, y"])
+def test_semicolons_with_either_decimal_sign(tmp_path: Path, line: str) -> None:
+    (tmp_path / "p.csv").write_text("\n".join(["cat;dog;id", *["1;0;none"] * 50, line]))
+    loaded = Predictions.load(tmp_path / "p.csv")
+    assert loaded.scores.values[0, [0, -1]].tolist() == [[1, 0], [0.5, 0.5]]
+    assert loaded.ids is not None
+    assert loaded.ids[-1] == "x, y"
+
+
+def test_the_header_comes_after_blank_lines_and_may_span_two(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b'\xef\xbb\xbf\n\n"size\nin mm", label \r\n1,a\r\n\r\n2,b\r\n')
+    file = open_table(tmp_path / "t.csv")
+    assert file.names == ["size\nin mm", "label"]
+    assert [batch.to_pydict() for batch in file.batches()] == [{"size\nin mm": ["1", "2"], "label": ["a", "b"]}]
