@@ -230,7 +230,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
             "'x' is not a number",
         ),
         (["decide", "test.csv", "-u", "U.csv", "--costs", "U.csv"], "exclude each other"),
-        (["decide", "test.csv", "--costs", "costs.csv", "--abstain", "9"], "say --abstain -9 for a cost of 9"),
+        (["decide", "test.csv", "--costs", "costs.csv", "--abstain", "9"], "write --abstain -9 for a cost of 9"),
         (["decide", "test.csv", "-o", "no/such/folder/a.csv"], "does not exist; create it first"),
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (["decide", "test.csv", "--logits", "--calibrate", "none.csv"], "none.csv: no such file"),

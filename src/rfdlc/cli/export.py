@@ -5,20 +5,18 @@ from typing import Annotated
 
 import typer
 
-from rfdlc.cli.reading import chosen_utility, folder_decider
-from rfdlc.cli.request import AbstainOption, CostsOption, JsonOption, PenaltyOption, UtilityOption
+from rfdlc.cli.reading import folder_decider
+from rfdlc.cli.request import JsonOption, UtilityRequest, takes_request
 from rfdlc.cli.train import RunFolder, ready
 from rfdlc.cli.writing import check_writable, print_json
 from rfdlc.errors import InputError
 
 
+@takes_request
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="`model.onnx`, or `model.pt2` for torch.export.")],
-    utility: UtilityOption = None,
-    costs: CostsOption = None,
-    penalty: PenaltyOption = None,
-    abstain: AbstainOption = None,
+    request: UtilityRequest,
     utility_input: Annotated[
         bool, typer.Option("--utility-input", help="The utility is an input of the graph: costs may change later.")
     ] = False,
@@ -46,7 +44,7 @@ def export(
         from rfdlc.integrations.onnx.exporting import export as export_it
         from rfdlc.training.run import Run
 
-        chosen = chosen_utility(lambda: Run(run).classes, lambda: folder_decider(run), utility, costs, penalty, abstain)
+        chosen = request.read_utility(lambda: Run(run).classes, lambda: folder_decider(run))
         precision = "half" if half else "int8" if int8 else "float32"
         done = export_it(run, out, utility=chosen, utility_input=utility_input, resize=resize, precision=precision)
     parity, size = done.parity, done.path.stat().st_size

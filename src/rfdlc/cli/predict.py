@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
-from rfdlc.cli.reading import chosen_utility, folder_decider
-from rfdlc.cli.request import AbstainOption, CostsOption, JsonOption, PenaltyOption, UtilityOption
+from rfdlc.cli.reading import folder_decider
+from rfdlc.cli.request import JsonOption, UtilityRequest, takes_request
 from rfdlc.cli.train import Root, RunFolder, Source, ready
 from rfdlc.cli.writing import check_writable, print_json
 
 
+@takes_request
 def predict(
     run: RunFolder,
     source: Source,
+    request: UtilityRequest,
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="Calibrated probabilities as .parquet or .csv; particle logits as .npz."),
@@ -23,10 +25,6 @@ def predict(
     split: Annotated[
         str | None, typer.Option("--split", help="train, val or test; by default the last there is.")
     ] = None,
-    utility: UtilityOption = None,
-    costs: CostsOption = None,
-    penalty: PenaltyOption = None,
-    abstain: AbstainOption = None,
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, count and list them.")
     ] = False,
@@ -53,7 +51,7 @@ def predict(
         from rfdlc.integrations.predict.predicting import predict as predict_it
         from rfdlc.training.run import Run
 
-        chosen = chosen_utility(lambda: Run(run).classes, lambda: folder_decider(run), utility, costs, penalty, abstain)
+        chosen = request.read_utility(lambda: Run(run).classes, lambda: folder_decider(run))
         try:
             done = predict_it(run, source, out, split=split, root=root, utility=chosen, skip_broken=skip_broken)
         except KeyboardInterrupt:

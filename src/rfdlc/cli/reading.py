@@ -3,7 +3,7 @@
 import csv
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,38 +38,6 @@ def read_classes(spec: str) -> "Classes":
         return Predictions.load(path).classes
     except InputError as error:
         raise InputError(f"{error}; training counts are read from a CSV with columns class,count") from None
-
-
-def chosen_utility(
-    classes: Callable[[], "Classes | None"],
-    saved: Callable[[], "Decider | None"],
-    spec: str | None,
-    costs: Path | None,
-    penalty: float | None,
-    abstain: float | None,
-) -> "Utility | None":
-    """What the options of a command name, or nothing where none is given: then the classes are not asked for.
-
-    To abstain alone is one more action of the utility that was decided for so far, the one of the `saved` decider.
-    """
-    if spec is not None and costs is not None:
-        raise InputError("--utility and --costs exclude each other: give one of them")
-    named = spec if costs is None else str(costs)
-    if named is None and penalty is None and abstain is None:
-        return None
-    decider = saved() if named is None and penalty is None else None
-    if decider is not None:
-        utility = decider.utility
-    else:
-        utility = read_utility(named or "one-hot", classes(), penalty=penalty, costs=costs is not None)
-    if abstain is None:
-        return utility
-    if costs is not None and abstain > utility.matrix.max():
-        raise InputError(
-            f"--abstain {abstain:g} is worth more than every decision under these costs: "
-            f"say --abstain {-abstain:g} for a cost of {abstain:g}"
-        )
-    return utility.with_abstain(abstain)
 
 
 def read_utility(

@@ -1,4 +1,4 @@
-"""The options of every command that decides, and what they ask for: predictions and a ready Decider."""
+"""The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from rfdlc.cli.reading import BUILDERS, chosen_utility, folder_decider, read_classes, read_predictions, read_prior
+from rfdlc.cli.reading import BUILDERS, folder_decider, read_classes, read_predictions, read_prior, read_utility
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,91 +18,114 @@ if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions
     from rfdlc.decide.utility import Utility
 
-UtilityOption = Annotated[
-    str | None,
-    typer.Option(
-        "--utility", "-u", help="CSV of U[true, action], or `one-hot`, `tail-sensitive`.", show_default="one-hot"
-    ),
-]
-CostsOption = Annotated[Path | None, typer.Option("--costs", help="CSV of costs instead of utilities: U = -cost.")]
 PenaltyOption = Annotated[
-    float | None, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head, -1 if not given.")
+    float | None, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head, -1 by default.")
 ]
 AbstainOption = Annotated[
     float | None,
-    typer.Option("--abstain", help="Add the action `abstain`, worth this whatever is true; -0.2 is a cost of 0.2."),
-]
-ClassesOption = Annotated[
-    str | None,
-    typer.Option("--classes", "-c", help="Training counts and groups: CSV with columns class,count[,group], or JSON."),
-]
-CalibrateOption = Annotated[
-    Path | None, typer.Option("--calibrate", help="Held-out predictions with targets, to fit the calibration on.")
-]
-CalibrationOption = Annotated[
-    str | None,
-    typer.Option(
-        "--calibration",
-        help="`temperature`, or `bias-` or `prior-corrected-temperature`.",
-        show_default="temperature",
-    ),
-]
-BalancedOption = Annotated[bool, typer.Option("--balanced", help="Calibrate with equal total weight for every class.")]
-TrainPriorOption = Annotated[
-    str | None,
-    typer.Option(
-        "--train-prior",
-        help="Class prior that the scores carry: `train` (the counts), `uniform` (after reweighting), "
-        "`a=0.9,b=0.1`, or CSV with columns class,share.",
-    ),
-]
-TargetPriorOption = Annotated[
-    str | None,
-    typer.Option(
-        "--target-prior",
-        help="Class prior where decisions are made: `uniform`, `train`, `estimate` (by EM from FILE itself), "
-        "`a=0.5,b=0.5`, or CSV. Without it the prior is left alone.",
-    ),
-]
-CombineOption = Annotated[
-    str | None, typer.Option("--combine", help="`mean-probabilities` or `mean-logits`, for several particles.")
-]
-RuleOption = Annotated[
-    str | None, typer.Option("--rule", help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")
-]
-LogitsOption = Annotated[bool, typer.Option("--logits", help="The tables hold logits, not probabilities.")]
-DeciderOption = Annotated[
-    Path | None, typer.Option("--decider", help="A decider saved before, instead of --calibrate and the priors.")
+    typer.Option("--abstain", help="Add the action `abstain` with this value for every class; -0.2 is a cost of 0.2."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 @dataclass(frozen=True)
-class Request:
-    """How scores are to be decided: a field is an option of every command that decides."""
+class UtilityRequest:
+    """The utility to decide for: every field is an option of the command."""
 
-    utility: UtilityOption = None
-    costs: CostsOption = None
+    utility: Annotated[
+        str | None,
+        typer.Option(
+            "--utility", "-u", help="CSV of U[true, action], or `one-hot`, `tail-sensitive`.", show_default="one-hot"
+        ),
+    ] = None
+    costs: Annotated[Path | None, typer.Option("--costs", help="CSV of costs instead of utilities: U = -cost.")] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
-    classes: ClassesOption = None
-    calibrate: CalibrateOption = None
-    calibration: CalibrationOption = None
-    balanced: BalancedOption = False
-    train_prior: TrainPriorOption = None
-    target_prior: TargetPriorOption = None
-    combine: CombineOption = None
-    rule: RuleOption = None
-    logits: LogitsOption = False
-    decider: DeciderOption = None
+
+    def read_utility(
+        self, classes: "Callable[[], Classes | None]", saved: "Callable[[], Decider | None]"
+    ) -> "Utility | None":
+        """The utility that the options name; None without any of them, and then `classes` is not called.
+
+        `--abstain` alone adds an action to the utility of the `saved` decider.
+        """
+        if self.utility is not None and self.costs is not None:
+            raise InputError("--utility and --costs exclude each other: give one of them")
+        named = self.utility if self.costs is None else str(self.costs)
+        if named is None and self.penalty is None and self.abstain is None:
+            return None
+        decider = saved() if named is None and self.penalty is None else None
+        if decider is not None:
+            utility = decider.utility
+        else:
+            costs = self.costs is not None
+            utility = read_utility(named or "one-hot", classes(), penalty=self.penalty, costs=costs)
+        if self.abstain is None:
+            return utility
+        if self.costs is not None and self.abstain > utility.matrix.max():
+            raise InputError(
+                f"--abstain {self.abstain:g} is worth more than every decision under these costs: "
+                f"write --abstain {-self.abstain:g} for a cost of {self.abstain:g}"
+            )
+        return utility.with_abstain(self.abstain)
+
+
+@dataclass(frozen=True)
+class Request(UtilityRequest):
+    """How scores are to be decided: every field is an option of the command."""
+
+    classes: Annotated[
+        str | None,
+        typer.Option("--classes", "-c", help="Training counts and groups: CSV with columns class,count[,group]; JSON."),
+    ] = None
+    calibrate: Annotated[
+        Path | None, typer.Option("--calibrate", help="Held-out predictions with targets, to fit the calibration on.")
+    ] = None
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            "--calibration",
+            help="The calibrator: `temperature`, or `bias-` or `prior-corrected-temperature`.",
+            show_default="temperature",
+        ),
+    ] = None
+    balanced: Annotated[
+        bool, typer.Option("--balanced", help="Calibrate with the same total weight for every class.")
+    ] = False
+    train_prior: Annotated[
+        str | None,
+        typer.Option(
+            "--train-prior",
+            help="Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or a "
+            "CSV with columns class,share.",
+        ),
+    ] = None
+    target_prior: Annotated[
+        str | None,
+        typer.Option(
+            "--target-prior",
+            help="Class prior where decisions are made: `uniform`, `train`, `estimate` (by EM, from FILE itself), "
+            "`a=0.5,b=0.5`, or CSV. Without it the prior is not corrected.",
+        ),
+    ] = None
+    combine: Annotated[
+        str | None, typer.Option("--combine", help="`mean-probabilities` or `mean-logits`, for several particles.")
+    ] = None
+    rule: Annotated[
+        str | None, typer.Option("--rule", help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")
+    ] = None
+    logits: Annotated[bool, typer.Option("--logits", help="The tables hold logits, not probabilities.")] = False
+    decider: Annotated[
+        Path | None, typer.Option("--decider", help="A saved decider, instead of --calibrate and the priors.")
+    ] = None
 
     def prepare(self, file: Path) -> "tuple[Predictions, Decider]":
-        """Read everything, fit what is to be fitted."""
+        """Read the predictions; make the decider, and fit it if asked."""
         if self.calibrate is None and (self.calibration or self.balanced):
             raise InputError("--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
         classes = None if self.classes is None else read_classes(self.classes)
         predictions = read_predictions(file, classes, logits=self.logits)
-        decider = self._with_utility(file, predictions)
+        decider = self._new_decider(file, predictions)
         if self.calibrate is not None:
             decider = decider.fit(read_predictions(self.calibrate, classes, logits=self.logits), balanced=self.balanced)
         if self.target_prior == "estimate":
@@ -111,14 +134,15 @@ class Request:
             decider = decider.replace(target_prior=read_prior(self.target_prior, "target prior"))
         return predictions, decider
 
-    def _with_utility(self, file: Path, predictions: "Predictions") -> "Decider":
-        """A new decider, or a saved one with what the command line changes of it."""
+    def _new_decider(self, file: Path, predictions: "Predictions") -> "Decider":
+        """A new decider, or a saved one with the changes of the command line."""
         from rfdlc.decide.decider import Decider
 
         saved = Decider.load(self.decider) if self.decider else folder_decider(file)
         known = predictions.classes if predictions.named else None
         classes = known or (saved.utility.classes if saved else predictions.classes)
-        utility = self._read_utility(classes, bool(known), saved)
+        built = self.costs is None and self.utility in (None, *BUILDERS)
+        utility = self.read_utility(lambda: classes if known or built else None, lambda: saved)
         changes: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
         if self.train_prior is not None:
             changes["train_prior"] = read_prior(self.train_prior, "training prior")
@@ -129,16 +153,12 @@ class Request:
             return Decider(utility or Utility.one_hot(predictions.classes), **given)
         return saved.replace(utility=utility, **given)
 
-    def _read_utility(self, classes: "Classes", named: bool, saved: "Decider | None") -> "Utility | None":
-        built = self.costs is None and self.utility in (None, *BUILDERS)
-        read_as = classes if named or built else None
-        return chosen_utility(lambda: read_as, lambda: saved, self.utility, self.costs, self.penalty, self.abstain)
-
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
-    """In place of its parameter `request`, the command gets one option for each field of Request."""
+    """Replace the command's parameter `request` by one option for each field of its class."""
     hints = get_type_hints(command, include_extras=True)
-    types = get_type_hints(Request, include_extras=True)
+    kind = hints["request"]
+    types = get_type_hints(kind, include_extras=True)
     own = [
         parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
         for name, parameter in signature(command).parameters.items()
@@ -146,13 +166,12 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     ]
     options = [
         Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
-        for field in fields(Request)
+        for field in fields(kind)
     ]
 
     @wraps(command)
     def expanded(**values: Any) -> None:
-        request = Request(**{option.name: values.pop(option.name) for option in options})
-        command(request=request, **values)
+        command(request=kind(**{option.name: values.pop(option.name) for option in options}), **values)
 
     # Arguments without a default come first, then the shared options, then the command's own.
     first = [parameter for parameter in own if parameter.default is Parameter.empty]

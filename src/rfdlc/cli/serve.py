@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rfdlc.cli.reading import chosen_utility, folder_decider
-from rfdlc.cli.request import AbstainOption, CostsOption, PenaltyOption, UtilityOption
+from rfdlc.cli.reading import folder_decider
+from rfdlc.cli.request import UtilityRequest, takes_request
 from rfdlc.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
 
+@takes_request
 def serve(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a `.onnx` file of `rfdlc export`.")],
-    utility: UtilityOption = None,
-    costs: CostsOption = None,
-    penalty: PenaltyOption = None,
-    abstain: AbstainOption = None,
+    request: UtilityRequest,
     host: Annotated[str, typer.Option("--host", help="Other than loopback only with a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
     token_file: Annotated[
@@ -41,7 +39,7 @@ def serve(
     from rfdlc.integrations.server.limits import Limits
     from rfdlc.integrations.server.serving import serve as serve_it
 
-    chosen = chosen_utility(lambda: _classes(model), lambda: _decider(model), utility, costs, penalty, abstain)
+    chosen = request.read_utility(lambda: _classes(model), lambda: _decider(model))
     limits = Limits(requests=queue, batch=batch, seconds=seconds)
     serve_it(model, utility=chosen, host=host, port=port, token_file=token_file, limits=limits, quiet=quiet)
 
