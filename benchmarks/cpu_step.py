@@ -21,9 +21,10 @@ from recording import write
 from rfdlc import Classes
 from rfdlc.training.assembly import build_net, sensible_threads
 from rfdlc.training.config import Settings
+from rfdlc.training.execution import Execution
 from rfdlc.training.factories import integrated_gain
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.per_run import Objectives
+from rfdlc.training.per_run import RunLosses
 from rfdlc.training.step import Step
 
 NETWORKS, INPUTS, HIDDEN, CLASSES, BATCH = 3, 64, 256, 10, 256
@@ -61,11 +62,12 @@ def separate(settings: Settings, net: ParticleNet, number: int) -> nn.Sequential
 def stepper(settings: Settings, batch: tuple[Tensor, Tensor]) -> tuple[Callable[[], None], ParticleNet]:
     """The library's step, and the stack that it trains."""
     net = build_net(settings, (INPUTS,), CLASSES, (0,))
-    objective = Objectives([integrated_gain(settings, Classes.from_counts([1] * CLASSES), None)])
-    step = Step(net, objective, settings)
+    losses = RunLosses([integrated_gain(settings, Classes.from_counts([1] * CLASSES), None)])
+    step = Step(net, losses, settings)
+    execution = Execution(step)
     step.begin_epoch(1, RATE)
     inputs, targets, mix = batch[0][None], batch[1][None], torch.ones(1, 3)
-    return lambda: step(inputs, targets, mix), net
+    return lambda: execution(inputs, targets, mix), net
 
 
 def separate_stepper(

@@ -216,20 +216,20 @@ class Bench:
     def smoke(self, name: str) -> None:
         """Seconds an epoch: eager, captured, compiled and captured (the first epoch of each warms up)."""
         method, settings, data = self.ready(name)
-        from rfdlc.training.step import Step
+        from rfdlc.training.execution import Execution
 
         for variant in ("eager", "captured", "compiled"):
             chosen = settings.changed({"compile": variant == "compiled"})
             row, seeds = METHODS[method], self.options.seeds
             net = place(method_net(row, chosen, data.input_shape, data.classes, seeds), self.device)
             parts = build_parts(row, chosen, data, seeds, self.device)
-            Step.capturing = variant != "eager"
+            Execution.capturing = variant != "eager"
             times = []
             for epoch in epochs(net, parts, {}):
                 times.append(epoch.seconds)
                 if epoch.epoch == (2 if variant == "eager" else 4):
                     break
-            Step.capturing = True
+            Execution.capturing = True
             memory = torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
             steps = parts[0].loader.steps
             print(

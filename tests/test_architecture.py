@@ -31,6 +31,7 @@ FLOORS_OF_LEARN = (
     {"methods"},
     {"per_run"},
     {"step"},
+    {"execution"},
     {"loop"},
     {"assembly", "heldout", "run"},
     {"model", "profiling"},

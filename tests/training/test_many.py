@@ -20,10 +20,11 @@ from rfdlc.training.jobs.driving import TrainingInterrupted
 from rfdlc.training.jobs.job import Job
 from rfdlc.training.jobs.sharing import OWN, form, same_until
 from rfdlc.training.loop import TrainingStopped
+from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.repulsion import repulsion
-from rfdlc.training.losses.terms import NegativeLogLikelihood, Objective, PriorInLikelihood
+from rfdlc.training.losses.terms import CompositeLoss, NegativeLogLikelihood, PriorInLikelihood
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.per_run import Objectives, Repulsions
+from rfdlc.training.per_run import Repulsions, RunLosses
 from rfdlc.training.run import Run
 
 SMALL = {"epochs": 4, "widths": (16,), "batch_size": 128}
@@ -317,14 +318,14 @@ def test_a_folder_with_another_run_is_refused(tmp_path):
 def test_objectives_of_all_runs_in_few_calls():
     def objective(weights, tau=()):
         shifts = [PriorInLikelihood([0.1, -0.3, 0.2], tau)] if tau else []
-        return Objective(shifts, [NegativeLogLikelihood(weights, after=int(weights[0]))])
+        return CompositeLoss(shifts, [NegativeLogLikelihood(weights, after=int(weights[0]))])
 
     own = [objective([1, 2, 3]), objective([3, 1, 1]), objective([1, 1, 1], (1.0,)), objective([1, 5, 1])]
-    together = Objectives(own)
+    together = RunLosses(own)
     assert [group.runs for group in together.groups] == [2, 1, 1]
     logits, targets = torch.randn(4, 2, 6, 3, requires_grad=True), torch.randint(3, (4, 6))
     for epoch in (torch.tensor(1.0), torch.tensor(2.0), torch.tensor(4.0)):
-        expected = torch.stack([one(logits[r], targets[r], epoch) for r, one in enumerate(own)])
+        expected = torch.stack([mean_loss(one(logits[r], targets[r], epoch)) for r, one in enumerate(own)])
         found = together(logits, targets, epoch)
         assert torch.allclose(found, expected)
         gradients = [torch.autograd.grad(losses.sum(), logits)[0] for losses in (found, expected)]
@@ -336,13 +337,16 @@ def test_the_objective_of_every_method_serves_several_runs_at_once(method):
     classes = rfdlc.Classes.from_counts([50, 20, 5, 2])
     for number, stage in enumerate(METHODS[method].stages):
         settings = resolve(method, "", {"epochs": 4, "utility": "tail-sensitive"})[1].changed(stage.settings)
-        make, width = stage.objective or METHODS[method].objective, 4 + (stage.trains == "router")
+        make, width = stage.loss or METHODS[method].loss, 4 + (stage.trains == "router")
         own = [make(settings, classes, training_utility(settings, classes)) for _ in range(2)]
-        together = Objectives(own)
+        together = RunLosses(own)
         assert [group.runs for group in together.groups] == [2], number
-        logits, targets = torch.randn(2, settings.particles * (1 + stage.draws), 6, width), torch.randint(4, (2, 6))
+        logits, targets = (
+            torch.randn(2, settings.particles * (1 + stage.swag_samples), 6, width),
+            torch.randint(4, (2, 6)),
+        )
         for epoch in (torch.tensor(1.0), torch.tensor(4.0)):
-            expected = torch.stack([one(logits[r], targets[r], epoch) for r, one in enumerate(own)])
+            expected = torch.stack([mean_loss(one(logits[r], targets[r], epoch)) for r, one in enumerate(own)])
             assert torch.allclose(together(logits, targets, epoch), expected, atol=1e-5), number
 
 

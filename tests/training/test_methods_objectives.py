@@ -1,4 +1,4 @@
-"""Objectives of experts equal a naive loop in float64 and pass gradcheck; limiting cases and combinations hold."""
+"""Losses of experts equal a naive loop in float64 and pass gradcheck; limiting cases and combinations hold."""
 
 import math
 
@@ -10,6 +10,7 @@ from scipy.special import digamma, gammaln
 from rfdlc.decide.classes import Classes
 from rfdlc.training import factories
 from rfdlc.training.config import Settings
+from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.experts import Routing, SelfDistillation, dirichlet_divergence
 from rfdlc.training.methods import METHODS, integrated_gain, resolve
 from rfdlc.training.networks.combinations import Evidential, GroupMean, Router, engagement, nested_groups
@@ -29,8 +30,13 @@ def settings_of(method, **changes):
     return resolve(method, "", {"epochs": EPOCHS, "particles": M, **changes})[1]
 
 
-def objective_of(method, classes=CLASSES, **changes):
-    return METHODS[method].objective(settings_of(method, **changes), classes, None)
+def loss_of(method, classes=CLASSES, **changes):
+    """The loss of a whole batch, as one number."""
+    return reduced(METHODS[method].loss(settings_of(method, **changes), classes, None))
+
+
+def reduced(loss):
+    return lambda logits, target, epoch: mean_loss(loss(logits, target, epoch))
 
 
 # -- naive formulas ------------------------------------------------------------------------------------------------
@@ -88,7 +94,7 @@ def weighed_sum(zs):
     return [sum(s * z[c] for s, z in zip(shares, zs, strict=True)) / sum(shares) for c in range(C)]
 
 
-# -- every objective against its loop ------------------------------------------------------------------------------
+# -- every loss against its loop ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epoch", [8, 9])
@@ -104,7 +110,7 @@ def test_ride(sample, epoch):
         expected -= (
             0.2 / B * sum(divergence(logits[:, i].mean(0).tolist(), logits[m, i].tolist(), epoch) for i in range(B))
         )
-    assert float(objective_of("ride")(*sample, torch.tensor(epoch))) == pytest.approx(expected, rel=1e-10)
+    assert float(loss_of("ride")(*sample, torch.tensor(epoch))) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("epoch", [8, 9])
@@ -126,7 +132,7 @@ def test_tlc(sample, epoch):
             if w[i][m] / largest > 0.54:
                 losses.append(loss)
         expected += sum(losses) / len(losses)
-    assert float(objective_of("tlc")(*sample, torch.tensor(epoch))) == pytest.approx(expected, rel=1e-10)
+    assert float(loss_of("tlc")(*sample, torch.tensor(epoch))) == pytest.approx(expected, rel=1e-10)
 
 
 def test_ace(sample):
@@ -140,10 +146,10 @@ def test_ace(sample):
                 loud = sum(z[c] ** 2 for c in outside) / len(outside) if outside else 0.0
                 expected += (loud - log_softmax(z)[y]) / B
     assert nested_groups(CLASSES, 3).tolist() == [[float(c in group) for c in range(C)] for group in groups]
-    assert float(objective_of("ace")(*sample, torch.tensor(1))) == pytest.approx(expected, rel=1e-12)
+    assert float(loss_of("ace")(*sample, torch.tensor(1))) == pytest.approx(expected, rel=1e-12)
 
 
-def test_router_objective(sample):
+def test_router_loss(sample):
     logits, target = sample
     scores = torch.randn(M, B, generator=torch.Generator().manual_seed(3))
     expected = 0.0
@@ -152,7 +158,7 @@ def test_router_objective(sample):
         for m in range(M - 1):
             wanted, p = not right[m] and any(right[m + 1 :]), 1 / (1 + math.exp(-float(scores[m, i])))
             expected -= (100 * math.log(p) if wanted else math.log(1 - p)) / B / (M - 1)
-    ours = Routing(100.0)(torch.cat([logits, scores[..., None]], -1), target, torch.tensor(1))
+    ours = reduced(Routing(100.0))(torch.cat([logits, scores[..., None]], -1), target, torch.tensor(1))
     assert float(ours) == pytest.approx(expected, rel=1e-12)
 
 
@@ -168,7 +174,7 @@ def test_self_distillation():
             teacher = [sum(math.exp(d[c]) for d in drawn) / 2 for c in range(C)]
             own = log_softmax(logits[m, i].tolist())
             expected += 0.7 * sum(t * (math.log(t) - o) for t, o in zip(teacher, own, strict=True)) / B / 2
-    ours = SelfDistillation(2, 0.7)(logits, target, torch.tensor(1))
+    ours = reduced(SelfDistillation(2, 0.7))(logits, target, torch.tensor(1))
     assert float(ours) == pytest.approx(expected, rel=1e-12)
 
 
@@ -182,7 +188,7 @@ def test_focal(sample, method):
             log_p, weight = log_softmax(logits[m, i].tolist())[y], effective(y) if method == "cb-focal" else 1.0
             top, bottom = top - weight * (1 - math.exp(log_p)) ** 1.5 * log_p, bottom + weight
         expected += top / bottom / M
-    ours = objective_of(method, focal=1.5)(*sample, torch.tensor(1))
+    ours = loss_of(method, focal=1.5)(*sample, torch.tensor(1))
     assert float(ours) == pytest.approx(expected, rel=1e-12)
 
 
@@ -191,26 +197,26 @@ def test_focal(sample, method):
 def test_gradients_of_every_method(sample, method, epoch):
     logits, target = sample
     changes = {"prior_tau": (1.0,)} if METHODS[method].settings.get("prior_tau") else {}
-    for make in {METHODS[method].objective, *(s.objective for s in METHODS[method].stages if s.objective)}:
-        objective = make(settings_of(method, head_scale=3.0, **changes), CLASSES, None)
-        rows = torch.cat([logits, logits[..., :1]], -1) if isinstance(objective, Routing) else logits
-        if isinstance(objective, SelfDistillation):
-            objective.particles = 1
-        check = lambda z, o=objective: o(z, target, torch.tensor(epoch))  # noqa: E731
+    for make in {METHODS[method].loss, *(s.loss for s in METHODS[method].stages if s.loss)}:
+        loss = make(settings_of(method, head_scale=3.0, **changes), CLASSES, None)
+        rows = torch.cat([logits, logits[..., :1]], -1) if isinstance(loss, Routing) else logits
+        if isinstance(loss, SelfDistillation):
+            loss.particles = 1
+        check = lambda z, o=loss: mean_loss(o(z, target, torch.tensor(epoch)))  # noqa: E731
         # what is held constant by design has no gradient: the common prediction of RIDE and TLC, SRepr's teacher
-        if method in ("ride", "tlc", "srepr") and not isinstance(objective, Routing):
-            assert_gradient_with_constants_held(objective, rows, target, epoch)
+        if method in ("ride", "tlc", "srepr") and not isinstance(loss, Routing):
+            assert_gradient_with_constants_held(loss, rows, target, epoch)
         else:
             assert torch.autograd.gradcheck(check, (rows.clone().requires_grad_(),))
 
 
-def assert_gradient_with_constants_held(objective, logits, target, epoch, step=1e-6):
+def assert_gradient_with_constants_held(loss, logits, target, epoch, step=1e-6):
     """Central differences, with every `detach` answered by the values at the point itself."""
     leaf = logits.clone().requires_grad_()
     held, original = [], torch.Tensor.detach
     try:
         torch.Tensor.detach = lambda self: held.append(original(self).clone()) or held[-1]
-        (gradient,) = torch.autograd.grad(objective(leaf, target, torch.tensor(epoch)), leaf)
+        (gradient,) = torch.autograd.grad(mean_loss(loss(leaf, target, torch.tensor(epoch))), leaf)
         constants = list(held)
         for place in np.ndindex(*logits.shape):
             values = []
@@ -219,21 +225,21 @@ def assert_gradient_with_constants_held(objective, logits, target, epoch, step=1
                 torch.Tensor.detach = lambda self, answers=answers: next(answers)
                 moved = logits.clone()
                 moved[place] += sign * step
-                values.append(float(objective(moved, target, torch.tensor(epoch))))
+                values.append(float(mean_loss(loss(moved, target, torch.tensor(epoch)))))
             assert float(gradient[place]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5, abs=1e-7)
     finally:
         torch.Tensor.detach = original
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_no_objective_reads_a_value_on_the_host(method):
+def test_no_loss_reads_a_value_on_the_host(method):
     """Tensors without data: what asks for a value, or a shape that depends on values, fails; so would a capture."""
     row = METHODS[method]
-    for make in {row.objective, *(stage.objective for stage in row.stages if stage.objective)}:
-        objective = make(settings_of(method), CLASSES, None).to("meta")
+    for make in {row.loss, *(stage.loss for stage in row.stages if stage.loss)}:
+        loss = make(settings_of(method), CLASSES, None).to("meta")
         logits = torch.empty(2 * M, B, C, device="meta", requires_grad=True)[: None if method == "srepr" else M]
         target, epoch = torch.empty(B, dtype=torch.long, device="meta"), torch.empty((), device="meta")
-        (gradient,) = torch.autograd.grad(objective(logits, target, epoch), logits)
+        (gradient,) = torch.autograd.grad(mean_loss(loss(logits, target, epoch)), logits)
         assert gradient.shape == logits.shape
 
 
@@ -241,29 +247,29 @@ def test_no_objective_reads_a_value_on_the_host(method):
 
 
 def plain(sample):
-    return float(integrated_gain(Settings(epochs=EPOCHS), CLASSES, None)(*sample, torch.tensor(1)))
+    return float(mean_loss(integrated_gain(Settings(epochs=EPOCHS), CLASSES, None)(*sample, torch.tensor(1))))
 
 
 def test_limiting_cases(sample):
     first = torch.tensor(1)
-    uniform = objective_of("balanced-softmax", EVEN)(*sample, first)
+    uniform = loss_of("balanced-softmax", EVEN)(*sample, first)
     assert float(uniform) == pytest.approx(plain(sample), rel=1e-12)
-    assert float(objective_of("focal", focal=0.0)(*sample, first)) == pytest.approx(plain(sample), rel=1e-12)
-    assert float(objective_of("ldam", margin=0.0)(*sample, first)) == pytest.approx(plain(sample), rel=1e-12)
-    assert float(objective_of("la")(*sample, first)) == float(objective_of("balanced-softmax")(*sample, first))
+    assert float(loss_of("focal", focal=0.0)(*sample, first)) == pytest.approx(plain(sample), rel=1e-12)
+    assert float(loss_of("ldam", margin=0.0)(*sample, first)) == pytest.approx(plain(sample), rel=1e-12)
+    assert float(loss_of("la")(*sample, first)) == float(loss_of("balanced-softmax")(*sample, first))
 
 
 @pytest.mark.parametrize("epoch", [1, 9])
 def test_ride_without_diversity_is_m_times_ldam(sample, epoch, monkeypatch):
     monkeypatch.setattr(factories, "RIDE_DIVERSITY", 0.0)
-    one = objective_of("ldam-drw")(*sample, torch.tensor(epoch))
-    assert float(objective_of("ride")(*sample, torch.tensor(epoch))) == pytest.approx(M * float(one), rel=1e-12)
+    one = loss_of("ldam-drw")(*sample, torch.tensor(epoch))
+    assert float(loss_of("ride")(*sample, torch.tensor(epoch))) == pytest.approx(M * float(one), rel=1e-12)
 
 
 def test_ace_with_one_expert_is_cross_entropy(sample):
     logits, target = sample
     single = (logits[:1], target)
-    assert float(objective_of("ace", particles=1)(*single, torch.tensor(1))) == pytest.approx(plain(single), rel=1e-12)
+    assert float(loss_of("ace", particles=1)(*single, torch.tensor(1))) == pytest.approx(plain(single), rel=1e-12)
 
 
 def test_dirichlet_divergence_survives_large_evidence():

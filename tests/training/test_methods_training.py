@@ -16,8 +16,7 @@ from rfdlc.training.jobs.driving import TrainingInterrupted
 from rfdlc.training.loop import epochs
 from rfdlc.training.methods import METHODS, Method, Stage, find_method, resolve
 from rfdlc.training.model import new_decider
-from rfdlc.training.optimisation.averaging import EpochMean, draw_head, normalise_head
-from rfdlc.training.optimisation.schedules import rate
+from rfdlc.training.optimisation import EpochMean, normalise_head, rate, reinitialize_head
 
 SMALL = {"epochs": 3, "widths": (8,), "batch_size": 128}
 CPU = torch.device("cpu")
@@ -176,19 +175,19 @@ def test_mean_and_deviation_of_weights():
     for value in (1.0, 2.0, 6.0):
         weight.fill_(value)
         mean.collect()
-    (deviation,) = mean.settle()
+    (deviation,) = mean.finalize()
     assert weight.tolist() == pytest.approx([3.0] * 3)
     assert deviation.tolist() == pytest.approx([np.std([1, 2, 6])] * 3, rel=1e-5)
 
 
-def test_heads_anew_and_normalised():
+def test_heads_reinitialized_and_normalised():
     data = rfdlc.load("digits-lt")
     row, settings = resolve("ce", data.name, SMALL)
     net = method_net(row, settings, data.input_shape, data.classes, (0, 1))
     before = net.head.weight.detach().clone()
     with torch.no_grad():
         net.head.bias.fill_(1.0)
-    draw_head(net)
+    reinitialize_head(net)
     assert not torch.equal(net.head.weight, before)
     assert not net.head.bias.any()
     start = net.head.weight.detach().clone()

@@ -8,20 +8,21 @@ import torch
 
 from rfdlc.decide.classes import Classes
 from rfdlc.training.config import Settings
+from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.repulsion import FLOORS, REPULSIONS, repulsion
 from rfdlc.training.losses.terms import (
+    CompositeLoss,
     ExpectedGain,
     LogGain,
     Margin,
     NegativeLogLikelihood,
-    Objective,
     PriorInLikelihood,
     class_weights,
     log_prior,
     margins,
 )
 from rfdlc.training.methods import integrated_gain
-from rfdlc.training.optimisation.schedules import rate
+from rfdlc.training.optimisation import rate
 
 COUNTS = (50, 12, 3, 1)
 M, B, C = 3, 6, 4
@@ -68,9 +69,9 @@ def naive(logits, target, epoch, *, after, weights, taus=(0, 0, 0), margin=0.0, 
 @pytest.mark.parametrize("form", ["constant", "linear", "sqrt", "log", "power", "effective"])
 def test_weighted_likelihood(sample, form, epoch):
     weights = class_weights(COUNTS, form, power=0.7, beta=0.99)
-    objective = Objective([], [NegativeLogLikelihood(weights, after=3)])
+    loss = CompositeLoss([], [NegativeLogLikelihood(weights, after=3)])
     expected = naive(*sample, epoch, after=3, weights=weights)
-    assert float(objective(*sample, torch.tensor(epoch))) == pytest.approx(expected, rel=1e-12)
+    assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(expected, rel=1e-12)
 
 
 def test_class_weights_by_hand():
@@ -83,13 +84,13 @@ def test_class_weights_by_hand():
 
 def test_margin_and_prior_in_the_likelihood(sample):
     ones = np.ones(C)
-    objective = Objective([Margin(margins(COUNTS), 30.0)], [NegativeLogLikelihood(ones)])
-    assert float(objective(*sample, torch.tensor(1))) == pytest.approx(
+    loss = CompositeLoss([Margin(margins(COUNTS), 30.0)], [NegativeLogLikelihood(ones)])
+    assert float(mean_loss(loss(*sample, torch.tensor(1)))) == pytest.approx(
         naive(*sample, 1, after=0, weights=ones, margin=0.5)
     )
     taus = (0.0, 1.0, 2.0)
-    objective = Objective([PriorInLikelihood(log_prior(COUNTS), taus)], [NegativeLogLikelihood(ones)])
-    assert float(objective(*sample, torch.tensor(1))) == pytest.approx(
+    loss = CompositeLoss([PriorInLikelihood(log_prior(COUNTS), taus)], [NegativeLogLikelihood(ones)])
+    assert float(mean_loss(loss(*sample, torch.tensor(1)))) == pytest.approx(
         naive(*sample, 1, after=0, weights=ones, taus=taus)
     )
 
@@ -116,9 +117,9 @@ def test_utility_terms(sample, epoch):
         ),
     }
     for ours, term in terms.values():
-        objective = Objective([], [NegativeLogLikelihood(weights, after=3), ours])
+        loss = CompositeLoss([], [NegativeLogLikelihood(weights, after=3), ours])
         expected = naive(*sample, epoch, after=3, weights=weights, term=term)
-        assert float(objective(*sample, torch.tensor(epoch))) == pytest.approx(expected, rel=1e-12)
+        assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_whole_of_the_paper(sample):
@@ -127,11 +128,11 @@ def test_the_whole_of_the_paper(sample):
         particles=3, weights="linear", margin=0.5, deferred=0.8, epochs=10, alpha=0.3, utility_weights="columns"
     )
     weights = class_weights(COUNTS)
-    objective = integrated_gain(settings, Classes.from_counts(list(COUNTS)), UTILITY)
+    loss = integrated_gain(settings, Classes.from_counts(list(COUNTS)), UTILITY)
     term = lambda log_p, y: (sum(weights[c] * UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3, 1.0)  # noqa: E731
     for epoch in (8, 9):
         expected = naive(*sample, epoch, after=8, weights=weights, margin=0.5, term=term)
-        assert float(objective(*sample, torch.tensor(epoch))) == pytest.approx(expected, rel=1e-12)
+        assert float(mean_loss(loss(*sample, torch.tensor(epoch)))) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("epoch", [1, 9])
@@ -146,18 +147,18 @@ def test_gradients_of_every_term(sample, epoch):
         ExpectedGain(UTILITY, 0.5, sample_weights=weights, after=5),
     ]
     for term in terms:
-        objective = Objective(shifts, [term])
+        loss = CompositeLoss(shifts, [term])
         leaf = logits.clone().requires_grad_()
-        assert torch.autograd.gradcheck(lambda z, o=objective: o(z, target, torch.tensor(epoch)), (leaf,))
+        assert torch.autograd.gradcheck(lambda z, o=loss: mean_loss(o(z, target, torch.tensor(epoch))), (leaf,))
 
 
 def test_mixed_targets_equal_soft_targets(sample):
-    """Weighing the objective of both labels is cross-entropy with the mixed label, prior in the likelihood included."""
+    """Weighing the loss of both labels is cross-entropy with the mixed label, prior in the likelihood included."""
     logits, target = sample
     shift = PriorInLikelihood(log_prior(COUNTS), (1.0,))
-    objective = Objective([shift], [NegativeLogLikelihood(np.ones(C))])
+    loss = CompositeLoss([shift], [NegativeLogLikelihood(np.ones(C))])
     other, epoch = target.roll(1), torch.tensor(1)
-    mixed = 0.3 * objective(logits, target, epoch) + 0.7 * objective(logits, other, epoch)
+    mixed = 0.3 * mean_loss(loss(logits, target, epoch)) + 0.7 * mean_loss(loss(logits, other, epoch))
     soft = 0.3 * torch.eye(C)[target] + 0.7 * torch.eye(C)[other]
     log_p = (logits + torch.as_tensor(log_prior(COUNTS))).log_softmax(-1)
     assert torch.allclose(mixed, -(soft * log_p).sum(-1).mean())

@@ -13,10 +13,11 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
 from rfdlc.training.assembly import build_net, build_parts, choose_device, method_net, split_outputs, training_utility
 from rfdlc.training.config import Settings
+from rfdlc.training.execution import Execution
 from rfdlc.training.heldout import balanced, balanced_positions, diversity
 from rfdlc.training.loop import TrainingStopped, epochs
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.optimisation.optimisers import AdamW, Sgd, clip
+from rfdlc.training.optimisation import AdamW, Sgd, clip
 from rfdlc.training.step import Step
 
 CPU = torch.device("cpu")
@@ -61,7 +62,7 @@ def trained(data, seeds, method="rf-dlc", double=False, **settings):
     parts = build_parts(METHODS[method], chosen, data, seeds, CPU)
     if double:
         net.double()
-        parts = [replace(part, loader=Double(part.loader), objective=part.objective.double()) for part in parts]
+        parts = [replace(part, loader=Double(part.loader), losses=part.losses.double()) for part in parts]
     return net, list(epochs(net, parts, {}))
 
 
@@ -237,14 +238,15 @@ def test_a_captured_step_equals_the_eager_one(monkeypatch):
     for capture in (False, True):
         net = build_net(settings, data.input_shape, 3, (0, 1))
         (part,) = build_parts(METHODS["rf-dlc"], settings, data, (0, 1), CPU)
-        step = Step(net, part.objective, settings)
+        step = Step(net, part.losses, settings)
+        execution = Execution(step)
         if capture:
-            monkeypatch.setattr("rfdlc.training.step.capture", capture_without_a_gpu)
-            step.capture = True
+            monkeypatch.setattr("rfdlc.training.execution.capture", capture_without_a_gpu)
+            execution.capture = True
         for epoch in (1, 2):
             step.begin_epoch(epoch, 0.1)
             for inputs, targets in part.loader.epoch(epoch):
-                step(inputs, targets, torch.full((2, 3), 0.7))
+                execution(inputs, targets, torch.full((2, 3), 0.7))
         results.append([*net.parameters(), *step.average, step.total, step.good])
     assert len(graphs) == 2  # full batches, and the last one
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -23,12 +23,13 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 from rfdlc.training.config import Settings
 from rfdlc.training.factories import Matrix
-from rfdlc.training.loop import Loader, Part, outputs_of, spans
+from rfdlc.training.loop import Loader, PreparedStage, outputs_of, spans
+from rfdlc.training.losses import Loss
 from rfdlc.training.methods import Method, Stage
 from rfdlc.training.networks.backbones import backbone, own
 from rfdlc.training.networks.combinations import Particles
 from rfdlc.training.networks.particles import Combine, ParticleNet
-from rfdlc.training.per_run import Objectives
+from rfdlc.training.per_run import RunLosses
 from rfdlc.training.processes.group import ALONE, Processes
 from rfdlc.training.step import reduced
 
@@ -134,7 +135,7 @@ class Recipe(NamedTuple):
 def build_parts(
     method: Method, settings: Settings, data: Dataset, seeds: Sequence[int], device: torch.device,
     processes: Processes = ALONE,
-) -> list[Part]:  # fmt: skip
+) -> list[PreparedStage]:  # fmt: skip
     """The method's stages with their loaders and objectives, which see the training part of the data alone."""
     recipes = [Recipe(method, settings, seed, data.classes) for seed in seeds]
     return [stack_part(recipes, data, number, device, processes) for number in range(len(method.stages))]
@@ -142,18 +143,18 @@ def build_parts(
 
 def stack_part(
     recipes: Sequence[Recipe], data: Dataset, number: int, device: torch.device, processes: Processes = ALONE
-) -> Part:
+) -> PreparedStage:
     """The stage of this number for a stack of runs, each by its own recipe."""
     stages = tuple(recipe.method.stages[number] for recipe in recipes)
     each = tuple(recipe.settings.changed(stage.settings) for recipe, stage in zip(recipes, stages, strict=True))
     start, end = spans(recipes[0].method.stage_epochs(recipes[0].settings))[number]
     loader = training_loader(each[0], data, recipes, device, processes)
-    objectives = [_objective(*run) for run in zip(recipes, stages, each, strict=True)]
-    return Part(stages, each, start, end, loader, Objectives(objectives).to(device))
+    losses = [_loss(*run) for run in zip(recipes, stages, each, strict=True)]
+    return PreparedStage(stages, each, start, end, loader, RunLosses(losses).to(device))
 
 
-def _objective(recipe: Recipe, stage: Stage, settings: Settings) -> nn.Module:
-    make = stage.objective or recipe.method.objective
+def _loss(recipe: Recipe, stage: Stage, settings: Settings) -> Loss:
+    make = stage.loss or recipe.method.loss
     return make(settings, recipe.classes, training_utility(recipe.settings, recipe.classes))
 
 

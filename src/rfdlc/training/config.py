@@ -20,8 +20,7 @@ from rfdlc.training.losses.repulsion import REPULSIONS
 from rfdlc.training.losses.terms import WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
 from rfdlc.training.networks.particles import HEADS
-from rfdlc.training.optimisation.optimisers import OPTIMISERS
-from rfdlc.training.optimisation.schedules import SCHEDULES
+from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 
 
 def _one_of(*names: str, registry: Collection[str] = ()) -> AfterValidator:

@@ -20,18 +20,21 @@ from rfdlc.training.losses.experts import (
     Routing,
     SelfDistillation,
 )
+from rfdlc.training.losses.reduction import Loss
 from rfdlc.training.losses.terms import (
+    CompositeLoss,
     ExpectedGain,
     LogGain,
     Margin,
     NegativeLogLikelihood,
-    Objective,
     PriorInLikelihood,
     class_weights,
     log_prior,
     margins,
 )
 from rfdlc.training.networks.combinations import Combination, Evidential, GroupMean, Particles, Router, nested_groups
+from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.optimisation import normalise_head
 
 # RIDE: frank-xwang/RIDE-LongTailRecognition, model/loss.py and configs/config_imbalance_cifar100_ride[_ea].json
 RIDE_DIVERSITY, FREQUENCY_SHARE, ROUTER_POSITIVE, ROUTER_CHOICES = 0.2, 0.05, 100.0, 30
@@ -40,13 +43,11 @@ TLC_DIVERSITY, TLC_ANNEALING, TLC_THRESHOLD, TLC_ETA = 0.01, 500, 0.54, 0.2
 DISTILLATION = 1.0  # ours: the paper was not at hand in full
 
 Matrix = NDArray[np.float64]
-ObjectiveFactory = Callable[
-    [Settings, Classes, Matrix | None], nn.Module
-]  # the utility's matrix, if one is trained with
+LossFactory = Callable[[Settings, Classes, Matrix | None], Loss]  # the utility's matrix, if one is trained with
 CombinationFactory = Callable[[Settings, Classes, int, int], Combination]  # runs, width of the features
 
 
-def integrated_gain(settings: Settings, classes: Classes, utility: Matrix | None) -> Objective:
+def integrated_gain(settings: Settings, classes: Classes, utility: Matrix | None) -> CompositeLoss:
     """log p(y) weighted by the discrepancy ratio, plus 1/alpha of the utility term; margins or the prior inside p."""
     after, weights = settings.deferred_epoch, _weights(settings, classes)
     shifts: list[nn.Module] = []
@@ -57,7 +58,7 @@ def integrated_gain(settings: Settings, classes: Classes, utility: Matrix | None
     terms: list[nn.Module] = [NegativeLogLikelihood(weights, after, settings.focal)]
     if utility is not None:
         terms.append(_utility_term(settings, utility, weights, after))
-    return Objective(shifts, terms)
+    return CompositeLoss(shifts, terms)
 
 
 def _margin(settings: Settings, classes: Classes) -> Margin:
@@ -176,6 +177,11 @@ def evidential(settings: Settings, classes: Classes, runs: int, width: int) -> C
 def group_mean(settings: Settings, classes: Classes, runs: int, width: int) -> Combination:
     """ACE's."""
     return GroupMean(nested_groups(classes, settings.particles))
+
+
+def equal_lengths(net: ParticleNet, settings: Settings) -> None:
+    """Tau normalisation at the end of a stage."""
+    normalise_head(net, 1.0)
 
 
 def uniform(settings: Settings, classes: Classes) -> Matrix:

@@ -12,14 +12,15 @@ from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rfdlc.data.mixing import draw_shares
 from rfdlc.training.config import Settings
+from rfdlc.training.execution import Execution, seed_all, torch_settings
 from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.optimisation.averaging import COLLECTED_FROM, draw_head
-from rfdlc.training.optimisation.schedules import rate
+from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
+from rfdlc.training.per_run import RunLosses
 from rfdlc.training.processes.group import ALONE, Processes
 from rfdlc.training.step import Step
 
@@ -42,10 +43,10 @@ class TrainingStopped(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Part:
-    """A stage made ready: what it trains on and for, from the epoch after `start` to `end`.
+class PreparedStage:
+    """A stage with what it trains on and for, from the epoch after `start` to `end`.
 
-    Every run of a stack has a stage and settings of its own; `jobs.sharing.OWN` names the settings that may differ.
+    Every run of a stack has a stage and settings of its own, which may differ in some settings.
     """
 
     stages: tuple[Stage, ...]
@@ -53,7 +54,7 @@ class Part:
     start: int
     end: int
     loader: Loader
-    objective: nn.Module  # (logits (R,M,B,C), targets (R,B), epoch) -> (R,)
+    losses: RunLosses
 
     @property
     def stage(self) -> Stage:
@@ -70,7 +71,7 @@ class Part:
         place = epoch - self.start, self.end - self.start
         factors = [rate(*place, own.schedule, **_schedule(own)) for own in self.each]
         runs = zip(self.stages, self.each, factors, strict=True)
-        return [own.learning_rate * (stage.rate * factor) for stage, own, factor in runs]
+        return [own.learning_rate * (stage.learning_rate_factor * factor) for stage, own, factor in runs]
 
     def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
         """(steps, R, 3): what is drawn for mixing each batch."""
@@ -84,8 +85,8 @@ class Epoch:
     """What an epoch left behind."""
 
     epoch: int
-    losses: list[float]  # a run
-    rates: list[float]  # a run
+    losses: list[float]  # one per run
+    rates: list[float]  # one per run
     seconds: float
     samples_per_second: float  # of all runs and processes
     step: Step
@@ -107,54 +108,56 @@ class Epoch:
 
 
 def epochs(
-    net: ParticleNet, parts: Sequence[Part], state: dict[str, Tensor], done: int = 0, processes: Processes = ALONE
+    net: ParticleNet,
+    stages: Sequence[PreparedStage],
+    state: dict[str, Tensor],
+    done: int = 0,
+    processes: Processes = ALONE,
 ) -> Iterator[Epoch]:
-    """Train from the end of epoch `done` to the last of the last part. `state` is the optimiser's, of a checkpoint.
+    """Train from the end of epoch `done` to the last of the last stage. `state` is the optimiser's, of a checkpoint.
 
     Where several `processes` each drive a loop like this one, networks are the same on all of them after each epoch.
     """
     deviations: list[Tensor] = []
-    for part in parts:
-        if part.end < done:
-            continue
-        if part.stage.anew and done <= part.start:
-            draw_head(net)
-        left = (part.end - max(done, part.start)) * part.loader.steps
-        step = Step(net, part.objective, part.settings, part.stage, deviations, part.each, left, processes)
-        if done > part.start:
-            load_state(step, state)
-        for epoch in range(max(done, part.start) + 1, part.end + 1):
-            rates, mixes = part.rates(epoch), part.mixing(net.seeds, epoch)
-            # a user's network may draw from the global generator
-            torch.manual_seed((hash((net.seeds, epoch)) + processes.rank) % 2**63)
-            step.begin_epoch(epoch, rates)
-            began, count = time.perf_counter(), 0
-            for (inputs, targets), mix in zip(part.loader.epoch(epoch), mixes.to(step.device), strict=True):
-                step(inputs, targets, mix)
-                count += targets.numel()
-            losses = step.losses()  # the one wait of the epoch
-            _check_numbers(step, epoch, part.loader.steps)
-            processes.mean_(list(net.buffers()))  # batch norm's statistics, where they are local
-            if step.epoch_mean and epoch - part.start > COLLECTED_FROM * (part.end - part.start):
-                step.epoch_mean.collect()
-            seconds = time.perf_counter() - began
-            speed = processes.world * count / seconds
-            yield Epoch(epoch, losses, rates, seconds, speed, step, optimiser_state(step))
-        # after the last checkpoint: a run resumed from it comes by here too
-        deviations = _finish(net, part, step, processes)
+    with torch_settings(net.head_weights.device):
+        for stage in (stage for stage in stages if stage.end >= done):
+            if stage.stage.reinitialize_head and done <= stage.start:
+                reinitialize_head(net)
+            step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
+            execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps)
+            if done > stage.start:
+                load_state(step, state)
+            for epoch in range(max(done, stage.start) + 1, stage.end + 1):
+                rates, mixes = stage.rates(epoch), stage.mixing(net.seeds, epoch)
+                seed_all(step.device, (hash((net.seeds, epoch)) + processes.rank) % 2**63)
+                step.begin_epoch(epoch, rates)
+                began, count = time.perf_counter(), 0
+                for (inputs, targets), mix in zip(stage.loader.epoch(epoch), mixes.to(step.device), strict=True):
+                    execution(inputs, targets, mix)
+                    count += targets.numel()
+                losses = step.mean_losses()  # the one wait of the epoch
+                _check_numbers(step, epoch, stage.loader.steps)
+                processes.mean_(list(net.buffers()))  # batch norm's statistics, where they are local
+                if step.epoch_mean and epoch - stage.start > COLLECTED_FROM * (stage.end - stage.start):
+                    step.epoch_mean.collect()
+                seconds = time.perf_counter() - began
+                speed = processes.world * count / seconds
+                yield Epoch(epoch, losses, rates, seconds, speed, step, optimiser_state(step))
+            # after the last checkpoint: a run resumed from it comes by here too
+            deviations = _finalize(net, stage, step, processes)
 
 
-def _finish(net: ParticleNet, part: Part, step: Step, processes: Processes) -> list[Tensor]:
-    """The end of a stage: averages in the weights' place, statistics that fit them, what else the stage asks for."""
-    deviations = step.settle()
+def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: Processes) -> list[Tensor]:
+    """The end of a stage: averages replace the weights, with batch-norm statistics that fit them; then its own end."""
+    deviations = step.finalize()
     if step.epoch_mean:
         net.train()
         with torch.no_grad(), step.autocast():
-            for inputs, _ in part.loader.epoch(part.end):
+            for inputs, _ in stage.loader.epoch(stage.end):
                 net.particle_logits(inputs)
         processes.mean_(list(net.buffers()))
-    if part.stage.after:
-        part.stage.after(net)
+    if stage.stage.finalize:
+        stage.stage.finalize(net, stage.settings)
     return deviations
 
 

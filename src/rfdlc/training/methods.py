@@ -1,13 +1,12 @@
 """METHODS: a method is a row. What it optimises, with which particles, stages, combination and decision.
 
-A row's `settings` are its defaults; any of them can be overridden. Most rows share one objective, the integrated gain,
+A row's `settings` are its defaults; any of them can be overridden. Most rows share one loss, the integrated gain,
 whose parts the settings switch on. A method of your own is a row too: `METHODS["mine"] = Method(...)`.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 from rfdlc.decide.classes import Classes
@@ -15,33 +14,23 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose
 from rfdlc.training import factories
 from rfdlc.training.config import Settings, preset
-from rfdlc.training.factories import CombinationFactory, Matrix, ObjectiveFactory, carried_prior, integrated_gain
+from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.optimisation.averaging import normalise_head
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training, run by the one loop. `objective` defaults to the method's.
-
-    - `epochs`: how many, by default those of the settings; `settings`: what differs in this stage; `rate`: factor of
-      the learning rate.
-    - `trains`: all particles, their heads, or the router. What does not train keeps its statistics too.
-      `anew`: heads start from new weights.
-    - `averages`: "weights" are replaced by their mean over the last quarter of the epochs (SWA) when the stage ends.
-    - `draws`: so many networks, drawn around those means, are shown to the objective beside the network itself (SWAG).
-    - `after`: what is done to the network when the stage ends.
-    """
+    """A stage of a training."""
 
     epochs: int | None = None
     trains: Literal["all", "head", "router"] = "all"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    rate: float = 1.0
-    objective: ObjectiveFactory | None = None
-    anew: bool = False
-    averages: Literal["nothing", "weights"] = "nothing"
-    draws: int = 0
-    after: Callable[[ParticleNet], None] | None = None
+    learning_rate_factor: float = 1.0
+    loss: LossFactory | None = None
+    reinitialize_head: bool = False
+    weight_averaging: bool = False
+    swag_samples: int = 0
+    finalize: Callable[[ParticleNet, Settings], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +47,7 @@ class Method:
     reference: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     prior: Callable[[Settings, Classes], Matrix] = carried_prior
-    objective: ObjectiveFactory = integrated_gain
+    loss: LossFactory = integrated_gain
     stages: tuple[Stage, ...] = (Stage(),)
     combination: CombinationFactory = factories.as_they_are
     utility: Callable[[Classes], Utility] = Utility.one_hot
@@ -74,7 +63,7 @@ class Method:
         settings = Settings().changed({**self.settings, "epochs": epochs})
         passes = [3 if stage.trains == "all" else 1 for stage in self.stages]
         stages = zip(self.stages, self.stage_epochs(settings), passes, strict=True)
-        work = sum(length * each * (1 + stage.draws) for stage, length, each in stages)
+        work = sum(length * each * (1 + stage.swag_samples) for stage, length, each in stages)
         return settings.particles * work / (3 * epochs)
 
 
@@ -130,7 +119,7 @@ METHODS: dict[str, Method] = {
         "Kang et al. 2020",
         _PLAIN,
         prior=factories.uniform,
-        stages=(Stage(after=partial(normalise_head, tau=1.0)),),
+        stages=(Stage(finalize=factories.equal_lengths),),
     ),
     # two stages
     "crt": Method(
@@ -138,7 +127,7 @@ METHODS: dict[str, Method] = {
         "Kang et al. 2020",
         _PLAIN,
         prior=factories.uniform,
-        stages=(Stage(), Stage(epochs=10, trains="head", settings=_BALANCED, anew=True)),
+        stages=(Stage(), Stage(epochs=10, trains="head", settings=_BALANCED, reinitialize_head=True)),
     ),
     "srepr": Method(
         "mean weights of the last epochs, then a new head on stochastic representations",
@@ -146,14 +135,14 @@ METHODS: dict[str, Method] = {
         {**_PLAIN, "schedule": "swa"},
         prior=factories.uniform,
         stages=(
-            Stage(averages="weights"),
+            Stage(weight_averaging=True),
             Stage(
                 epochs=10,
                 trains="head",
                 settings=_BALANCED,
-                objective=factories.self_distillation,
-                anew=True,
-                draws=5,
+                loss=factories.self_distillation,
+                reinitialize_head=True,
+                swag_samples=5,
             ),
         ),
     ),
@@ -162,10 +151,10 @@ METHODS: dict[str, Method] = {
         "diverse experts, then a router that asks as many as a sample needs",
         "Wang et al. 2021",
         {**_EXPERTS, "shared_stages": 2},
-        objective=factories.diverse_experts,
+        loss=factories.diverse_experts,
         stages=(
             Stage(),
-            Stage(epochs=5, trains="router", settings=_BALANCED, rate=0.1, objective=factories.routing),
+            Stage(epochs=5, trains="router", settings=_BALANCED, learning_rate_factor=0.1, loss=factories.routing),
         ),
         combination=factories.routed,
     ),
@@ -173,14 +162,14 @@ METHODS: dict[str, Method] = {
         "evidential experts, engaged while a sample is uncertain",
         "Li et al. 2022",
         {**_EXPERTS, "shared_stages": 1},
-        objective=factories.evidential_experts,
+        loss=factories.evidential_experts,
         combination=factories.evidential,
     ),
     "ace": Method(
         "experts on nested groups of classes",
         "Cai et al. 2021",
         {"particles": 3, "shared_stages": 2, "schedule": "step", "combine": "mean-logits"},
-        objective=factories.nested_experts,
+        loss=factories.nested_experts,
         combination=factories.group_mean,
     ),
     # ensembles

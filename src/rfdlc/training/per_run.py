@@ -1,10 +1,11 @@
-"""What every run of a stack has of its own, in few calls for all runs: its objective and its repulsion.
+"""What every run of a stack has of its own, in few calls for all runs: its loss and its repulsion.
 
 Neighbours of one form (the same modules, numbers of their own) take one call, so that five seeds of a method launch as
 many kernels as one.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -13,58 +14,114 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rfdlc.training.config import Settings
+from rfdlc.training.losses.reduction import Loss, Term, leading, reduce, terms_of, total
 from rfdlc.training.losses.repulsion import repulsion
-from rfdlc.training.processes.whole import Whole
+from rfdlc.training.processes.group import ALONE, Processes
 
 Item = TypeVar("Item")
 
 
-class Objectives(nn.Module):
-    """One objective a run: (logits (R,M,B,C), targets (R,B), epoch) -> losses (R,).
+@dataclass(frozen=True)
+class GlobalBatch:
+    """What a micro-batch must know of the global batch of which it is a part."""
 
-    A fourth argument, where given, is the whole batch of which these samples are a share.
+    size: Tensor  # (): number of samples
+    totals: list[list[Tensor]]  # for each group of losses and each of its terms, what its sum is divided by
+    micro_batches: int  # that each process computes one after another
+
+
+class RunLosses(nn.Module):
+    """One loss per run: (logits (R,M,B,C), targets (R,B), epoch) -> (R,).
+
+    With a `GlobalBatch`, the contribution of a micro-batch to the loss of the global batch.
     """
 
-    def __init__(self, objectives: Sequence[nn.Module]) -> None:
+    processes = ALONE
+
+    def __init__(self, losses: Sequence[Loss]) -> None:
         super().__init__()
-        groups = neighbours(list(objectives), _form)
+        groups = neighbours([_module(loss) for loss in losses], _form)
         self.sizes = [len(group) for group in groups]
         self.groups = nn.ModuleList(_Alike(group) for group in groups)
 
-    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+    def share(self, processes: Processes) -> None:
+        """From now on a batch is spread over these processes."""
+        self.processes = processes
+        for module in self.modules():
+            if getattr(module, "weights_from_logits", False):
+                module.processes = processes
+
+    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor, batch: GlobalBatch | None = None) -> Tensor:
+        values = []
+        for number, (group, own, labels) in enumerate(self._split(logits, targets)):
+            if group.runs == 1:
+                terms = leading(group.first(own.squeeze(0), labels.squeeze(0), epoch))
+            else:
+                terms = group(own, labels, epoch)
+            by = [None] * len(terms) if batch is None else batch.totals[number]
+            if batch is not None and group.weights_from_logits:  # known only now: a micro-batch has means of its own
+                by = [batch.micro_batches * self.processes.total(total(term)) for term in terms]
+            values.append(sum(reduce(term, divisor) for term, divisor in zip(terms, by, strict=True)))
+        return values[0] if len(values) == 1 else torch.cat(values)
+
+    @torch.no_grad()
+    def global_batch(self, logits: Tensor, targets: Tensor, epoch: Tensor, micro_batches: int) -> GlobalBatch:
+        """Of all processes. `targets` (R,B) are this process's; of `logits`, of a micro-batch, the shape is read.
+
+        Weights follow from targets, so that zeros do for the logits of micro-batches that are still to come.
+        """
+        size = logits.new_full((1,), targets.shape[1])
+        blank = logits.new_zeros(*logits.shape[:2], targets.shape[1], logits.shape[3])
+        terms = [() if group.weights_from_logits else group(*own, epoch) for group, *own in self._split(blank, targets)]
+        totals = [[total(term) for term in own] for own in terms]
+        flat = [size, *(each.flatten() for own in totals for each in own)]
+        size, *sums = self.processes.total(torch.cat(flat)).split([len(each) for each in flat])
+        summed = iter(sums)
+        return GlobalBatch(size[0], [[next(summed).view_as(each) for each in own] for own in totals], micro_batches)
+
+    def _split(self, *of_runs: Tensor) -> list[tuple[Any, ...]]:
+        """Each group with what belongs to its runs."""
         if len(self.groups) == 1:
-            return self.groups[0](whole, epoch, logits, targets, *(() if whole is None else (whole.counts,)))
-        counts = [() for _ in self.sizes] if whole is None else [(own,) for own in whole.counts.split(self.sizes)]
-        parts = zip(self.groups, logits.split(self.sizes), targets.split(self.sizes), counts, strict=True)
-        return torch.cat([group(whole, epoch, own, labels, *known) for group, own, labels, known in parts])
+            return [(self.groups[0], *of_runs)]
+        return list(zip(self.groups, *(tensor.split(self.sizes) for tensor in of_runs), strict=True))
 
 
 class _Alike(nn.Module):
-    """Objectives of one form: the first one's code, mapped over runs with every run's own buffers."""
+    """Losses of one form: the first one's code, mapped over runs with every run's own buffers."""
 
-    def __init__(self, objectives: Sequence[nn.Module]) -> None:
+    def __init__(self, losses: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.runs, self.first = len(objectives), objectives[0]
-        buffers = [dict(objective.named_buffers()) for objective in objectives]
+        self.runs, self.first = len(losses), losses[0]
+        self.weights_from_logits = getattr(self.first, "weights_from_logits", False)
+        buffers = [dict(loss.named_buffers()) for loss in losses]
         self.names = list(buffers[0]) if self.runs > 1 else []
         for i, name in enumerate(self.names):
             self.register_buffer(f"stacked_{i}", torch.stack([own[name] for own in buffers]))
 
-    def forward(self, whole: Whole | None, epoch: Tensor, *of_runs: Tensor) -> Tensor:
-        """`of_runs`: logits (R,M,B,C), targets (R,B) and, of a share, the counts (R,C) of the whole batch."""
+    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> tuple[Term, ...]:
+        """Terms with a leading axis of runs."""
         if self.runs == 1:
-            return self.first(*_arguments(whole, epoch, *(own.squeeze(0) for own in of_runs)))[None]
+            return leading(self.first(logits.squeeze(0), targets.squeeze(0), epoch))
         stacked = {name: getattr(self, f"stacked_{i}") for i, name in enumerate(self.names)}
-        dims = 0, None, None, *(0 for _ in of_runs)
-        return torch.vmap(self._loss, in_dims=dims)(stacked, whole, epoch, *of_runs)
+        return torch.vmap(self._terms, in_dims=(0, 0, 0, None))(stacked, logits, targets, epoch)
 
-    def _loss(self, buffers: dict[str, Tensor], whole: Whole | None, epoch: Tensor, *of_run: Tensor) -> Tensor:
-        return functional_call(self.first, buffers, _arguments(whole, epoch, *of_run))
+    def _terms(self, buffers: dict[str, Tensor], *arguments: Tensor) -> tuple[Term, ...]:
+        return terms_of(functional_call(self.first, buffers, arguments))
 
 
-def _arguments(whole: Whole | None, epoch: Tensor, logits: Tensor, target: Tensor, *counts: Tensor) -> tuple[Any, ...]:
-    """What an objective of one run is called with."""
-    return (logits, target, epoch) if whole is None else (logits, target, epoch, whole.with_counts(*counts))
+class _Function(nn.Module):
+    """A loss that is not a module."""
+
+    def __init__(self, function: Loss) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> Any:
+        return self.function(logits, targets, epoch)
+
+
+def _module(loss: Loss) -> nn.Module:
+    return loss if isinstance(loss, nn.Module) else _Function(loss)
 
 
 class Repulsions:
@@ -96,9 +153,9 @@ def neighbours(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[l
     return [list(group) for _, group in groupby(items, key)]
 
 
-def _form(objective: nn.Module) -> Hashable:
-    """Equal for objectives that differ in the numbers of their buffers alone."""
-    return tuple((name, type(part), _constants(part), _shapes(part)) for name, part in objective.named_modules())
+def _form(loss: nn.Module) -> Hashable:
+    """Equal for losses that differ in the numbers of their buffers alone."""
+    return tuple((name, type(part), _constants(part), _shapes(part)) for name, part in loss.named_modules())
 
 
 def _constants(part: nn.Module) -> Hashable:

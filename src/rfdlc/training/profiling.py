@@ -14,7 +14,8 @@ from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.data.replayed import capture
 from rfdlc.training.assembly import build_parts, choose_device, method_net, place, sensible_threads, split_outputs
-from rfdlc.training.loop import Part
+from rfdlc.training.execution import Execution
+from rfdlc.training.loop import PreparedStage
 from rfdlc.training.methods import resolve
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.stack import Conv, Linear
@@ -72,20 +73,22 @@ def profile(
     return Profile(timed, evaluation, steps, len(row.stages), 1 + chosen.refit, traffic, _bandwidth(device))
 
 
-def _step_parts(net: ParticleNet, part: Part, steps: int) -> dict[str, float]:
+def _step_parts(net: ParticleNet, part: PreparedStage, steps: int) -> dict[str, float]:
     """Forward alone, forward and backward, the whole step: the differences are the parts."""
-    step = Step(net, part.objective, part.settings, part.stage, (), part.each, steps)
+    step = Step(net, part.losses, part.settings, part.stage, (), part.each)
+    captured = Execution(step, steps).capture
     step.begin_epoch(1, part.rates(1))
     inputs, targets = next(iter(part.loader.epoch(1)))
     batch = inputs, targets, part.mixing(net.seeds, 1)[0].to(step.device)
 
-    def there_and_back() -> None:
-        step.gradients(step.objectives(step.mixed(*batch)))
+    def loss() -> Tensor:
+        mixed = step.mixed(*batch)
+        return step.loss(step.logits(mixed.inputs), mixed)
 
     data = _seconds(lambda: [None for _ in part.loader.epoch(1)], step.device) / part.loader.steps
-    forward = _seconds(lambda: step.objectives(step.mixed(*batch)), step.device, step.capture)
-    both = _seconds(there_and_back, step.device, step.capture)
-    whole = _seconds(lambda: step.compute(*batch), step.device, step.capture)
+    forward = _seconds(loss, step.device, captured)
+    both = _seconds(lambda: step.gradients(loss()), step.device, captured)
+    whole = _seconds(lambda: step.compute(*batch), step.device, captured)
     return {"data": data, "forward": forward, "backward": max(both - forward, 0.0), "optimiser": max(whole - both, 0.0)}
 
 
@@ -108,7 +111,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _traffic(net: ParticleNet, part: Part, half: bool) -> float:
+def _traffic(net: ParticleNet, part: PreparedStage, half: bool) -> float:
     """Bytes that a step must move: what convolutions and affine maps give, and the weights."""
     given: list[int] = []
 

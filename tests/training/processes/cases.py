@@ -23,8 +23,8 @@ from rfdlc.training.many import Plan, train_many
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.networks.shared_norm import shared_norm
 from rfdlc.training.networks.stack import share_statistics
+from rfdlc.training.per_run import RunLosses
 from rfdlc.training.processes.group import ALONE, Processes, joined
-from rfdlc.training.processes.whole import Whole, class_counts
 
 CPU = torch.device("cpu")
 
@@ -133,22 +133,23 @@ def test_shared_statistics_are_those_of_torch():
 
 
 @pytest.mark.parametrize("method", ["cb", "ldam-drw", "rf-dlc", "rf-dlc-paper", "ride", "ace", "srepr"])
-def test_objectives_of_parts_add_up(method):
+def test_losses_of_micro_batches_add_up(method):
     classes = rfdlc.Classes.from_counts([50, 9, 3])
     _, settings = resolve(method, "", {"epochs": 4, "utility": "tail-sensitive", "particles": 2})
     matrix = assembly.training_utility(settings, classes)
     row, epoch = METHODS[method], torch.tensor(4)
     generator = torch.Generator().manual_seed(0)
-    target = torch.tensor([0, 0, 0, 0, 1, 0, 2])
-    whole = Whole(class_counts(target[None], 3)[0], ALONE, 2)
-    assert whole.counts.tolist() == [5, 1, 1]
-    for make in [row.objective, *(stage.objective for stage in row.stages if stage.objective)]:
-        objective = make(settings, classes, matrix)
+    target = torch.tensor([[0, 0, 0, 0, 1, 0, 2]])
+    for make in [row.loss, *(stage.loss for stage in row.stages if stage.loss)]:
+        loss = RunLosses([make(settings, classes, matrix)])
         columns = 4 if make.__name__ == "routing" else 3
-        logits = torch.randn(4 if make.__name__ == "self_distillation" else 2, 7, columns, generator=generator)
-        parts = [objective(logits[:, cut], target[cut], epoch, whole) for cut in (slice(0, 4), slice(4, 7))]
-        assert float(sum(parts)) == pytest.approx(float(objective(logits, target, epoch)), rel=1e-5)
-        alone = sum(objective(logits[:, cut], target[cut], epoch) for cut in (slice(0, 4), slice(4, 7))) / 2
+        logits = torch.randn(1, 4 if make.__name__ == "self_distillation" else 2, 7, columns, generator=generator)
+        batch = loss.global_batch(logits[:, :, :4], target, epoch, 2)
+        assert batch.size == 7
+        cuts = (slice(0, 4), slice(4, 7))
+        parts = [loss(logits[:, :, cut], target[:, cut], epoch, batch) for cut in cuts]
+        assert float(sum(parts)) == pytest.approx(float(loss(logits, target, epoch)), rel=1e-5)
+        alone = sum(loss(logits[:, :, cut], target[:, cut], epoch) for cut in cuts) / 2
         assert float(sum(parts)) != pytest.approx(float(alone), rel=1e-3)  # a mean of means is something else
 
 

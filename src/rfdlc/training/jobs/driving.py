@@ -15,7 +15,7 @@ from rfdlc.training.heldout import balanced, diversity
 from rfdlc.training.jobs.finishing import held_out_predictions
 from rfdlc.training.jobs.job import Job, Lane
 from rfdlc.training.jobs.stopping import stop_at_epoch_end
-from rfdlc.training.loop import Epoch, Part, TrainingStopped, epochs, of_run, stacked
+from rfdlc.training.loop import Epoch, PreparedStage, TrainingStopped, epochs, of_run, stacked
 from rfdlc.training.model import new_decider
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.stack import share_statistics
@@ -85,7 +85,7 @@ def _network(job: Job, seeds: Sequence[int]) -> ParticleNet:
     return method_net(job.method, job.settings, job.data.input_shape, job.data.classes, seeds, job.network)
 
 
-def _parts(lanes: Sequence[Lane], samples: Dataset, done: int, end: int) -> list[Part]:
+def _parts(lanes: Sequence[Lane], samples: Dataset, done: int, end: int) -> list[PreparedStage]:
     """The stages between two epochs, and the one that has just ended: its last touch comes after its checkpoint."""
     job = lanes[0].job
     recipes = [

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from math import inf
 
 from rfdlc.training.config import Settings
-from rfdlc.training.factories import ObjectiveFactory, integrated_gain
+from rfdlc.training.factories import LossFactory, integrated_gain
 from rfdlc.training.jobs.job import Job
 from rfdlc.training.methods import Stage
 
@@ -30,7 +30,14 @@ def form(job: Job, number: int) -> Hashable:
     stage = job.method.stages[number]
     settings = job.settings.changed(stage.settings)
     mixing = bool(settings.mixup), bool(settings.cutmix)
-    shape = stage.trains, stage.anew, stage.averages, stage.draws, stage.after, job.method.combination
+    shape = (
+        stage.trains,
+        stage.reinitialize_head,
+        stage.weight_averaging,
+        stage.swag_samples,
+        stage.finalize,
+        job.method.combination,
+    )
     return job.spans[number], shape, mixing, _values(settings, OWN)
 
 
@@ -48,7 +55,7 @@ def same_until(one: Job, other: Job) -> int:
         if len(late) > 1:  # the integrated gain is what it is without them, until they begin
             return max(same, int(min(end, *(epoch for epoch, _ in late)))) if make is integrated_gain else same
         same = end
-        if mine.after is not theirs.after:
+        if mine.finalize is not theirs.finalize:
             return same
     return same
 
@@ -57,14 +64,22 @@ def _values(settings: Settings, without: frozenset[str]) -> Hashable:
     return tuple(getattr(settings, name) for name in Settings.model_fields if name not in without)
 
 
-def _objective(job: Job, stage: Stage) -> ObjectiveFactory:
-    return stage.objective or job.method.objective
+def _objective(job: Job, stage: Stage) -> LossFactory:
+    return stage.loss or job.method.loss
 
 
 def _training(stage: Stage) -> Hashable:
     """All that a stage does before its end."""
     changes = tuple(sorted(stage.settings.items()))
-    return stage.epochs, stage.trains, changes, stage.rate, stage.anew, stage.averages, stage.draws
+    return (
+        stage.epochs,
+        stage.trains,
+        changes,
+        stage.learning_rate_factor,
+        stage.reinitialize_head,
+        stage.weight_averaging,
+        stage.swag_samples,
+    )
 
 
 def _late(settings: Settings) -> set[tuple[float, Hashable]]:

@@ -1,6 +1,6 @@
-"""Objectives of methods whose particles are experts: RIDE and its router, TLC, ACE, and SRepr's distillation.
+"""Losses of methods whose particles are experts: RIDE and its router, TLC, ACE, and SRepr's distillation.
 
-One signature as everywhere: (logits (M,B,C), target (B,), epoch, whole batch if this is a share) -> one number.
+A sum over experts is a value per sample, (B,); values per expert and sample, (M,B), are averaged over experts.
 """
 
 import torch
@@ -8,20 +8,16 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.training.losses.terms import Margin, NegativeLogLikelihood, Objective, as_tensor
+from rfdlc.training.losses.reduction import Term
+from rfdlc.training.losses.terms import Margin, NegativeLogLikelihood, as_tensor, true_class
 from rfdlc.training.networks.combinations import engagement, weighed
-from rfdlc.training.processes.whole import Whole, batch_mean
-
-
-def true_class(values: Tensor, target: Tensor) -> Tensor:
-    """(M, B, C) at the target (B,): (M, B)."""
-    return values.gather(-1, target.expand(len(values), -1)[..., None])[..., 0]
+from rfdlc.training.processes.group import ALONE
 
 
 class Diversity(nn.Module):
     """strength * mean(T)^2 * KL(softmax(common / T) || softmax(z / T)) of every expert and sample, (M, B).
 
-    The common prediction is held constant. T is one until epoch `after`, then a temperature a class.
+    The common prediction is held constant. T is one until epoch `after`, then one temperature per class.
     """
 
     def __init__(self, temperature: ArrayLike, strength: float, after: int = 0) -> None:
@@ -43,12 +39,12 @@ class DiverseExperts(nn.Module):
 
     def __init__(self, margin: Margin, likelihood: NegativeLogLikelihood, diversity: Diversity) -> None:
         super().__init__()
-        self.single, self.diversity = Objective([margin], [likelihood]), diversity
+        self.margin, self.likelihood, self.diversity = margin, likelihood, diversity
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
-        apart = batch_mean(self.diversity(logits, logits.mean(0), epoch), whole).sum()
-        value: Tensor = len(logits) * self.single(logits, target, epoch, whole) - apart
-        return value
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
+        log_p = self.margin(logits, target).log_softmax(-1)
+        values, *weights = self.likelihood(log_p, target, epoch)
+        return [(values.sum(0), *weights), (-self.diversity(logits, logits.mean(0), epoch).sum(0),)]
 
 
 class Routing(nn.Module):
@@ -63,13 +59,12 @@ class Routing(nn.Module):
         self.positive: Tensor
         self.register_buffer("positive", torch.tensor(positive))
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
         scores = logits[:-1, :, -1]  # (M-1, B)
         right = (logits[..., :-1].detach().cumsum(0).argmax(-1) == target).to(scores.dtype)  # (M, B)
         later = right.flip(0).cumsum(0).flip(0) - right  # how many longer sums of experts are right
         wanted = (1 - right[:-1]) * (later[:-1] > 0)
-        each = functional.binary_cross_entropy_with_logits(scores, wanted, pos_weight=self.positive, reduction="none")
-        return batch_mean(each, whole).mean()
+        return functional.binary_cross_entropy_with_logits(scores, wanted, pos_weight=self.positive, reduction="none")
 
 
 def dirichlet_divergence(logits: Tensor, target: Tensor) -> Tensor:
@@ -89,8 +84,11 @@ class EvidentialExperts(nn.Module):
     """TLC: a sum over experts of the mean loss of the samples on which an expert is engaged (Li et al. 2022).
 
     Loss: w(y) margin-adjusted NLL + epoch/annealing * Dirichlet divergence - diversity. Expert i is engaged on a
-    sample while the uncertainty of those before it is above `threshold` times the batch's largest.
+    sample while the uncertainty of those before it is above `threshold` times the batch's largest. That batch is the
+    micro-batch at hand on all `processes`, which the step sets.
     """
+
+    weights_from_logits, processes = True, ALONE
 
     def __init__(
         self, margin: Margin, weights: ArrayLike, diversity: Diversity, *,
@@ -102,7 +100,7 @@ class EvidentialExperts(nn.Module):
         self.weights: Tensor
         self.register_buffer("weights", as_tensor(weights))
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Term:
         shifted = self.margin(logits, target)
         started = epoch > self.diversity.after
         weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
@@ -112,11 +110,8 @@ class EvidentialExperts(nn.Module):
         loss = loss - self.diversity(logits, weighed(held, self.eta)[0], epoch)
         unsure = engagement(held)[:-1]  # (M, B)
         most = unsure.amax(-1, keepdim=True)
-        engaged = (unsure > self.threshold * (most if whole is None else whole.processes.largest(most))).to(loss.dtype)
-        count = engaged.sum(-1)
-        if whole is not None:  # parts of an accumulated step follow one another: each has a maximum and mean of its own
-            loss, count = loss / whole.parts, whole.processes.total(count)
-        return ((engaged * loss).sum(-1) / count.clamp(min=1)).sum()
+        engaged = (unsure > self.threshold * self.processes.largest(most)).to(loss.dtype)
+        return len(logits) * loss, engaged
 
 
 class NestedExperts(nn.Module):
@@ -131,11 +126,11 @@ class NestedExperts(nn.Module):
         self.groups: Tensor
         self.register_buffer("groups", as_tensor(groups))  # (M, C)
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
         outside = 1 - self.groups
         loud = (logits**2 * outside[:, None]).sum(-1) / outside.sum(-1, keepdim=True).clamp(min=1)
         loss = loud - true_class(logits.log_softmax(-1), target)  # (M, B)
-        return batch_mean(self.groups[:, target] * loss, whole).sum()
+        return (self.groups[:, target] * loss).sum(0)
 
 
 class SelfDistillation(nn.Module):
@@ -148,10 +143,9 @@ class SelfDistillation(nn.Module):
         super().__init__()
         self.particles, self.strength = particles, strength
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
         log_p = logits.log_softmax(-1)  # (M + S*M, B, C)
         drawn = log_p[self.particles :].detach().exp().unflatten(0, (-1, self.particles))
         teacher = drawn.mean(0)  # (M, B, C)
         gap = (torch.xlogy(teacher, teacher) - teacher * log_p[: self.particles]).sum(-1)
-        right = batch_mean(true_class(log_p, target), whole).mean()
-        return self.strength * batch_mean(gap, whole).mean() - right
+        return [(self.strength * gap,), (-true_class(log_p, target),)]

@@ -1,24 +1,18 @@
-"""The integrated gain, term by term. Every class here maps (logits (M,B,C), target (B,), epoch) to one number.
+"""Terms of the integrated gain. Each maps (log p (M,B,C), targets (B,), epoch) to values, or to values and weights.
 
-A fourth argument, where given, is the whole batch of which these samples are a share (`processes/whole.py`).
-
-`epoch` is a 0-d tensor counted from 1; what starts late compares against it, so that one captured graph serves
-a whole training. Mixup needs nothing here: the loop weighs the objective of both targets. What runs of a stack may
-have of their own is a buffer: one call then serves them all (`training/per_run.py`).
-Log-probabilities of the paper's gain are inside every term: log p(y|x) and sum_c U[y,c] log p(c|x).
+What starts late compares with `epoch`, a 0-d tensor that counts from 1, so that one captured graph serves a whole
+training. What the runs of a stack may have of their own is a buffer: one call then serves all of them (`per_run.py`).
+Mixup needs nothing here: the step weighs the losses of both targets.
 """
 
 from collections.abc import Sequence
-from functools import reduce
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
-from rfdlc.errors import InputError, choose
-from rfdlc.training.processes.whole import Whole, weighted_mean
+from rfdlc.training.losses.reduction import Term
 
 # -- class weights ---------------------------------------------------------------------------------------------
 
@@ -42,7 +36,6 @@ def class_weights(
     [0.01, 0.25, 1.0]
     """
     n = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
-    choose("weights", form, WEIGHT_FORMS)
     f = {
         "constant": lambda: np.ones_like(n),
         "linear": lambda: n,
@@ -95,7 +88,7 @@ class Margin(nn.Module):
 class PriorInLikelihood(nn.Module):
     """Add tau * log prior: softmax(z + tau log p_train) is fitted, softmax(z) then belongs to a flat prior.
 
-    `tau` is one value, or one a particle (Menon et al. 2021; Aimar et al. 2023 give each expert its own).
+    `tau` is one value, or one per particle (Menon et al. 2021; Aimar et al. 2023 give each expert its own).
     """
 
     def __init__(self, log_prior: ArrayLike, tau: Sequence[float]) -> None:
@@ -111,10 +104,9 @@ class PriorInLikelihood(nn.Module):
 
 
 class NegativeLogLikelihood(nn.Module):
-    """-(1 - p(y))^focal log p(y), a mean over the batch weighted by class, then over particles.
+    """-(1 - p(y))^focal log p(y), weighted by class after epoch `after`.
 
-    Divided by the batch's sum of weights, which are one until epoch `after`. `focal` above 0 is the focal loss
-    (Lin et al. 2017).
+    `focal` above 0 is the focal loss (Lin et al. 2017).
     """
 
     def __init__(self, weights: ArrayLike, after: int = 0, focal: float = 0.0) -> None:
@@ -124,22 +116,24 @@ class NegativeLogLikelihood(nn.Module):
         self.weights: Tensor
         self.register_buffer("after", torch.tensor(after))
         self.register_buffer("weights", as_tensor(weights))
+        self.weighted = bool((self.weights != self.weights[0]).any())  # equal weights cancel in a weighted mean
 
-    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
+        values = -true_class(log_p, target)  # (M, B)
+        if self.focal:
+            values = (-torch.expm1(-values)).clamp(min=1e-12) ** self.focal * values  # a root is steep at 0
+        if not self.weighted:
+            return (values,)
         weights = torch.where(epoch > self.after, self.weights, 1.0) if self.late else self.weights  # (C,)
-        if not self.focal and whole is None:  # one mean over all particles: they have the same targets
-            return functional.nll_loss(log_p.flatten(0, 1), target.expand(len(log_p), -1).flatten(), weights)
-        true = log_p.gather(-1, target.expand(len(log_p), -1)[..., None])[..., 0]  # (M, B)
-        hard = (-torch.expm1(true)).clamp(min=1e-12) ** self.focal if self.focal else 1.0  # a root is steep at 0
-        return -weighted_mean(hard * true, weights, target, whole).mean()
+        return values, weights[target]
 
 
 class LogGain(nn.Module):
     """-1/alpha sum_c U[y,c] log p(c): the paper's utility term, from the row of U, after epoch `after`.
 
-    It has no lower bound where U < 0, which ruins calibration; `ExpectedGain` is bounded.
-    `column_weights` are the authors' 1/n of the column's class inside the sum; then the mean is over the batch
-    alone. `sample_weights` weigh samples by their own class and the mean is divided by the sum of weights.
+    It has no lower bound where U < 0, which ruins calibration; `ExpectedGain` is bounded. `column_weights` are the
+    authors' 1/n of the column's class inside the sum, and the mean is over samples. `sample_weights` weigh samples by
+    their own class.
     """
 
     def __init__(
@@ -155,57 +149,40 @@ class LogGain(nn.Module):
         matrix = as_tensor(utility) / alpha
         self.after: Tensor
         self.gain: Tensor
-        self.weights: Tensor
         self.register_buffer("after", torch.tensor(after))
         self.register_buffer("gain", matrix if column_weights is None else matrix * as_tensor(column_weights))
-        self.register_buffer(
-            "weights", torch.ones(len(matrix)) if sample_weights is None else as_tensor(sample_weights)
-        )
+        self.register_buffer("weights", None if sample_weights is None else as_tensor(sample_weights))
 
-    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
-        gain = (log_p * self.gain[target]).sum(-1)  # (M, B)
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
         started = (epoch > self.after).to(log_p.dtype)
-        return -started * weighted_mean(gain, self.weights, target, whole).mean()
+        values = -started * (log_p * self.gain[target]).sum(-1)  # (M, B)
+        return (values,) if self.weights is None else (values, self.weights[target])
 
 
-class ExpectedGain(nn.Module):
+class ExpectedGain(LogGain):
     """-1/alpha sum_c p(c) U[y,c]: minus the expected utility of acting at random from p. Bounded."""
 
-    def __init__(
-        self, utility: ArrayLike, alpha: float, *, sample_weights: ArrayLike | None = None, after: int = 0
-    ) -> None:
-        super().__init__()
-        self.log_gain = LogGain(utility, alpha, sample_weights=sample_weights, after=after)
-
-    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
-        value: Tensor = self.log_gain(log_p.exp(), target, epoch, whole)  # the same sum, over p instead of log p
-        return value
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
+        return super().forward(log_p.exp(), target, epoch)  # the same sum, over p instead of log p
 
 
-# -- the whole -------------------------------------------------------------------------------------------------
-
-
-class Objective(nn.Module):
-    """Shifts of the logits, log-softmax, then the sum of the terms. One signature for every method.
-
-    >>> objective = Objective([], [NegativeLogLikelihood([1.0, 1.0])])
-    >>> loss = objective(torch.zeros(3, 5, 2), torch.zeros(5, dtype=torch.long), torch.tensor(1))
-    >>> round(float(loss.exp()), 5)
-    2.0
-    """
+class CompositeLoss(nn.Module):
+    """Shifts of the logits, log-softmax, then one or more terms of the log-probabilities."""
 
     def __init__(self, shifts: Sequence[nn.Module], terms: Sequence[nn.Module]) -> None:
         super().__init__()
-        if not terms:
-            raise InputError("an objective needs at least one term")
         self.shifts, self.terms = nn.ModuleList(shifts), nn.ModuleList(terms)
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor, whole: Whole | None = None) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
         for shift in self.shifts:
             logits = shift(logits, target)
         log_p = logits.log_softmax(-1)  # (M, B, C)
-        values: list[Tensor] = [term(log_p, target, epoch, whole) for term in self.terms]
-        return reduce(torch.add, values)
+        return [term(log_p, target, epoch) for term in self.terms]
+
+
+def true_class(values: Tensor, target: Tensor) -> Tensor:
+    """(M, B, C) at the target (B,): (M, B)."""
+    return values.gather(-1, target.expand(len(values), -1)[..., None])[..., 0]
 
 
 def as_tensor(values: ArrayLike) -> Tensor:

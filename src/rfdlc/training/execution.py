@@ -1,0 +1,93 @@
+"""How the steps of a stage are executed: eagerly, through fused stages, compiled, or captured as a CUDA graph.
+
+A graph belongs to one shape of batch: the shorter last batch of an epoch has a graph of its own.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from rfdlc.data.replayed import capture
+from rfdlc.training.step import Step
+
+WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
+Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
+
+
+class Execution:
+    """A step made fast: call it with a batch. `steps` is about how often it will be called."""
+
+    capturing = True  # off for debugging and comparison
+
+    def __init__(self, step: Step, steps: int = WORTH_FUSING) -> None:
+        self.step = step
+        net, settings, processes, on_gpu = step.net, step.settings, step.processes, step.device.type == "cuda"
+        synchronised = settings.batch_norm == "sync" and not processes.alone  # inside of the networks, layer by layer
+        net.fused = net.fusable and steps >= WORTH_FUSING and not synchronised
+        if settings.compile and on_gpu and step.stage.trains == "all" and not net.fused and not synchronised:
+            shard = -(-settings.batch_size // processes.world)
+            step.forward = _compiled(step.forward, -(-shard // settings.accumulate))
+        self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
+        # what other processes do, and random numbers that are put back, cannot be captured
+        capturable = processes.alone and not settings.checkpoint_activations
+        self.capture = self.capturing and on_gpu and steps >= WORTH_CAPTURING and capturable
+
+    def __call__(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
+        self.step.steps += 1
+        if not self.capture:
+            return self.step.compute(inputs, targets, mix)
+        shape = tuple(inputs.shape)
+        if shape not in self.graphs and not self._captured(shape, (inputs, targets, mix)):
+            return self.step.compute(inputs, targets, mix)
+        static, graph = self.graphs[shape]
+        for buffer, value in zip(static, (inputs, targets, mix), strict=True):
+            buffer.copy_(value, non_blocking=True)
+        return graph.replay()
+
+    def _captured(self, shape: tuple[int, ...], batch: Batch) -> bool:
+        """Capture the step for this shape of batch: true where that worked. Warm-up steps are undone."""
+        step = self.step
+        live = [*step.net.parameters(), *step.net.buffers(), step.total, step.good]
+        live += [tensor for group in step.state.values() for tensor in group]
+        saved = [tensor.detach().clone() for tensor in live]
+        static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
+        try:
+            graph, _ = capture(lambda: step.compute(*static), 3, self.pool)  # one replays at a time: they share memory
+            self.graphs[shape] = (static, graph)
+        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+            warnings.warn(f"the step could not be captured and runs eagerly: {error}", RuntimeWarning, stacklevel=2)
+            self.capture = False
+        with torch.no_grad():
+            for tensor, value in zip(live, saved, strict=True):
+                tensor.copy_(value)
+        return self.capture
+
+
+def _compiled(forward: Callable[[Tensor], Tensor], samples: int) -> Callable[[Tensor], Tensor]:
+    """Compiled for batches of this many samples alone: compiling another shape costs more than it saves."""
+    compiled = torch.compile(forward, dynamic=False)
+    return lambda inputs: compiled(inputs) if inputs.shape[1] == samples else forward(inputs)
+
+
+@contextmanager
+def torch_settings(device: torch.device) -> Iterator[None]:
+    """Global settings of torch for a training; afterwards they, and random numbers, are the caller's again."""
+    before = torch.backends.cudnn.benchmark
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+
+def seed_all(device: torch.device, seed: int) -> None:
+    """Seed what a network may draw from: the generators of the CPU and of this device, of no other."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
