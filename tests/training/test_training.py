@@ -181,10 +181,10 @@ def test_a_step_keeps_the_moving_average():
     net = build_net(settings, data.input_shape, 2, (0,))
     before = [p.detach().clone() for p in net.parameters()]
     (part,) = build_parts(METHODS["rf-dlc"], settings, data, (0,), CPU)
-    step = Step(net, part.objective, settings)
+    step = Step(net, part.losses, settings)
     step.begin_epoch(1, 0.1)
     (inputs, targets) = next(iter(part.loader.epoch(1)))
-    step(inputs, targets, torch.full((1, 3), 0.5))
+    step.compute(inputs, targets, torch.full((1, 3), 0.5))
     for start, now, mean in zip(before, net.parameters(), step.average, strict=True):
         assert torch.allclose(mean, (start + now) / 2, atol=1e-6)
 

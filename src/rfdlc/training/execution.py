@@ -25,15 +25,15 @@ class Execution:
     def __init__(self, step: Step, steps: int = WORTH_FUSING) -> None:
         self.step = step
         net, settings, processes, on_gpu = step.net, step.settings, step.processes, step.device.type == "cuda"
-        synchronised = settings.batch_norm == "sync" and not processes.alone  # inside of the networks, layer by layer
+        synchronised = settings.batch_norm == "sync" and not processes.single  # inside of the networks, layer by layer
         net.fused = net.fusable and steps >= WORTH_FUSING and not synchronised
         if settings.compile and on_gpu and step.stage.trains == "all" and not net.fused and not synchronised:
-            shard = -(-settings.batch_size // processes.world)
+            shard = -(-settings.batch_size // processes.world_size)
             step.forward = _compiled(step.forward, -(-shard // settings.accumulate))
         self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
         # what other processes do, and random numbers that are put back, cannot be captured
-        capturable = processes.alone and not settings.checkpoint_activations
+        capturable = processes.single and not settings.checkpoint_activations
         self.capture = self.capturing and on_gpu and steps >= WORTH_CAPTURING and capturable
 
     def __call__(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses.experts import (
     DiverseExperts,
     Diversity,
@@ -43,11 +43,11 @@ TLC_DIVERSITY, TLC_ANNEALING, TLC_THRESHOLD, TLC_ETA = 0.01, 500, 0.54, 0.2
 DISTILLATION = 1.0  # ours: the paper was not at hand in full
 
 Matrix = NDArray[np.float64]
-LossFactory = Callable[[Settings, Classes, Matrix | None], Loss]  # the utility's matrix, if one is trained with
-CombinationFactory = Callable[[Settings, Classes, int, int], Combination]  # runs, width of the features
+LossFactory = Callable[[TrainConfig, Classes, Matrix | None], Loss]  # the utility's matrix, if one is trained with
+CombinationFactory = Callable[[TrainConfig, Classes, int, int], Combination]  # runs, width of the features
 
 
-def integrated_gain(settings: Settings, classes: Classes, utility: Matrix | None) -> CompositeLoss:
+def integrated_gain(settings: TrainConfig, classes: Classes, utility: Matrix | None) -> CompositeLoss:
     """log p(y) weighted by the discrepancy ratio, plus 1/alpha of the utility term; margins or the prior inside p."""
     after, weights = settings.deferred_epoch, _weights(settings, classes)
     shifts: list[nn.Module] = []
@@ -61,12 +61,12 @@ def integrated_gain(settings: Settings, classes: Classes, utility: Matrix | None
     return CompositeLoss(shifts, terms)
 
 
-def _margin(settings: Settings, classes: Classes) -> Margin:
+def _margin(settings: TrainConfig, classes: Classes) -> Margin:
     scale = settings.head_scale if settings.head == "cosine" else 1.0
     return Margin(margins(classes.count_array, settings.margin), scale)
 
 
-def _target(settings: Settings, classes: Classes) -> Matrix:
+def _target(settings: TrainConfig, classes: Classes) -> Matrix:
     """The class prior aimed at, (C,)."""
     given = np.array(settings.target_prior or (1.0,) * len(classes), dtype=np.float64)
     if len(given) != len(classes) or not (given > 0).all():
@@ -74,20 +74,20 @@ def _target(settings: Settings, classes: Classes) -> Matrix:
     return given / given.sum()
 
 
-def _weights(settings: Settings, classes: Classes) -> Matrix:
+def _weights(settings: TrainConfig, classes: Classes) -> Matrix:
     target = _target(settings, classes) if settings.target_prior and settings.weights != "constant" else None
     power, beta = settings.weight_power, settings.weight_beta
     return class_weights(classes.count_array, settings.weights, power=power, beta=beta, target_prior=target)
 
 
-def _log_prior_ratio(settings: Settings, classes: Classes) -> Matrix:
+def _log_prior_ratio(settings: TrainConfig, classes: Classes) -> Matrix:
     """log p_train - log p_target; a uniform target only adds a constant, which no softmax sees."""
     target = np.log(_target(settings, classes)) if settings.target_prior else 0.0
     ratio: Matrix = log_prior(classes.count_array) - target
     return ratio
 
 
-def carried_prior(settings: Settings, classes: Classes) -> Matrix:
+def carried_prior(settings: TrainConfig, classes: Classes) -> Matrix:
     """The class prior of the trained probabilities: what sampling, weights and the likelihood make of the training's.
 
     Proportional to n^s w(n) (p_train / p_target)^-tau, with s = 1, 1/2, 0 by the sampling and tau the particles' mean:
@@ -101,7 +101,7 @@ def carried_prior(settings: Settings, classes: Classes) -> Matrix:
     return prior / prior.sum()
 
 
-def _utility_term(settings: Settings, utility: Matrix, weights: Matrix, after: int) -> nn.Module:
+def _utility_term(settings: TrainConfig, utility: Matrix, weights: Matrix, after: int) -> nn.Module:
     samples = weights if settings.utility_weights == "samples" else None
     if settings.utility_form == "bounded":
         return ExpectedGain(utility, settings.alpha, sample_weights=samples, after=after)
@@ -113,18 +113,18 @@ def _utility_term(settings: Settings, utility: Matrix, weights: Matrix, after: i
 # -- experts -------------------------------------------------------------------------------------------------------
 
 
-def diverse_experts(settings: Settings, classes: Classes, utility: Matrix | None) -> nn.Module:
+def diverse_experts(settings: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
     """RIDE's first stage."""
     likelihood = NegativeLogLikelihood(_weights(settings, classes), settings.deferred_epoch)
     return DiverseExperts(_margin(settings, classes), likelihood, _diversity(settings, classes, RIDE_DIVERSITY))
 
 
-def routing(settings: Settings, classes: Classes, utility: Matrix | None) -> nn.Module:
+def routing(settings: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
     """RIDE's second stage."""
     return Routing(ROUTER_POSITIVE)
 
 
-def evidential_experts(settings: Settings, classes: Classes, utility: Matrix | None) -> nn.Module:
+def evidential_experts(settings: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
     """TLC. Its weights are scaled to sum to C, since its mean is not divided by their sum."""
     weights, after = _weights(settings, classes), settings.deferred_epoch
     return EvidentialExperts(
@@ -137,17 +137,17 @@ def evidential_experts(settings: Settings, classes: Classes, utility: Matrix | N
     )
 
 
-def nested_experts(settings: Settings, classes: Classes, utility: Matrix | None) -> nn.Module:
+def nested_experts(settings: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
     """ACE."""
     return NestedExperts(nested_groups(classes, settings.particles))
 
 
-def self_distillation(settings: Settings, classes: Classes, utility: Matrix | None) -> nn.Module:
+def self_distillation(settings: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
     """SRepr's second stage."""
     return SelfDistillation(settings.particles, DISTILLATION)
 
 
-def _diversity(settings: Settings, classes: Classes, strength: float) -> Diversity:
+def _diversity(settings: TrainConfig, classes: Classes, strength: float) -> Diversity:
     """Temperatures C p(c) s + 1 - s with s = 0.05, divided by their maximum: frequent classes may differ more."""
     frequency = np.exp(log_prior(classes.count_array))
     heat = len(classes) * frequency * FREQUENCY_SHARE + 1 - FREQUENCY_SHARE
@@ -157,33 +157,33 @@ def _diversity(settings: Settings, classes: Classes, strength: float) -> Diversi
 # -- combinations and priors ---------------------------------------------------------------------------------------
 
 
-def as_they_are(settings: Settings, classes: Classes, runs: int, width: int) -> Combination:
+def as_they_are(settings: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
     """Particles for a Decider to average."""
     return Particles()
 
 
-def routed(settings: Settings, classes: Classes, runs: int, width: int) -> Combination:
+def routed(settings: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
     """RIDE's."""
     if settings.particles < 2:
         raise InputError(f"a router chooses among experts: expected particles=2 or more, got {settings.particles}")
     return Router(runs, settings.particles, width, len(classes), choices=ROUTER_CHOICES)
 
 
-def evidential(settings: Settings, classes: Classes, runs: int, width: int) -> Combination:
+def evidential(settings: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
     """TLC's."""
     return Evidential(TLC_ETA)
 
 
-def group_mean(settings: Settings, classes: Classes, runs: int, width: int) -> Combination:
+def group_mean(settings: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
     """ACE's."""
     return GroupMean(nested_groups(classes, settings.particles))
 
 
-def equal_lengths(net: ParticleNet, settings: Settings) -> None:
+def equal_lengths(net: ParticleNet, settings: TrainConfig) -> None:
     """Tau normalisation at the end of a stage."""
     normalise_head(net, 1.0)
 
 
-def uniform(settings: Settings, classes: Classes) -> Matrix:
+def uniform(settings: TrainConfig, classes: Classes) -> Matrix:
     """What balanced sampling of a last stage leaves."""
     return np.full(len(classes), 1 / len(classes))

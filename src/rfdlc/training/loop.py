@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from rfdlc.data.mixing import draw_shares
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.execution import Execution, seed_all, torch_settings
 from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.per_run import RunLosses
-from rfdlc.training.processes.group import ALONE, Processes
 from rfdlc.training.step import Step
 
 
@@ -50,7 +50,7 @@ class PreparedStage:
     """
 
     stages: tuple[Stage, ...]
-    each: tuple[Settings, ...]
+    each: tuple[TrainConfig, ...]
     start: int
     end: int
     loader: Loader
@@ -62,7 +62,7 @@ class PreparedStage:
         return self.stages[0]
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> TrainConfig:
         """Of the first run: what the runs agree in."""
         return self.each[0]
 
@@ -112,7 +112,7 @@ def epochs(
     stages: Sequence[PreparedStage],
     state: dict[str, Tensor],
     done: int = 0,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = SINGLE,
 ) -> Iterator[Epoch]:
     """Train from the end of epoch `done` to the last of the last stage. `state` is the optimiser's, of a checkpoint.
 
@@ -137,17 +137,17 @@ def epochs(
                     count += targets.numel()
                 losses = step.mean_losses()  # the one wait of the epoch
                 _check_numbers(step, epoch, stage.loader.steps)
-                processes.mean_(list(net.buffers()))  # batch norm's statistics, where they are local
+                processes.average_(list(net.buffers()))  # batch norm's statistics, where they are local
                 if step.epoch_mean and epoch - stage.start > COLLECTED_FROM * (stage.end - stage.start):
                     step.epoch_mean.collect()
                 seconds = time.perf_counter() - began
-                speed = processes.world * count / seconds
+                speed = processes.world_size * count / seconds
                 yield Epoch(epoch, losses, rates, seconds, speed, step, optimiser_state(step))
             # after the last checkpoint: a run resumed from it comes by here too
             deviations = _finalize(net, stage, step, processes)
 
 
-def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: Processes) -> list[Tensor]:
+def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: ProcessGroup) -> list[Tensor]:
     """The end of a stage: averages replace the weights, with batch-norm statistics that fit them; then its own end."""
     deviations = step.finalize()
     if step.epoch_mean:
@@ -155,7 +155,7 @@ def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: Pro
         with torch.no_grad(), step.autocast():
             for inputs, _ in stage.loader.epoch(stage.end):
                 net.particle_logits(inputs)
-        processes.mean_(list(net.buffers()))
+        processes.average_(list(net.buffers()))
     if stage.stage.finalize:
         stage.stage.finalize(net, stage.settings)
     return deviations
@@ -216,7 +216,7 @@ def outputs_of(
     )
 
 
-def _schedule(settings: Settings) -> dict[str, Any]:
+def _schedule(settings: TrainConfig) -> dict[str, Any]:
     return {"warmup": settings.warmup, "milestones": settings.milestones, "decay": settings.decay}
 
 

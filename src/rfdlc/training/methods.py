@@ -13,7 +13,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose
 from rfdlc.training import factories
-from rfdlc.training.config import Settings, preset
+from rfdlc.training.config import TrainConfig, preset
 from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
 from rfdlc.training.networks.particles import ParticleNet
 
@@ -30,7 +30,7 @@ class Stage:
     reinitialize_head: bool = False
     weight_averaging: bool = False
     swag_samples: int = 0
-    finalize: Callable[[ParticleNet, Settings], None] | None = None
+    finalize: Callable[[ParticleNet, TrainConfig], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Method:
     summary: str
     reference: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    prior: Callable[[Settings, Classes], Matrix] = carried_prior
+    prior: Callable[[TrainConfig, Classes], Matrix] = carried_prior
     loss: LossFactory = integrated_gain
     stages: tuple[Stage, ...] = (Stage(),)
     combination: CombinationFactory = factories.as_they_are
@@ -54,13 +54,13 @@ class Method:
     rule: str = "expected-utility"
     target_prior: str | None = None
 
-    def stage_epochs(self, settings: Settings) -> list[int]:
+    def stage_epochs(self, settings: TrainConfig) -> list[int]:
         """Epochs of every stage."""
         return [settings.epochs if stage.epochs is None else stage.epochs for stage in self.stages]
 
     def relative_cost(self, epochs: int = 200) -> float:
         """Work of a training of so many epochs, in trainings of one network: frozen layers have no backward pass."""
-        settings = Settings().changed({**self.settings, "epochs": epochs})
+        settings = TrainConfig(**{**self.settings, "epochs": epochs})
         passes = [3 if stage.trains == "all" else 1 for stage in self.stages]
         stages = zip(self.stages, self.stage_epochs(settings), passes, strict=True)
         work = sum(length * each * (1 + stage.swag_samples) for stage, length, each in stages)
@@ -228,14 +228,14 @@ def find_method(name: str) -> Method:
 
 def resolve(
     method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "", samples: int = 0
-) -> tuple[Method, Settings]:
+) -> tuple[Method, TrainConfig]:
     """The row and the settings: defaults, then the row's, then the data set's preset, then the user's.
 
     `kind` and number of training `samples` say what suits data without a preset of their own.
     """
     row = find_method(method)
     sized = {"batch_size": table_batch(samples)} if kind == "features" and samples else {}
-    return row, Settings().changed({**row.settings, **sized, **preset(data_name, method, kind), **overrides})
+    return row, TrainConfig(**{**row.settings, **sized, **preset(data_name, method, kind), **overrides})
 
 
 def table_batch(samples: int) -> int:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.losses.reduction import Loss, Term, leading, reduce, terms_of, total
 from rfdlc.training.losses.repulsion import repulsion
-from rfdlc.training.processes.group import ALONE, Processes
 
 Item = TypeVar("Item")
 
@@ -36,7 +36,7 @@ class RunLosses(nn.Module):
     With a `GlobalBatch`, the contribution of a micro-batch to the loss of the global batch.
     """
 
-    processes = ALONE
+    processes = SINGLE
 
     def __init__(self, losses: Sequence[Loss]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class RunLosses(nn.Module):
         self.sizes = [len(group) for group in groups]
         self.groups = nn.ModuleList(_Alike(group) for group in groups)
 
-    def share(self, processes: Processes) -> None:
+    def share(self, processes: ProcessGroup) -> None:
         """From now on a batch is spread over these processes."""
         self.processes = processes
         for module in self.modules():
@@ -60,7 +60,7 @@ class RunLosses(nn.Module):
                 terms = group(own, labels, epoch)
             by = [None] * len(terms) if batch is None else batch.totals[number]
             if batch is not None and group.weights_from_logits:  # known only now: a micro-batch has means of its own
-                by = [batch.micro_batches * self.processes.total(total(term)) for term in terms]
+                by = [batch.micro_batches * self.processes.all_sum(total(term)) for term in terms]
             values.append(sum(reduce(term, divisor) for term, divisor in zip(terms, by, strict=True)))
         return values[0] if len(values) == 1 else torch.cat(values)
 
@@ -75,7 +75,7 @@ class RunLosses(nn.Module):
         terms = [() if group.weights_from_logits else group(*own, epoch) for group, *own in self._split(blank, targets)]
         totals = [[total(term) for term in own] for own in terms]
         flat = [size, *(each.flatten() for own in totals for each in own)]
-        size, *sums = self.processes.total(torch.cat(flat)).split([len(each) for each in flat])
+        size, *sums = self.processes.all_sum(torch.cat(flat)).split([len(each) for each in flat])
         summed = iter(sums)
         return GlobalBatch(size[0], [[next(summed).view_as(each) for each in own] for own in totals], micro_batches)
 
@@ -127,7 +127,7 @@ def _module(loss: Loss) -> nn.Module:
 class Repulsions:
     """The repulsion of each run by its own settings: (R,). Runs without one have 0."""
 
-    def __init__(self, settings: Sequence[Settings], device: torch.device) -> None:
+    def __init__(self, settings: Sequence[TrainConfig], device: torch.device) -> None:
         self.groups: list[tuple[str, int, Tensor, Tensor]] = []  # kind, runs, tau (runs,), strength (runs,)
         for group in neighbours(list(settings), lambda own: own.repulsion):
             numbers = torch.tensor([[own.repulsion_tau, own.repulsion_strength] for own in group], device=device)

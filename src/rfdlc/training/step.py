@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from rfdlc.data.mixing import Mixed, cutmix, mixup
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import OPTIMISERS, EpochMean, Optimiser, SampledNetworks, clip
 from rfdlc.training.per_run import GlobalBatch, Repulsions, RunLosses
-from rfdlc.training.processes.group import ALONE, Processes
 
 
 class Step:
@@ -29,11 +29,11 @@ class Step:
         self,
         net: ParticleNet,
         losses: RunLosses,
-        settings: Settings,
+        settings: TrainConfig,
         stage: Stage = Stage(),  # noqa: B008, a frozen record
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
-        each: Sequence[Settings] = (),  # of every run, where they differ in what a run may have of its own
-        processes: Processes = ALONE,
+        each: Sequence[TrainConfig] = (),  # of every run, where they differ in what a run may have of its own
+        processes: ProcessGroup = SINGLE,
     ) -> None:
         self.net, self.losses, self.settings, self.stage, self.processes = net, losses, settings, stage, processes
         losses.share(processes)
@@ -81,7 +81,7 @@ class Step:
         losses: list[Tensor] = []
         for micro in self.mixed(inputs, targets, mix).parts(count):
             logits = self.logits(micro.inputs)
-            if batch is None and (count > 1 or not self.processes.alone):
+            if batch is None and (count > 1 or not self.processes.single):
                 batch = self.losses.global_batch(logits.detach(), targets, self.epoch, count)
             found = self.loss(logits, micro, batch)
             new = self.gradients(found)
@@ -113,7 +113,7 @@ class Step:
     def _micro_batches(self, samples: int) -> int:
         """As many on every process, which may exchange numbers inside of a micro-batch."""
         wanted = min(self.settings.accumulate, samples)
-        return wanted if self.settings.accumulate == 1 else self.processes.least(wanted)
+        return wanted if self.settings.accumulate == 1 else self.processes.all_min(wanted)
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
@@ -125,7 +125,7 @@ class Step:
 
     @torch.no_grad()
     def update(self, losses: Tensor, gradients: list[Tensor]) -> None:
-        self.processes.total_([*gradients, losses])
+        self.processes.all_reduce_([*gradients, losses])
         if self.settings.clip:
             clip(gradients, self.settings.clip, self.net.runs)
         self.optimiser.step(self.parameters, gradients, self.rates)
@@ -158,7 +158,7 @@ class Step:
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
 
-def reduced(settings: Settings, device: torch.device) -> bool:
+def reduced(settings: TrainConfig, device: torch.device) -> bool:
     """Whether networks compute in bfloat16."""
     return settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
 
@@ -169,12 +169,12 @@ def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     return gradient if same else torch.empty_like(parameter).copy_(gradient)
 
 
-def _decays(each: Sequence[Settings]) -> list[float]:
+def _decays(each: Sequence[TrainConfig]) -> list[float]:
     """Weight decays: one where all runs have the same and their rates are the same in every epoch, else one per run."""
     names = ("weight_decay", "learning_rate", "schedule", "milestones", "decay", "warmup")
     alike = len({tuple(getattr(own, name) for name in names) for own in each}) == 1
     return [own.weight_decay for own in each[:1]] if alike else [own.weight_decay for own in each]
 
 
-def _options(settings: Settings) -> dict[str, float]:
+def _options(settings: TrainConfig) -> dict[str, float]:
     return {"momentum": settings.momentum} if settings.optimiser == "sgd" else {}

@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rfdlc.training.distributed import SINGLE
 from rfdlc.training.losses.reduction import Term
 from rfdlc.training.losses.terms import Margin, NegativeLogLikelihood, as_tensor, true_class
 from rfdlc.training.networks.combinations import engagement, weighed
-from rfdlc.training.processes.group import ALONE
 
 
 class Diversity(nn.Module):
@@ -88,7 +88,7 @@ class EvidentialExperts(nn.Module):
     micro-batch at hand on all `processes`, which the step sets.
     """
 
-    weights_from_logits, processes = True, ALONE
+    weights_from_logits, processes = True, SINGLE
 
     def __init__(
         self, margin: Margin, weights: ArrayLike, diversity: Diversity, *,
@@ -110,7 +110,7 @@ class EvidentialExperts(nn.Module):
         loss = loss - self.diversity(logits, weighed(held, self.eta)[0], epoch)
         unsure = engagement(held)[:-1]  # (M, B)
         most = unsure.amax(-1, keepdim=True)
-        engaged = (unsure > self.threshold * self.processes.largest(most)).to(loss.dtype)
+        engaged = (unsure > self.threshold * self.processes.all_max(most)).to(loss.dtype)
         return len(logits) * loss, engaged
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rfdlc.training.processes.group import Processes
+from rfdlc.training.distributed import ProcessGroup
 
 PIXELS = (0, 2, 3)  # of (B, channels, H, W)
 
@@ -14,11 +14,11 @@ class _SharedNorm(torch.autograd.Function):
     """Normalise by the mean and variance over all processes; two vectors a channel are exchanged in each direction."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, processes: Processes) -> Any:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, processes: ProcessGroup) -> Any:
         values = x.to(weight.dtype)
         variance, mean = torch.var_mean(values, PIXELS, correction=0)
         samples = (values[:, :1].numel() * torch.ones_like(mean[:1])).expand_as(mean)
-        means, variances, counts = processes.everyones(torch.stack([mean, variance, samples])).unbind(1)  # (world, C)
+        means, variances, counts = processes.all_gather(torch.stack([mean, variance, samples])).unbind(1)  # (world, C)
         total = counts.sum(0)
         mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total  # within and between processes
@@ -37,14 +37,14 @@ class _SharedNorm(torch.autograd.Function):
         given = gradients[0].to(weight.dtype)
         normed = (x.to(weight.dtype) - mean.view(shape)) * scale.view(shape)
         sums = torch.stack([given.sum(PIXELS), (given * normed).sum(PIXELS)])
-        along_one, along_normed = (ctx.processes.total(sums) / total).view(2, *shape[:1], -1, 1, 1)
+        along_one, along_normed = (ctx.processes.all_sum(sums) / total).view(2, *shape[:1], -1, 1, 1)
         found = (given - along_one - normed * along_normed) * (scale * weight).view(shape)
         return found.to(x.dtype), sums[1], sums[0], None, None
 
 
 def shared_norm(
     x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, momentum: float, eps: float,
-    processes: Processes,
+    processes: ProcessGroup,
 ) -> Tensor:  # fmt: skip
     """(B, channels, H, W) normalised; running statistics are updated as torch does, with the unbiased variance."""
     normed, seen_mean, seen_variance, total = _SharedNorm.apply(x, weight, bias, eps, processes)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rfdlc.training.distributed import ProcessGroup
 from rfdlc.training.networks.products import affine
 from rfdlc.training.networks.shared_norm import shared_norm
-from rfdlc.training.processes.group import Processes
 
 Generators = Sequence[torch.Generator]  # one a run
 
@@ -46,7 +46,7 @@ class BatchNorm(nn.Module):
     Those of one process, or of the whole batch where `shared` says which processes have a share of it.
     """
 
-    shared: Processes | None = None
+    shared: ProcessGroup | None = None
     momentum, epsilon = 0.1, 1e-5
 
     def __init__(self, networks: int, channels: int) -> None:
@@ -98,7 +98,7 @@ class LayerNorm(nn.Module):
         return functional.layer_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight + self.bias
 
 
-def share_statistics(module: nn.Module, processes: Processes) -> None:
+def share_statistics(module: nn.Module, processes: ProcessGroup) -> None:
     """From now on, batch norm normalises by the samples of all these processes."""
     for layer in module.modules():
         if isinstance(layer, BatchNorm):
