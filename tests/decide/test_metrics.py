@@ -328,7 +328,7 @@ class TestEvaluate:
         ("options", "message"),
         [
             ({"uncertainty": "magic"}, "uncertainty 'magic' is unknown"),
-            ({"bootstrap": -1}, "bootstrap -1"),
+            ({"bootstrap": -1}, "bootstrap is -1"),
             ({"groups": [("rare", "a")]}, "'rare' is neither a group nor a class"),
             ({"classes": Classes(("x", "y"))}, "3 columns but there are 2 classes"),
         ],
@@ -338,5 +338,5 @@ class TestEvaluate:
             evaluate(self.z, self.y, logits=True, **options)
 
     def test_evidential_needs_logits(self):
-        with pytest.raises(InputError, match="made from logits"):
+        with pytest.raises(InputError, match="needs logits"):
             evaluate([[0.5, 0.5]], [0], uncertainty="evidential")

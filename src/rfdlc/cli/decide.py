@@ -195,7 +195,7 @@ def _prior_lines(target: dict[str, float] | None, most: int = 6) -> list[str]:
 
 
 def _summary_lines(summary: dict[str, Any]) -> list[str]:
-    from rfdlc.decide.evaluation import readable
+    from rfdlc.decide.metrics import readable
 
     lines = [
         f"Mean expected utility {readable(summary['mean_expected_utility'])}; "

@@ -2,12 +2,12 @@
 
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rfdlc.cli.request import JsonOption
-from rfdlc.cli.train import FIGURES, ready
+from rfdlc.cli.train import metrics_table, ready
 from rfdlc.cli.writing import print_json, print_rich
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ def demo(
     with ready():
         results = compare(folder, seed)
         page = _report(folder)
+    columns = {name: result.to_dict() for name, result in results.items()}
     if json:
-        figures = {name: result.to_dict() for name, result in results.items()}
-        print_json({"folder": str(folder), "report": str(page), **figures})
+        print_json({"folder": str(folder), "report": str(page), **columns})
         return
-    print_rich(_table(results))
+    print_rich(metrics_table(columns, "digits-lt: long-tailed training data, balanced test data"))
     print(f"utility: {TAIL}\nrun folders: {folder}/ce and {folder}/rf-dlc")
     print(f"report: {page} (open it in a browser, and edit the utility there)")
     print(f"next: rfdlc evaluate {folder}/rf-dlc --utility tail-sensitive --penalty -0.5")
@@ -77,18 +77,6 @@ def _report(folder: Path) -> Path:
     runs = {"RF-DLC": folder / "rf-dlc", "cross-entropy": folder / "ce"}
     utility = Utility.tail_sensitive(data.classes)
     return report(runs, utility, folder / "report.html", images=data.test.array, title="rfdlc demo: digits-lt")
-
-
-def _table(results: "dict[str, Evaluation]") -> Any:
-    from rich.table import Table
-
-    table = Table(title="digits-lt: long-tailed training data, balanced test data", title_justify="left")
-    table.add_column("figure")
-    for name in results:
-        table.add_column(name, justify="right", max_width=24)
-    for label, read in FIGURES.items():
-        table.add_row(label, *(f"{read(result.to_dict()):.3f}" for result in results.values()))
-    return table
 
 
 def _free(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """`rfdlc train`, `resume` and `fork`: trainings and the run folders they leave."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,7 +182,7 @@ def _report(model: "Model", as_json: bool) -> None:
         print_json({"run": str(model.path), "notes": notes, **metrics})
         return
     known = {"test": "test", "test_tail_sensitive": "test, tail-sensitive", "held_out_balanced": "held out, balanced"}
-    print_rich(_table({title: metrics[name] for name, title in known.items() if name in metrics}))
+    print_rich(metrics_table({title: metrics[name] for name, title in known.items() if name in metrics}))
     following = f"evaluate {model.path} --utility tail-sensitive"
     if "test" not in metrics:  # the data had no test part
         following = f"predict {model.path} DATA --out predictions.csv"
@@ -191,31 +191,26 @@ def _report(model: "Model", as_json: bool) -> None:
     print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc {following}")
 
 
-def _table(columns: dict[str, dict[str, Any]]) -> Any:
+def metrics_table(columns: dict[str, dict[str, Any]], title: str | None = None) -> Any:
+    """The headline metrics of evaluations side by side; a column is what `Evaluation.to_dict` gives."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table()
-    table.add_column("figure")
-    for title in columns:
-        table.add_column(title, justify="right")
-    for label, read in FIGURES.items():
-        table.add_row(label, *(_number(read(column)) for column in columns.values()))
+    from rfdlc.decide.evaluation import entries
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("metric")
+    for name in columns:
+        table.add_column(name, justify="right", max_width=24)
+    found = [{entry.name: entry for entry in entries(column, headline=True)} for column in columns.values()]
+    for name, entry in {name: entry for column in found for name, entry in column.items()}.items():
+        label = f"  {entry.label}" if entry.metric.parent else entry.label
+        table.add_row(Text(label), *(_number(column[name].value if name in column else None) for column in found))
     return table
 
 
-FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
-    "accuracy": lambda m: m["accuracy"],
-    "  head": lambda m: m["accuracy_by_region"].get("head"),
-    "  med": lambda m: m["accuracy_by_region"].get("med"),
-    "  tail": lambda m: m["accuracy_by_region"].get("tail"),
-    "false head rate": lambda m: m["false_head_rate"],
-    "mean utility": lambda m: m["mean_utility"],
-    "ECE": lambda m: m["ece"],
-}
-
-
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "" if value is None or value != value else f"{value:.3f}"
 
 
 def _shown(value: Any) -> str:

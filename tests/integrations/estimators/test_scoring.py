@@ -6,7 +6,7 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from rfdlc import InputError, Utility, make_utility_scorer
+from rfdlc import InputError, Utility, UtilityClassifier, make_utility_scorer
 from rfdlc.integrations.sklearn import scoring
 
 TRUE = ["a", "a", "b", "b", "c", "c"]
@@ -48,3 +48,25 @@ def test_one_hot_utility_is_accuracy():
     model = LogisticRegression(max_iter=500)
     ours = cross_val_score(model, X, y, scoring=make_utility_scorer("one-hot"))
     np.testing.assert_allclose(ours, cross_val_score(model, X, y, scoring="accuracy"))
+
+
+def test_a_scorer_of_any_registered_metric():
+    X, y = load_iris(return_X_y=True)
+    model = LogisticRegression(max_iter=500)
+    for name, reference in (("balanced_accuracy", "balanced_accuracy"), ("nll", "neg_log_loss")):
+        ours = cross_val_score(model, X, y, scoring=scoring.make_metric_scorer(name))
+        np.testing.assert_allclose(ours, cross_val_score(model, X, y, scoring=reference))
+    decided = UtilityClassifier(model, utility=np.eye(3) * [1, 2, 3]).fit(X, y)
+    scored = scoring.make_metric_scorer("mean_utility")(decided, X, y)
+    assert scored == pytest.approx(np.mean((decided.predict(X) == y) * (y + 1)))
+    with pytest.raises(InputError, match=r"metric 'acuracy' is unknown.*did you mean 'accuracy'"):
+        scoring.make_metric_scorer("acuracy")
+
+
+def test_a_scorer_of_a_metric_by_frequency():
+    X, y = load_iris(return_X_y=True)
+    model, train = LogisticRegression(max_iter=500).fit(X[:, :1], y), [0] * 9 + [1] * 3 + [2]
+    found = -scoring.make_metric_scorer("false_head_rates.0.5", y_train=train)(model, X[:, :1], y)
+    assert found == pytest.approx(np.mean(model.predict(X[y == 2, :1]) < 2))  # head: the first two of three classes
+    with pytest.raises(InputError, match="or counts as y_train"):
+        scoring.make_metric_scorer("false_head_rates.0.5")(model, X[:, :1], y)

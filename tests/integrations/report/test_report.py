@@ -142,7 +142,7 @@ def test_a_photograph_is_shown_upright(tmp_path):
         ({"images": np.zeros((3, 8, 8))}, r"images have shape \(3, 8, 8\) for 400 samples"),
         ({"images": "nowhere"}, "images 'nowhere': no such folder"),
         ({"images": "."}, "none of the ids is a file under it"),
-        ({"bootstrap": -1}, "bootstrap -1"),
+        ({"bootstrap": -1}, "bootstrap is -1"),
     ],
 )
 def test_bad_input_is_refused(tmp_path, predictions, change, message):

@@ -1,12 +1,13 @@
 """The model card: README.md in the format of the Hugging Face hub, from what the run folder knows."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 from rfdlc import __version__
-from rfdlc.decide.evaluation import Evaluation, evaluate
+from rfdlc.decide.evaluation import Entry, Evaluation, entries, evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import listing
@@ -51,7 +52,7 @@ def card(model: Model, utility: Utility, file: str, precision: str, parity: Pari
         f"{model.net.particles} particles trained by `{config['method']}` ({method.summary}){calibrated}; "
         f"decisions maximise expected utility. Exported by rfdlc {__version__} as `{file}` ({precision}).",
         "## Data\n\n" + _data(model, config),
-        "## Figures\n\n" + _figures(scored),
+        "## Metrics\n\n" + _metrics(scored),
         "## Utility\n\n" + _utility(utility),
         "## Use\n\n" + _use(file),
         "## Export\n\n" + _export(parity, precision),
@@ -78,7 +79,7 @@ def _header(model: Model, config: dict[str, Any], scored: Evaluation | None) -> 
     lines = [MARK, f"pipeline_tag: {task}", "tags: [rfdlc, long-tailed, cost-sensitive, calibration, ensemble]"]
     if scored is not None:
         data = json.dumps(config["data"]["name"])
-        metrics = {"accuracy": scored.accuracy, "balanced_accuracy": scored.balanced_accuracy, "ece": scored.ece}
+        known = [entry for entry in _known(scored) if entry.metric.parent is None]
         lines += [
             "model-index:",
             f"- name: {name}",
@@ -86,7 +87,11 @@ def _header(model: Model, config: dict[str, Any], scored: Evaluation | None) -> 
             f"  - task: {{type: {task}}}",
             f"    dataset: {{name: {data}, type: {data}, split: test}}",
             "    metrics:",
-            *(f"    - {{type: {kind}, value: {value:.4f}}}" for kind, value in metrics.items()),
+            *(
+                f"    - {{type: {json.dumps(entry.name)}, value: {entry.value:.4f}}}"
+                for entry in _known(scored)
+                if not entry.metric.parent
+            ),
         ]
     return "\n".join(["---", *lines, "---"])
 
@@ -102,16 +107,15 @@ def _data(model: Model, config: dict[str, Any]) -> str:
     return f"{told}. One sample has shape {model.input_shape}."
 
 
-def _figures(scored: Evaluation | None) -> str:
+def _known(scored: Evaluation) -> list[Entry]:
+    return [entry for entry in entries(scored.values) if not math.isnan(entry.value)]
+
+
+def _metrics(scored: Evaluation | None) -> str:
     if scored is None:
         return "The run has no labelled test predictions, so nothing was measured."
-    rows = {"accuracy": scored.accuracy, "balanced accuracy": scored.balanced_accuracy}
-    rows |= {f"accuracy, {region}": value for region, value in scored.accuracy_by_region.items()}
-    rows |= {"mean utility": scored.mean_utility, "false head rate": scored.false_head_rate, "ECE": scored.ece}
-    rows |= {f"ECE, {region}": value for region, value in scored.ece_by_region.items()}
-    rows |= {"share handed over": scored.abstention_rate}
-    lines = [f"| {name} | {value:.3f} |" for name, value in rows.items() if value == value]
-    return "\n".join([f"On {scored.samples:,} test samples:", "", "| figure | value |", "|---|---|", *lines])
+    lines = [f"| {_plain(entry.full_label)} | {entry.metric.format(entry.value)} |" for entry in _known(scored)]
+    return "\n".join([f"On {scored.samples:,} test samples:", "", "| metric | value |", "|---|---|", *lines])
 
 
 def _utility(utility: Utility) -> str:
@@ -149,7 +153,7 @@ def _limits(model: Model) -> str:
     fitted = "was calibrated on held-out data like the training data" if model.decider.fitted else "was NOT calibrated"
     return (
         f"The model {fitted}; where the class prior or the inputs differ, probabilities and decisions suffer: watch "
-        "the estimated class prior that `rfdlc serve` shows. Figures of the rarest classes rest on few samples. Inputs "
+        "the estimated class prior that `rfdlc serve` shows. Metrics of the rarest classes rest on few samples. Inputs "
         "unlike any training sample get an answer all the same; uncertainty is a hint, not a guarantee."
     )
 
