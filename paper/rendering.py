@@ -8,8 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from paper.results import Mean
+from paper.scoring import DECISION_METRICS, TRUST_METRICS
 from paper.specs import DATA_TITLES
 from paper.tables import Cell, Row, Table
+from rfdlc.decide.metrics import METRICS
 
 NOT_MEASURED = "not measured here"
 MARK = "≠"
@@ -17,7 +19,11 @@ TITLES = {
     "acc": "all", "fhr25": "FHR 25", "fhr50": "FHR 50", "fhr75": "FHR 75", "fhr": "FHR", "auc": "AUC", "ece": "ECE",
     "fhr_ours": "ours there", "acc_penalty": "all, -1", "fhr_penalty": "FHR, -1",
 }  # fmt: skip
-DECIMALS = {"utility": 3, "nll": 3, "disagreement": 3, "parameters": 0}
+DECIMALS = {"disagreement": 3, "parameters": 0} | {
+    name: 3
+    for name, known in (DECISION_METRICS | TRUST_METRICS).items()
+    if METRICS[known.partition(".")[0]].unit != "%"
+}
 LEGEND = (
     "Mean ± standard deviation over seeds; published values and differences beside them. "
     f"{MARK} marks a difference of more than two deviations (of both together, or of the one that is known)."

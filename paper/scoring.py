@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.evaluation import entries
+from rfdlc.decide.metrics import METRICS
+from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
@@ -154,29 +157,41 @@ def _probabilities(decider: Decider, predictions: Predictions) -> Floats:
 Pairs = Iterator[tuple[str, float]]
 
 
+# The study's name of a metric -> its name in the registry, with the part where it has parts.
+DECISION_METRICS = {
+    "acc": "accuracy",
+    **{region: f"accuracy_by_region.{region}" for region in ("head", "med", "tail")},
+    "balanced": "balanced_accuracy",
+    **{f"fhr{100 * share:g}": f"false_head_rates.{share}" for share in metrics.HEAD_FRACTIONS},
+    "fhr": "false_head_rate",
+    "utility": "mean_utility",
+}
+REGION_METRICS = {"ece": "ece", "auc": "error_auc"}
+TRUST_METRICS = {"nll": "nll", "brier": "brier", "aurc": "risk_coverage_area"}
+
+
+def read_metrics(outcomes: Outcomes, names: Mapping[str, str], suffix: str = "") -> Pairs:
+    """Metrics of the registry under the study's names; shares in percent."""
+    wanted = dict.fromkeys(name.partition(".")[0] for name in names.values())
+    found = {entry.name: entry for entry in entries({name: METRICS[name].function(outcomes) for name in wanted})}
+    for ours, name in names.items():
+        if name in found:
+            yield f"{ours}{suffix}", found[name].value * (100 if found[name].metric.unit == "%" else 1)
+
+
 def decision_metrics(y: Indices, decided: Indices, classes: Classes) -> Pairs:
     """Accuracy, by region too, false head rates and the mean utility under the penalty -1."""
-    yield "acc", 100 * metrics.accuracy(y, decided)
-    for region, members in classes.thirds.items():
-        yield region, 100 * metrics.accuracy(y, decided, members)
-    yield "balanced", 100 * metrics.balanced_accuracy(y, decided, len(classes))
-    rates = metrics.false_head_rates(y, decided, classes)
-    for share, rate in rates.items():
-        yield f"fhr{100 * share:g}", 100 * rate
-    yield "fhr", 100 * metrics.mean_false_head_rate(rates)
-    yield "utility", metrics.mean_utility(y, decided, Utility.tail_sensitive(classes))
+    return read_metrics(Outcomes.of(Utility.tail_sensitive(classes), y, decided), DECISION_METRICS)
 
 
 def trust_metrics(y: Indices, p: Floats, classes: Classes) -> Pairs:
-    """How far probabilities can be trusted, by the standard measures: ECE of 15 bins, AUC of finding errors."""
-    right, confidence, spread = p.argmax(1) == y, p.max(1), uncertainty.entropy(p)
+    """Standard measures of probabilities: ECE with 15 bins, AUC of error detection, by true region too."""
+    outcomes = Outcomes.of(Utility.one_hot(classes), y, p.argmax(1), p)
     for suffix, mask in _regions(y, classes):
-        yield f"ece{suffix}", 100 * metrics.ece(confidence[mask], right[mask])
-        yield f"auc{suffix}", 100 * metrics.error_auc(right[mask], confidence[mask])
-        yield f"auc_entropy{suffix}", 100 * metrics.error_auc(right[mask], -spread[mask])
-    yield "nll", metrics.mean(metrics.nll(p[np.arange(len(y)), y]))
-    yield "brier", metrics.mean(metrics.brier(p, y))
-    yield "aurc", 100 * metrics.risk_coverage_area(right, confidence)
+        region = outcomes.take(np.flatnonzero(mask))
+        yield from read_metrics(region, REGION_METRICS, suffix)
+        yield f"auc_entropy{suffix}", 100 * metrics.error_auc(region.right, -region.entropy)
+    yield from read_metrics(outcomes, TRUST_METRICS)
 
 
 def paper_uncertainty(y: Indices, p: Floats, logits: Floats, classes: Classes) -> Pairs:

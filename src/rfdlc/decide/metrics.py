@@ -342,7 +342,7 @@ for _metric in (
     Metric("abstention_rate", "abstained", lambda o: abstention_rate(o.decided), "none", "%"),
     Metric("kept_accuracy", "accuracy where kept", lambda o: kept_accuracy(o.targets, o.decided), unit="%"),
     Metric("error_auc", "error detection AUC", lambda o: error_auc(*_errors(o)), unit="%"),
-    Metric("risk_coverage_area", "risk-coverage area", lambda o: risk_coverage_area(*_errors(o)), "lower"),
+    Metric("risk_coverage_area", "risk-coverage area", lambda o: risk_coverage_area(*_errors(o)), "lower", "%"),
     Metric("ece", "ECE", lambda o: ece(o.confidence, o.right), "lower", "%", headline=True),
     Metric("ece_by_region", "{}", _ece_by_region, "lower", "%", "ece"),
     Metric("classwise_ece", "class-wise ECE", _classwise_ece, "lower", "%"),

@@ -1,7 +1,7 @@
 """Outcomes: decisions of labelled samples, the input of every registered metric."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,9 +34,28 @@ class Outcomes:
     entropy: Floats  # of the probabilities, in nats
     brier: Floats
     nll: Floats
-    load_probabilities: Callable[[], Floats]
+    load_probabilities: Callable[[], Any]
     groups: Sequence[tuple[str, str]] = ()  # (true, decided) pairs of class groups
     gaps: NDArray[np.float64] | None = None  # `classwise_gaps` of all samples; None for resampled ones
+
+    @classmethod
+    def of(
+        cls,
+        utility: Utility,
+        targets: Indices,
+        actions: Indices,
+        probabilities: Floats | None = None,
+        groups: Sequence[tuple[str, str]] = (),
+    ) -> "Outcomes":
+        """Outcomes of given decisions; without probabilities, metrics that need them raise a TypeError."""
+        columns: dict[str, Any] = dict.fromkeys(PROBABILITY_COLUMNS)
+        if probabilities is not None:
+            columns = probability_columns(probabilities, targets)
+            columns["gaps"] = metrics.classwise_gaps(probabilities, targets)
+        decided = utility.decided_class[actions]
+        return cls(
+            utility, targets, actions, decided, **columns, load_probabilities=lambda: probabilities, groups=groups
+        )
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -58,7 +77,7 @@ class Outcomes:
 
     def take(self, rows: Indices) -> "Outcomes":
         """The outcomes of some samples, repeated where `rows` repeats them."""
-        columns = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name in SAMPLE_COLUMNS}
+        columns = {name: getattr(self, name)[rows] for name in SAMPLE_COLUMNS}
         return replace(self, **columns, load_probabilities=lambda: self.probabilities[rows], gaps=None)
 
 

@@ -87,11 +87,7 @@ def _header(model: Model, config: dict[str, Any], scored: Evaluation | None) -> 
             f"  - task: {{type: {task}}}",
             f"    dataset: {{name: {data}, type: {data}, split: test}}",
             "    metrics:",
-            *(
-                f"    - {{type: {json.dumps(entry.name)}, value: {entry.value:.4f}}}"
-                for entry in _known(scored)
-                if not entry.metric.parent
-            ),
+            *(f"    - {{type: {json.dumps(entry.name)}, value: {entry.value:.4f}}}" for entry in known),
         ]
     return "\n".join(["---", *lines, "---"])
 

@@ -1,0 +1,89 @@
+"""A metric that is registered from outside is seen on every surface."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_iris
+from sklearn.naive_bayes import GaussianNB
+from typer.testing import CliRunner
+
+import rfdlc
+from rfdlc.cli import app
+from rfdlc.decide.evaluation import Evaluation
+from rfdlc.decide.metrics import METRICS, register_metric
+from rfdlc.integrations.sklearn.scoring import make_metric_scorer
+
+RUN = Path(__file__).parents[1] / "compatibility" / "run-v1"
+TABLE = "id,cat,dog,newt,target\nx,0.5,0.3,0.2,dog\ny,0.2,0.7,0.1,cat\nz,0.1,0.1,0.8,newt\n"
+
+
+def top_2(outcomes):
+    best = np.argsort(-outcomes.probabilities, axis=1)[:, :2]
+    return float((best == outcomes.targets[:, None]).any(axis=1).mean())
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    register_metric("top_2", "top-2 accuracy", top_2, unit="%", headline=True)
+    yield
+    del METRICS["top_2"]
+
+
+def test_evaluation():
+    p = np.array([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.8, 0.15, 0.05]])
+    result = rfdlc.evaluate(p, [1, 0, 2], bootstrap=5)
+    assert result.top_2 == result.flat()["top_2"] == result.to_dict()["top_2"] == pytest.approx(2 / 3)
+    assert "top-2 accuracy" in str(result)
+    assert "top_2" in dir(result)
+    assert "top_2" in result.intervals
+
+
+def test_command_line(tmp_path):
+    (tmp_path / "p.csv").write_text(TABLE)
+    table = CliRunner().invoke(app, ["evaluate", str(tmp_path / "p.csv")])
+    assert "top-2 accuracy" in table.output
+    printed = CliRunner().invoke(app, ["evaluate", str(tmp_path / "p.csv"), "--json"])
+    assert json.loads(printed.stdout)["top_2"] == 1
+
+
+def test_report(tmp_path):
+    (tmp_path / "p.csv").write_text(TABLE)
+    text = rfdlc.report(tmp_path / "p.csv", out=tmp_path / "r.html", bootstrap=0).read_text(encoding="utf-8")
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    listed = next(metric for metric in data["metrics"] if metric["name"] == "top_2")
+    assert listed == {"name": "top_2", "label": "top-2 accuracy", "direction": "higher", "unit": "%", "nested": False}
+    assert data["runs"][0]["metrics"]["flat"]["top_2"] == 1
+
+
+def test_model_card():
+    pytest.importorskip("torch")
+    from rfdlc.integrations.onnx.card import card
+    from rfdlc.integrations.onnx.parity import Parity
+
+    model = rfdlc.Model.load(RUN)
+    text = card(model, model.decider.utility, "model.onnx", "float32", Parity(1, "test samples", 0.0, 0, 0))
+    assert "| top-2 accuracy |" in text
+    assert '{type: "top_2", value: ' in text
+
+
+def test_scorer():
+    X, y = load_iris(return_X_y=True)
+    model = GaussianNB().fit(X, y)
+    best = np.argsort(-model.predict_proba(X), axis=1)[:, :2]
+    assert make_metric_scorer("top_2")(model, X, y) == pytest.approx((best == y[:, None]).any(axis=1).mean())
+
+
+def test_older_results_are_read_without_it():
+    values = json.loads((RUN / "metrics.json").read_text())["test"]
+    from rfdlc.cli.train import metrics_table
+
+    assert "top-2 accuracy" not in [str(cell) for cell in metrics_table({"test": values}).columns[0].cells]
+    assert Evaluation(1, values, "entropy").accuracy == values["accuracy"]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "top 5", "samples"])
+def test_names_that_are_refused(name):
+    with pytest.raises(rfdlc.InputError, match=f"metric name '{name}' is taken or is not an identifier"):
+        register_metric(name, "x", top_2)
