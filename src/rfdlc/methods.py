@@ -1,5 +1,5 @@
 """The methods that `rfdlc.train` knows, and what is needed to add one."""
 
-from rfdlc.training.methods import METHODS, Method, Stage
+from rfdlc.training.methods import METHODS, Method, Option, Stage
 
-__all__ = ["METHODS", "Method", "Stage"]
+__all__ = ["METHODS", "Method", "Option", "Stage"]

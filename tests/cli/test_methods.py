@@ -19,6 +19,9 @@ def test_every_method_is_listed():
     told = json.loads(run("--json"))["methods"]
     assert list(told) == list(METHODS)
     assert all(name in shown for name in METHODS)
+    options = told["ride"].pop("options")
+    assert options["diversity"] == {"default": 0.2, "help": "factor of the divergence between experts"}
+    assert "diversity=0.2" in shown
     assert told["ride"] == {
         "summary": METHODS["ride"].summary,
         "reference": "Wang et al. 2021",

@@ -8,7 +8,6 @@ import torch
 from scipy.special import digamma, gammaln
 
 from rfdlc.decide.classes import Classes
-from rfdlc.training import factories
 from rfdlc.training.config import Settings
 from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.experts import Routing, SelfDistillation, dirichlet_divergence
@@ -260,10 +259,10 @@ def test_limiting_cases(sample):
 
 
 @pytest.mark.parametrize("epoch", [1, 9])
-def test_ride_without_diversity_is_m_times_ldam(sample, epoch, monkeypatch):
-    monkeypatch.setattr(factories, "RIDE_DIVERSITY", 0.0)
+def test_ride_without_diversity_is_m_times_ldam(sample, epoch):
     one = loss_of("ldam-drw")(*sample, torch.tensor(epoch))
-    assert float(loss_of("ride")(*sample, torch.tensor(epoch))) == pytest.approx(M * float(one), rel=1e-12)
+    ride = loss_of("ride", diversity=0.0)(*sample, torch.tensor(epoch))
+    assert float(ride) == pytest.approx(M * float(one), rel=1e-12)
 
 
 def test_ace_with_one_expert_is_cross_entropy(sample):

@@ -11,6 +11,7 @@ import torch
 import rfdlc
 from rfdlc.errors import InputError
 from rfdlc.training.assembly import build_parts, method_net
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.jobs import driving
 from rfdlc.training.jobs.driving import TrainingInterrupted
 from rfdlc.training.loop import epochs
@@ -250,6 +251,47 @@ def test_relative_costs():
     assert METHODS["ce"].relative_cost() == 1
     assert METHODS["ride"].relative_cost() == pytest.approx(3 * (1 + 5 / 600))
     assert METHODS["srepr"].relative_cost() == pytest.approx(1 + 6 * 10 / 600)
+
+
+def test_options_of_methods_are_set_like_settings(tmp_path):
+    def stages_of(method, **changes):
+        row, config = resolve(method, "", {"epochs": 7, **changes})
+        return row.stage_epochs(config), [stage.number("swag_samples", config) for stage in row.stages]
+
+    assert stages_of("srepr") == ([7, 10], [0, 5])
+    assert stages_of("srepr", head_epochs="3", swag_samples=2) == ([7, 3], [0, 2])
+    assert stages_of("ride", method_options={"router_epochs": 1}) == ([7, 1], [0, 0])
+    model = rfdlc.train("digits-lt", "tau-norm", tmp_path / "run", tau=0.0, **SMALL)
+    assert model.net.head.weight.norm(dim=1).std() > 1e-3  # the lengths of class weights are left alone
+    forked = rfdlc.fork(model.path, tmp_path / "fork", tau=1)
+    assert forked.net.head.weight.norm(dim=1).std() < 1e-3
+    assert forked.settings.method_options == {"tau": 1.0}
+
+
+def test_options_do_not_share_names_with_settings():
+    settings = set(TrainConfig.describe())
+    assert all(settings.isdisjoint(set(row.options) - {"method_options"}) for row in METHODS.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("ride", {"router_epochs": 2.5}, "router_epochs=2.5 is not possible: expected an integer, at least 1"),
+        ("ride", {"diversity": "much"}, "diversity='much' is not possible: expected a number, at least 0"),
+        ("tlc", {"threshold": 2}, "threshold=2 is not possible: expected a number, at least 0 and at most 1"),
+        ("ce", {"diversity": 1}, "diversity is not an option of this method: expected one of no options"),
+        ("ride", {"method_options": {"eta": 1}}, "eta is not an option of this method: expected one of diversity, "),
+    ],
+)
+def test_options_that_cannot_be(method, changes, message):
+    with pytest.raises(InputError, match=message):
+        resolve(method, "", changes)
+
+
+def test_a_run_folder_without_options_has_the_defaults_of_its_method():
+    row, config = resolve("tlc", "", {})
+    saved = {name: value for name, value in config.to_dict().items() if name != "method_options"}
+    assert row.configure(saved) == config
 
 
 def test_a_row_of_ones_own_and_one_that_is_missing(tmp_path, monkeypatch):

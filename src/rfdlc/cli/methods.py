@@ -8,7 +8,9 @@ from rfdlc.cli.writing import print_json, print_rich
 
 
 def methods(json: JsonOption = False) -> None:
-    """List every method: what it does, whose it is, its particles and stages, and its cost beside one network's.
+    """List every method: what it does, whose it is, its options, particles and stages, and its relative cost.
+
+    Options are set like settings: `rfdlc train DATA --method ride diversity=0.1`. `--json` has their meanings.
 
     The cost is that of a training of 200 epochs with the method's own settings, where particles share no layers.
 
@@ -32,6 +34,7 @@ def _described(row: Any) -> dict[str, Any]:
         "particles": settings.get("particles", 1),
         "stages": [stage.trains for stage in row.stages],
         "cost": round(row.relative_cost(), 2),
+        "options": {name: {"default": o.default, "help": o.help} for name, o in row.options.items()},
     }
 
 
@@ -48,6 +51,7 @@ def _table(rows: dict[str, dict[str, Any]]) -> Any:
     for title in ("M", "stages", "cost"):
         table.add_column(title, justify="right", no_wrap=True)
     for name, row in rows.items():
-        said = Text.assemble(row["summary"], (f" ({row['reference']})", "dim"))
+        options = " ".join(f"{key}={option['default']:g}" for key, option in row["options"].items())
+        said = Text.assemble(row["summary"], (f" ({row['reference']})", "dim"), f"\n{options}" if options else "")
         table.add_row(Text(name), said, str(row["particles"]), " + ".join(row["stages"]), f"{row['cost']:.3g}")
     return table

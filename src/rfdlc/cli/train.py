@@ -160,12 +160,14 @@ def ready() -> Iterator[None]:
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:
     """Settings by name, `method` and `data.key` among them; what is unknown or an option is told before any work."""
     from rfdlc.training.config import Settings, parse_pairs
+    from rfdlc.training.methods import METHODS
 
     chosen = parse_pairs(pairs or [])
     for name in options:
         if name in chosen:
             raise InputError(f"{name} is an option and no setting: write --{name} {chosen[name]}")
-    Settings.check_names(key for key in chosen if key != "method" and not key.startswith("data."))
+    others = {"method", *(name for method in METHODS.values() for name in method.options)}
+    Settings.check_names(key for key in chosen if key not in others and not key.startswith("data."))
     return dict(chosen)
 
 

@@ -139,6 +139,8 @@ class TrainConfig(BaseModel):
     calibration: Annotated[str, _one_of("none", registry=CALIBRATORS)] = Field(
         "temperature", description="calibrator fitted on held-out data"
     )
+    # the method's own
+    method_options: dict[str, int | float] = Field({}, description="options of the method, which `rfdlc methods` lists")
     # the run
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of weights, order, augmentation and mixup")
     evaluate_every: int = Field(0, ge=0, description="epochs between evaluations on held-out data, 0: only at the end")

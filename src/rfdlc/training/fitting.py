@@ -116,7 +116,7 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
         with processes.together():
             run = Run(path, processes.writes)
             config = run.config
-            settings = Settings().changed(config["settings"])
+            settings = find_method(config["method"]).configure(config["settings"])
             _check_processes(settings, processes)
             found = same_data(run, config["data"], data)
         return _carry_out(Job(run, config["method"], settings, found, backbone, processes))
@@ -153,8 +153,8 @@ def _begin_fork(
     row = find_method(method or config["method"])
     if row.combination is not find_method(config["method"]).combination:
         raise InputError(f"a fork cannot go on as {method}: its networks have other parts; start a new run")
-    old = Settings().changed(config["settings"])
-    new = old.changed(changes) if method is None else _settings_as(method, config, changes)
+    old = find_method(config["method"]).configure(config["settings"])
+    new = row.configure({**old.to_dict(), **changes}) if method is None else _settings_as(method, config, changes)
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(new, name)]
     if moved:
         raise InputError(f"a fork cannot change {', '.join(moved)}: its checkpoint has them inside; start a new run")

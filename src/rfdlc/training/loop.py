@@ -71,7 +71,7 @@ class PreparedStage:
         place = epoch - self.start, self.end - self.start
         factors = [rate(*place, own.schedule, **_schedule(own)) for own in self.each]
         runs = zip(self.stages, self.each, factors, strict=True)
-        return [own.learning_rate * (stage.learning_rate_factor * factor) for stage, own, factor in runs]
+        return [own.learning_rate * (stage.number("learning_rate_factor", own) * factor) for stage, own, factor in runs]
 
     def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
         """(steps, R, 3): what is drawn for mixing each batch."""

@@ -24,7 +24,7 @@ from rfdlc.training.jobs.driving import train_stack
 from rfdlc.training.jobs.finishing import finish_phase
 from rfdlc.training.jobs.job import Job, Lane, Traveller
 from rfdlc.training.jobs.sharing import form, same_until
-from rfdlc.training.methods import resolve
+from rfdlc.training.methods import find_method, resolve
 from rfdlc.training.model import Model
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.processes.group import started
@@ -221,7 +221,7 @@ def _check_folder(plan: Plan, settings: Settings, data: Dataset) -> None:
         return
     config = run.config
     same_data(run, config["data"], data)
-    begun = Settings().changed(config["settings"]).to_dict()
+    begun = find_method(config["method"]).configure(config["settings"]).to_dict()
     others = [name for name, value in settings.to_dict().items() if name not in ELSEWHERE and begun[name] != value]
     if config["method"] != plan.method or others:
         what = ", ".join(others) or f"method {config['method']}"

@@ -1,7 +1,6 @@
-"""METHODS: a method is a row. What it optimises, with which particles, stages, combination and decision.
+"""METHODS: a method is data. What it minimises, with which particles, stages, combination and decision.
 
-A row's `settings` are its defaults; any of them can be overridden. Most rows share one loss, the integrated gain,
-whose parts the settings switch on. A method of your own is a row too: `METHODS["mine"] = Method(...)`.
+Most methods share one loss, the integrated gain, whose terms the settings switch on.
 """
 
 import math
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import choose
+from rfdlc.errors import InputError, choose, listing
 from rfdlc.training import factories
 from rfdlc.training.config import TrainConfig, preset
 from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
@@ -19,28 +18,115 @@ from rfdlc.training.networks.particles import ParticleNet
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stage of a training."""
+class Option:
+    """A number of a method that users may set like a setting: `rfdlc train DATA --method ride diversity=0.1`.
 
-    epochs: int | None = None
+    Parameters
+    ----------
+    default
+        Its value unless it is set. An option with an integer default takes integers.
+    help
+        What it means, as `rfdlc methods` shows it.
+    low, high
+        The range, ends included.
+    """
+
+    default: float
+    help: str
+    low: float = 0.0
+    high: float = math.inf
+
+    def parse(self, name: str, value: Any) -> float:
+        """The value as a number within the range; text is parsed."""
+        try:
+            number = type(self.default)(value)
+            if not self.low <= number <= self.high or number != float(value) or math.isinf(number):
+                raise ValueError
+            return number
+        except (TypeError, ValueError, OverflowError):
+            kind = "an integer" if isinstance(self.default, int) else "a number"
+            bounds = f"at least {self.low:g}" + (f" and at most {self.high:g}" if self.high < math.inf else "")
+            raise InputError(f"method option {name}={value!r} is not possible: expected {kind}, {bounds}") from None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a training. Checkpoints are written and resumed in any stage.
+
+    A number may be given as the name of an `Option` of the method.
+
+    Parameters
+    ----------
+    epochs
+        Number of epochs; by default that of the configuration.
+    trains
+        `"all"` layers, the `"head"`, or the `"router"` of the combination. Frozen layers keep their batch-norm
+        statistics.
+    settings
+        Settings that differ in this stage.
+    learning_rate_factor
+        Factor of the learning rate.
+    loss
+        By default the loss of the method.
+    reinitialize_head
+        Whether heads start from new weights.
+    weight_averaging
+        Whether weights are replaced by their mean over the last quarter of the epochs when the stage ends (SWA).
+    swag_samples
+        Number of networks that are sampled around the mean of an earlier stage (SWAG, diagonal covariance) and whose
+        logits the loss sees after those of the network itself.
+    finalize
+        Called with the network and the configuration when the stage ends.
+    """
+
+    epochs: int | str | None = None
     trains: Literal["all", "head", "router"] = "all"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    learning_rate_factor: float = 1.0
+    learning_rate_factor: float | str = 1.0
     loss: LossFactory | None = None
     reinitialize_head: bool = False
     weight_averaging: bool = False
-    swag_samples: int = 0
+    swag_samples: int | str = 0
     finalize: Callable[[ParticleNet, TrainConfig], None] | None = None
+
+    def number(self, name: Literal["epochs", "learning_rate_factor", "swag_samples"], config: TrainConfig) -> Any:
+        """A number of this stage, read from the method's options where it names one."""
+        value = getattr(self, name)
+        return config.method_options[value] if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row.
+    """A way to train, by name in `METHODS`.
 
-    - `prior` gives the class prior of the trained probabilities: a Decider never corrects it twice. `target_prior`
-      is the one decided for, where that is part of the method.
-    - `combination` joins particles inside the network; by default a Decider averages them.
-    - `utility` and `rule` are those of the Decider that a training leaves behind; any other utility can follow.
+    Parameters
+    ----------
+    summary, reference
+        What it does and whose it is, as `rfdlc methods` shows them.
+    settings
+        Its defaults of settings. Presets of data sets and users override them.
+    options
+        Numbers that only this method has, by name. `config.method_options[name]` is the value.
+    prior
+        From the configuration and the classes to the class prior that the trained probabilities carry, so that a
+        Decider never corrects it twice.
+    loss
+        From the configuration, the classes and the matrix of the training utility (or None) to a loss: a function of
+        logits (M,B,C), targets (B,) and the epoch that returns one value per sample.
+    stages
+        The stages in order.
+    combination
+        How particles are combined inside the network; by default they are not, and a Decider averages them.
+    utility, rule, target_prior
+        Those of the Decider that a training leaves behind. Any other utility can follow.
+
+    Examples
+    --------
+    >>> from rfdlc.methods import METHODS
+    >>> METHODS["crt"].reference
+    'Kang et al. 2020'
+    >>> [stage.trains for stage in METHODS["crt"].stages]
+    ['all', 'head']
     """
 
     summary: str
@@ -53,18 +139,35 @@ class Method:
     utility: Callable[[Classes], Utility] = Utility.one_hot
     rule: str = "expected-utility"
     target_prior: str | None = None
+    options: Mapping[str, Option] = field(default_factory=dict)
 
-    def stage_epochs(self, settings: TrainConfig) -> list[int]:
+    def configure(self, values: Mapping[str, Any]) -> TrainConfig:
+        """A configuration from settings, among which there may be options of this method."""
+        given = {**values.get("method_options", {}), **{k: v for k, v in values.items() if k in self.options}}
+        others = {name for method in METHODS.values() for name in method.options} - set(self.options)
+        foreign = [name for name in (*values, *given) if name in others or (name in given and name not in self.options)]
+        for name in foreign:
+            raise InputError(
+                f"{name} is not an option of this method: expected one of {listing(self.options, 20) or 'no options'}; "
+                "`rfdlc methods` lists the options of all methods"
+            )
+        defaults = {name: option.default for name, option in self.options.items()}
+        options = {name: self.options[name].parse(name, value) for name, value in {**defaults, **given}.items()}
+        settings = {name: value for name, value in values.items() if name not in self.options}
+        return TrainConfig(**{**settings, "method_options": options})
+
+    def stage_epochs(self, config: TrainConfig) -> list[int]:
         """Epochs of every stage."""
-        return [settings.epochs if stage.epochs is None else stage.epochs for stage in self.stages]
+        return [config.epochs if stage.epochs is None else stage.number("epochs", config) for stage in self.stages]
 
     def relative_cost(self, epochs: int = 200) -> float:
         """Work of a training of so many epochs, in trainings of one network: frozen layers have no backward pass."""
-        settings = TrainConfig(**{**self.settings, "epochs": epochs})
-        passes = [3 if stage.trains == "all" else 1 for stage in self.stages]
-        stages = zip(self.stages, self.stage_epochs(settings), passes, strict=True)
-        work = sum(length * each * (1 + stage.swag_samples) for stage, length, each in stages)
-        return settings.particles * work / (3 * epochs)
+        config = self.configure({**self.settings, "epochs": epochs})
+        passes = [
+            (3 if stage.trains == "all" else 1) * (1 + stage.number("swag_samples", config)) for stage in self.stages
+        ]
+        work = sum(length * each for length, each in zip(self.stage_epochs(config), passes, strict=True))
+        return float(config.particles * work / (3 * epochs))
 
 
 # The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear head unless margins are used.
@@ -77,6 +180,10 @@ _THREE = {"particles": 3, "shared_stages": 0, "combine": "mean-logits"}
 _BALANCED = {
     "sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0.0, "cutmix": 0.0, "repulsion": "none",
 }  # fmt: skip
+
+# Constants of other people's methods; docs/methods.md says where they are from and what differs.
+_HEAD_EPOCHS = {"head_epochs": Option(10, "epochs of the second stage, which trains a new head", low=1)}
+_TEMPERATURE_SHARE = Option(0.05, "share of the class frequency in the late temperatures of the divergence", high=1)
 
 METHODS: dict[str, Method] = {
     # one network, one stage
@@ -119,7 +226,8 @@ METHODS: dict[str, Method] = {
         "Kang et al. 2020",
         _PLAIN,
         prior=factories.uniform,
-        stages=(Stage(finalize=factories.equal_lengths),),
+        stages=(Stage(finalize=factories.tau_normalisation),),
+        options={"tau": Option(1.0, "exponent of the length by which class weights are divided", high=2)},
     ),
     # two stages
     "crt": Method(
@@ -127,7 +235,8 @@ METHODS: dict[str, Method] = {
         "Kang et al. 2020",
         _PLAIN,
         prior=factories.uniform,
-        stages=(Stage(), Stage(epochs=10, trains="head", settings=_BALANCED, reinitialize_head=True)),
+        stages=(Stage(), Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True)),
+        options=_HEAD_EPOCHS,
     ),
     "srepr": Method(
         "mean weights of the last epochs, then a new head on stochastic representations",
@@ -137,14 +246,19 @@ METHODS: dict[str, Method] = {
         stages=(
             Stage(weight_averaging=True),
             Stage(
-                epochs=10,
+                epochs="head_epochs",
                 trains="head",
                 settings=_BALANCED,
                 loss=factories.self_distillation,
                 reinitialize_head=True,
-                swag_samples=5,
+                swag_samples="swag_samples",
             ),
         ),
+        options={
+            **_HEAD_EPOCHS,
+            "swag_samples": Option(5, "networks sampled around the mean weights", low=1),
+            "distillation": Option(1.0, "factor of the divergence from the mean prediction of the samples"),
+        },
     ),
     # experts
     "ride": Method(
@@ -154,9 +268,24 @@ METHODS: dict[str, Method] = {
         loss=factories.diverse_experts,
         stages=(
             Stage(),
-            Stage(epochs=5, trains="router", settings=_BALANCED, learning_rate_factor=0.1, loss=factories.routing),
+            Stage(
+                epochs="router_epochs",
+                trains="router",
+                settings=_BALANCED,
+                learning_rate_factor="router_learning_rate_factor",
+                loss=factories.routing,
+            ),
         ),
         combination=factories.routed,
+        options={
+            "diversity": Option(0.2, "factor of the divergence between experts"),
+            "temperature_share": _TEMPERATURE_SHARE,
+            "router_epochs": Option(5, "epochs of the second stage, which trains the router", low=1),
+            "router_learning_rate_factor": Option(0.1, "factor of the learning rate in the second stage"),
+            "router_positive_weight": Option(100.0, "weight of samples that a later expert would get right"),
+            "router_choices": Option(30, "largest mean logits that the router sees", low=1),
+            "router_hidden": Option(16, "hidden units of the router", low=1),
+        },
     ),
     "tlc": Method(
         "evidential experts, engaged while a sample is uncertain",
@@ -164,6 +293,14 @@ METHODS: dict[str, Method] = {
         {**_EXPERTS, "shared_stages": 1},
         loss=factories.evidential_experts,
         combination=factories.evidential,
+        options={
+            "diversity": Option(0.01, "factor of the divergence between experts"),
+            "temperature_share": _TEMPERATURE_SHARE,
+            "divergence": Option(0.05, "factor of the Dirichlet divergence: epoch * divergence / (late + annealing)"),
+            "annealing": Option(500.0, "epochs added to the late epoch in that factor", low=1),
+            "threshold": Option(0.54, "an expert is engaged above this share of the largest uncertainty", high=1),
+            "eta": Option(0.2, "temperature of the weights of experts in the prediction", low=1e-6),
+        },
     ),
     "ace": Method(
         "experts on nested groups of classes",
@@ -171,6 +308,7 @@ METHODS: dict[str, Method] = {
         {"particles": 3, "shared_stages": 2, "schedule": "step", "combine": "mean-logits"},
         loss=factories.nested_experts,
         combination=factories.group_mean,
+        options={"silence": Option(1.0, "factor of squared logits of classes outside an expert's group")},
     ),
     # ensembles
     "ensemble-cb": Method("three independent CB networks", "the paper's ablation", {**_PLAIN, **_EFFECTIVE, **_THREE}),
@@ -221,7 +359,7 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(name: str) -> Method:
-    """The row of this name."""
+    """The method of this name."""
     choose("method", name, METHODS)
     return METHODS[name]
 
@@ -229,17 +367,17 @@ def find_method(name: str) -> Method:
 def resolve(
     method: str, data_name: str, overrides: Mapping[str, Any], kind: str = "", samples: int = 0
 ) -> tuple[Method, TrainConfig]:
-    """The row and the settings: defaults, then the row's, then the data set's preset, then the user's.
+    """The method and its configuration: defaults, then the method's, then the data set's preset, then the user's.
 
     `kind` and number of training `samples` say what suits data without a preset of their own.
     """
     row = find_method(method)
     sized = {"batch_size": table_batch(samples)} if kind == "features" and samples else {}
-    return row, TrainConfig(**{**row.settings, **sized, **preset(data_name, method, kind), **overrides})
+    return row, row.configure({**row.settings, **sized, **preset(data_name, method, kind), **overrides})
 
 
 def table_batch(samples: int) -> int:
-    """Rows a step: an eighth of a small table, so that it has some steps an epoch; large ones for large tables.
+    """Rows per step: an eighth of a small table, so that an epoch has several steps; large ones for large tables.
 
     >>> [table_batch(n) for n in (100, 1000, 10_000, 100_000)]
     [64, 64, 1024, 1024]

@@ -56,7 +56,7 @@ class Model:
         """From a run folder. `backbone` only for a run that was trained with one of the user's own."""
         run = Run(path)
         config, classes = run.config, run.classes
-        settings = Settings(**{**config["settings"], "device": device})
+        settings = find_method(config["method"]).configure({**config["settings"], "device": device})
         shape, normalisation, encoder, centre = _samples_of(run)
         net = method_net(find_method(config["method"]), settings, shape, classes, (settings.seed,), backbone)
         _load_weights(net, run)

@@ -49,7 +49,8 @@ class Step:
         self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
         self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.weight_averaging else None
-        self.sampled = SampledNetworks(net, deviations, stage.swag_samples) if stage.swag_samples else None
+        samples = stage.number("swag_samples", settings)
+        self.sampled = SampledNetworks(net, deviations, samples) if samples else None
         self.forward: Callable[[Tensor], Tensor] = self.sampled or (
             net.routing if stage.trains == "router" else net.particle_logits
         )

@@ -117,19 +117,20 @@ class EvidentialExperts(nn.Module):
 class NestedExperts(nn.Module):
     """ACE: expert m learns the samples of its group's classes and is silent on other classes (Cai et al. 2021).
 
-    sum_m 1/B sum_{i in group m} (-log p_m(y_i) + mean of z_m^2 over classes outside the group). Divided by the whole
-    batch: an expert's step is in proportion to its share of the samples, the original's learning rate by expert.
+    sum_m 1/B sum_{i in group m} (-log p_m(y_i) + silence * mean of z_m^2 over classes outside the group). Divided by
+    the whole batch: an expert's step is in proportion to its share of the samples, as the authors' learning rate is.
     """
 
-    def __init__(self, groups: ArrayLike) -> None:
+    def __init__(self, groups: ArrayLike, silence: float = 1.0) -> None:
         super().__init__()
+        self.silence = silence
         self.groups: Tensor
         self.register_buffer("groups", as_tensor(groups))  # (M, C)
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
         outside = 1 - self.groups
         loud = (logits**2 * outside[:, None]).sum(-1) / outside.sum(-1, keepdim=True).clamp(min=1)
-        loss = loud - true_class(logits.log_softmax(-1), target)  # (M, B)
+        loss = self.silence * loud - true_class(logits.log_softmax(-1), target)  # (M, B)
         return (self.groups[:, target] * loss).sum(0)
 
 
