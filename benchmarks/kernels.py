@@ -15,8 +15,8 @@ from torch import Tensor
 
 from recording import write
 from rfdlc.data.replayed import capture
-from rfdlc.training.networks.fused import cutting, kernels, plain
-from rfdlc.training.networks.fused.cutting import Rows, Tiles
+from rfdlc.training.networks.fused import kernels, launching, plain
+from rfdlc.training.networks.fused.launching import Rows, Tiles
 
 BATCH, AT_ONCE, REPLAYS = 128, 10, 3
 TRIED: dict[str, dict[int, list[Rows | Tiles]]] = {
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> None:
     for networks in (3, 15):
         for table, by_channels in TRIED.items():
             for channels, variants in by_channels.items():
-                used = getattr(cutting, table).get(channels)
+                used = getattr(launching, table).get(channels)
                 for variant in [used] if options.brief and used else variants:
                     for operation, time in timed(table, networks, channels, variant).items():
                         what = f"{operation}, {networks} networks, {channels} channels: {variant}"
@@ -77,9 +77,9 @@ def timed(table: str, networks: int, channels: int, variant: Any) -> dict[str, f
     x, dy = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
     w = torch.randn(networks * channels, channels, 3, 3, device="cuda").div_(3 * channels**0.5).bfloat16()
     w = w.contiguous(memory_format=torch.channels_last)
-    before = {name: getattr(cutting, name) for name in TRIED}
+    before = {name: getattr(launching, name) for name in TRIED}
     for name in before:
-        setattr(cutting, name, {channels: variant} if name == table else {} if "ROWS" in name else before[name])
+        setattr(launching, name, {channels: variant} if name == table else {} if "ROWS" in name else before[name])
     try:
         if "GRADIENT" in table:
             check(kernels.weight_gradient(dy, x, 1), plain.weight_gradient(dy.float(), x.float(), 1))
@@ -92,7 +92,7 @@ def timed(table: str, networks: int, channels: int, variant: Any) -> dict[str, f
         }
     finally:
         for name, table_before in before.items():
-            setattr(cutting, name, table_before)
+            setattr(launching, name, table_before)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rfdlc.training.networks.hidden import Hidden
 from rfdlc.training.networks.particles import CosineHead
-from rfdlc.training.networks.stack import Linear
+from rfdlc.training.networks.stack import Hidden, Linear
 
 K, B, INPUTS, OUTPUTS = 3, 7, 5, 4
 

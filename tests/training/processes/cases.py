@@ -21,7 +21,7 @@ from rfdlc.training.config import Settings
 from rfdlc.training.loop import epochs
 from rfdlc.training.many import Plan, train_many
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.networks.shared_norm import shared_norm
+from rfdlc.training.networks.operations import shared_norm
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.per_run import RunLosses
 from rfdlc.training.processes.group import ALONE, Processes, joined

@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from rfdlc.errors import InputError, choose
 from rfdlc.training.networks.fused import stages as fused
-from rfdlc.training.networks.hidden import Hidden
-from rfdlc.training.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Layout
+from rfdlc.training.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Hidden, Layout
 
 Stage = Callable[[int], nn.Module]  # number of networks -> the stage for all of them
 

@@ -11,8 +11,7 @@ from rfdlc.errors import InputError, choose
 from rfdlc.training.networks.backbones import Backbone
 from rfdlc.training.networks.combinations import Combination, Particles
 from rfdlc.training.networks.fused.stages import usable
-from rfdlc.training.networks.products import cosines
-from rfdlc.training.networks.recompute import recomputed
+from rfdlc.training.networks.operations import cosines, recomputed
 from rfdlc.training.networks.stack import IMAGES_IN_FRONT, Generators, Linear, reset
 
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.training.distributed import ProcessGroup
-from rfdlc.training.networks.products import affine
-from rfdlc.training.networks.shared_norm import shared_norm
+from rfdlc.training.networks.operations import EPSILON, affine, by_hand, hidden_layer, shared_norm
 
 Generators = Sequence[torch.Generator]  # one a run
 
@@ -47,7 +46,7 @@ class BatchNorm(nn.Module):
     """
 
     shared: ProcessGroup | None = None
-    momentum, epsilon = 0.1, 1e-5
+    momentum, epsilon = 0.1, EPSILON
 
     def __init__(self, networks: int, channels: int) -> None:
         super().__init__()
@@ -87,15 +86,26 @@ class Linear(nn.Module):
 class LayerNorm(nn.Module):
     """Layer normalisation with K scales and shifts, on (K, B, F)."""
 
-    epsilon = 1e-5
-
     def __init__(self, networks: int, features: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(networks, 1, features))
         self.bias = nn.Parameter(torch.zeros(networks, 1, features))
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.layer_norm(x, x.shape[-1:], eps=self.epsilon) * self.weight + self.bias
+        return functional.layer_norm(x, x.shape[-1:], eps=EPSILON) * self.weight + self.bias
+
+
+class Hidden(nn.Module):
+    """Affine map, layer norm, ReLU: (K, B, inputs) -> (K, B, outputs)."""
+
+    def __init__(self, networks: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map, self.norm = Linear(networks, inputs, outputs), LayerNorm(networks, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not by_hand(x, self.map.weight):
+            return self.norm(self.map(x)).relu()
+        return hidden_layer(x, self.map.weight, self.map.bias, self.norm.weight, self.norm.bias)
 
 
 def share_statistics(module: nn.Module, processes: ProcessGroup) -> None:

@@ -1,0 +1,203 @@
+"""Operations of stacked layers with backward passes of their own: faster on a CPU, smaller, or over processes.
+
+The gradient by x of x @ w is g @ w^T. Common BLAS libraries multiply by a transposed matrix several times more slowly
+than by a plain one when matrices are as small as here, so the weights, the smallest of the three, are transposed first.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from rfdlc.training.distributed import ProcessGroup
+
+EPSILON = 1e-5  # of layer norm and batch norm
+aten = torch.ops.aten
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight + bias: (K, B, inputs), (K, inputs, outputs), (K, 1, outputs) -> (K, B, outputs)."""
+    if not by_hand(x, weight):
+        return _affine(x, weight, bias)
+    result: Tensor = _Affine.apply(x, weight, bias)
+    return result
+
+
+def cosines(x: Tensor, weight: Tensor, scale: float) -> Tensor:
+    """scale * cos(x, weight): (K, B, features), (K, features, classes) -> (K, B, classes)."""
+    if by_hand(x, weight):
+        result: Tensor = _Cosines.apply(x, weight, scale)
+        return result
+    inverse = (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()  # multiplied last: by C numbers, not F
+    return torch.bmm(x, functional.normalize(weight, dim=1)) * (scale * inverse)
+
+
+def by_hand(x: Tensor, weight: Tensor) -> bool:
+    """Whether gradients are taken as here: in training on a CPU, in full precision."""
+    training = torch.is_grad_enabled() and weight.requires_grad
+    return training and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
+def input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+    return gradient.bmm(weight.mT.contiguous())
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+
+
+class _Affine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _affine(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        by_input = input_gradient(gradient, weight) if ctx.needs_input_grad[0] else None
+        by_bias = gradient.sum(1, keepdim=True) if ctx.needs_input_grad[2] else None
+        return by_input, x.mT.bmm(gradient), by_bias
+
+
+class _Cosines(torch.autograd.Function):
+    """With u = w/|w| and z = s u'x/|x|: the gradient of z by x is s u/|x| - z x/|x|^2, that by u is s x/|x|."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: float) -> Tensor:
+        inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_(min=1e-12).reciprocal_()
+        length = torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_(min=1e-12)
+        unit, factor = weight / length, scale * inverse
+        logits = torch.bmm(x, unit).mul_(factor)
+        ctx.save_for_backward(x, unit, length, inverse, factor, logits)
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        x, unit, length, inverse, factor, logits = ctx.saved_tensors
+        scaled, by_input = gradient * factor, None
+        if ctx.needs_input_grad[0]:
+            along = (gradient * logits).sum(-1, keepdim=True).mul_(inverse).mul_(inverse)
+            by_input = input_gradient(scaled, unit).addcmul_(x, along, value=-1)
+        by_unit = x.mT.bmm(scaled)
+        by_weight = by_unit.addcmul_(unit, (unit * by_unit).sum(1, keepdim=True), value=-1).div_(length)
+        return by_input, by_weight, None
+
+
+# -- a hidden layer: half as many passes over memory as autograd makes, sums over the batch as products with ones ---
+
+
+def hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Affine map, layer norm, ReLU: (K, B, inputs) -> (K, B, outputs)."""
+    result: Tensor = _Hidden.apply(x, weight, bias, scale, shift)
+    return result
+
+
+class _Hidden(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        before = torch.baddbmm(bias, x, weight)
+        one = x.new_ones(before.shape[-1:])  # a weight, even of one, makes it quicker
+        normed, mean, inverse = torch.native_layer_norm(before, before.shape[-1:], one, None, EPSILON)
+        active = torch.addcmul(shift, normed, scale).relu_()
+        ctx.save_for_backward(x, weight, scale, before, normed, mean, inverse, active)
+        return active
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale, before, normed, mean, inverse, active = ctx.saved_tensors
+        ones = gradient.new_ones(len(x), 1, x.shape[1])
+        gated = aten.threshold_backward(gradient, active, 0)
+        by_scale, by_shift = ones.bmm(normed.mul_(gated)), ones.bmm(gated)
+        statistics = before.shape[-1:], mean, inverse, None, None, (True, False, False)
+        by_before = aten.native_layer_norm_backward(gated.mul_(scale), before, *statistics)[0]
+        by_input = input_gradient(by_before, weight) if ctx.needs_input_grad[0] else None
+        return by_input, x.mT.bmm(by_before), ones.bmm(by_before), by_scale, by_shift
+
+
+# -- batch norm with the statistics of the global batch, of which every process has a shard ------------------------
+
+PIXELS = (0, 2, 3)  # of (B, channels, H, W)
+
+
+class _SharedNorm(torch.autograd.Function):
+    """Normalise by the mean and variance over all processes; two vectors a channel are exchanged in each direction."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, processes: ProcessGroup) -> Any:
+        values = x.to(weight.dtype)
+        variance, mean = torch.var_mean(values, PIXELS, correction=0)
+        samples = (values[:, :1].numel() * torch.ones_like(mean[:1])).expand_as(mean)
+        means, variances, counts = processes.all_gather(torch.stack([mean, variance, samples])).unbind(1)  # (world, C)
+        total = counts.sum(0)
+        mean = (counts * means).sum(0) / total
+        variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total  # within and between processes
+        scale = (variance + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, scale, total)
+        ctx.processes = processes
+        shape = (1, -1, 1, 1)
+        normed = (values - mean.view(shape)) * (scale * weight).view(shape) + bias.view(shape)
+        ctx.mark_non_differentiable(mean, variance, total)
+        return normed.to(x.dtype), mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight, mean, scale, total = ctx.saved_tensors
+        shape = (1, -1, 1, 1)
+        given = gradients[0].to(weight.dtype)
+        normed = (x.to(weight.dtype) - mean.view(shape)) * scale.view(shape)
+        sums = torch.stack([given.sum(PIXELS), (given * normed).sum(PIXELS)])
+        along_one, along_normed = (ctx.processes.all_sum(sums) / total).view(2, *shape[:1], -1, 1, 1)
+        found = (given - along_one - normed * along_normed) * (scale * weight).view(shape)
+        return found.to(x.dtype), sums[1], sums[0], None, None
+
+
+def shared_norm(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, momentum: float, eps: float,
+    processes: ProcessGroup,
+) -> Tensor:  # fmt: skip
+    """(B, channels, H, W) normalised; running statistics are updated as torch does, with the unbiased variance."""
+    normed, seen_mean, seen_variance, total = _SharedNorm.apply(x, weight, bias, eps, processes)
+    with torch.no_grad():
+        mean.lerp_(seen_mean, momentum)
+        variance.lerp_(seen_variance * total / (total - 1).clamp(min=1), momentum)
+    return normed
+
+
+# -- activations recomputed in the backward pass: less memory for about a third more work --------------------------
+
+
+def recomputed(module: nn.Module, x: Tensor) -> Tensor:
+    """`module(x)`, of which only `x` is kept for the backward pass.
+
+    Statistics count a batch once: the second pass updates copies of them.
+    """
+    if not (module.training and torch.is_grad_enabled()):
+        return module(x)
+    again = [False]
+
+    @contextmanager
+    def second() -> Iterator[None]:
+        again[0] = True
+        yield
+
+    def passes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), second()
+
+    def run(values: Tensor) -> Tensor:
+        if not again[0]:
+            return module(values)
+        copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        return functional_call(module, copies, (values,))
+
+    result: Tensor = checkpoint(run, x, use_reentrant=False, context_fn=passes)
+    return result
