@@ -15,9 +15,9 @@ from rfdlc.data.images import resized
 from rfdlc.integrations.onnx import exporting
 from rfdlc.integrations.onnx.parity import TOLERANCE, random_samples
 from rfdlc.integrations.onnx.sealed import SEAL_LENGTH, sealed
-from rfdlc.integrations.server.backends import open_backend
+from rfdlc.integrations.server.backend import open_backend
 from rfdlc.integrations.server.limits import Limits, Refused
-from rfdlc.integrations.server.reading import read_image_body
+from rfdlc.integrations.server.requests import Reader
 
 pytest.importorskip("onnxruntime", reason='export tests need pip install "rfdlc[export]"')
 
@@ -182,8 +182,8 @@ def test_resize_is_for_squares(tmp_path):
     with pytest.raises(rfdlc.InputError, match=r"resize is for square images, but .* shape \(3, 6, 9\)"):
         rfdlc.export(tmp_path / "run", tmp_path / "model.onnx", resize=True)
     backend = open_backend(tmp_path / "run")
-    with pytest.raises(Refused, match=r"takes no image files: expected arrays of samples of shape \(3, 6, 9\)"):
-        read_image_body(b"", backend, Limits())
+    with pytest.raises(Refused, match=r"does not accept image files: expected arrays of samples of shape \(3, 6, 9\)"):
+        Reader(backend, Limits()).read_image(b"", np.inf)
 
 
 @pytest.mark.parametrize("samples", [np.zeros((2, 3, 12, 13), np.uint8), np.zeros((2, 3, 12, 12)), np.zeros(3)])

@@ -9,9 +9,9 @@ from PIL import Image
 import rfdlc
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.sources import files
-from rfdlc.integrations.server.backends import open_backend
+from rfdlc.integrations.server.backend import open_backend
 from rfdlc.integrations.server.limits import Limits
-from rfdlc.integrations.server.reading import read_image_body
+from rfdlc.integrations.server.requests import Reader
 
 SIDE = 12
 
@@ -65,5 +65,5 @@ def test_servers_see_them_so_too(run, photos, tmp_path, form):
     recorded = rfdlc.Predictions.load(run / "predictions.npz")
     place = recorded.ids.tolist().index(name)
     expected = np.asarray(backend.decider.probabilities(recorded))[place]
-    question = read_image_body((photos / name).read_bytes(), backend, Limits())
-    np.testing.assert_allclose(backend.compute(question.samples)[0][0], expected, atol=1e-4)
+    question = Reader(backend, Limits()).read_image((photos / name).read_bytes(), np.inf)
+    np.testing.assert_allclose(backend.compute(question["images"])[0][0], expected, atol=1e-4)

@@ -58,13 +58,13 @@ def serving(backend, limits=None, token=None):
     """A server in a thread: the same protocol, door and application as `rfdlc serve`."""
     import uvicorn
 
-    from rfdlc.integrations.server.application import make_app
+    from rfdlc.integrations.server.app import create_app
     from rfdlc.integrations.server.limits import Limits
     from rfdlc.integrations.server.serving import configured, listen
 
     limits = limits or Limits()
     listening = listen("127.0.0.1", 0)
-    server = uvicorn.Server(configured(make_app(backend, limits, token), limits))
+    server = uvicorn.Server(configured(create_app(backend, limits, token), limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     for _ in range(500):
@@ -85,7 +85,7 @@ def start():
 
 @pytest.fixture(scope="session")
 def backend(run):
-    from rfdlc.integrations.server.backends import open_backend
+    from rfdlc.integrations.server.backend import open_backend
 
     return open_backend(run)
 

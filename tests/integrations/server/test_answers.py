@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 import rfdlc
-from rfdlc.integrations.server.backends import open_backend
-from rfdlc.integrations.server.deciding import Answer
+from rfdlc.integrations.server.backend import Answer, open_backend
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 
@@ -99,7 +98,7 @@ def test_what_all_actions_are_worth_alike_decides_nothing():
     p = np.random.default_rng(0).dirichlet([1, 1, 1], 500).astype(np.float32)
     plain = rfdlc.Utility(np.eye(3), ["a", "b", "c"])
     lifted = rfdlc.Utility(np.eye(3) + 1e7, plain.classes)  # in 32 bits 1e7 + 0.3 is 1e7
-    answers = [Answer.of(utility, p, np.zeros(len(p))) for utility in (plain, lifted)]
+    answers = [Answer.of(rfdlc.Decider(utility), p, np.zeros(len(p))) for utility in (plain, lifted)]
     assert (answers[0].action == p.argmax(1)).all()
     assert (answers[1].action == answers[0].action).all()
 
@@ -118,10 +117,10 @@ def test_an_exported_file_without_torch(run, model, samples, tmp_path, start):
     with start(open_backend(file, utility)) as served:
         check(rfdlc.Client(served.url).decide(arrays=samples), model, samples, utility)
     code = f"""import sys
-from rfdlc.integrations.server.backends import open_backend
-from rfdlc.integrations.server.application import make_app
+from rfdlc.integrations.server.backend import open_backend
+from rfdlc.integrations.server.app import create_app
 import numpy as np
-make_app(open_backend({str(file)!r})).app
+create_app(open_backend({str(file)!r}))
 sys.exit('torch' in sys.modules)"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -155,7 +154,7 @@ def test_rows_of_a_table(tmp_path, start):
             np.testing.assert_allclose(client.decide(rows=frame)["expected_utility"], explained.value, atol=1e-5)
 
 
-def test_figures(start, backend, model):
+def test_metrics(start, backend, model):
     with start(backend) as served:
         client = rfdlc.Client(served.url)
         rare = np.full((200, 10), 0.02)
@@ -165,13 +164,14 @@ def test_figures(start, backend, model):
         client.decide(probabilities=rare[:7], utility=utility)
         assert served.ask({"arrays": 1})[0] == 422
         lines = dict(line.rsplit(" ", 1) for line in client.metrics().splitlines() if not line.startswith("#"))
-    assert lines['rfdlc_requests_total{path="/decide",status="200"}'] == "2"
-    assert lines['rfdlc_requests_total{path="/decide",status="422"}'] == "1"
-    assert lines["rfdlc_request_seconds_count"] == "3"
-    assert lines['rfdlc_decisions_total{class="9"}'] == "200"
-    assert lines['rfdlc_abstentions_total{action="other"}'] == "7"
-    assert lines["rfdlc_uncertainty_count"] == "207"
-    prior = [float(lines[f'rfdlc_class_prior{{class="{name}"}}']) for name in model.classes.names]
+    lines = {name: float(value) for name, value in lines.items()}
+    assert lines['rfdlc_requests_total{path="/decide",status="200"}'] == 2
+    assert lines['rfdlc_requests_total{path="/decide",status="422"}'] == 1
+    assert lines["rfdlc_request_seconds_count"] == 3
+    assert lines['rfdlc_decisions_total{class="9"}'] == 200
+    assert lines['rfdlc_abstentions_total{action="other"}'] == 7
+    assert lines["rfdlc_uncertainty_count"] == 207
+    prior = [lines[f'rfdlc_class_prior{{class="{name}"}}'] for name in model.classes.names]
     assert abs(sum(prior) - 1) < 1e-4
     assert prior[9] > 0.15  # was 0.1: drift is visible
 

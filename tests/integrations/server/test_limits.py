@@ -138,7 +138,7 @@ def raw(served, data, wait=3.0):
 
 def test_slow_and_endless_senders(start, backend):
     with start(backend, Limits(seconds=0.5)) as served:
-        head = b"POST /decide HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = b"POST /decide HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         assert raw(served, head + b"Content-Length: 50\r\n\r\n{").startswith(b"HTTP/1.1 408")
         assert raw(served, head) == b""  # headers that never end: closed
         assert raw(served, head + b"X: " + b"y" * 4_000_000) == b""
@@ -216,7 +216,7 @@ def test_term_under_load_loses_nothing(run):
 
         def ask_until_the_end(_):
             body, answer = json.dumps(QUESTION).encode(), b""
-            head = f"POST /decide HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            head = f"POST /decide HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
             try:
                 connection = socket.create_connection(("127.0.0.1", port), timeout=10)
                 while True:
@@ -254,10 +254,12 @@ def test_logs_are_json_without_payloads(run):
         assert json.loads(process.stderr.readline())["event"] == "ready"
         connection = socket.create_connection(("127.0.0.1", port), timeout=10)
         body = b'{"arrays": "secret"}'
-        head = b"POST /decide?full=secret HTTP/1.1\r\nHost: secret\r\nContent-Type: application/json\r\n"
+        head = (
+            b"POST /decide?full=secret HTTP/1.1\r\nHost: localhost\r\nX: secret\r\nContent-Type: application/json\r\n"
+        )
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         connection.recv(4096)
-        connection.sendall(b"GET /secret HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /secret HTTP/1.1\r\nHost: localhost\r\n\r\n")
         connection.recv(4096)
         connection.close()
         process.terminate()

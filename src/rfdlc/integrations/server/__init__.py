@@ -1,1 +1,1 @@
-"""A server: one model behind HTTP, with batches, limits and figures that show drift."""
+"""An HTTP server for one model: batching, bounded resources, and metrics that show drift."""

@@ -1,23 +1,30 @@
-"""serve: listen, and refuse to do so where anybody could ask without a token."""
+"""serve: listen on a socket, and refuse to where others could send requests without a token."""
 
 import ipaddress
+import json
+import logging
+import queue
 import socket
+import sys
+import threading
+import time
+import warnings
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.integrations.server.backends import open_backend
-from rfdlc.integrations.server.limits import Limits
-from rfdlc.integrations.server.logs import log, start_logging
+from rfdlc.integrations.server.backend import open_backend
+from rfdlc.integrations.server.limits import Connection, Limits
 
 if TYPE_CHECKING:
     from uvicorn import Config
 
-    from rfdlc.integrations.server.door import Door
-
 SHORTEST_TOKEN = 16
 BACKLOG = 2048
+LOG_LINES = 10_000  # that wait to be written; more are dropped, so that an unread pipe cannot stop the server
 
 
 def serve(
@@ -30,59 +37,61 @@ def serve(
     limits: Limits | None = None,
     quiet: bool = False,
 ) -> None:
-    """Serve a run folder or an exported file until SIGTERM or Ctrl-C; then answer what was accepted, and end."""
+    """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first."""
     token = None if token_file is None else read_token(token_file)
     check_host(host, token)
     try:
         import uvicorn
 
-        from rfdlc.integrations.server.application import make_app
+        from rfdlc.integrations.server.app import create_app
     except ImportError:
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
     chosen = limits or Limits()
-    app = make_app(open_backend(model, utility), chosen, token)
+    app = create_app(open_backend(model, utility), chosen, token)
     listening = listen(host, port)
-    start_logging(quiet)
-    log("listening", host=host, port=listening.getsockname()[1], token=token is not None)
-    uvicorn.Server(configured(app, chosen)).run(sockets=[listening])
+    handler = start_logging(quiet)
+    fields = {"host": host, "port": listening.getsockname()[1], "token": token is not None}
+    logging.getLogger("rfdlc.serve").info("listening", extra={"fields": fields})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they would quote utilities that clients send
+            uvicorn.Server(configured(app, chosen)).run(sockets=[listening])
+    finally:
+        handler.close()
 
 
-def configured(app: "Door", limits: Limits) -> "Config":
+def configured(app: Any, limits: Limits) -> "Config":
     """How uvicorn serves the application."""
     from uvicorn import Config
 
-    from rfdlc.integrations.server.protocol import bounded
-
     return Config(
         app,
-        http=bounded(limits),
+        http=partial(Connection, limits, {}),  # type: ignore[arg-type]
         ws="none",
         access_log=False,
         log_config=None,
         proxy_headers=False,
         server_header=False,
+        headers=[("x-content-type-options", "nosniff"), ("cache-control", "no-store")],
         timeout_keep_alive=5,
         timeout_graceful_shutdown=int(2 * limits.seconds) + 1,
     )
 
 
 def check_host(host: str, token: str | None) -> None:
-    """Loopback is for this machine alone; everything else needs a token."""
-    if token is None and not _is_loopback(host):
+    """Loopback is for this machine only; every other address needs a token."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if token is None and not loopback:
         raise InputError(
             f"host {host!r} can be reached from other machines: give --token-file FILE, or listen on 127.0.0.1"
         )
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def read_token(path: str | Path) -> str:
-    """One line of visible characters, long enough not to be guessed."""
+    """One line of printable characters, long enough not to be guessed."""
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -96,17 +105,58 @@ def read_token(path: str | Path) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bound here, so that a taken port is one clear line."""
-    if not 0 <= port < 2**16:  # the system would take what is left of it by 65,536
-        raise InputError(f"port {port} is out of range: expected 0 (any that is free) to 65535")
+    """Bound here, so that a port in use gives one clear line."""
+    if not 0 <= port < 2**16:  # getaddrinfo would take it modulo 65,536
+        raise InputError(f"port {port} is out of range: expected 0 (any free port) to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(BACKLOG)  # from now on whoever connects is only waiting
+        listening.listen(BACKLOG)
     except OSError as error:
         raise InputError(
             f"cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port"
         ) from None
     return listening
+
+
+class JsonLines(logging.Handler):
+    """One JSON object per line on standard error, written by a thread of its own: logging never blocks a request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.Queue[str | None] = queue.Queue(LOG_LINES)
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        table = {"time": stamp, "level": record.levelname.lower(), "event": record.getMessage()}
+        self._put(json.dumps({**table, **getattr(record, "fields", {})}, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        self._put(None)
+        self._thread.join(timeout=1)
+        super().close()
+
+    def _put(self, line: str | None) -> None:
+        with suppress(queue.Full):
+            self._lines.put_nowait(line)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            sys.stderr.write(line)
+            if self._lines.empty():
+                sys.stderr.flush()
+
+
+def start_logging(quiet: bool) -> JsonLines:
+    """`quiet` leaves out the lines of requests that did not fail."""
+    handler = JsonLines()
+    for name, level in (("rfdlc.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+    logging.getLogger("rfdlc.serve.requests").setLevel(logging.ERROR if quiet else logging.INFO)
+    return handler

@@ -1,0 +1,316 @@
+"""The FastAPI application: routes, access middleware, and the life of a request from its body to its answer."""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from fastapi import FastAPI, Request, Security
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
+
+from rfdlc import __version__
+from rfdlc.errors import InputError
+from rfdlc.integrations.server.backend import Answer, Backend, answer_samples, answer_scores
+from rfdlc.integrations.server.batching import Batcher
+from rfdlc.integrations.server.limits import Limits, Refused
+from rfdlc.integrations.server.metrics import Metrics
+from rfdlc.integrations.server.requests import IMAGE_TYPES, DecideResponse, Question, Reader, Refusal
+
+LOGGER, REQUESTS = logging.getLogger("rfdlc.serve"), logging.getLogger("rfdlc.serve.requests")
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Read = Callable[[bytes, float], Question]  # body, deadline
+
+OPEN = ("/health", "/ready")  # without a token
+PATHS = (*OPEN, "/decide", "/metrics", "/docs", "/openapi.json")
+PORT, LOCAL_HOSTS = re.compile(rb":\d+$"), (b"localhost", b"127.0.0.1", b"[::1]")
+PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; larger bodies are parsed in a thread
+DRAINED = 3  # times the largest body: an upload up to this size is read and dropped, so that the client sees the 413
+DECODERS = 2  # threads that decode images and parse large bodies
+FULL = {b"": False, b"full=false": False, b"full=true": True}
+STATUSES = {
+    400: "not valid JSON",
+    401: "no token, or a wrong one",
+    408: "the body came too slowly",
+    411: "no Content-Length",
+    413: "too large: body, image or number of samples",
+    415: "unknown content type",
+    422: "the values do not fit the model",
+    429: "too many requests are waiting: see Retry-After",
+    503: "no answer in time: see Retry-After",
+}
+
+
+class Service:
+    """One model, its queue and its metrics."""
+
+    def __init__(self, backend: Backend, limits: Limits) -> None:
+        self.backend, self.limits = backend, limits
+        self.metrics, self.reader = Metrics(backend.decider), Reader(backend, limits)
+        self.held = 0  # bytes of bodies in memory
+        self.batcher: Batcher | None = None
+        self._decoders = ThreadPoolExecutor(DECODERS, "decode")
+
+    @asynccontextmanager
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        """Started with the server; at its end all accepted requests are computed first."""
+        self.batcher = Batcher(partial(answer_samples, self.backend), self.limits.batch)
+        LOGGER.info("ready", extra=_fields(model=self.backend.name, classes=len(self.metrics.classes)))
+        try:
+            yield
+        finally:
+            batcher, self.batcher = self.batcher, None
+            await batcher.close()
+            self._decoders.shutdown()
+            LOGGER.info("stopped", extra=_fields(accepted=self.metrics.accepted, answered=self.metrics.answered))
+
+    async def respond(self, scope: Message, receive: Receive) -> bytes:
+        """Admit a request, read its body and answer it as JSON, each within its limits."""
+        headers, metrics = dict(scope["headers"]), self.metrics
+        full, length = FULL.get(scope["query_string"]), content_length(headers)
+        if full is None:
+            raise Refused(422, "query: expected nothing, full=true or full=false")
+        read = self._reader(headers.get(b"content-type", b""))
+        if length > self.limits.body:
+            raise Refused(413, f"the body is too large: expected at most {self.limits.body:,} bytes")
+        if metrics.waiting >= self.limits.requests or self.held + length > self.limits.held:
+            raise Refused(429, "too many requests are waiting: try again in a moment", retry_after=1)
+        metrics.accepted += 1
+        body = Body(self, length)
+        try:
+            answer = await self._in_time(receive, body, read)
+        finally:
+            body.release()
+            metrics.answered += 1
+        metrics.count_decisions(answer)
+        return to_json(answer.to_dict(full))
+
+    async def _in_time(self, receive: Receive, body: "Body", read: Read) -> Answer:
+        """`seconds` to send the body, and again to answer it."""
+        seconds, late = self.limits.seconds, Refused(408, f"the body was not complete within {self.limits.seconds:g} s")
+        try:
+            async with asyncio.timeout(seconds) as timeout:
+                await body.collect(receive)
+                timeout.reschedule(asyncio.get_running_loop().time() + seconds)
+                late = Refused(503, f"no answer within {seconds:g} s: try again later", retry_after=1)
+                if body.length <= PARSED_INLINE and read == self.reader.read_json and b'"images"' not in body.data:
+                    question = read(body.data, 0.0)
+                else:
+                    question = await body.in_thread(self._decoders, read, time.monotonic() + seconds)
+                return await self._answer(question)
+        except TimeoutError:
+            raise late from None
+
+    def _reader(self, content_type: bytes) -> Read:
+        kind = content_type.partition(b";")[0].strip().lower().decode("latin-1")
+        if kind == "application/json":
+            return self.reader.read_json
+        if kind in IMAGE_TYPES:
+            return self.reader.read_image
+        raise Refused(415, f"expected content type application/json or one of {', '.join(IMAGE_TYPES)}")
+
+    async def _answer(self, question: Question) -> Answer:
+        """By the utility of the request, or the model's own."""
+        utility = question.pop("utility", None)
+        ((kind, values),) = question.items()
+        if kind == "probabilities":
+            answer = answer_scores(self.backend, values)
+        else:
+            assert self.batcher is not None
+            try:
+                answer = await self.batcher.submit(values)
+            except InputError:  # types and shapes were checked: what remains is overflow
+                told = "the samples hold numbers too large to compute with: expected numbers like the training data's"
+                raise Refused(422, told) from None
+        return answer if utility is None else answer.by(utility)
+
+
+class Body:
+    """The bytes of one request; `service.held` counts them for as long as they are in memory."""
+
+    def __init__(self, service: Service, length: int) -> None:
+        self.service, self.length, self.data = service, length, b""
+        service.held += length
+        self._in_use = 1
+
+    async def collect(self, receive: Receive) -> None:
+        pieces, more = [], True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "the connection was closed before the body was complete")
+            pieces.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        self.data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def in_thread(self, pool: ThreadPoolExecutor, read: Read, deadline: float) -> Question:
+        """Read in a thread. If the request is given up first, the body counts as held until the thread drops it."""
+        loop = asyncio.get_running_loop()
+        self._in_use += 1
+        future = pool.submit(lambda: read(self.data, deadline))
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.release))
+        return await asyncio.wrap_future(future)
+
+    def release(self) -> None:
+        self._in_use -= 1
+        self.data = b""
+        if not self._in_use:
+            self.service.held -= self.length
+
+
+class AccessMiddleware:
+    """Token, Host and header checks; metrics and one log line per request; a response whatever happens."""
+
+    def __init__(self, app: Any, service: Service, token: str | None) -> None:
+        self.app, self.service = app, service
+        self._expected = None if token is None else b"Bearer " + token.encode()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        connection, headers = scope.get("state", {}).get("connection"), dict(scope["headers"])
+
+        async def noting_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        if connection is not None:
+            connection.begin_request(min(content_length(headers), DRAINED * self.service.limits.body))
+        try:
+            self._check(scope, headers)
+            if scope["path"] == "/decide" and scope["method"] == "POST":  # past the router, whose layers cost a third
+                await _send(noting_send, await self.service.respond(scope, receive))
+            else:
+                await self.app(scope, receive, noting_send)
+        except Refused as refused:
+            await refusal(refused)(scope, receive, noting_send)
+        except Exception as error:
+            _log_failure(error)
+            if not status:
+                await refusal(Refused(500, "the server failed; the failure was logged"))(scope, receive, noting_send)
+        finally:
+            if connection is not None:
+                connection.end_request()
+        self._note(scope, status, time.perf_counter() - began)
+
+    def _check(self, scope: Message, headers: dict[bytes, bytes]) -> None:
+        limits, path = self.service.limits, scope["path"]
+        if sum(map(len, chain.from_iterable(scope["headers"]))) > limits.headers:
+            raise Refused(431, f"expected at most {limits.headers:,} bytes of headers")
+        if self._expected is None:
+            host = headers.get(b"host", b"")
+            if host not in LOCAL_HOSTS and PORT.sub(b"", host).lower() not in LOCAL_HOSTS:
+                raise Refused(400, "expected the Host localhost, 127.0.0.1 or [::1]; other names need a token")
+        elif path not in OPEN and not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+            raise Refused(401, "expected the header Authorization: Bearer TOKEN, with the server's token")
+        if b"transfer-encoding" in headers:  # a chunked body has no announced size, and trailers without a bound
+            raise Refused(411, "expected a Content-Length, not a chunked body")
+        if content_length(headers) and path in PATHS and path != "/decide":
+            raise Refused(413, "expected no body: only POST /decide accepts one")
+
+    def _note(self, scope: Message, status: int, seconds: float) -> None:
+        path = scope["path"] if scope["path"] in PATHS else "other"
+        self.service.metrics.count_request(path, status, seconds)
+        level = logging.INFO if status < 500 else logging.ERROR
+        if REQUESTS.isEnabledFor(level):
+            fields = {"method": scope["method"][:8], "path": path, "status": status, "ms": round(1000 * seconds, 2)}
+            REQUESTS.log(level, "request", extra=_fields(**fields))
+
+
+def create_app(backend: Backend, limits: Limits | None = None, token: str | None = None) -> FastAPI:
+    """The application, ready for any ASGI server."""
+    service = Service(backend, limits or Limits())
+    security = [Security(HTTPBearer(auto_error=False))] if token else []  # documented here, checked by the middleware
+    app = FastAPI(
+        title="rfdlc",
+        version=__version__,
+        lifespan=service.lifespan,
+        redoc_url=None,
+        dependencies=security,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.state.service = service
+    app.add_middleware(AccessMiddleware, service=service, token=token)
+    app.add_exception_handler(Refused, lambda _, refused: refusal(refused))  # type: ignore[arg-type]
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    content = {"application/json": {"schema": service.reader.model.model_json_schema()}}
+    content |= dict.fromkeys(IMAGE_TYPES, binary) if backend.files else {}
+
+    @app.post(
+        "/decide",
+        response_model=DecideResponse,
+        responses={status: {"model": Refusal, "description": text} for status, text in STATUSES.items()},
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )
+    async def decide(request: Request, full: bool = False) -> Response:
+        """Decide images, arrays, rows of a table, or probabilities of any model."""
+        return Response(await service.respond(request.scope, request.receive), media_type="application/json")
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "ok"}
+
+    @app.get("/ready", responses={503: {"description": "not ready"}})
+    async def ready() -> JSONResponse:
+        """The model is loaded and accepts requests."""
+        running = service.batcher is not None
+        return JSONResponse({"ready": running}, 200 if running else 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def refusal(refused: Refused) -> JSONResponse:
+    """The response to a request that is refused."""
+    headers: dict[str, str] = {}
+    if refused.retry_after is not None:
+        headers["retry-after"] = str(refused.retry_after)
+    if refused.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if refused.status in (408, 411):  # the rest of the body is not read
+        headers["connection"] = "close"
+    return JSONResponse({"detail": refused.message}, refused.status, headers)
+
+
+async def _send(send: Send, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def content_length(headers: dict[bytes, bytes]) -> int:
+    """The announced bytes of the body."""
+    text = headers.get(b"content-length", b"")
+    return int(text) if text.isdigit() and len(text) < 20 else 0
+
+
+def _log_failure(error: BaseException) -> None:
+    """Where it failed and the type of error. The message is left out: it may quote what was sent."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-6:]]
+    LOGGER.error("failure", extra=_fields(error=type(error).__name__, where=where))
+
+
+def _fields(**fields: Any) -> dict[str, Any]:
+    return {"fields": fields}

@@ -1,0 +1,97 @@
+"""Prometheus metrics: requests, latency, decisions, abstentions, uncertainty, and an estimate of the class prior."""
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from rfdlc.decide.decider import Decider
+from rfdlc.integrations.server.backend import Answer
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+DEFERRED = 128  # answers that are counted together: a numpy call costs the same for one as for many
+WINDOW = 1000  # samples: how far back the estimate of the class prior looks
+
+
+class Metrics:
+    """Updated and read on the event loop only."""
+
+    def __init__(self, decider: Decider) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.classes, utility = decider.utility.classes.names, decider.utility
+        self.accepted = self.answered = 0
+        self._requests = Counter("rfdlc_requests", "Responses.", ("path", "status"), registry=registry)
+        self._latency = Histogram("rfdlc_request_seconds", "Time of POST /decide.", buckets=SECONDS, registry=registry)
+        waiting = Gauge("rfdlc_waiting_requests", "Requests accepted and not answered yet.", registry=registry)
+        waiting.set_function(lambda: self.waiting)
+        decisions = Counter("rfdlc_decisions", "Decisions for a class.", ("class",), registry=registry)
+        self._decisions = [decisions.labels(name) for name in self.classes]
+        abstentions = Counter("rfdlc_abstentions", "Samples handed over, by action.", ("action",), registry=registry)
+        others = [name for name in utility.actions if name not in set(self.classes)]
+        self._abstentions = {name: abstentions.labels(name) for name in (*others, "other")}
+        self._uncertainty = Histogram(
+            "rfdlc_uncertainty", "Entropy of the probabilities over log C.", buckets=FRACTIONS, registry=registry
+        )
+        self._prior = Gauge(
+            "rfdlc_class_prior", f"Class prior (EM, about {WINDOW} samples).", ("class",), registry=registry
+        )
+        self._children: dict[tuple[str, int], Counter] = {}
+        self._deferred: list[Answer] = []
+        carried = decider.target_prior if decider.target_prior is not None else decider.effective_prior
+        self._carried = None if carried is None else np.maximum(carried, 1e-12)
+        self.prior = np.full(len(self.classes), 1 / len(self.classes)) if carried is None else carried.copy()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that were accepted and are not answered yet."""
+        return self.accepted - self.answered
+
+    def count_request(self, path: str, status: int, seconds: float) -> None:
+        """A response that was sent."""
+        child = self._children.get((path, status))
+        if child is None:
+            child = self._children[path, status] = self._requests.labels(path, str(status))
+        child.inc()
+        if path == "/decide":
+            self._latency.observe(seconds)
+
+    def count_decisions(self, answer: Answer) -> None:
+        """Decisions that were made; they are counted a little later."""
+        self._deferred.append(answer)
+        if len(self._deferred) >= DEFERRED:
+            self._flush()
+
+    def text(self) -> bytes:
+        """The page that Prometheus reads."""
+        self._flush()
+        for name, value in zip(self.classes, self.prior, strict=True):
+            self._prior.labels(name).set(value)
+        return generate_latest(self.registry)
+
+    def _flush(self) -> None:
+        if not self._deferred:
+            return
+        answers, self._deferred = self._deferred, []
+        decided = np.concatenate([answer.decider.utility.decided_class[answer.action] for answer in answers])
+        for index, count in enumerate(np.bincount(decided[decided >= 0], minlength=len(self.classes)).tolist()):
+            self._decisions[index].inc(count)
+        if (decided < 0).any():
+            self._count_abstentions(answers)
+        for value in np.concatenate([answer.uncertainty for answer in answers]).tolist():
+            self._uncertainty.observe(min(value, 1.0))
+        self._update_prior(np.concatenate([answer.probabilities for answer in answers]).astype(np.float64))
+
+    def _count_abstentions(self, answers: list[Answer]) -> None:
+        """Actions of a utility that came with a request count as `other`."""
+        for answer in answers:
+            utility = answer.decider.utility
+            for action in answer.action[utility.decided_class[answer.action] < 0].tolist():
+                self._abstentions.get(utility.actions[action], self._abstentions["other"]).inc()
+
+    def _update_prior(self, p: NDArray[np.float64]) -> None:
+        """A step of online EM: the mean posterior under the current estimate, averaged into it."""
+        posterior = p if self._carried is None else p * (self.prior / self._carried)
+        total = posterior.sum(axis=1, keepdims=True)
+        mean = (posterior / np.maximum(total, 1e-300)).mean(axis=0)
+        weight = len(p) / (len(p) + WINDOW)
+        self.prior = (1 - weight) * self.prior + weight * mean
