@@ -216,7 +216,8 @@ def test_term_under_load_loses_nothing(run):
 
         def ask_until_the_end(_):
             body, answer = json.dumps(QUESTION).encode(), b""
-            head = f"POST /decide HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            head = "POST /decide HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}"
             try:
                 connection = socket.create_connection(("127.0.0.1", port), timeout=10)
                 while True:
@@ -254,9 +255,7 @@ def test_logs_are_json_without_payloads(run):
         assert json.loads(process.stderr.readline())["event"] == "ready"
         connection = socket.create_connection(("127.0.0.1", port), timeout=10)
         body = b'{"arrays": "secret"}'
-        head = (
-            b"POST /decide?full=secret HTTP/1.1\r\nHost: localhost\r\nX: secret\r\nContent-Type: application/json\r\n"
-        )
+        head = b"POST /decide?full=secret HTTP/1.1\r\nHost: [::1]:1\r\nX: secret\r\nContent-Type: application/json\r\n"
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         connection.recv(4096)
         connection.sendall(b"GET /secret HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -247,7 +247,7 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
     )
     app.state.service = service
     app.add_middleware(AccessMiddleware, service=service, token=token)
-    app.add_exception_handler(Refused, lambda _, refused: refusal(refused))  # type: ignore[arg-type]
+    app.add_exception_handler(Refused, lambda _, refused: refusal(refused))
     binary = {"schema": {"type": "string", "format": "binary"}}
     content = {"application/json": {"schema": service.reader.model.model_json_schema()}}
     content |= dict.fromkeys(IMAGE_TYPES, binary) if backend.files else {}

@@ -82,7 +82,7 @@ class Reader:
         if backend.encoder is not None:
             columns = {"type": "object", "additionalProperties": {"type": "array"}}
             fields["rows"] = _field(self._rows, columns)
-        kinds = [{"required": [kind]} for kind in KINDS if kind in fields]
+        kinds: list[Any] = [{"required": [kind]} for kind in KINDS if kind in fields]
         config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"oneOf": kinds})
         self.model = create_model("DecideRequest", __config__=config, **fields)
 
