@@ -3,24 +3,24 @@
 import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.samples import Taken, open_samples
 from rfdlc.integrations.predict import predicting
-
-pytest.importorskip("pyarrow", reason='tests of Parquet need pip install "rfdlc[tables]"')
 
 PHOTOS = 61  # not divisible by the size of parts or the number of processes
 
@@ -94,19 +94,19 @@ def test_actions(run, photos, tmp_path):
 SLOWLY = """
 import sys, time
 import rfdlc
-from rfdlc.integrations.predict import formats, parts, predicting
+from rfdlc.integrations.predict import parts, predicting
 predicting.PART_ROWS = 8
 write = parts.Parts.write
-def slowly(self, part, columns, broken):
-    write(self, part, columns, broken)
+def slowly(self, part, table, broken):
+    write(self, part, table, broken)
     time.sleep(0.1)
 parts.Parts.write = slowly
 rfdlc.predict(*sys.argv[1:])
 """
 
 
-def wait_for(path, process):
-    while not path.exists():
+def wait_for(condition, process):
+    while not condition():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
 
@@ -115,7 +115,7 @@ def test_kill_9_and_go_on(run, photos, tmp_path, monkeypatch):
     whole, out, parts = tmp_path / "whole.parquet", tmp_path / "p.parquet", tmp_path / "p.parquet.parts"
     rfdlc.predict(run, photos, whole)
     process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(run), str(photos), str(out)])
-    wait_for(parts / "part-00000002.parquet", process)
+    wait_for(lambda: list(parts.glob("part-*-00000002.parquet")), process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not out.exists()
@@ -130,9 +130,9 @@ def test_kill_9_and_go_on(run, photos, tmp_path, monkeypatch):
 
 
 def _noting(write, written):
-    def noted(self, part, columns, broken):
+    def noted(self, part, table, broken):
         written.append(part)
-        write(self, part, columns, broken)
+        write(self, part, table, broken)
 
     return noted
 
@@ -141,11 +141,11 @@ def interrupted(monkeypatch, run, source, out, after=3, **options):
     """A job that ended after some parts."""
     write, done = predicting.Parts.write, []
 
-    def failing(self, part, columns, broken):
+    def failing(self, part, table, broken):
         if len(done) == after:
             raise KeyboardInterrupt
         done.append(part)
-        write(self, part, columns, broken)
+        write(self, part, table, broken)
 
     with monkeypatch.context() as patched:
         patched.setattr(predicting.Parts, "write", failing)
@@ -157,7 +157,7 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     out = tmp_path / "p.csv"
     interrupted(monkeypatch, run, photos, out)
     begun = f"{out}.parts was begun with another"
-    with pytest.raises(rfdlc.InputError, match=f"{begun} utility, another columns.*remove the folder to start anew"):
+    with pytest.raises(rfdlc.InputError, match=f"{begun} utility, another columns.*remove the folder to start over"):
         rfdlc.predict(run, photos, out, utility=rfdlc.Utility.one_hot([str(i) for i in range(10)]))
     with pytest.raises(rfdlc.InputError, match=f"{begun} source, another columns, another number of samples"):
         rfdlc.predict(run, photos / "3", out)
@@ -170,6 +170,63 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     finally:
         decider.write_text(text)
     assert rfdlc.predict(run, photos, out).samples == PHOTOS
+
+
+def test_parts_of_another_model_are_never_joined(run, photos, tmp_path, monkeypatch):
+    """Also where the description of the job is lost."""
+    out, other = tmp_path / "p.parquet", tmp_path / "other"
+    shutil.copytree(run, other)
+    decider = other / "decider.json"
+    decider.write_text(decider.read_text().replace('"temperature": ', '"temperature": 9', 1))
+    interrupted(monkeypatch, other, photos, out)
+    (tmp_path / "p.parquet.parts" / "job.json").unlink()
+    with pytest.raises(rfdlc.InputError, match=r"holds parts of another job.*rm -r"):
+        rfdlc.predict(run, photos, out)
+    assert rfdlc.predict(other, photos, out).complete  # whose parts they are
+    same(out, other, photos)
+
+
+def test_of_two_racing_models_one_writes(run, photos, tmp_path):
+    out, other = tmp_path / "p.parquet", tmp_path / "other"
+    shutil.copytree(run, other)
+    decider = other / "decider.json"
+    decider.write_text(decider.read_text().replace('"temperature": ', '"temperature": 9', 1))
+    racers = [
+        subprocess.Popen([sys.executable, "-c", SLOWLY, str(model), str(photos), str(out)], stderr=subprocess.PIPE)
+        for model in (run, other)
+    ]
+    errors = [racer.communicate()[1].decode() for racer in racers]
+    codes = [racer.returncode for racer in racers]
+    assert sorted(map(bool, codes)) == [False, True], errors
+    assert re.search("another process is writing it|was begun with another model", max(errors, key=len))
+    same(out, (run, other)[codes.index(0)], photos)
+
+
+def test_a_file_that_another_process_writes(run, photos, tmp_path):
+    out = tmp_path / "p.csv"
+    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(run), str(photos), str(out)])
+    wait_for(lambda: list((tmp_path / "p.csv.parts").glob("part-*")), process)
+    with pytest.raises(rfdlc.InputError, match=r"p.csv: another process is writing it"):
+        rfdlc.predict(run, photos, out)
+    assert process.wait() == 0
+    same(out, run, photos)
+    assert [file.name for file in tmp_path.iterdir()] == ["p.csv"]
+
+
+def test_lost_rows_are_counted(run, photos, tmp_path, monkeypatch):
+    out = tmp_path / "p.parquet"
+    interrupted(monkeypatch, run, photos, out)
+    part = sorted((tmp_path / "p.parquet.parts").glob("part-*"))[1]
+    parquet.write_table(parquet.read_table(part).slice(1), part)
+    with pytest.raises(rfdlc.InputError, match="holds 7 samples, expected 8; remove it, and run the command again"):
+        rfdlc.predict(run, photos, out)
+    part.write_bytes(b"nonsense")
+    with pytest.raises(rfdlc.InputError, match=r"cannot be read.*remove it, and run the command again"):
+        rfdlc.predict(run, photos, out)
+    assert not out.exists()
+    part.unlink()
+    rfdlc.predict(run, photos, out)
+    same(out, run, photos)
 
 
 def test_what_never_began_does_not_bar_the_next(run, photos, tmp_path):
@@ -206,7 +263,7 @@ def test_killed_while_merging(run, photos, tmp_path, monkeypatch):
 
 def _interrupting(step):
     def failing(first, *rest):
-        if step == "unlink" or "merged" in str(first):
+        if step == "unlink" or "joined" in str(first):
             raise KeyboardInterrupt
         return replace(first, *rest)
 
@@ -221,7 +278,7 @@ def test_a_full_disk_keeps_the_parts(run, photos, tmp_path, monkeypatch, kind):
 
     out = tmp_path / f"p.{kind}"
     with monkeypatch.context() as patched:
-        patched.setitem(predicting.FORMATS, f".{kind}", replace(predicting.FORMATS[f".{kind}"], merge=full))
+        patched.setattr(predicting.Parts, "_join", full)
         with pytest.raises(rfdlc.errors.InputError, match=r"cannot be written \(No space left on device\)"):
             rfdlc.predict(run, photos, out)
     assert len(list((tmp_path / f"p.{kind}.parts").glob("part-*"))) == 8
@@ -407,9 +464,6 @@ def test_what_cannot_be_written(run, photos, tmp_path, monkeypatch):
     for name in ("p.npz", "p.csv"):
         with pytest.raises(rfdlc.InputError, match="2 processes write one file together in Parquet alone"):
             rfdlc.predict(run, photos, tmp_path / name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(rfdlc.InputError, match=r"rfdlc\[tables\]"):
-        rfdlc.predict(run, photos, tmp_path / "p.parquet")
 
 
 def test_the_command(run, photos, tmp_path):

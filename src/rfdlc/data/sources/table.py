@@ -114,8 +114,9 @@ class TableRows:
     def _restart(self) -> None:
         from pyarrow import Table
 
-        self._coming, self._at = self._batches(), 0
-        self._held = Table.from_batches([next(self._coming)])
+        self._coming: Iterator[Any] = self._batches()
+        self._at: int = 0  # the first row that is held
+        self._held: Any = Table.from_batches([next(self._coming)])
 
     def _batches(self) -> Iterator[Any]:
         column = split_column(self.names)

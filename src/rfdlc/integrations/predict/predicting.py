@@ -1,4 +1,4 @@
-"""predict: what a model says of any number of samples, written as it comes; what was killed goes on where it was."""
+"""predict: predictions of any number of samples, written as they come; after a kill, the same call continues."""
 
 import hashlib
 import os
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rfdlc.data.samples import Samples
 from rfdlc.decide.decider import Decider
@@ -19,13 +18,13 @@ from rfdlc.decide.scores import BOOK_KEEPING, DECIDED
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose
 from rfdlc.files import replacing
-from rfdlc.integrations.predict.formats import FORMATS, TEXTS, Columns
 from rfdlc.integrations.predict.parts import Parts
 from rfdlc.progress import live
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.model import Model
 
-KINDS = (".npz", *FORMATS)
+KINDS = (".npz", ".parquet", ".csv")
+TEXTS = ("id", "target", "action")  # columns of text; all others hold numbers
 PART_ROWS, PART_VALUES = 4096, 2**22  # of a part, the smaller of the two: what a kill costs, and what is in memory
 
 
@@ -54,40 +53,80 @@ def predict(
     skip_broken: bool = False,
     backbone: OwnBackbone | None = None,
 ) -> Predicted:
-    """Predict a folder or list of images, a table, arrays or a named data set, in constant memory, to one file.
+    """Predict any number of samples with a trained model, in constant memory, and write one file.
 
-    `.parquet` and `.csv` hold calibrated probabilities, one column a class, and with `utility` the action of highest
-    expected utility; after a kill, the same call goes on where it was. Under torchrun each process does its share.
-    `.npz` holds the logits of every particle, and is made in memory.
+    After a kill, the same call continues where it was. Under torchrun each process predicts its share.
+
+    Parameters
+    ----------
+    run
+        The run folder.
+    source
+        A folder or a list of images, one image, a table, arrays, or the name of a data set.
+    out
+        `.parquet` or `.csv`: calibrated probabilities, one column per class. `.npz`: the logits of every particle,
+        computed in memory.
+    split
+        `train`, `val` or `test`; by default the last that the source has.
+    root
+        The folder in which `source` is looked for.
+    utility
+        Adds the action with the highest expected utility to a table.
+    skip_broken
+        Leave out images that cannot be read, and list them beside the file.
+    backbone
+        The network's backbone, where the run was trained with one of your own.
+
+    Returns
+    -------
+    Predicted
+        The file and the number of samples in it.
+
+    Raises
+    ------
+    InputError
+        Where the source does not fit the model, or the file is being written by another process or job.
     """
     path = Path(out)
     kind = choose("kind of file", path.suffix.lower(), KINDS)
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    _check_kind(kind, world_size, utility)
+    if world_size > 1 and kind != ".parquet":
+        raise InputError(f"{world_size} processes write one file together in Parquet alone: choose .parquet")
+    if utility is not None and kind == ".npz":
+        raise InputError(
+            "a utility decides for tables: write .parquet or .csv, or decide later with `rfdlc decide FILE.npz`"
+        )
     model = Model.load(run, backbone=backbone, device=_device())
     samples = model.open_samples(source, split=split, root=root, skip_broken=skip_broken)
     if kind == ".npz":
-        return _whole(model, samples, path)
+        found = model.predict_samples(samples)
+        with replacing(path) as beside:
+            found.save(beside)
+        return Predicted(path, len(found), len(samples) - len(found))
     table = Table(model, samples, utility)
-    size = max(1, min(PART_ROWS, PART_VALUES // len(table.names)))
-    job: dict[str, Any] = {"model": fingerprint(Path(run)), "source": samples.fingerprint}
-    job |= {"utility": table.fingerprint, "columns": _digest(table.names)}
-    job |= {"number of samples": len(samples), "size of parts": size}
-    parts = Parts(path, FORMATS[kind], len(samples), size, job)
-    parts.open()
-    try:
-        _work(table, parts, parts.share(rank, world_size), shown=rank == 0)
-    except InputError:
-        if world_size == 1:  # others may be at work on their first parts
-            parts.leave()
-        raise
-    return _finished(parts, table.names)
+    size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
+    job: dict[str, Any] = {"model": fingerprint(Path(run)), "source": samples.fingerprint, "utility": table.fingerprint}
+    job |= {"columns": _digest(table.schema.names), "number of samples": len(samples), "size of parts": size}
+    parts = Parts(path, table.schema, len(samples), size, job, repeated=("target", "action"))
+    with parts.locked(shared=world_size > 1):
+        mine = parts.begin(rank, world_size)
+        try:
+            _work(table, parts, mine, shown=rank == 0)
+        except InputError:
+            if world_size == 1:  # others may be at work on their first parts
+                parts.leave()
+            raise
+        complete = parts.join() or not parts.folder.exists()
+    skipped = parts.skipped.read_bytes().count(b"\n") if complete and parts.skipped.exists() else 0
+    return Predicted(path, len(samples) - skipped, skipped, complete, parts.skipped if skipped else None)
 
 
 class Table:
     """From samples to the columns of the file."""
 
     def __init__(self, model: Model, samples: Samples, utility: Utility | None) -> None:
+        import pyarrow
+
         self.model, self.samples = model, samples
         self.decider: Decider = model.decider if utility is None else model.decider.replace(utility=utility)
         self.decides = utility is not None
@@ -95,12 +134,11 @@ class Table:
         clash = [name for name in classes if name in (*BOOK_KEEPING, *DECIDED)]
         if clash:
             raise InputError(f"a class is called {clash[0]!r}, as a column of the table is: write .npz instead")
-        self.names = [
-            *(["id"] if samples.named else []),
-            *classes,
-            *(["target"] if samples.labelled else []),
-            *(DECIDED if self.decides else ()),
-        ]
+        known = {"id": samples.named, "target": samples.labelled, **dict.fromkeys(DECIDED, self.decides)}
+        names = [name for name in ("id", *classes, "target", *DECIDED) if known.get(name, True)]
+        self.schema = pyarrow.schema(
+            [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names]
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -108,19 +146,22 @@ class Table:
         utility = self.decider.utility
         return _digest([*utility.actions, utility.matrix.tolist()]) if self.decides else "none"
 
-    def part(self, rows: range) -> tuple[Columns, list[str]]:
-        """The columns of these rows, and what was wrong with those that were left out."""
-        pieces, broken = [], list[str]()
+    def part(self, rows: range) -> tuple[Any, list[str]]:
+        """These rows as a `pyarrow.Table`, and what was wrong with those that were left out."""
+        import pyarrow
+
+        pieces, broken = [self.schema.empty_table()], list[str]()
         for predictions, piece in self.model.predict_pieces(self.samples, rows):
             broken += piece.broken
             if predictions is not None:
-                pieces.append(self._columns(predictions))
-        return {name: _joined(name, [piece[name] for piece in pieces]) for name in self.names}, broken
+                pieces.append(pyarrow.table(self._columns(predictions), self.schema))
+        return pyarrow.concat_tables(pieces), broken
 
     def _columns(self, found: Predictions) -> dict[str, Any]:
         probabilities = np.asarray(self.decider.probabilities(found), dtype=np.float32)
         columns: dict[str, Any] = {name: probabilities[:, i] for i, name in enumerate(found.classes.names)}
-        columns["id"] = [] if found.ids is None else found.ids.tolist()
+        if found.ids is not None:
+            columns["id"] = found.ids.tolist()
         if self.samples.labelled and found.targets is not None:
             columns["target"] = list(found.classes.select(found.targets))
         if self.decides:
@@ -128,12 +169,6 @@ class Table:
             columns["action"] = [self.decider.utility.actions[i] for i in explained.action]
             columns["expected_utility"] = np.asarray(explained.value, dtype=np.float32)
         return columns
-
-
-def _joined(name: str, pieces: Sequence[Any]) -> Sequence[str] | NDArray[np.float32]:
-    if name in TEXTS:
-        return [text for piece in pieces for text in piece]
-    return np.concatenate([np.empty(0, dtype=np.float32), *pieces])
 
 
 def _work(table: Table, parts: Parts, mine: Sequence[int], *, shown: bool) -> None:
@@ -144,35 +179,6 @@ def _work(table: Table, parts: Parts, mine: Sequence[int], *, shown: bool) -> No
             rows = parts.rows(part)
             parts.write(part, *table.part(rows))
             show(len(rows), f"{rows.stop:,} of {parts.count:,}")
-
-
-def _finished(parts: Parts, names: Sequence[str]) -> Predicted:
-    complete = parts.merge(names) or not parts.folder.exists()
-    skipped = 0
-    if complete and parts.skipped.exists():
-        with parts.skipped.open("rb") as file:
-            skipped = sum(1 for _ in file)
-    file_of_skipped = parts.skipped if skipped else None
-    return Predicted(parts.out, parts.count - skipped, skipped, complete, file_of_skipped)
-
-
-def _whole(model: Model, samples: Samples, path: Path) -> Predicted:
-    """Logits of every particle, in memory."""
-    found = model.predict_samples(samples)
-    with replacing(path) as beside:
-        found.save(beside)
-    return Predicted(path, len(found), len(samples) - len(found))
-
-
-def _check_kind(kind: str, world_size: int, utility: Utility | None) -> None:
-    if world_size > 1 and kind != ".parquet":
-        raise InputError(f"{world_size} processes write one file together in Parquet alone: choose .parquet")
-    if kind != ".npz":
-        FORMATS[kind].check()
-    elif utility is not None:
-        raise InputError(
-            "a utility decides for tables: write .parquet or .csv, or decide later with `rfdlc decide FILE.npz`"
-        )
 
 
 def _device() -> str:
