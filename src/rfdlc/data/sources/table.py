@@ -85,6 +85,9 @@ def _of_frame(frame: Any) -> Table:
 class TableRows:
     """Rows of a table that are read in ascending order, a range at a time; with `split`, the rows of that split."""
 
+    _held: Any  # a table with the rows from `_at` on
+    _at: int
+
     def __init__(self, path: Path, split: str | None = None) -> None:
         self._file, self._split = open_table(path), split
         self.names = self._file.names
@@ -114,9 +117,8 @@ class TableRows:
     def _restart(self) -> None:
         from pyarrow import Table
 
-        self._coming: Iterator[Any] = self._batches()
-        self._at: int = 0  # the first row that is held
-        self._held: Any = Table.from_batches([next(self._coming)])
+        self._coming, self._at = self._batches(), 0
+        self._held = Table.from_batches([next(self._coming)])
 
     def _batches(self) -> Iterator[Any]:
         column = split_column(self.names)
