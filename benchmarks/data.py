@@ -33,11 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # a checkout needs n
 
 from rfdlc.data.augment import Augment
 from rfdlc.data.dataset import PHOTOGRAPHS, Normalisation, Split
-from rfdlc.data.images import ImageFiles
+from rfdlc.data.images import ImageFiles, PackedText
 from rfdlc.data.loader import ResidentLoader
-from rfdlc.data.packed import PackedText
-from rfdlc.data.streamed import StreamedLoader
-from rfdlc.data.views import View
+from rfdlc.data.streamed import StreamedLoader, View
 
 RESULTS = Path(__file__).parent / "results" / "data.csv"
 COLUMNS = ["what", "value", "unit", "reference", "ratio", "required", "hardware", "versions", "commit", "date"]

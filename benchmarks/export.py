@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from recording import write
 from rfdlc.data.dataset import Dataset, Split
-from rfdlc.data.normaliser import Normaliser
+from rfdlc.data.loader import Normaliser
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.integrations.onnx import parity

@@ -48,7 +48,7 @@ def test_train_says_what_was_done_to_the_data(tmp_path):
     shown = run("train", tmp_path / "t.csv", "--out", tmp_path / "run", "data.skip_broken=true", *SMALL).stdout
     assert "data: column 'name' has another value in every row and was left out" in shown
     notes = json.loads(run("resume", tmp_path / "run", "--json").stdout)["notes"]
-    assert notes[0].startswith("the data has no test part: ")
+    assert notes[0].startswith("the data has no test split: ")
     assert notes[-1] == "broken, left out: 1"
     assert all(f"data: {note}\n" in shown for note in notes)
 
@@ -98,7 +98,7 @@ def test_bad_input(tmp_path, folder):
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
     with pytest.raises(InputError, match="learning_rate=inf is out of range"):
         run("train", "digits-lt", "--out", tmp_path / "x", "learning_rate=inf")
-    with pytest.raises(InputError, match="factor='many' cannot be read: expected a number"):
+    with pytest.raises(InputError, match="factor='many' is not valid: input should be a valid number"):
         run("train", "digits-lt", "--out", tmp_path / "x", "data.factor=many")
     with pytest.raises(InputError, match="x is no run folder"):
         run("predict", tmp_path / "x", "digits-lt", "--out", tmp_path / "p.csv")

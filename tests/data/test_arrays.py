@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rfdlc
-from rfdlc.data.samples import Samples, Taken, open_samples
+from rfdlc.data.samples import InputSpec, Samples, open_samples
 from rfdlc.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -16,7 +16,7 @@ def features(count: int, width: int = 4) -> np.ndarray:
     return RNG.normal(size=(count, width)).astype(np.float32)
 
 
-def test_a_pair_in_memory_gets_a_test_part_and_says_so() -> None:
+def test_a_pair_in_memory_gets_a_test_split_and_says_so() -> None:
     x, y = features(100), np.repeat([0, 1, 2], [80, 18, 2])
     data = rfdlc.load((x, y), seed=3)
     assert data.test is not None
@@ -114,7 +114,7 @@ def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
         ((np.zeros((3, 0)), [0, 1, 1]), r"shape \(0,\) hold nothing to learn from"),
         (
             {"train": (features(3), [0, 1, 1]), "test": (features(2)[:, :1], [0, 1])},
-            r"test have shape \(1,\), but those of train",
+            r"test samples have shape \(1,\), but training samples",
         ),
         ((np.zeros((2, 3, 4, 5)), [0, 1]), r"float64 of shape \(2, 3, 4, 5\)"),
         ((np.zeros((2, 5, 5, 7), np.uint8), [0, 1]), "expected 1 or 3 channels"),
@@ -122,7 +122,7 @@ def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
         ({"train_x": features(2)}, "no training labels"),
         ({"train_y": [0, 1]}, "needs both inputs and labels"),
         ({"x": features(2), "images": features(2), "y": [0, 1]}, "two arrays mean the same, 'images' is the second"),
-        ({"blub": [0]}, "'blub' has a name without meaning"),
+        ({"blub": [0]}, "'blub' has a name that is not known"),
         ({"test": (features(2), [0, 1])}, "no training labels"),
         (7, "a int cannot be loaded"),
         ((features(0), []), "no training labels"),
@@ -143,11 +143,11 @@ def test_wrong_arrays_are_named(source: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": "x"}, "seed='x' cannot be read: expected a whole number"),
-        ({"seed": -1}, "seed=-1 is out of range"),
-        ({"seed": True}, "seed=True cannot be read"),
-        ({"factor": "many"}, "factor='many' cannot be read: expected a number"),
-        ({"test_fraction": "half"}, "test_fraction='half' cannot be read: expected a number"),
+        ({"seed": "x"}, "seed='x' is not valid: input should be a valid integer"),
+        ({"seed": -1}, "seed=-1 is not valid: input should be greater than or equal to 0"),
+        ({"profile": "stp"}, "profile='stp' is not valid: input should be 'exponential' or 'step'"),
+        ({"factor": "many"}, "factor='many' is not valid: input should be a valid number"),
+        ({"test_fraction": "half"}, "test_fraction='half' is not valid: input should be a valid number"),
     ],
 )
 def test_options_of_another_kind_are_named(options: dict, message: str) -> None:
@@ -162,7 +162,7 @@ def test_options_may_be_text_as_on_a_command_line(tmp_path: Path) -> None:
     )
     np.savez(tmp_path / "m.npz", train_images=np.zeros((4, 8, 8), np.uint8), train_labels=[[0], [1], [0], [1]])
     assert rfdlc.load(tmp_path / "m.npz", image_size="6", test_fraction="0.5").image_size == (6, 6)
-    with pytest.raises(InputError, match="image_size 0 is out of range"):
+    with pytest.raises(InputError, match="image_size=0 is not valid: input should be greater than 0"):
         rfdlc.load(tmp_path / "m.npz", image_size=0)
 
 
@@ -179,9 +179,9 @@ def test_damaged_files_and_python_objects(tmp_path: Path) -> None:
 def test_unknown_names_options_and_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'cifar10-lt'"):
         rfdlc.load("cifar10lt")
-    with pytest.raises(InputError, match=r"digits-lt takes no option 'factr'.*did you mean 'factor'"):
+    with pytest.raises(InputError, match=r"digits-lt has no option 'factr'.*did you mean 'factor'"):
         rfdlc.load("digits-lt", factr=3)
-    with pytest.raises(InputError, match="data in memory takes no option"):
+    with pytest.raises(InputError, match="data in memory has no option"):
         rfdlc.load((features(4), [0, 0, 1, 1]), factor=3)
     (tmp_path / "a.xls").touch()
     with pytest.raises(InputError, match="files of this kind are not read"):
@@ -247,7 +247,7 @@ def test_images_and_labels_of_ones_own_keep_names_and_groups(tmp_path: Path) -> 
 
 
 def opened(path: Path, names: tuple[str, ...] = ("0", "1")) -> Samples:
-    return open_samples(path, Taken(rfdlc.Classes(names), (4,)))
+    return open_samples(path, InputSpec(rfdlc.Classes(names), (4,)))
 
 
 def test_labels_of_another_length_are_no_labels(tmp_path: Path) -> None:
@@ -281,17 +281,17 @@ def test_names_as_bytes(tmp_path: Path) -> None:
     data = rfdlc.load(tmp_path / "set.npz", test_fraction=0)
     assert data.classes.names == ("Möwe", "cat")
     assert data.train.labels.tolist() == [0, 1, 1] * 2
-    taken = Taken(data.classes, (2,))
+    taken = InputSpec(data.classes, (2,))
     assert open_samples(tmp_path / "set.npz", taken).read(range(6)).split.labels.tolist() == [0, 1, 1] * 2
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_labels": np.zeros((21, 14), np.uint8)}, "14 labels an image .multi-label., which is not supported"),
+        ({"train_labels": np.zeros((21, 14), np.uint8)}, "14 labels per image .multi-label., which is not supported"),
         ({"train_images": np.zeros((21, 28, 28, 28), np.uint8)}, r"\(21, 28, 28, 28\), not uint8"),
         ({"train_images": np.zeros((21, 28, 28), np.float32)}, "float32"),
-        ({"train_labels": np.zeros((21, 1), np.float32)}, "not whole numbers"),
+        ({"train_labels": np.zeros((21, 1), np.float32)}, "not integers"),
         ({"train_labels": np.zeros((20, 1), np.uint8)}, "21 inputs, 20 labels"),
         ({"train_labels": np.zeros((21, 1), np.uint8)}, "one class"),
     ],

@@ -12,8 +12,7 @@ from PIL import Image, ImageOps
 
 import rfdlc
 from rfdlc.data import images as image_module
-from rfdlc.data.images import BrokenImage, ImageFiles, fitted, open_image, planes
-from rfdlc.data.packed import PackedText
+from rfdlc.data.images import BrokenImage, ImageFiles, PackedText, fitted, open_image, planes
 from rfdlc.data.sources.folder import find_images
 from rfdlc.errors import InputError
 
@@ -75,7 +74,7 @@ def test_hidden_and_other_files_are_ignored(folder: Path) -> None:
     (folder / "ant" / "notes.txt").write_text("x")
     data = rfdlc.load(folder, test_fraction=0)
     assert len(data.train) == 8
-    assert "1 files that are no images were ignored" in data.notes
+    assert "1 files that are not images were ignored" in data.notes
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("1", 1), ("P", 3), ("RGBA", 3), ("LA", 1)])
@@ -92,9 +91,9 @@ def test_sizes_are_chosen_said_and_may_be_given(folder: Path) -> None:
     picture(folder / "bee" / "large.png", size=(300, 150))
     data = rfdlc.load(folder, test_fraction=0)
     assert data.image_size == (64, 64)
-    assert "images from 40x40 to 300x150 (2 sizes) are brought to 64x64" in data.notes[0]
+    assert "images from 40x40 to 300x150 (2 sizes) become 64x64" in data.notes[0]
     assert rfdlc.load(folder, image_size=17).image_size == (17, 17)
-    with pytest.raises(InputError, match="image_size 0"):
+    with pytest.raises(InputError, match=r"image_size=0 is not valid: .*greater than 0"):
         rfdlc.load(folder, image_size=0)
 
 
@@ -124,7 +123,7 @@ def animated(path: Path) -> Path:
 
 BROKEN = {
     "zero.png": (lambda path: path.touch(), "the file is empty"),
-    "corrupt.jpg": (lambda path: path.write_bytes(b"nonsense" * 20), "no image that pillow can read"),
+    "corrupt.jpg": (lambda path: path.write_bytes(b"nonsense" * 20), "pillow cannot read this as an image"),
     "truncated.png": (lambda path: cut(noise(path)), "truncated or corrupt"),
     "truncated.jpg": (lambda path: cut(noise(path)), "truncated or corrupt"),
     "print.jpg": (cmyk, "CMYK.*convert it to RGB"),
@@ -231,7 +230,7 @@ def test_links_must_stay_inside(folder: Path, tmp_path_factory: pytest.TempPathF
 def test_a_link_to_above_is_not_followed_for_ever(folder: Path) -> None:
     (folder / "ant" / "again").symlink_to(folder)
     for read in (rfdlc.load, find_images):
-        with pytest.raises(InputError, match="again: is a link to a folder that it lies in"):
+        with pytest.raises(InputError, match="again: is a link to a folder that contains it"):
             read(folder)
 
 
@@ -244,13 +243,13 @@ def test_folders_that_are_not_read_are_told(folder: Path) -> None:
     for split in ("train", "test"):
         for name in ("a", "b"):
             picture(folder / split / name / "0.png")
-    assert "2 folders beside the parts were ignored: ant, bee" in rfdlc.load(folder).notes
+    assert "2 folders beside the splits were ignored: ant, bee" in rfdlc.load(folder).notes
 
 
 def test_parts_without_one_to_learn_from(folder: Path) -> None:
     for name, part in (("ant", "val"), ("bee", "Test")):
         (folder / name).rename(folder / part)
-    with pytest.raises(InputError, match=r"has Test, val but no folder to learn from: expected .*train/CLASS"):
+    with pytest.raises(InputError, match=r"has Test, val but no training folder: expected .*train/CLASS"):
         rfdlc.load(folder)
 
 
@@ -283,7 +282,7 @@ def test_two_folders_for_one_split(folder: Path) -> None:
 
 
 def test_what_does_not_fit_stays_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rfdlc.data.sources.files.FITS_IN_MEMORY", 1000)
+    monkeypatch.setattr("rfdlc.data.sources.folder.FITS_IN_MEMORY", 1000)
     data = rfdlc.load(folder, test_fraction=0.4)
     assert isinstance(data.train.inputs, ImageFiles)
     assert data.train.inputs.path(0).is_file()

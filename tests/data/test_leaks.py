@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import rfdlc
-from rfdlc.data.leaks import find_leaks
+from rfdlc.data.inspection import find_leaks
 from rfdlc.errors import InputError
 
 
@@ -66,8 +66,8 @@ def test_groups_by_id_come_before_the_test_part_is_held_out(tmp_path: Path) -> N
         ("split,index,lesion\ntrain,0,L0\n", "4 of 5 train samples have no group, the first is 'train/1'"),
         (GROUPS + "test,2,L7\n", "line 10: test/2 is in two groups, 'L1' and 'L7'"),
         (GROUPS.replace("L2", ""), "line 4: the group of train/2 is empty"),
-        (GROUPS.replace("train,2", "train,two"), "line 4: split 'train' and index 'two'"),
-        (GROUPS.replace("train,2", "tram,2"), "line 4: split 'tram'"),
+        (GROUPS.replace("train,2", "train,two"), "1 of 5 train samples have no group, the first is 'train/2'"),
+        (GROUPS.replace("train,2", "tram,2"), "1 of 5 train samples have no group, the first is 'train/2'"),
         ("a,b\n1,2\n", r"has the columns a, b: expected a CSV with the columns split,index,GROUP"),
         ("id,a,b\n1,2,3\n", "has the columns id, a, b"),
         ("id,group\nx,1\n", "5 of 5 train samples have no group"),
@@ -81,7 +81,7 @@ def test_wrong_group_files_are_named(tmp_path: Path, text: str, message: str) ->
 
 
 def test_files_on_disk_are_decoded_and_the_broken_ones_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rfdlc.data.sources.files.FITS_IN_MEMORY", 10)
+    monkeypatch.setattr("rfdlc.data.sources.folder.FITS_IN_MEMORY", 10)
     for i, (place, shade) in enumerate([("train/a", 1), ("train/a", 2), ("train/b", 3), ("test/a", 2), ("test/b", 9)]):
         path = tmp_path / place / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

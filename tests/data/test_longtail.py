@@ -32,13 +32,6 @@ def test_a_factor_out_of_range_is_an_error(factor: float, word: str) -> None:
         profile_counts(500, 10, factor)
 
 
-def test_unknown_profile_and_single_class() -> None:
-    with pytest.raises(InputError, match="did you mean 'step'"):
-        profile_counts(10, 2, 2, "stp")
-    with pytest.raises(InputError, match="at least 2 classes"):
-        profile_counts(10, 1, 2)
-
-
 def test_subset_follows_counts_and_nests() -> None:
     labels = np.random.default_rng(0).integers(0, 5, 500)
     large, small = (subset(labels, np.array(c), seed=3) for c in ([50, 40, 30, 20, 10], [50, 20, 8, 3, 1]))

@@ -7,11 +7,9 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from rfdlc.data.dataset import PHOTOGRAPHS, Normalisation, Split
-from rfdlc.data.images import ImageFiles, fitted, open_image, planes
-from rfdlc.data.packed import PackedText
-from rfdlc.data.streamed import StreamedLoader
-from rfdlc.data.views import DRAWN, View, recoloured
+from rfdlc.data.dataset import PHOTOGRAPHS, Split
+from rfdlc.data.images import ImageFiles, PackedText, fitted, open_image, planes
+from rfdlc.data.streamed import DRAWN, StreamedLoader, View, recoloured
 from rfdlc.errors import InputError
 
 COUNT = 23
@@ -108,11 +106,15 @@ def test_wrong_settings_are_errors(split: Split) -> None:
         StreamedLoader(split, seeds=(0, 1))
     with pytest.raises(InputError, match="use a ResidentLoader"):
         StreamedLoader(Split(np.eye(2, dtype=np.float32), np.array([0, 1])))
-    with pytest.raises(InputError, match="normalisation has 1"):
-        StreamedLoader(split, Normalisation((0.0,), (1.0,)))
-    for wrong in ({"area": (0, 1)}, {"ratio": 0.5}, {"jitter": 2}, {"evaluated": 0}):
-        with pytest.raises(InputError, match="out of range"):
-            View(**wrong)
+
+
+def test_the_callers_random_numbers_are_left_alone(split: Split) -> None:
+    before = torch.get_rng_state()
+    for workers in (0, 1):
+        loader = StreamedLoader(split, batch_size=2, workers=workers)
+        list(loader.epoch(0))
+        list(loader.in_order())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 # -- views -------------------------------------------------------------------------------------------------------------

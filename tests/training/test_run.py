@@ -106,7 +106,7 @@ def test_the_folder_rebuilds_its_model(whole):
         model.predict(np.zeros((3, 5)))
     with pytest.raises(InputError, match=r"expected .*uint8 images"):  # from 0 to 1 they would be nearly black
         model.predict(data.test.inputs / 255)
-    with pytest.raises(InputError, match="has no part 'val'"):
+    with pytest.raises(InputError, match="has no split 'val'"):
         model.predict(data, split="val")
 
 
@@ -332,7 +332,7 @@ def test_image_files_are_streamed(tmp_path, monkeypatch):
         for i in range(count):
             pixels = (level + rng.integers(-30, 30, (20, 20, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
-    monkeypatch.setattr("rfdlc.data.sources.files.FITS_IN_MEMORY", 0)
+    monkeypatch.setattr("rfdlc.data.sources.folder.FITS_IN_MEMORY", 0)
     given = {
         "backbone": "resnet8",
         "epochs": 3,

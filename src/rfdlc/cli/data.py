@@ -54,9 +54,8 @@ def inspect(
     - `rfdlc inspect photos/ --skip-broken --json`
     - `rfdlc inspect patients.csv --target diagnosis --groups patient`
     """
-    from rfdlc.data.inspection import Inspection
+    from rfdlc.data.inspection import Inspection, plot_tail
     from rfdlc.data.load import load
-    from rfdlc.data.plot import plot_tail
 
     if plot is not None:
         check_writable(plot)

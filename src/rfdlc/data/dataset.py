@@ -1,4 +1,4 @@
-"""Dataset: train, val and test samples with their classes, whatever the format was on disk."""
+"""Dataset: train, val and test samples with their classes, for any format on disk."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.images import ImageFiles
+from rfdlc.data.images import ImageFiles, PackedText
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.data.packed import PackedText
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, listing
 
 SPLITS = ("train", "val", "test")
-SKIPPING = "skip_broken (--skip-broken; to rfdlc train data.skip_broken=true)"  # how one says it, in messages
+SKIPPING = "skip_broken (--skip-broken; to rfdlc train data.skip_broken=true)"  # how to ask for it, in messages
+ALIASES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+ALIASES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 
 
 @dataclass(frozen=True)
 class Normalisation:
-    """`(x - mean) / std`, one value a channel (images, x in 0..1) or one a feature."""
+    """`(x - mean) / std`, one value per channel (images, x in 0..1) or per feature."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -59,30 +60,53 @@ GREY_PHOTOGRAPHS = Normalisation((0.449,), (0.226,))
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples: uint8 images (N, channels, H, W), float32 features (N, F), or image files that are decoded later."""
+    """Samples and their labels.
+
+    Parameters
+    ----------
+    inputs : array or ImageFiles
+        uint8 images (N, channels, H, W), float32 features (N, F), or image files that are decoded later.
+    labels : array of int64, shape (N,)
+        Class indices.
+    ids : sequence of str, optional
+        Stable names of the samples, such as paths or row ids.
+    groups : array, shape (N,), optional
+        What must stay on one side of a split: lesion, patient, track.
+    weights : array of float64, shape (N,), optional
+        How much each sample counts; equal weights by default.
+
+    Raises
+    ------
+    InputError
+        If the lengths differ.
+
+    Examples
+    --------
+    >>> split = Split(np.eye(3, dtype=np.float32), np.array([0, 1, 1]), ids=["a", "b", "c"])
+    >>> len(split), list(split.take(np.array([2])).ids)
+    (3, ['c'])
+    """
 
     inputs: NDArray[Any] | ImageFiles
-    labels: NDArray[np.int64]  # (N,) class indices
-    ids: Sequence[str] | None = None  # stable names of the samples: paths, row ids
-    groups: NDArray[Any] | None = None  # (N,) lesion, patient, track: what must not be on two sides of a split
-    weights: NDArray[np.float64] | None = None  # (N,) how much each sample counts; without them all alike
+    labels: NDArray[np.int64]
+    ids: Sequence[str] | None = None
+    groups: NDArray[Any] | None = None
+    weights: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if self.ids is not None and not isinstance(self.ids, PackedText):
             object.__setattr__(self, "ids", PackedText(self.ids))
-        parts = {"inputs": self.inputs, "labels": self.labels, "ids": self.ids, "groups": self.groups}
-        parts |= {"weights": self.weights}
-        lengths = {name: len(part) for name, part in parts.items() if part is not None}
+        lengths = {name: len(values) for name, values in vars(self).items() if values is not None}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{count} {name}" for name, count in lengths.items())
-            raise InputError(f"a split has {told}: expected one of each a sample")
+            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            raise InputError(f"a split has {counts}: expected one of each per sample")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def array(self) -> NDArray[Any]:
-        """The inputs as an array in memory; an error that says what to do where they are files."""
+        """The inputs as an array in memory; raises InputError where they are files."""
         if isinstance(self.inputs, ImageFiles):
             raise InputError(
                 f"these {len(self)} images are not held in memory: use a StreamedLoader, or load them with a "
@@ -103,7 +127,34 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set ready to train on. `classes` count the training part; `notes` say what was done while reading it."""
+    """A data set that is ready to train on, as `rfdlc.load` returns it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the data set.
+    classes : Classes
+        Class names, counted on the training split.
+    train : Split
+        Training samples.
+    val, test : Split, optional
+        Validation and test samples.
+    normalisation : Normalisation, optional
+        Mean and standard deviation per channel or feature.
+    notes : tuple of str
+        What was done to the data while it was read.
+    skipped : tuple of str
+        What was broken and left out, one message each.
+    encoder : TableEncoder, optional
+        How rows of a table become features.
+
+    Examples
+    --------
+    >>> splits = {"train": Split(np.eye(3, dtype=np.float32), np.array([0, 1, 1]))}
+    >>> data = Dataset.of("mine", ["cat", "dog"], splits)
+    >>> data.classes.counts, data.kind
+    ((1, 2), 'features')
+    """
 
     name: str
     classes: Classes
@@ -112,8 +163,8 @@ class Dataset:
     test: Split | None = None
     normalisation: Normalisation | None = None
     notes: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()  # what was broken and left out, one message each
-    encoder: TableEncoder | None = None  # how rows of a table become features
+    skipped: tuple[str, ...] = ()
+    encoder: TableEncoder | None = None
 
     @classmethod
     def of(
@@ -124,10 +175,10 @@ class Dataset:
         notes: Sequence[str] = (),
         normalisation: Normalisation | None = None,
     ) -> "Dataset":
-        """From class names and splits: counts the classes, and measures the normalisation on the training part."""
+        """From class names and splits: counts the classes, and measures the normalisation on the training split."""
         train = splits.get("train")
         if train is None or not len(train):
-            raise InputError(f"{name}: there is no training sample; expected a training part to learn from")
+            raise InputError(f"{name}: there is no training sample; expected a training split")
         _check_shapes(name, train, splits)
         present = np.unique(train.labels)
         if len(present) < 2:
@@ -139,14 +190,14 @@ class Dataset:
         absent = [n for n, count in zip(classes.names, classes.counts or (), strict=True) if not count]
         if absent:
             notes = [*notes, f"{len(absent)} of {len(classes)} classes have no training sample: {listing(absent, 5)}"]
-        val, test = (part if part is not None and len(part) else None for part in map(splits.get, ("val", "test")))
+        val, test = (split if split is not None and len(split) else None for split in map(splits.get, SPLITS[1:]))
         return cls(name, classes, train, val, test, normalisation or _measured(train), tuple(notes))
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The parts that exist, by name: train, val, test."""
-        parts = {"train": self.train, "val": self.val, "test": self.test}
-        return {name: part for name, part in parts.items() if part is not None}
+        """The splits that exist, by name: train, val, test."""
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: split for name, split in splits.items() if split is not None}
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -162,13 +213,13 @@ class Dataset:
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images."""
         if self.kind != "images":
-            raise InputError(f"{self.name} has features of shape {self.input_shape} and no images")
+            raise InputError(f"{self.name} has features of shape {self.input_shape}, not images")
         return self.input_shape[1], self.input_shape[2]
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0, *, by_group: bool = True) -> "Dataset":
-        """Move a stratified part of the training samples into `val`; where groups are known, no group is on both sides.
+        """Move a stratified fraction of the training samples into `val`, and count the classes again.
 
-        The classes are counted again, on what remains.
+        Where groups are known, no group is on both sides.
         """
         if self.val is not None:
             raise InputError(f"{self.name} has {len(self.val)} validation samples already: hold_out needs val=None")
@@ -176,14 +227,14 @@ class Dataset:
         if not len(held):
             raise InputError(
                 f"{self.name}: no class has two samples (or groups), so none can be held out: add samples, or do "
-                "without (test_fraction=0 for data without a test part, hold_out=0 for training)"
+                "without (test_fraction=0 for data without a test split, hold_out=0 for training)"
             )
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)
 
     def with_test(self, fraction: float, seed: int = 0) -> "Dataset":
-        """For data in one piece: a part held out for `test`, as `hold_out` does, and a note that says so."""
+        """For data without splits: hold out a fraction for `test`, as `hold_out` does, and add a note that says so."""
         moved = self.hold_out(fraction, seed)
         held = len(self.train) - len(moved.train)
         notes = (*self.notes, held_out_note(held, len(self.train), seed))
@@ -191,21 +242,19 @@ class Dataset:
 
 
 def held_out_note(held: int, samples: int, seed: int) -> str:
-    """What is said of data in one piece."""
-    return f"the data has no test part: {held} of {samples} samples were held out for it (seed {seed})"
+    """The note for data without a test split."""
+    return f"the data has no test split: {held} of {samples} samples were held out for it (seed {seed})"
 
 
 def _check_shapes(name: str, train: Split, splits: dict[str, Split]) -> None:
-    """Samples of all parts are alike, and there is something in them."""
+    """Samples of all splits have one shape, which is not empty."""
     expected = tuple(train.inputs.shape[1:])
     if 0 in expected:
         raise InputError(f"{name}: samples of shape {expected} hold nothing to learn from: expected features or pixels")
-    for split, part in splits.items():
-        shape = tuple(part.inputs.shape[1:])
-        if len(part) and shape != expected:
-            raise InputError(
-                f"{name}: samples of {split} have shape {shape}, but those of train {expected}: make them alike"
-            )
+    for which, split in splits.items():
+        shape = tuple(split.inputs.shape[1:])
+        if len(split) and shape != expected:
+            raise InputError(f"{name}: {which} samples have shape {shape}, but training samples {expected}")
 
 
 def _measured(train: Split) -> Normalisation:
@@ -221,14 +270,12 @@ def split_name(word: str) -> str | None:
     >>> split_name("Validation"), split_name("cats")
     ('val', None)
     """
-    aliases = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-    aliases |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
-    return aliases.get(word.lower())
+    return ALIASES.get(word.lower())
 
 
-def choose_part(name: str, parts: Collection[str], wanted: str | None) -> str:
-    """The part that is asked for, or the last there is."""
-    chosen = wanted or next((part for part in reversed(SPLITS) if part in parts), None)
-    if chosen is None or chosen not in parts:
-        raise InputError(f"{name} has no part {chosen!r}: it has {', '.join(parts) or 'none'}")
+def choose_split(name: str, splits: Collection[str], wanted: str | None) -> str:
+    """The requested split, or the last of train, val and test that exists."""
+    chosen = wanted or next((split for split in reversed(SPLITS) if split in splits), None)
+    if chosen is None or chosen not in splits:
+        raise InputError(f"{name} has no split {chosen!r}: it has {', '.join(splits) or 'none'}")
     return chosen

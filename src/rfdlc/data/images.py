@@ -1,17 +1,17 @@
-"""Image files: what is accepted, how they are decoded and resized, and a compact sequence of many of them."""
+"""Image files: which are accepted, how they are decoded and resized, and compact sequences of many of them."""
 
 import math
 import os
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.packed import PackedText
 from rfdlc.errors import InputError
 from rfdlc.progress import track
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
-ORIENTATION = 0x0112  # EXIF's tag, and what its values ask for
+ORIENTATION = 0x0112  # EXIF's tag, and what its values mean
 UPRIGHT = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -41,16 +41,64 @@ class BrokenImage(InputError):
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes of an image say: its size and whether it is grey."""
+    """The header of an image: its size and whether it is grey."""
 
     width: int
     height: int
     grey: bool
 
 
+class PackedText(Sequence[str]):
+    """An immutable sequence of texts, stored as UTF-8 in one array with offsets.
+
+    A million paths cost little, and forked workers share them: reading a list of strings changes reference counts, so
+    that its memory is copied page by page in every worker; two arrays are not.
+
+    >>> names = PackedText(["cat", "Möwe", ""])
+    >>> names[1], len(names), list(names.take([2, 0]))
+    ('Möwe', 3, ['', 'cat'])
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        packed, ends = bytearray(), array("q")
+        for text in texts:  # one by one: a million names from a generator are never a million objects
+            packed += text.encode("utf-8", "surrogateescape")
+            ends.append(len(packed))
+        self._bytes = np.frombuffer(packed, dtype=np.uint8)
+        self._ends = np.frombuffer(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PackedText": ...
+    def __getitem__(self, index: int | slice) -> "str | PackedText":
+        if isinstance(index, slice):
+            return self.take(range(len(self))[index])
+        place = range(len(self))[index]  # raises IndexError, counts from the end
+        start = int(self._ends[place - 1]) if place else 0
+        return self._bytes[start : int(self._ends[place])].tobytes().decode("utf-8", "surrogateescape")
+
+    def take(self, indices: Iterable[int] | NDArray[np.int64]) -> "PackedText":
+        """The texts at these positions, in that order."""
+        return PackedText(self[int(i)] for i in indices)
+
+    @property
+    def packed(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """All texts as bytes, and where each ends: the input of a fingerprint."""
+        return self._bytes, self._ends
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Image files under one root, decoded when they are asked for. `size` is the side of the square they end up as."""
+    """Image files under one root, decoded on demand to squares of side `size`."""
 
     root: Path
     names: PackedText  # paths relative to the root
@@ -65,7 +113,7 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, channels, size, size): what the decoded images would have."""
+        """(N, channels, size, size), the shape of the decoded images."""
         return len(self), self.channels, self.size, self.size
 
     @property
@@ -80,7 +128,7 @@ class ImageFiles:
     def decode(self, centre: float = 1.0) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
         """All images in memory, uint8 (N, channels, size, size), and which of them are broken and why.
 
-        `centre` is the part of the shorter side that is kept.
+        `centre` is the fraction of the shorter side that is kept.
         """
         images = np.zeros(self.shape, dtype=np.uint8)
 
@@ -93,9 +141,9 @@ class ImageFiles:
 def attempt(
     function: Callable[[int], Result], items: Sequence[int], description: str
 ) -> tuple[dict[int, Result], dict[int, BrokenImage]]:
-    """`function` of each item on all cores with a progress bar: what came out, and what was broken.
+    """`function` of each item on all cores with a progress bar: the results, and what was broken.
 
-    Threads do, since pillow decodes without the interpreter's lock.
+    Threads are enough, since pillow decodes without the GIL.
     """
     done: dict[int, Result] = {}
     broken: dict[int, BrokenImage] = {}
@@ -107,7 +155,7 @@ def attempt(
             broken[item] = error
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        # In portions: a pool makes an object for all that it is given at once.
+        # In portions: a pool makes an object for each item that it is given at once.
         portions = (items[i : i + 4096] for i in range(0, len(items), 4096))
         for _ in track((_ for portion in portions for _ in pool.map(tried, portion)), description, total=len(items)):
             pass
@@ -115,7 +163,7 @@ def attempt(
 
 
 def open_image(path: Path) -> "Image":
-    """An image whose header was read and found usable; its pixels are not decoded yet."""
+    """An image with a usable header; its pixels are not decoded yet."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -127,7 +175,7 @@ def open_image(path: Path) -> "Image":
     except FileNotFoundError:
         trouble = "there is no such file"
     except UnidentifiedImageError:
-        trouble = "this is no image that pillow can read, or it is corrupt"
+        trouble = "pillow cannot read this as an image, or it is corrupt"
     except Exception as error:  # a damaged file can fail in any way
         trouble = f"the image cannot be opened ({error})"
     if trouble:
@@ -136,13 +184,13 @@ def open_image(path: Path) -> "Image":
 
 
 def unusable(image: "Image") -> str:
-    """Why these pixels would come out wrong, with the fix; nothing when they come out right."""
+    """Why these pixels would be wrong, with the fix; empty when they are right."""
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photograph with a preview is one picture
         return f"the image is animated ({image.n_frames} frames): save one frame of it as its own file"
     if image.mode == "CMYK":
         return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
     if image.mode.startswith(("I", "F")) or any(";16" in _raw_mode(tile) for tile in image.tile):
-        return "the image has 16 or more bits a channel: scale it to 8 bits, since only you know its range"
+        return "the image has 16 or more bits per channel: scale it to 8 bits, since only you know its range"
     if image.mode not in GREY + COLOUR:
         return f"the image has mode {image.mode}, which is not supported: convert it to grey or RGB with 8 bits"
     return ""
@@ -174,7 +222,7 @@ def view(image: "Image", box: tuple[float, float, float, float], size: int, chan
     """What is inside the box (left, top, right, bottom), decoded and resized to `size` (bilinear, antialiased).
 
     A large JPEG is decoded at a half, a quarter or an eighth of its size, where twice as many pixels as are needed
-    remain. Cameras store what they see and how it was held: the result is turned upright.
+    remain. The result is turned upright by its EXIF orientation.
     """
     from PIL import Image
 
@@ -192,12 +240,12 @@ def view(image: "Image", box: tuple[float, float, float, float], size: int, chan
 
 
 def upright(image: "Image") -> "Image":
-    """As a viewer shows it, by the orientation in its EXIF data; damage there is no damage to the picture."""
+    """As a viewer shows it, by the orientation in its EXIF data; damaged EXIF data is ignored."""
     from PIL import Image
 
     try:
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1)) if "exif" in image.info else None
-    except Exception:  # EXIF of anybody's making can be wrong in any way
+    except Exception:  # EXIF data can be damaged in any way
         turn = None
     return image if turn is None else image.transpose(Image.Transpose[turn])
 
@@ -213,17 +261,10 @@ def decoded(image: "Image", channels: int) -> "Image":
     return image if image.mode == mode else image.convert(mode)
 
 
-def check_size(size: int | None) -> None:
-    """An error for a side that no image can have."""
-    if size is not None and size < 1:
-        raise InputError(f"image_size {size} is out of range: expected 1 or more pixels")
-
-
 def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Images in memory (N, channels, H, W) brought to `size`, as files are."""
+    """Images in memory (N, channels, H, W) resized to `size`, as files are."""
     from PIL import Image
 
-    check_size(size)
     channels = images.shape[1]
     out = np.empty((len(images), channels, size, size), dtype=np.uint8)
     for i, image in enumerate(images):
@@ -239,7 +280,7 @@ def planes(image: "Image") -> NDArray[np.uint8]:
 
 
 def default_size(headers: Iterable[Header]) -> int:
-    """The side of the square that suits these images: theirs if they share a small one, else a usual one below it.
+    """The side of the square that suits these images: theirs if they share a small one, else a common one below it.
 
     >>> default_size([Header(28, 28, True)]), default_size([Header(500, 375, False), Header(640, 480, False)])
     (28, 224)

@@ -1,16 +1,25 @@
-"""Inspection: all there is to know about a data set before training on it, as plain data."""
+"""Inspection: what there is to know about a data set before training: regions, leaks, and a picture of the tail."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import Dataset
-from rfdlc.data.leaks import Leaks, find_leaks
+from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.images import ImageFiles, attempt, decoded, open_image
+from rfdlc.decide.classes import Classes
+from rfdlc.errors import InputError
+from rfdlc.files import replacing
+from rfdlc.style import STYLE, brief
 
+Digests = NDArray[np.uint64]
 EXAMPLES = 5
+COLOURS = {"head": "#1b6ca8", "med": "#6aa84f", "tail": "#d1495b"}
+MOST_NAMES = 40  # more class names than this cannot be read on one axis
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,17 @@ class Region:
     samples: int
     least: int
     most: int
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What a comparison of the decoded content of all samples found; each is named by its first occurrence."""
+
+    repeated: int  # how many different contents occur more than once
+    across_splits: tuple[str, ...]  # those in more than one split
+    across_labels: tuple[str, ...]  # those with more than one label
+    groups_across_splits: tuple[str, ...] | None  # None: groups are not known
+    broken: tuple[str, ...]  # files that cannot be decoded, and why
 
 
 @dataclass(frozen=True)
@@ -59,7 +79,7 @@ class Inspection:
             "name": data.name,
             "kind": data.kind,
             "input_shape": list(data.input_shape),
-            "splits": {split: len(part) for split, part in data.splits.items()},
+            "splits": {name: len(split) for name, split in data.splits.items()},
             "imbalance_factor": classes.imbalance_factor,
             "classes": [
                 {"name": name, "rank": int(classes.rank[c])} | {split: counts[split][c] for split in counts}
@@ -87,3 +107,134 @@ def _regions(counts: NDArray[np.int64], members: Mapping[str, NDArray[np.int64]]
         for name, place in members.items()
         if len(place)
     ]
+
+
+# -- leaks -------------------------------------------------------------------------------------------------------------
+
+
+def find_leaks(data: Dataset) -> Leaks:
+    """Compare all samples; files are decoded for it, with a progress bar."""
+    names: list[str] = []
+    broken: list[str] = []
+    contents: list[Digests] = []
+    splits: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int64]] = []
+    for name, split in data.splits.items():
+        usable, digests, trouble = digest(split)
+        broken += trouble
+        names += [f"{name}: {split.ids[i] if split.ids is not None else i}" for i in usable.tolist()]
+        contents.append(digests)
+        splits.append(np.full(len(usable), len(splits), dtype=np.int64))
+        labels.append(split.labels[usable])
+    _, first, same, counts = np.unique(
+        np.concatenate(contents), return_index=True, return_inverse=True, return_counts=True
+    )
+    return Leaks(
+        repeated=int((counts > 1).sum()),
+        across_splits=tuple(names[first[i]] for i in _with_several(same, np.concatenate(splits))),
+        across_labels=tuple(names[first[i]] for i in _with_several(same, np.concatenate(labels))),
+        groups_across_splits=_shared_groups(data),
+        broken=tuple(broken),
+    )
+
+
+def digest(split: Split) -> tuple[NDArray[np.int64], Digests, list[str]]:
+    """Positions that can be decoded, a hash of the content of each, and what is wrong with the others."""
+    if not isinstance(split.inputs, ImageFiles):
+        rows = np.ascontiguousarray(split.inputs)
+        return np.arange(len(rows)), np.array([_hash(row) for row in rows], dtype=np.uint64), []
+    files = split.inputs
+    done, broken = attempt(lambda i: _hash_file(files.path(i), files.channels), range(len(split)), "Comparing images")
+    usable = np.array(sorted(done), dtype=np.int64)
+    hashes = np.array([done[i] for i in usable.tolist()], dtype=np.uint64)
+    return usable, hashes, [str(broken[i]) for i in sorted(broken)]
+
+
+def _hash(values: NDArray[np.generic]) -> int:
+    return int.from_bytes(blake2b(values.tobytes(), digest_size=8).digest(), "little")
+
+
+def _hash_file(path: Path, channels: int) -> int:
+    with open_image(path) as image:
+        pixels = np.asarray(decoded(image, channels))
+    return _hash(np.concatenate([np.array(pixels.shape, dtype=np.int64).view(np.uint8), pixels.reshape(-1)]))
+
+
+def _with_several(same: NDArray[np.int64], values: NDArray[np.int64]) -> list[int]:
+    """Of the items numbered by `same`, those that come with more than one value."""
+    pairs = np.unique(np.stack([same, values]), axis=1)
+    items, counts = np.unique(pairs[0], return_counts=True)
+    return [int(item) for item in items[counts > 1]]
+
+
+def _shared_groups(data: Dataset) -> tuple[str, ...] | None:
+    seen = [set(split.groups.tolist()) for split in data.splits.values() if split.groups is not None]
+    if not seen:
+        return None
+    groups, counts = np.unique(np.array([group for found in seen for group in found]), return_counts=True)
+    return tuple(str(group) for group in groups[counts > 1])
+
+
+# -- picture -----------------------------------------------------------------------------------------------------------
+
+
+def plot_tail(classes: Classes, path: Path, title: str) -> None:
+    """Write a picture of the training samples of each class by rank; the suffix of the path decides the format."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError('a picture of the tail needs matplotlib: pip install "rfdlc[plots]"') from None
+    with rc_context({"text.parse_math": STYLE["text.parse_math"]}), replacing(path) as beside:
+        figure = Figure(figsize=(9, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes, counts = figure.subplots(), classes.count_array[classes.order]
+        _draw(axes, classes, counts)
+        _label(axes, classes, counts, title)
+        try:
+            figure.savefig(beside, format=path.suffix.lstrip("."), dpi=150)
+        except ValueError as error:
+            raise InputError(f"{path}: the picture cannot be written ({error})") from None
+
+
+def _draw(axes: Any, classes: Classes, counts: NDArray[np.int64]) -> None:
+    """Bars for few classes, an area for many, in the colours of the regions."""
+    start = 0
+    for region, members in classes.thirds.items():
+        stop = start + len(members)
+        heights = counts[start:stop]
+        label = f"{region}: {len(members):,} classes, {heights.sum():,} samples"
+        if len(counts) <= MOST_NAMES:
+            axes.bar(np.arange(start, stop), heights, width=0.8, color=COLOURS[region], label=label)
+        else:
+            edges = np.arange(start, stop + 1) - 0.5
+            axes.stairs(heights, edges, baseline=0, fill=True, color=COLOURS[region], label=label)
+        start = stop
+
+
+def _label(axes: Any, classes: Classes, counts: NDArray[np.int64], title: str) -> None:
+    least = int(counts[counts > 0].min())
+    steep = counts.max() >= 20 * least
+    if steep:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=0.7 * least)
+    axes.set_xlim(-0.6, len(counts) - 0.4)
+    factor = classes.imbalance_factor
+    axes.set_title(f"{title}: {counts.sum():,} training samples, imbalance factor {factor:,.4g}", loc="left")
+    axes.set_ylabel("training samples (log scale)" if steep else "training samples")
+    if len(counts) <= MOST_NAMES:
+        names = [brief(name) for name in classes.select(classes.order)]
+        turned = max(map(len, names)) * len(names) > 90  # else they would touch each other
+        axes.set_xticks(range(len(names)), names, rotation=40 if turned else 0, ha="right" if turned else "center")
+        if len(counts) <= 12:
+            for bars in axes.containers:
+                axes.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=9)
+    else:
+        axes.set_xlabel("class, by rank of its training samples")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.grid(axis="y", color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper right")

@@ -1,43 +1,105 @@
-"""`load`: the front door. A name, a path, arrays or a data frame in; a Dataset out."""
+"""`load`: a name, a path, arrays or a data frame in; a Dataset out. Data formats are registered here."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from functools import partial
-from json import loads
-from numbers import Integral, Real
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from rfdlc.data.dataset import Dataset
-from rfdlc.data.groups import with_groups
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
+
+from rfdlc.data.dataset import Dataset, Split, split_name
 from rfdlc.data.sources import arrays, cifar, digits, folder, listing, medmnist, table
 from rfdlc.errors import InputError, suggestion
 from rfdlc.errors import listing as told
 from rfdlc.tables import SUFFIXES as TABLE_SUFFIXES
-from rfdlc.tables import parquet_files
+from rfdlc.tables import parquet_files, read_columns
 
 Reader = Callable[..., Dataset]
+Finder = Callable[[Path], Path]
+COMMON: dict[str, Any] = {  # options of every format
+    "groups": (str | Path | None, None),
+    "test_fraction": (Annotated[float, Field(ge=0, lt=1)], 0.2),
+    "seed": (NonNegativeInt, 0),
+}
+IDS = ("id", "path", "file", "image", "name")
+GROUPS_FORMAT = "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
 
-# Data sets that have a name of their own: how each is read, and where in a root folder it is found.
-NAMES: dict[str, tuple[Reader, Callable[[Path], Path]]] = {
-    "digits-lt": (digits.read, Path),
-    "cifar10-lt": (cifar.read_cifar10, Path),
-    "cifar100-lt": (cifar.read_cifar100, Path),
-    **{name: (medmnist.read, partial(medmnist.find, name=name)) for name in medmnist.CLASS_NAMES},
-    **{name: (listing.read, partial(listing.find_named, name=name)) for name in listing.NAMES},
-}
-PLAIN: dict[type, tuple[type, str]] = {
-    bool: (bool, "true or false"),
-    int: (Integral, "a whole number"),
-    float: (Real, "a number"),
-}
-SUFFIXES: dict[str, Reader] = {
-    ".npz": arrays.read_npz,
-    ".npy": arrays.read_npy,
-    ".txt": listing.read,
-    **dict.fromkeys(TABLE_SUFFIXES, table.read),
-}
+
+@dataclass(frozen=True)
+class Source:
+    """A data format; see `register_source`."""
+
+    read: Reader
+    names: Mapping[str, Finder]
+    suffixes: Sequence[str]
+    recognises: Callable[[Path], bool] | None
+
+    def matches(self, path: Path) -> bool:
+        """Whether what lies at an existing path is in this format."""
+        if self.suffixes and not (path.is_file() and path.suffix.lower() in self.suffixes):
+            return False
+        return bool(self.suffixes) if self.recognises is None else self.recognises(path)
+
+
+SOURCES: list[Source] = []  # those registered last come first
+
+
+def register_source(
+    read: Reader,
+    *,
+    names: Mapping[str, Finder] | None = None,
+    suffixes: Sequence[str] = (),
+    recognises: Callable[[Path], bool] | None = None,
+) -> None:
+    """Make `rfdlc.load`, and all that takes data in this process, read another format.
+
+    Of several formats that match a path, the one registered last is used.
+
+    Parameters
+    ----------
+    read : callable
+        `read(path, *, option=default, ...) -> Dataset`. Its keyword-only parameters are the options of the format;
+        values are converted to the annotated types. A parameter called `seed` receives the seed given to `load`.
+    names : mapping of str to callable, optional
+        Names of data sets, and how each is found in the folder `root`: `find(root) -> path`.
+    suffixes : sequence of str
+        Files with one of these suffixes, such as `.jsonl`, are in this format.
+    recognises : callable, optional
+        `recognises(path) -> bool`: for folders, and where a suffix is not enough.
+
+    Examples
+    --------
+    >>> def read_constant(path, *, samples: int = 4):
+    ...     labels = np.arange(samples) % 2
+    ...     return Dataset.of("constant", ["a", "b"], {"train": Split(np.ones((samples, 1), np.float32), labels)})
+    >>> register_source(read_constant, names={"constant": lambda root: root})
+    >>> load("constant", samples="6", test_fraction=0).classes.counts
+    (3, 3)
+    """
+    SOURCES.insert(0, Source(read, dict(names or {}), tuple(suffixes), recognises))
+
+
+register_source(folder.read, recognises=Path.is_dir)
+register_source(arrays.read_folder, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
+register_source(table.read, suffixes=TABLE_SUFFIXES)
+register_source(table.read, recognises=lambda path: path.is_dir() and bool(parquet_files(path)))
+register_source(listing.read_folder, recognises=lambda path: path.is_dir() and bool(listing.find(path)))
+register_source(cifar.read_folder, recognises=cifar.recognises)
+register_source(arrays.read_npz, suffixes=[".npz"])
+register_source(arrays.read_npy, suffixes=[".npy"])
+register_source(listing.read, names={n: partial(listing.find_named, name=n) for n in listing.NAMES}, suffixes=[".txt"])
+register_source(
+    medmnist.read,
+    names={name: partial(medmnist.find, name=name) for name in medmnist.CLASS_NAMES},
+    suffixes=[".npz"],
+    recognises=medmnist.recognises,
+)
+register_source(cifar.read_cifar100, names={"cifar100-lt": Path})
+register_source(cifar.read_cifar10, names={"cifar10-lt": Path})
+register_source(digits.read, names={"digits-lt": Path})
 
 
 def load(
@@ -49,111 +111,161 @@ def load(
     seed: int = 0,
     **options: Any,
 ) -> Dataset:
-    """Read a data set: by name (`digits-lt`), by path, or from memory (`(X, y)`, a dict of splits, a data frame).
+    """Read a data set.
 
-    `root` is the folder in which a named data set is looked for (the current one if not given). `groups` is a CSV file
-    that says which samples belong together, or a column of a table. Data that comes in one piece has `test_fraction` of
-    it held out for testing (0: none). Other options depend on the source, `docs/data.md` lists them.
+    Parameters
+    ----------
+    source : str, Path, tuple, dict or data frame
+        A name (`digits-lt`), a path, `(X, y)`, a dict of splits or arrays, or a data frame.
+    root : str or Path, optional
+        The folder that contains a named data set; the current folder by default.
+    groups : str or Path, optional
+        A CSV file that says which samples belong together, or a column of a table.
+    test_fraction : float
+        Fraction held out for testing where the data has no splits; 0 for none.
+    seed : int
+        Seed of everything that is drawn.
+    **options
+        Options of the format; `docs/data.md` lists them. Text is converted as on the command line.
 
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    InputError
+        If the data cannot be read, or an option does not exist or has a value that is not valid.
+
+    Examples
+    --------
     >>> data = load("digits-lt", factor=10)
     >>> data.classes.count_array[[0, -1]].tolist(), data.input_shape
     ([129, 12], (1, 8, 8))
     """
     reader, place = find_reader(source, root)
-    test_fraction, seed = as_option("test_fraction", test_fraction, float), as_option("seed", seed, int)
-    if seed < 0:
-        raise InputError(f"option seed={seed} is out of range: expected at least 0")
-    options |= {"seed": seed} if "seed" in options_of(reader) else {}
-    if "groups" in options_of(reader):  # a table: it has a column for them, and parts itself before it is encoded
-        return reader(place, **_checked(reader, source, options), groups=groups, test_fraction=test_fraction)
-    data = reader(place, **_checked(reader, source, options))
-    if groups is not None:
-        data = with_groups(data, Path(groups).expanduser())
-    return data.with_test(test_fraction, seed) if list(data.splits) == ["train"] and test_fraction else data
+    given = {"groups": groups, "test_fraction": test_fraction, "seed": seed} | options
+    checked = _validated(reader, given, source)
+    data = reader(place, **{name: value for name, value in checked.items() if name in options_of(reader)})
+    if "groups" in options_of(reader):  # a table: groups are a column, and rows are split before they are encoded
+        return data
+    if checked["groups"] is not None:
+        data = _with_groups(data, Path(checked["groups"]).expanduser())
+    fraction = checked["test_fraction"]
+    return data.with_test(fraction, checked["seed"]) if list(data.splits) == ["train"] and fraction else data
 
 
 def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
     """What reads this source, and what to give it."""
     folder_of = Path() if root is None else Path(root).expanduser()
-    if isinstance(source, str) and source.lower() in NAMES:
-        reader, find = NAMES[source.lower()]
-        return reader, find(folder_of)
     if not isinstance(source, str | Path):
         is_frame = type(source).__name__ == "DataFrame"
         return (table.read if is_frame else arrays.from_memory), source
+    for known in SOURCES:
+        if str(source).lower() in known.names:
+            return known.read, known.names[str(source).lower()](folder_of)
     path = folder_of / Path(source).expanduser()
     if not path.exists():
+        names = sorted(known_names())
         raise InputError(
             f"{str(source)!r} is neither a known data set nor an existing path ({path}): "
-            f"known are {told(NAMES, 40)}{suggestion(str(source), NAMES)}"
+            f"known are {told(names, 40)}{suggestion(str(source), names)}"
         )
-    return _reader_of_path(path), path
+    for known in SOURCES:
+        if known.matches(path):
+            return known.read, path
+    suffixes = dict.fromkeys(suffix for known in reversed(SOURCES) for suffix in known.suffixes)
+    raise InputError(f"{path}: files of this kind are not read: expected {told(suffixes, 20)}, or a folder of images")
 
 
-def _reader_of_path(path: Path) -> Reader:
-    if path.is_dir():
-        return _reader_of_folder(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: files of this kind are not read: expected {told(SUFFIXES)}, or a folder of images")
-    reader = SUFFIXES[path.suffix.lower()]
-    return medmnist.read if reader is arrays.read_npz and medmnist.recognises(path) else reader
+def known_names() -> set[str]:
+    """The data sets that have a name."""
+    return {name for known in SOURCES for name in known.names}
 
 
-def _reader_of_folder(path: Path) -> Reader:
-    if cifar.recognises(path):
-        return cifar.read_folder
-    if listing.find(path):
-        return listing.read_folder
-    if parquet_files(path):
-        return table.read
-    return arrays.read_folder if any(path.glob("*.npy")) else folder.read
+# -- options -----------------------------------------------------------------------------------------------------------
 
 
 def options_of(reader: Reader) -> list[str]:
-    """What a reader can be told."""
+    """The options of a reader: its keyword-only parameters."""
     return [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
 def all_options() -> set[str]:
-    """What some reader or other can be told.
+    """The options of all formats.
 
     >>> {"target", "image_size", "test_fraction"} <= all_options()
     True
     """
-    readers = [*(reader for reader, _ in NAMES.values()), *SUFFIXES.values(), folder.read]
-    return {"groups", "test_fraction", *(option for reader in readers for option in options_of(reader))}
+    return {*COMMON, *(option for known in SOURCES for option in options_of(known.read))}
 
 
-def _checked(reader: Reader, source: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, if the reader takes them all, each of the kind that it takes."""
-    allowed, kinds = options_of(reader), get_type_hints(reader)
-    for name in options:
-        if name not in allowed:
-            what = source if isinstance(source, str | Path) else "data in memory"
-            known = told(dict.fromkeys(["root", "groups", "test_fraction", "seed", *allowed]), 40)
-            raise InputError(f"{what} takes no option {name!r}: expected one of {known}{suggestion(name, allowed)}")
-    return {name: as_option(name, value, kinds[name]) for name, value in options.items()}
+@cache
+def _model(reader: Reader) -> type[BaseModel]:
+    hints = get_type_hints(reader, include_extras=True)
+    hints |= {name: Annotated[kind, BeforeValidator(_words)] for name, kind in hints.items() if kind == Sequence[str]}
+    fields: dict[str, Any] = {name: (hints.get(name, Any), None) for name in options_of(reader)} | COMMON
+    config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+    return create_model("Options", __config__=config, **fields)
 
 
-def as_option(name: str, value: Any, kind: Any) -> Any:
-    """An option's value as its reader takes it; text is read as a command line's.
+def _words(value: Any) -> Any:
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
-    >>> as_option("image_size", "64", int | None), as_option("drop", "age,name", Sequence[str])
-    (64, ['age', 'name'])
-    """
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    if value is None and NoneType in kinds:
-        return None
-    if Sequence[str] in kinds:
-        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
-    plain = next((plain for plain in PLAIN if plain in kinds), None)
-    if plain is None:  # a name or a path
-        return value if isinstance(value, str | Path) else str(value)
-    accepted, words = PLAIN[plain]
+
+def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[str, Any]:
+    """The given options, converted to the types that the reader declares."""
     try:
-        found = loads(value.lower()) if isinstance(value, str) else value
-    except ValueError:
-        found = value
-    if not isinstance(found, accepted) or isinstance(found, bool) != (plain is bool):  # True is an int in Python
-        raise InputError(f"option {name}={value!r} cannot be read: expected {words}")
-    return found
+        found = _model(reader).model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        if first["type"] != "extra_forbidden":
+            expected = first["msg"][0].lower() + first["msg"][1:]
+            raise InputError(f"option {name}={first['input']!r} is not valid: {expected}") from None
+        what = source if isinstance(source, str | Path) else "data in memory"
+        known = ["root", *_model(reader).model_fields]
+        raise InputError(
+            f"{what} has no option {name!r}: expected one of {told(known, 40)}{suggestion(name, known)}"
+        ) from None
+    return {name: getattr(found, name) for name in found.model_fields_set}
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def _with_groups(data: Dataset, path: Path) -> Dataset:
+    """The data set with every sample's group, from a CSV with the columns `split,index,GROUP` or `id,GROUP`.
+
+    GROUP may have any name, such as lesion. Every sample must have a group; rows for other samples are ignored.
+    """
+    cells = {name: [str(cell) for cell in column.to_pylist()] for name, column in read_columns(path).items()}
+    columns = {name.lower(): name for name in cells}
+    by_index = {"split", "index"} <= columns.keys()
+    key = next((name for name in IDS if name in columns), "")
+    rest = [name for name in columns if name not in ({"split", "index"} if by_index else {key})]
+    if not (by_index or key) or ("group" not in rest and len(rest) != 1):
+        raise InputError(f"{path}: has the columns {told(cells)}: expected {GROUPS_FORMAT}")
+    if by_index:
+        pairs = zip(cells[columns["split"]], cells[columns["index"]], strict=True)
+        names = [f"{split_name(split) or split}/{index.lstrip('0') or '0'}" for split, index in pairs]
+    else:
+        names = cells[columns[key]]
+    group_of: dict[str, str] = {}
+    values = cells[columns["group" if "group" in rest else rest[0]]]
+    for line, (name, value) in enumerate(zip(names, values, strict=True), 2):
+        if not value:
+            raise InputError(f"{path}, line {line}: the group of {name} is empty")
+        if group_of.setdefault(name, value) != value:
+            raise InputError(f"{path}, line {line}: {name} is in two groups, {group_of[name]!r} and {value!r}")
+    splits = {name: _grouped(path, name, split, group_of, by_index) for name, split in data.splits.items()}
+    return replace(data, **splits)
+
+
+def _grouped(path: Path, name: str, split: Split, group_of: Mapping[str, str], by_index: bool) -> Split:
+    ids = [f"{name}/{i}" for i in range(len(split))] if by_index else split.ids or [""] * len(split)
+    absent = [sample for sample in ids if sample not in group_of]
+    if absent:
+        count = f"{len(absent)} of {len(split)} {name} samples have no group, the first is {absent[0]!r}"
+        raise InputError(f"{path}: {count}: expected {GROUPS_FORMAT}, with a row for every sample")
+    return replace(split, groups=np.array([group_of[sample] for sample in ids]))

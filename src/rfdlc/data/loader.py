@@ -1,4 +1,4 @@
-"""ResidentLoader: a data set that fits lives on the device; an epoch is prepared there in bulk."""
+"""ResidentLoader: a data set that fits stays on the device, and whole epochs are prepared there in bulk."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,28 +10,47 @@ from torch import Tensor
 
 from rfdlc.data.augment import Augment, Draws
 from rfdlc.data.dataset import Normalisation, Split
-from rfdlc.data.normaliser import Normaliser
 from rfdlc.data.replayed import Replayed
 from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
-from rfdlc.errors import InputError
 
 # A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.
 BYTES_AT_ONCE = 2**28
 
 
+class Normaliser:
+    """`x * scale + shift` over samples (..., channels, H, W) on the scale 0..255, or features (..., F)."""
+
+    def __init__(
+        self, normalisation: Normalisation | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        channels, images = shape[0], len(shape) == 3
+        mean, std = (normalisation.mean, normalisation.std) if normalisation else ((0.0,) * channels, (1.0,) * channels)
+        spread = torch.tensor(std, dtype=torch.float64)
+        scale = 1 / (spread * (255 if images else 1))  # bytes are brought to 0..1 first
+        shift = -torch.tensor(mean, dtype=torch.float64) / spread
+        place = (channels, 1, 1) if images else (channels,)
+        self._scale = scale.float().view(place).to(device)
+        self._shift = shift.float().view(place).to(device)
+        self._dtype = dtype
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Normalised inputs of the requested type."""
+        return (inputs * self._scale).add_(self._shift).to(self._dtype)
+
+
 @dataclass(frozen=True)
-class Plan:
-    """What R runs see in an epoch: which sample at each place, and what is drawn for its augmentation."""
+class EpochDraws:
+    """The random choices of R runs in an epoch: the sample at each place, and the parameters of its augmentation."""
 
     order: Tensor  # (R, N) sample indices
     draws: Draws  # each (R, N, ...)
 
 
 class ResidentLoader:
-    """Batches for a stack of R = len(seeds) runs. Run r depends on (seeds[r], epoch) alone, stacked or not.
+    """Batches for R = len(seeds) runs at once. Run r depends on (seeds[r], epoch) alone, stacked or not.
 
     Yields inputs (R, B, channels, H, W) or (R, B, F), augmented and normalised, and targets (R, B). The last batch of
-    an epoch may be smaller. `positions` are the samples of each run, equally many, where it does not see all of them.
+    an epoch may be smaller. `positions` are the samples of each run, equally many, where a run does not use all.
     """
 
     def __init__(
@@ -56,14 +75,10 @@ class ResidentLoader:
         self.inputs = torch.from_numpy(split.array).to(self.device)  # (N, ...)
         self.targets = torch.from_numpy(split.labels).to(self.device)  # (N,)
         self.is_images = self.inputs.dtype == torch.uint8
-        if augment is not None and not self.is_images:
-            raise InputError("augment acts on images, but these samples are features: leave it out")
-        if not self.seeds:
-            raise InputError("seeds is empty: expected one seed a run, such as (0,)")
-        self.augment = augment or Augment()
+        self.augment = augment if augment is not None and self.is_images else Augment()
         weights = None if split.weights is None else torch.from_numpy(split.weights).to(self.device)
         self._orders, self._chosen = self._run_orders(sampling, weights, positions)
-        self.count = self._orders[0].count  # samples that a run sees in an epoch
+        self.count = self._orders[0].count  # samples per run and epoch
         self.slices = batch_slices(self.count, batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
         at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * batch_size)
         self._at_once = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
@@ -72,22 +87,22 @@ class ResidentLoader:
 
     @property
     def steps(self) -> int:
-        """Batches in an epoch."""
+        """Batches per epoch."""
         return len(self.slices)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
-        plan = self.plan(epoch)
+        drawn = self.draw(epoch)
         for first in range(start_step, self.steps, self._at_once):
-            yield from self._prepared(plan, first, min(first + self._at_once, self.steps))
+            yield from self._prepared(drawn, first, min(first + self._at_once, self.steps))
 
-    def plan(self, epoch: int) -> Plan:
+    def draw(self, epoch: int) -> EpochDraws:
         """All random choices of an epoch, drawn in bulk on the device."""
         generators = [seeded(ORDER, seed, epoch, self.device) for seed in self.seeds]
         orders = torch.stack([order.draw(g) for order, g in zip(self._orders, generators, strict=True)])
         orders = orders if self._chosen is None else self._chosen.gather(1, orders)
         drawn = [self.augment.draw(self.count, seeded(AUGMENTATION, seed, epoch, self.device)) for seed in self.seeds]
-        return Plan(orders, {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
+        return EpochDraws(orders, {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
 
     def prepare(self, order: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Inputs (..., channels, H, W) or (..., F) and targets (...) for sample indices (...): a pure function."""
@@ -100,22 +115,18 @@ class ResidentLoader:
         """Every sample of this rank once, in the data set's order, not augmented: inputs (B, ...), targets (B,)."""
         mine = shard(len(self.targets), self.rank, self.world_size, self.batch_size)
         for start in range(mine.start, mine.stop, self.batch_size):
-            part = slice(start, min(start + self.batch_size, mine.stop))
-            yield self._normalised(self.inputs[part]), self.targets[part]
+            batch = slice(start, min(start + self.batch_size, mine.stop))
+            yield self._normalised(self.inputs[batch]), self.targets[batch]
 
     def _run_orders(
         self, sampling: str, weights: Tensor | None, positions: Sequence[NDArray[np.int64]] | None
     ) -> tuple[list[EpochOrder], Tensor | None]:
-        """What draws the order of each run, and the samples (R, N) that it draws from; none where those are all."""
+        """What draws the order of each run, and the samples (R, N) that it draws from; None for all samples."""
         if positions is None:
             return [EpochOrder(self.targets, sampling, weights)] * len(self.seeds), None
-        counts = [len(chosen) for chosen in positions]
-        if len(counts) != len(self.seeds) or len(set(counts)) > 1:
-            raise InputError(f"positions has {counts} samples for {len(self.seeds)} seeds: expected as many for each")
         chosen = torch.from_numpy(np.stack(positions)).to(self.device)
         known = [None if weights is None else weights[own] for own in chosen]
-        labels = self.targets[chosen]
-        return [EpochOrder(own, sampling, w) for own, w in zip(labels, known, strict=True)], chosen
+        return [EpochOrder(self.targets[own], sampling, w) for own, w in zip(chosen, known, strict=True)], chosen
 
     def _together(self, first: int, last: int) -> Replayed:
         """What prepares steps first to last: a function of the epoch's order and draws."""
@@ -129,10 +140,10 @@ class ResidentLoader:
             self._known[first, last] = Replayed(prepare)
         return self._known[first, last]
 
-    def _prepared(self, plan: Plan, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _prepared(self, epoch: EpochDraws, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of steps first to last, prepared together; each is contiguous."""
-        drawn = (plan.draws[name] for name in sorted(plan.draws))
-        inputs, targets = self._together(first, last)(plan.order, *drawn)
+        drawn = (epoch.draws[name] for name in sorted(epoch.draws))
+        inputs, targets = self._together(first, last)(epoch.order, *drawn)
         runs, sample = len(self.seeds), self.inputs.shape[1:]
         size = _length(self.slices[first])
         alike = last - first - (_length(self.slices[last - 1]) != size)  # only the last of an epoch can differ
@@ -148,9 +159,9 @@ class ResidentLoader:
     def _places(self, first: int, last: int) -> Tensor:
         """Where the samples of these steps lie in a flattened (R, N): by step, then by run."""
         runs = self.count * np.arange(len(self.seeds))[:, None]
-        steps = [(runs + np.arange(part.start, part.stop)).reshape(-1) for part in self.slices[first:last]]
+        steps = [(runs + np.arange(batch.start, batch.stop)).reshape(-1) for batch in self.slices[first:last]]
         return torch.from_numpy(np.concatenate(steps)).to(self.device)
 
 
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
+def _length(batch: slice) -> int:
+    return int(batch.stop - batch.start)

@@ -1,19 +1,19 @@
 """Long tails: imbalance profiles, seeded subsets that follow them, and hold-outs by class and by group."""
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import InputError
 
 Indices = NDArray[np.int64]
 
-PROFILES = ("exponential", "step")
+Profile = Literal["exponential", "step"]
 
 
-def profile_counts(n_max: int, classes: int, factor: float, profile: str = "exponential") -> Indices:
+def profile_counts(n_max: int, classes: int, factor: float, profile: Profile = "exponential") -> Indices:
     """How many samples each class keeps: n_max for the first down to n_max / factor for the last.
 
     exponential: `int(n_max * factor**(-c / (C - 1)))`; step: the first half n_max, the rest `int(n_max / factor)`.
@@ -23,9 +23,6 @@ def profile_counts(n_max: int, classes: int, factor: float, profile: str = "expo
     >>> profile_counts(500, 4, 10, "step").tolist()
     [500, 500, 50, 50]
     """
-    choose("profile", profile, PROFILES)
-    if classes < 2:
-        raise InputError(f"an imbalance profile needs at least 2 classes, got {classes}")
     if not 1 <= factor <= n_max:
         raise InputError(
             f"imbalance factor {factor} is out of range: expected 1 (balanced) to {n_max} (one sample in the last "
@@ -33,15 +30,15 @@ def profile_counts(n_max: int, classes: int, factor: float, profile: str = "expo
         )
     place = np.arange(classes)
     share = place / (classes - 1) if profile == "exponential" else (place >= (classes + 1) // 2).astype(float)
-    # The small term keeps a whole number whole: 49 * 49**-1.0 is 0.999... in floating point.
+    # The small term keeps integers exact: 49 * 49**-1.0 is 0.999... in floating point.
     return np.floor(n_max * float(factor) ** -share + 1e-9).astype(np.int64)
 
 
 def subset(labels: Indices, counts: Indices, seed: int = 0) -> Indices:
     """Positions, in order, of a seeded random subset with `counts[c]` samples of class c (all of them if it has fewer).
 
-    Each class has its own random numbers, so that another factor keeps nested samples: a smaller count is a part of
-    a larger one.
+    Each class has its own random numbers, so that subsets of different factors are nested: a smaller count is a
+    subset of a larger one.
     """
     kept = [_shuffled(np.flatnonzero(labels == c), seed, c)[: counts[c]] for c in range(len(counts))]
     return np.sort(np.concatenate(kept))
@@ -57,7 +54,7 @@ def hold_out_indices(
     allow it.
     """
     if not 0 < fraction < 1:
-        raise InputError(f"hold-out fraction {fraction} is not a share of the samples: expected 0 < fraction < 1")
+        raise InputError(f"hold-out fraction {fraction} is out of range: expected 0 < fraction < 1")
     held = _held_samples(labels, fraction, seed) if groups is None else _held_groups(labels, fraction, seed, groups)
     return np.flatnonzero(~held), np.flatnonzero(held)
 

@@ -8,32 +8,29 @@ import torch
 from torch import Tensor
 
 from rfdlc.data.sampling import MIXING
-from rfdlc.errors import InputError
 
 
 class Mixed(NamedTuple):
-    """Mixed inputs (R, B, ...), both targets (R, B), and the share of the first (R,)."""
+    """Mixed inputs (R, B, ...), both targets (R, B), and the weight of the first (R,)."""
 
     inputs: Tensor
     targets: Tensor
     partners: Tensor
     lam: Tensor
 
-    def parts(self, count: int) -> "list[Mixed]":
-        """Cut into so many parts of the batch, one after the other."""
+    def micro_batches(self, count: int) -> "list[Mixed]":
+        """Cut into `count` micro-batches, one after the other."""
         if count == 1:
             return [self]
         inputs, targets, partners = (each.tensor_split(count, 1) for each in self[:3])
-        return [Mixed(*part, self.lam) for part in zip(inputs, targets, partners, strict=True)]
+        return [Mixed(*cut, self.lam) for cut in zip(inputs, targets, partners, strict=True)]
 
 
 def draw_shares(alpha: float, steps: int, seeds: Sequence[int], epoch: int) -> Tensor:
-    """(steps, R, 3) for an epoch: the share lam ~ Beta(alpha, alpha) of each batch, and a place (y, x) for CutMix.
+    """(steps, R, 3) for an epoch: lam ~ Beta(alpha, alpha) of each batch, and a place (y, x) for CutMix.
 
     Column r depends on (seeds[r], epoch) alone.
     """
-    if alpha <= 0:
-        raise InputError(f"mixing alpha {alpha} is out of range: expected a number above 0")
     drawn = []
     for seed in seeds:
         rng = np.random.default_rng([MIXING, seed, epoch])
@@ -52,7 +49,7 @@ def mixup(inputs: Tensor, targets: Tensor, share: Tensor) -> Mixed:
 
 
 def cutmix(inputs: Tensor, targets: Tensor, share: Tensor) -> Mixed:
-    """A box of the neighbour, of area about 1 - lam, is pasted in; `lam` comes back as the share that truly remains."""
+    """Paste a box of the neighbour, of area about 1 - lam; the returned `lam` is the fraction that truly remains."""
     height, width = inputs.shape[-2:]
     side = (1 - share[:, 0]).clamp(0, 1).sqrt()
     rows, columns = _span(share[:, 1], side, height), _span(share[:, 2], side, width)  # (R, H), (R, W)

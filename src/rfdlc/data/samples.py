@@ -1,4 +1,4 @@
-"""Samples to predict, however many: in a fixed order, read piece by piece, so that memory does not grow with them."""
+"""Samples to predict, in a fixed order, read chunk by chunk, so that memory does not grow with their number."""
 
 import hashlib
 import os
@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SKIPPING, Dataset, Split, choose_part
+from rfdlc.data.dataset import SKIPPING, Dataset, Split, choose_split
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
-from rfdlc.data.images import BrokenImage, ImageFiles, fitted, open_image, planes
-from rfdlc.data.load import NAMES, find_reader, load, options_of
-from rfdlc.data.packed import PackedText
+from rfdlc.data.images import BrokenImage, ImageFiles, PackedText, fitted, open_image, planes
+from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, folder, listing
-from rfdlc.data.sources.arrays import as_inputs, as_texts
-from rfdlc.data.sources.rows import open_arrays
+from rfdlc.data.sources.arrays import as_inputs, as_texts, open_arrays
 from rfdlc.data.sources.table import TableRows, names_rows
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
@@ -29,18 +27,18 @@ UNKNOWN = -1  # the label of a sample whose class is not known
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a model takes: its classes, the shape of a sample, and how rows and images become one."""
+class InputSpec:
+    """The inputs of a model: its classes, the shape of a sample, and how rows and images are converted to it."""
 
     classes: Classes
     input_shape: tuple[int, ...]
     encoder: TableEncoder | None = None
-    centre: float = 1.0  # the part of an image's shorter side that it looks at
+    centre: float = 1.0  # the fraction of an image's shorter side that is used
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some samples, without those that are broken, and what is wrong with each of these."""
+class Chunk:
+    """Some samples without the broken ones, and what is wrong with each of these."""
 
     split: Split
     broken: tuple[str, ...] = ()
@@ -48,16 +46,16 @@ class Piece:
 
 @dataclass(frozen=True)
 class Samples:
-    """`read(rows)` gives a piece; rows are asked for in ascending order. Broken ones are left out or raise an error.
+    """`read(rows)` returns a chunk; rows are requested in ascending order. Broken ones are left out or raise.
 
-    `fingerprint` changes where the samples do: names of image files, size and time of other files.
+    `fingerprint` changes when the samples do: names of image files, size and time of other files.
     """
 
     count: int
     labelled: bool  # whether all labels are known
     named: bool  # whether samples have ids
     fingerprint: str
-    read: Callable[[range], Piece]
+    read: Callable[[range], Chunk]
 
     def __len__(self) -> int:
         return self.count
@@ -65,54 +63,53 @@ class Samples:
 
 def open_samples(
     source: str | Path,
-    taken: Taken,
+    spec: InputSpec,
     *,
     root: str | Path | None = None,
     split: str | None = None,
     skip_broken: bool = False,
 ) -> Samples:
-    """Of a folder or a list of images, one image, a table, arrays, or a named data set, labelled or not.
+    """Samples of a folder or a list of images, one image, a table, arrays, or a named data set, labelled or not.
 
-    Of what has parts, `split` names one, by default the last there is. With `skip_broken`, images that cannot be read
-    are left out instead of stopping.
+    `split` names one of several splits, by default the last that exists. With `skip_broken`, images that cannot be
+    read are left out instead of raising.
     """
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
     rows = is_table(place)
-    if rows and taken.encoder is not None:
-        return _table(place, taken.encoder, split)
+    if rows and spec.encoder is not None:
+        return _table(place, spec.encoder, split)
     if rows:
-        images = len(taken.input_shape) == 3
+        images = len(spec.input_shape) == 3
         raise InputError(
             f"{place} is a table, but this model was trained on {'images' if images else 'arrays'} of shape "
-            f"{taken.input_shape}: expected {'a folder, a list or an array of images' if images else '.npy or .npz'}"
+            f"{spec.input_shape}: expected {'a folder, a list or an array of images' if images else '.npy or .npz'}"
         )
     if place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES:
-        return _folder(place, taken, split, skip_broken)
+        return _folder(place, spec, split, skip_broken)
     reader, found = find_reader(source, root)
     if reader is folder.read:
-        return _folder(found, taken, split, skip_broken)
+        return _folder(found, spec, split, skip_broken)
     if reader in (listing.read, listing.read_folder):
-        whole = str(source).lower() in NAMES  # found by its training list, which stands for all of them
-        return _list(listing.list_file(found, split, whole=whole), taken, skip_broken)
+        whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
+        named = listing.find_images(listing.list_file(found, split, whole=whole), spec.classes.names)
+        return of_files(*named, spec, skip_broken)
     if reader in (arrays.read_npz, arrays.read_npy, arrays.read_folder):
-        return _arrays(found, taken, split)
-    sized: dict[str, Any] = {"image_size": taken.input_shape[-1]} if "image_size" in options_of(reader) else {}
-    data = load(source, root=root, test_fraction=0, **sized)
-    return resident(part_of(data, split, taken.classes))
+        return _arrays(found, spec, split)
+    sized: dict[str, Any] = {"image_size": spec.input_shape[-1]} if "image_size" in options_of(reader) else {}
+    return resident(split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes))
 
 
-def part_of(data: Dataset, split: str | None, classes: Classes) -> Split:
-    """A part of a data set, labels as `classes` count them: unknown where the data set has others."""
-    found = data.splits[choose_part(data.name, data.splits, split)]
-    labels = _matched(found.labels, data.classes.names, classes)
-    return Split(found.inputs, labels, found.ids)
+def split_of(data: Dataset, split: str | None, classes: Classes) -> Split:
+    """A split of a data set, labelled by the indices of `classes`: unknown where the data set has other classes."""
+    found = data.splits[choose_split(data.name, data.splits, split)]
+    return Split(found.inputs, _matched(found.labels, data.classes.names, classes), found.ids)
 
 
 def resident(split: Split) -> Samples:
     """Samples that are in memory."""
 
-    def read(rows: range) -> Piece:
-        return Piece(split.take(np.arange(rows.start, rows.stop)))
+    def read(rows: range) -> Chunk:
+        return Chunk(split.take(np.arange(rows.start, rows.stop)))
 
     mark = _digest([np.ascontiguousarray(split.array), split.labels])
     return Samples(len(split), _known(split.labels), split.ids is not None, mark, read)
@@ -121,42 +118,37 @@ def resident(split: Split) -> Samples:
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def _folder(path: Path, taken: Taken, split: str | None, skip_broken: bool) -> Samples:
-    """A folder named after a class labels what is in it."""
+def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) -> Samples:
+    """A folder named after a class labels its images."""
     root, below, names = folder.find_images(path, split)
-    place = {name: i for i, name in enumerate(taken.classes.names)}
+    place = {name: i for i, name in enumerate(spec.classes.names)}
     inside = (name.removeprefix(below).split("/") for name in names)
     labels = np.fromiter((place.get(steps[0], UNKNOWN) if len(steps) > 1 else UNKNOWN for steps in inside), np.int64)
-    return of_files(root, names, labels, taken, skip_broken)
-
-
-def _list(path: Path, taken: Taken, skip_broken: bool) -> Samples:
-    root, names, labels = listing.find_images(path, taken.classes.names)
-    return of_files(root, names, labels, taken, skip_broken)
+    return of_files(root, names, labels, spec, skip_broken)
 
 
 def of_files(
-    root: Path, names: PackedText, labels: NDArray[np.int64], taken: Taken, skip_broken: bool = False
+    root: Path, names: PackedText, labels: NDArray[np.int64], spec: InputSpec, skip_broken: bool = False
 ) -> Samples:
-    """Image files, seen as the model sees them, whatever their size."""
-    if len(taken.input_shape) != 3:
-        raise InputError(f"{root} holds images, but this model was trained on samples of shape {taken.input_shape}")
-    channels, size, width = taken.input_shape
+    """Image files of any size, as the model sees them."""
+    if len(spec.input_shape) != 3:
+        raise InputError(f"{root} holds images, but this model was trained on samples of shape {spec.input_shape}")
+    channels, size, width = spec.input_shape
     if size != width:
         raise InputError(
             f"{root} holds image files, which become squares, but this model was trained on arrays of {size}x{width} "
             "pixels: give it an array of such images (.npy, .npz)"
         )
     files = ImageFiles(root, names, size, channels)
-    pool = ThreadPoolExecutor(os.cpu_count(), "decode")  # threads do: pillow decodes without the interpreter's lock
+    pool = ThreadPoolExecutor(os.cpu_count(), "decode")  # threads are enough: pillow decodes without the GIL
 
-    def read(rows: range) -> Piece:
+    def read(rows: range) -> Chunk:
         images = np.empty((len(rows), channels, size, size), dtype=np.uint8)
 
         def fill(row: int) -> str:
             try:
                 with open_image(files.path(row)) as image:
-                    images[row - rows.start] = planes(fitted(image, size, channels, taken.centre))
+                    images[row - rows.start] = planes(fitted(image, size, channels, spec.centre))
             except BrokenImage as error:
                 return str(error)
             return ""
@@ -164,13 +156,12 @@ def of_files(
         troubles = list(pool.map(fill, rows))
         broken = tuple(filter(None, troubles))
         if broken and not skip_broken:
-            raise BrokenImage(f"{broken[0]}. Mend or remove it, or leave out what is broken with {SKIPPING}")
-        kept = np.array([not trouble for trouble in troubles])
+            raise BrokenImage(f"{broken[0]}. Repair or remove it, or leave out what is broken with {SKIPPING}")
         split = Split(images, labels[rows.start : rows.stop], names.take(rows))
-        return Piece(split.take(np.flatnonzero(kept)) if broken else split, broken)
+        kept = np.flatnonzero([not trouble for trouble in troubles])
+        return Chunk(split.take(kept) if broken else split, broken)
 
-    mark = _digest([*names.packed, labels])
-    return Samples(len(names), _known(labels), True, mark, read)
+    return Samples(len(names), _known(labels), True, _digest([*names.packed, labels]), read)
 
 
 # -- files of rows -----------------------------------------------------------------------------------------------------
@@ -182,44 +173,44 @@ def _table(path: Path, encoder: TableEncoder, split: str | None) -> Samples:
     features = {column.name for column in encoder.columns}
     identity = next((name for name in rows.names if name not in features and names_rows(name)), None)
 
-    def read(wanted: range) -> Piece:
+    def read(wanted: range) -> Chunk:
         cells = rows[wanted]
         ids = None if identity is None else [str(cell) for cell in cells[identity].to_pylist()]
-        return Piece(Split(encoder.transform(cells), np.full(len(wanted), UNKNOWN), ids))
+        return Chunk(Split(encoder.transform(cells), np.full(len(wanted), UNKNOWN), ids))
 
     return Samples(len(rows), False, identity is not None, _state(path), read)
 
 
-def _arrays(path: Path, taken: Taken, split: str | None) -> Samples:
-    """`x`, and `y`, `ids` and `names` where they are there; inputs are read row by row, labels at once."""
-    parts = open_arrays(path)
-    names = parts.get(None, {}).pop("names", None)
-    given = {part or "train": roles for part, roles in parts.items() if roles}
-    found = given[choose_part(str(path), given, split)]
+def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
+    """`x`, and `y`, `ids` and `names` where they exist; inputs are read row by row, labels at once."""
+    splits = open_arrays(path)
+    names = splits.get(None, {}).pop("names", None)
+    given = {name or "train": roles for name, roles in splits.items() if roles}
+    found = given[choose_split(str(path), given, split)]
     if "x" not in found:
         raise InputError(f"{path}: holds no inputs: expected an array x (or test_x, X_test, features, images, ...)")
     inputs, ids = found["x"], found.get("ids")
     lengths = {role: len(array) for role, array in found.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{count} of {role}" for role, count in lengths.items())
-        raise InputError(f"{path}: has {told}: expected one of each a sample")
+        counts = ", ".join(f"{count} of {role}" for role, count in lengths.items())
+        raise InputError(f"{path}: has {counts}: expected one of each per sample")
     everything = range(len(inputs))
     named = None if names is None else [str(name) for name in as_texts(names[range(len(names))])]
-    labels = _labels(path, found["y"][everything], named, taken.classes) if "y" in found else _none(len(inputs))
+    labels = _labels(path, found["y"][everything], named, spec.classes) if "y" in found else _none(len(inputs))
 
-    def read(rows: range) -> Piece:
+    def read(rows: range) -> Chunk:
         texts = None if ids is None else [str(text) for text in as_texts(ids[rows])]
         values = as_inputs(f"{path}, from row {rows.start} on", inputs[rows])
-        return Piece(Split(values, labels[rows.start : rows.stop], texts))
+        return Chunk(Split(values, labels[rows.start : rows.stop], texts))
 
     return Samples(len(inputs), _known(labels), ids is not None, _state(path), read)
 
 
 def _labels(path: Path, given: NDArray[Any], names: Sequence[str] | None, classes: Classes) -> NDArray[np.int64]:
-    """Numbers count the file's names, or are names themselves; all are unknown where the model has other classes."""
+    """Numbers are indices of the file's names, or are names themselves; unknown where the model has other classes."""
     flat = as_texts(given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given)
     if flat.ndim != 1 or not len(flat):
-        raise InputError(f"{path}: labels have shape {given.shape}: expected one class a sample (for one-hot: argmax)")
+        raise InputError(f"{path}: labels have shape {given.shape}: expected one per sample (for one-hot: argmax)")
     if flat.dtype.kind == "f" and (flat == np.floor(flat)).all():
         flat = flat.astype(np.int64)
     if flat.dtype.kind == "b" and "True" not in classes.names:  # as they are read for training
@@ -234,7 +225,7 @@ def _labels(path: Path, given: NDArray[Any], names: Sequence[str] | None, classe
 
 
 def _matched(labels: NDArray[np.int64], theirs: Sequence[str], ours: Classes) -> NDArray[np.int64]:
-    """Labels of a data set in the class order of the model; unknown where the data set's classes are others."""
+    """Labels of a data set in the class order of the model; unknown where the data set has other classes."""
     if tuple(theirs) == ours.names:
         return labels
     if not set(theirs) <= set(ours.names):
@@ -250,15 +241,15 @@ def _known(labels: NDArray[np.int64]) -> bool:
     return bool(len(labels)) and int(labels.min()) >= 0
 
 
-def _digest(parts: Iterable[NDArray[Any]]) -> str:
+def _digest(arrays: Iterable[NDArray[Any]]) -> str:
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.data if part.size else b"")
+    for values in arrays:
+        digest.update(values.data if values.size else b"")
     return digest.hexdigest()[:32]
 
 
 def _state(path: Path) -> str:
     """Size and time of a file, or of those in a folder."""
     files = (parquet_files(path) or sorted(path.glob("*.npy"))) if path.is_dir() else [path]
-    told = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]
+    states = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    return hashlib.sha256("\n".join(states).encode()).hexdigest()[:32]

@@ -11,9 +11,7 @@ ORDER, AUGMENTATION, MIXING = range(3)  # independent streams of random numbers
 
 
 def seeded(stream: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Random numbers that depend on (stream, seed, epoch) and the kind of device, and on nothing that ran before."""
-    if seed < 0 or epoch < 0:
-        raise InputError(f"seed {seed} and epoch {epoch} must both be 0 or larger")
+    """A generator that depends on (stream, seed, epoch) and the kind of device, and on nothing that ran before."""
     state = np.random.SeedSequence([stream, seed, epoch]).generate_state(1, np.uint64)
     return torch.Generator(device).manual_seed(int(state[0] >> np.uint64(1)))
 
@@ -24,14 +22,14 @@ class EpochOrder:
     shuffle: each sample once. balanced: with replacement, every class equally often. sqrt: with replacement, class c
     in proportion to the square root of its count.
 
-    With `weights` (N,), which go with shuffle alone, a sample appears N w / sum(w) times: rounded up or down at random
-    where that is no whole number (systematic sampling), so that equal weights are no weights.
+    With `weights` (N,), which need shuffle, a sample appears N w / sum(w) times: rounded up or down at random where
+    that is not an integer (systematic sampling), so that equal weights change nothing.
     """
 
     def __init__(self, labels: Tensor, sampling: str = "shuffle", weights: Tensor | None = None) -> None:
-        self.sampling = choose("sampling", sampling, SAMPLINGS)
         if weights is not None and sampling != "shuffle":
-            raise InputError(f"sampling {sampling!r} does not go with weights of samples: use sampling='shuffle'")
+            raise InputError(f"sampling {sampling!r} cannot be combined with sample weights: use sampling='shuffle'")
+        self.sampling = choose("sampling", sampling, SAMPLINGS)
         self._ends = None if weights is None else torch.cumsum(weights.double() * (len(weights) / weights.sum()), 0)
         self.count = len(labels)
         self._by_class = torch.argsort(labels, stable=True)
@@ -52,7 +50,7 @@ class EpochOrder:
         return self._by_class[self._starts[classes] + within]
 
     def _weighted(self, ends: Tensor, generator: torch.Generator) -> Tensor:
-        """Samples (N,) in order, each as often as one of N evenly spaced points falls into its stretch of the line."""
+        """Samples (N,) in order, each as often as one of N evenly spaced points falls into its interval."""
         offset = torch.rand((), generator=generator, device=generator.device, dtype=torch.float64)
         points = torch.arange(self.count, device=generator.device) + offset
         return torch.searchsorted(ends, points, right=True).clamp_(max=self.count - 1)
@@ -61,18 +59,19 @@ class EpochOrder:
 def batch_slices(
     count: int, batch_size: int, *, rank: int = 0, world_size: int = 1, drop_last: bool = False
 ) -> list[slice]:
-    """Where the batches of one rank lie in the order of an epoch: all ranks together take every sample once.
+    """Where the batches of one rank lie in the order of an epoch: all ranks together use every sample once.
 
-    Every rank has the same number of batches, as averaging gradients needs. The samples of the last step are shared
-    out evenly; where fewer remain than there are ranks, they join the step before, whose batches are then one larger
-    on some ranks. `drop_last` leaves them out instead (another few each epoch, since the order changes).
+    Every rank has the same number of batches, as gradient averaging needs. The samples of the last step are divided
+    evenly; where fewer remain than there are ranks, they join the step before, whose batches are then one larger
+    on some ranks. `drop_last` leaves them out instead (different ones each epoch, since the order changes).
 
     >>> [(s.start, s.stop) for s in batch_slices(10, 4)]
     [(0, 4), (4, 8), (8, 10)]
     >>> [[(s.start, s.stop) for s in batch_slices(10, 2, rank=r, world_size=2)] for r in (0, 1)]
     [[(0, 2), (4, 6), (8, 9)], [(2, 4), (6, 8), (9, 10)]]
     """
-    _check(count, batch_size, rank, world_size)
+    if count < world_size:
+        raise InputError(f"{count} samples cannot be divided among {world_size} ranks: use at most {count} processes")
     across = batch_size * world_size
     full, remainder = divmod(count, across)
     starts = [step * across for step in range(full)]
@@ -88,9 +87,9 @@ def batch_slices(
 
 
 def shard(count: int, rank: int = 0, world_size: int = 1, batch_size: int = 1) -> range:
-    """The samples that a rank evaluates: a contiguous part, so that all ranks in turn give every sample once, in order.
+    """The samples that a rank evaluates: contiguous, so that the ranks in turn give every sample once, in order.
 
-    Whole batches, so that each holds the same samples whatever the number of ranks, and rounds in the same way.
+    Whole batches, so that each holds the same samples for any number of ranks, and rounds in the same way.
 
     >>> [list(shard(5, r, 2)) for r in (0, 1)], [list(shard(5, r, 2, batch_size=2)) for r in (0, 1)]
     ([[0, 1], [2, 3, 4]], [[0, 1], [2, 3, 4]])
@@ -98,12 +97,3 @@ def shard(count: int, rank: int = 0, world_size: int = 1, batch_size: int = 1) -
     batches = -(-count // batch_size)
     first, last = (batches * turn // world_size * batch_size for turn in (rank, rank + 1))
     return range(min(first, count), min(last, count))
-
-
-def _check(count: int, batch_size: int, rank: int, world_size: int) -> None:
-    if batch_size < 1:
-        raise InputError(f"batch_size {batch_size} is out of range: expected 1 or more")
-    if not 0 <= rank < world_size:
-        raise InputError(f"rank {rank} is out of range: expected 0 to {world_size - 1} for world_size {world_size}")
-    if count < world_size:
-        raise InputError(f"{count} samples cannot be shared by {world_size} ranks: use at most {count} processes")

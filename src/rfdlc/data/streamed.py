@@ -1,10 +1,12 @@
 """StreamedLoader: image files that do not fit; worker processes decode and resize them, the device normalises."""
 
 import gc
+import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -13,15 +15,83 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from rfdlc.data.augment import GREY
 from rfdlc.data.dataset import Normalisation, Split
-from rfdlc.data.images import BrokenImage, ImageFiles, open_image, planes
-from rfdlc.data.normaliser import Normaliser
+from rfdlc.data.images import BrokenImage, ImageFiles, decoded, fitted, open_image, planes, view
+from rfdlc.data.loader import Normaliser
 from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
-from rfdlc.data.views import DRAWN, View
 from rfdlc.errors import InputError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-class Job(NamedTuple):
+TRIES = 10  # boxes that are tried before the centre is used
+DRAWN = 2 * TRIES + 6  # uniform numbers per view: area and proportions per try, place, three colours, flip
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a training view is drawn: a crop of `area` of the image in proportions up to `ratio`, a flip, colour jitter.
+
+    The default is the paper's for ImageNet-LT; iNaturalist uses jitter 0. `evaluated` is the fraction of the shorter
+    side that evaluation keeps: 224 / 256 is what resize 256 and centre crop 224 leave.
+    """
+
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: float = 4 / 3
+    flip: bool = True
+    jitter: float = 0.4
+    evaluated: float = 224 / 256
+
+    def training(self, image: "Image", size: int, channels: int, drawn: Sequence[float]) -> "Image":
+        """A random view, size x size, from DRAWN uniform numbers."""
+        from PIL import Image
+
+        width, height = image.size
+        shown = view(image, self._box(width, height, drawn), size, channels)
+        if self.flip and drawn[-1] < 0.5:
+            shown = shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if not self.jitter:
+            return shown
+        brightness, contrast, saturation = (1 + self.jitter * (2 * u - 1) for u in drawn[-4:-1])
+        return recoloured(shown, brightness, contrast, saturation)
+
+    def _box(self, width: int, height: int, drawn: Sequence[float]) -> Box:
+        """A box of random area and proportions; the first of some tries that fits, else the largest in the centre."""
+        least, most = self.area
+        for i in range(0, 2 * TRIES, 2):
+            area = (least + drawn[i] * (most - least)) * width * height
+            ratio = self.ratio ** (2 * drawn[i + 1] - 1)
+            across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 1 <= across <= width and 1 <= down <= height:
+                left = math.floor(drawn[2 * TRIES] * (width - across + 1))
+                top = math.floor(drawn[2 * TRIES + 1] * (height - down + 1))
+                return left, top, left + across, top + down
+        w, h = min(width, height * self.ratio), min(height, width * self.ratio)
+        return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+def recoloured(image: "Image", brightness: float, contrast: float, saturation: float) -> "Image":
+    """Brightness, contrast and saturation times these factors, as one linear map of colours, clipped to 0..255.
+
+    x' = b c (s x + (1 - s) grey(x)) + b (1 - c) mean grey. Their order does not matter: saturation leaves the mean
+    grey as it is.
+    """
+    from PIL import Image
+
+    gain = brightness * contrast
+    some = image.resize((32, 32), Image.Resampling.NEAREST)  # a thousand pixels estimate the mean well enough
+    mean = decoded(some.reduce(32), 1).getpixel((0, 0))
+    shift = brightness * (1 - contrast) * mean
+    if image.mode == "L":
+        return image.point([min(255, max(0, round(gain * value + shift))) for value in range(256)])
+    rest = [gain * (1 - saturation) * weight for weight in GREY]
+    rows = [[rest[j] + gain * saturation * (i == j) for j in range(3)] for i in range(3)]
+    return image.convert("RGB", tuple(value for row in rows for value in (*row, shift)))
+
+
+class Request(NamedTuple):
     """One batch for a worker: which images, and for training (epoch, place of the first in the epoch)."""
 
     indices: NDArray[np.int64]
@@ -32,7 +102,7 @@ class StreamedLoader:
     """The interface of ResidentLoader for one run: inputs (1, B, channels, size, size), targets (1, B).
 
     What is drawn for an image depends on (seed, epoch, its place in the epoch) alone, not on workers or ranks. Workers
-    hand bytes over through shared memory; `workers=0` decodes in this process.
+    return bytes through shared memory; `workers=0` decodes in this process.
     """
 
     def __init__(
@@ -64,46 +134,49 @@ class StreamedLoader:
         self._normalised = Normaliser(normalisation, split.inputs.shape[1:], self.device, dtype)
         self._batches = _Batches(split.inputs, view or View(), self.seed)
         self._workers = min(16, os.cpu_count() or 1) if workers is None else workers
-        self._jobs = _Jobs()
+        self._requests = _Requests()
         self._loader: DataLoader[tuple[Tensor, str]] | None = None
 
     @property
     def steps(self) -> int:
-        """Batches in an epoch, on every rank."""
+        """Batches per epoch, on every rank."""
         return len(self.slices)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
         order = self._order.draw(seeded(ORDER, self.seed, epoch)).numpy()
-        self._jobs.pending = [Job(order[part], (epoch, part.start)) for part in self.slices[start_step:]]
+        self._requests.pending = [Request(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
         if self._loader is None:  # its workers live on from epoch to epoch
-            self._loader = self._new_loader(self._jobs, keep=True)
-        for inputs, targets in self._received(self._loader, self._jobs):
+            self._loader = self._new_loader(self._requests, keep=True)
+        for inputs, targets in self._received(self._loader, self._requests):
             yield inputs[None], targets[None]
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image of this rank once, in the data set's order, its centre: inputs (B, ...), targets (B,)."""
         mine = np.array(shard(len(self.targets), self.rank, self.world_size, self.batch_size), dtype=np.int64)
-        jobs = _Jobs()
-        jobs.pending = [Job(mine[i : i + self.batch_size], None) for i in range(0, len(mine), self.batch_size)]
-        return self._received(self._new_loader(jobs, keep=False), jobs)
+        requests = _Requests()
+        requests.pending = [Request(mine[i : i + self.batch_size], None) for i in range(0, len(mine), self.batch_size)]
+        return self._received(self._new_loader(requests, keep=False), requests)
 
-    def _new_loader(self, jobs: "_Jobs", *, keep: bool) -> "DataLoader[tuple[Tensor, str]]":
+    def _new_loader(self, requests: "_Requests", *, keep: bool) -> "DataLoader[tuple[Tensor, str]]":
         return DataLoader(
             self._batches,
-            sampler=jobs,
+            sampler=requests,
             batch_size=None,
             num_workers=self._workers,
             persistent_workers=keep and self._workers > 0,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=_share_memory,
+            generator=torch.Generator(),  # else every iteration would advance the caller's generator
         )
 
-    def _received(self, loader: "DataLoader[tuple[Tensor, str]]", jobs: "_Jobs") -> Iterator[tuple[Tensor, Tensor]]:
-        for job, (images, trouble) in zip(jobs.pending, loader, strict=True):
+    def _received(
+        self, loader: "DataLoader[tuple[Tensor, str]]", requests: "_Requests"
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        for request, (images, trouble) in zip(requests.pending, loader, strict=True):
             if trouble:
-                raise BrokenImage(f"{trouble}. Mend or remove it; rfdlc inspect finds all such files")
-            targets = self.targets[torch.from_numpy(job.indices)]
+                raise BrokenImage(f"{trouble}. Repair or remove it; rfdlc inspect finds all such files")
+            targets = self.targets[torch.from_numpy(request.indices)]
             yield (
                 self._normalised(images.to(self.device, non_blocking=True)),
                 targets.to(self.device, non_blocking=True),
@@ -115,13 +188,13 @@ def _share_memory(worker: int) -> None:
     gc.freeze()
 
 
-class _Jobs:
-    """What the workers are to do next; filled anew for every epoch."""
+class _Requests:
+    """What the workers do next; filled again for every epoch."""
 
     def __init__(self) -> None:
-        self.pending: list[Job] = []
+        self.pending: list[Request] = []
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[Request]:
         return iter(self.pending)
 
     def __len__(self) -> int:
@@ -129,16 +202,16 @@ class _Jobs:
 
 
 class _Batches(TorchDataset[tuple[Tensor, str]]):
-    """Runs in the workers: a job in, uint8 images (B, channels, size, size) out, or what was wrong with one."""
+    """Runs in the workers: maps a request to uint8 images (B, channels, size, size), or to what is wrong with one."""
 
     def __init__(self, files: ImageFiles, view: View, seed: int) -> None:
         self.files, self.view, self.seed = files, view, seed
 
-    def __getitem__(self, job: Job) -> tuple[Tensor, str]:
-        images = np.empty((len(job.indices), *self.files.shape[1:]), dtype=np.uint8)
+    def __getitem__(self, request: Request) -> tuple[Tensor, str]:
+        images = np.empty((len(request.indices), *self.files.shape[1:]), dtype=np.uint8)
         try:
-            for place, index in enumerate(job.indices.tolist()):
-                images[place] = self._pixels(index, job.training, place)
+            for place, index in enumerate(request.indices.tolist()):
+                images[place] = self._pixels(index, request.training, place)
         except BrokenImage as error:  # as text: an exception would come with the worker's traceback
             return torch.empty(0), str(error)
         return torch.from_numpy(images), ""
@@ -147,7 +220,7 @@ class _Batches(TorchDataset[tuple[Tensor, str]]):
         size, channels = self.files.size, self.files.channels
         with open_image(self.files.path(index)) as image:
             if training is None:
-                return planes(self.view.evaluation(image, size, channels))
+                return planes(fitted(image, size, channels, self.view.evaluated))
             epoch, first = training
             # Python's generator: numpy's takes four times as long to seed.
             rng = Random((AUGMENTATION << 192) + (self.seed << 128) + (epoch << 64) + first + place)

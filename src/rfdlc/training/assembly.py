@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rfdlc.data.augment import Augment
+from rfdlc.data.augment import AUGMENTATIONS, Augment
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import ResidentLoader
-from rfdlc.data.streamed import StreamedLoader
-from rfdlc.data.views import View
+from rfdlc.data.streamed import StreamedLoader, View
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
@@ -35,11 +35,6 @@ from rfdlc.training.step import reduced
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
 
-AUGMENTATIONS = {
-    "none": None,
-    "crop-flip": Augment(crop_padding=4, flip=True),
-    "crop-flip-rotate": Augment.paper(),
-}
 SMALL_STEP = 10_000_000  # multiplications
 EVALUATED_AT_ONCE = 256  # samples
 TRAINING_UTILITIES = ("none", "one-hot", "tail-sensitive", "tail-sensitive-by-rank")
@@ -177,7 +172,9 @@ def augmentation(settings: Settings, kind: str) -> Augment | None:
     """Crop and flip for images unless something else is set; nothing for features."""
     if kind != "images":
         return None
-    return AUGMENTATIONS["crop-flip" if settings.augment == "auto" else settings.augment]
+    return replace(
+        AUGMENTATIONS["crop-flip" if settings.augment == "auto" else settings.augment], cutout=settings.cutout
+    )
 
 
 def training_utility(settings: Settings, classes: Classes) -> Matrix | None:

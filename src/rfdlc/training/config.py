@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.load import all_options
 from rfdlc.data.sources.listing import plain_name
 from rfdlc.decide.calibrators import CALIBRATORS
@@ -123,9 +124,10 @@ class TrainConfig(BaseModel):
     sampling: Annotated[str, _one_of("shuffle", "balanced", "sqrt")] = Field(
         "shuffle", description="how samples are drawn"
     )
-    augment: Annotated[str, _one_of("auto", "none", "crop-flip", "crop-flip-rotate")] = Field(
-        "auto", description="augmentation; auto: by the kind of data"
+    augment: Annotated[str, _one_of("auto", registry=AUGMENTATIONS)] = Field(
+        "auto", description="augmentation of images: " + ", ".join(AUGMENTATIONS) + "; auto: crop-flip"
     )
+    cutout: int = Field(0, ge=0, description="side in pixels of a black square placed in every image, 0 for none")
     jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
     workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup's Beta(alpha, alpha), 0 for none")

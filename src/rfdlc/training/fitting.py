@@ -16,7 +16,7 @@ import torch
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import load
-from rfdlc.data.views import View
+from rfdlc.data.streamed import View
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.training.assembly import OwnBackbone, choose_device, method_net

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.samples import Piece, Samples, Taken, of_files, open_samples, part_of
+from rfdlc.data.samples import Chunk, InputSpec, Samples, of_files, open_samples, split_of
 from rfdlc.data.sources.arrays import as_images, as_inputs
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices, as_array
@@ -80,7 +80,7 @@ class Model:
         found = self._split(inputs, split)
         if isinstance(found.inputs, ImageFiles):
             files = found.inputs
-            return self.predict_samples(of_files(files.root, files.names, found.labels, self._taken, skip_broken))
+            return self.predict_samples(of_files(files.root, files.names, found.labels, self._spec, skip_broken))
         return self.predict_split(found)
 
     def open_samples(
@@ -92,13 +92,13 @@ class Model:
                 f"a {type(source).__name__} is no path: expected a folder, a file or a data set's name; "
                 "samples in memory are for Model.load(run).predict"
             )
-        return open_samples(source, self._taken, root=root, split=split, skip_broken=skip_broken)
+        return open_samples(source, self._spec, root=root, split=split, skip_broken=skip_broken)
 
     @property
-    def _taken(self) -> Taken:
-        return Taken(self.classes, self.input_shape, self.encoder, self.centre)
+    def _spec(self) -> InputSpec:
+        return InputSpec(self.classes, self.input_shape, self.encoder, self.centre)
 
-    def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Piece]]:
+    def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Chunk]]:
         """What it says of these rows, some at a time; the next are read meanwhile. None where all are broken."""
         size = max(1, min(SAMPLES_AT_ONCE, BYTES_AT_ONCE // int(np.prod(self.input_shape))))
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -151,7 +151,7 @@ class Model:
                     f"{inputs.name} was encoded by its own training rows, not by those of this model: give the table "
                     "itself (its path, or a data frame), or an array where the model was trained on one"
                 )
-            return part_of(inputs, name, self.classes)
+            return split_of(inputs, name, self.classes)
         rows = None if self.encoder is None else _columns(inputs)
         array: NDArray[Any] = as_array(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
         if array.dtype == np.uint8 and array.ndim in (3, 4):

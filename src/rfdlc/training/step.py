@@ -80,7 +80,7 @@ class Step:
         batch: GlobalBatch | None = None
         gradients: list[Tensor] = []
         losses: list[Tensor] = []
-        for micro in self.mixed(inputs, targets, mix).parts(count):
+        for micro in self.mixed(inputs, targets, mix).micro_batches(count):
             logits = self.logits(micro.inputs)
             if batch is None and (count > 1 or not self.processes.single):
                 batch = self.losses.global_batch(logits.detach(), targets, self.epoch, count)

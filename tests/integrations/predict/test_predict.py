@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app
-from rfdlc.data.samples import Taken, open_samples
+from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.integrations.predict import predicting
 
 PHOTOS = 61  # not divisible by the size of parts or the number of processes
@@ -300,7 +300,7 @@ def test_names_of_files_that_are_not_utf8(run, photos, tmp_path, kind):
 
 
 def test_image_files_for_a_model_of_arrays_that_are_not_square(photos):
-    taken = Taken(rfdlc.Classes(("a", "b")), (1, 8, 9))
+    taken = InputSpec(rfdlc.Classes(("a", "b")), (1, 8, 9))
     with pytest.raises(rfdlc.errors.InputError, match="become squares, but this model was trained on arrays of 8x9"):
         open_samples(photos, taken)
 
@@ -422,7 +422,7 @@ def test_arrays_are_read_from_the_file(run, tmp_path):
     np.savez(tmp_path / "beyond.npz", x=x, y=y + 1, names=[str(i) for i in range(10)])
     with pytest.raises(rfdlc.InputError, match="labels go from 1 to 10, but there are 10 names"):
         rfdlc.predict(run, tmp_path / "beyond.npz", tmp_path / "p.csv")
-    with pytest.raises(rfdlc.InputError, match="no part 'val'"):
+    with pytest.raises(rfdlc.InputError, match="no split 'val'"):
         rfdlc.predict(run, tmp_path / "parts.npz", tmp_path / "p.csv", split="val")
 
 

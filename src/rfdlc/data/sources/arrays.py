@@ -2,9 +2,10 @@
 
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ ROLES = {
     "ids": {"ids", "id"},
     "names": {"names", "classes"},
 }
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
 
@@ -84,7 +86,7 @@ def _npy(path: Path) -> NDArray[Any]:
 
 
 def unreadable(path: Path, error: Exception) -> str:
-    """What to say of a file that numpy cannot read."""
+    """The message for a file that numpy cannot read."""
     if "allow_pickle" in str(error):
         return f"{path}: holds Python objects, which are never unpickled: save arrays of numbers or text instead"
     return f"{path}: cannot be read as numpy arrays, it is damaged or of another format ({error})"
@@ -94,22 +96,22 @@ def unreadable(path: Path, error: Exception) -> str:
 
 
 def from_arrays(name: str, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
-    """A data set from arrays whose keys say split and role."""
-    parts = by_part(name, {key: as_texts(array) for key, array in arrays.items()})
-    whole = parts.pop(None, {})
+    """A data set from arrays whose keys name split and role."""
+    found = by_split(name, {key: as_texts(array) for key, array in arrays.items()})
+    whole = found.pop(None, {})
     given_names = whole.pop("names", None)
-    if whole and parts:
+    if whole and found:
         raise InputError(f"{name}: arrays with and without a split are mixed ({listing(arrays)}): expected {EXPECTED}")
-    pieces = {"train": whole} if whole else {str(split): part for split, part in parts.items()}
-    names = _class_names(name, pieces, given_names)
-    splits = {split: _split(f"{name}, {split}", part, names) for split, part in pieces.items()}
+    roles = {"train": whole} if whole else {str(split): own for split, own in found.items()}
+    names = _class_names(name, roles, given_names)
+    splits = {split: _split(f"{name}, {split}", own, names) for split, own in roles.items()}
     data = Dataset.of(name, names, splits)
-    _check_blurred(name, pieces["train"]["x"])
+    _check_blurred(name, roles["train"]["x"])
     return data
 
 
 def _check_blurred(name: str, inputs: NDArray[Any]) -> None:
-    """Features become 32 bits wide: said where that loses what differs between them."""
+    """Warn where rounding features to 32 bits loses their differences."""
     if inputs.ndim != 2 or inputs.dtype.itemsize <= 4:
         return
     lost = [column for column in range(inputs.shape[1]) if blurred(inputs[:, column])]
@@ -127,15 +129,15 @@ def as_texts(array: NDArray[Any]) -> NDArray[Any]:
     return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 
-def by_part(name: str, arrays: Mapping[str, Value]) -> dict[str | None, dict[str, Value]]:
-    """{part or None: {role: array}} of arrays whose keys say both."""
-    parts: dict[str | None, dict[str, Value]] = {}
+def by_split(name: str, arrays: Mapping[str, Value]) -> dict[str | None, dict[str, Value]]:
+    """{split or None: {role: array}} of arrays whose keys name both."""
+    found: dict[str | None, dict[str, Value]] = {}
     for key, array in arrays.items():
         split, role = _meaning(name, key)
-        if role in parts.setdefault(split, {}):
+        if role in found.setdefault(split, {}):
             raise InputError(f"{name}: two arrays mean the same, {key!r} is the second ({listing(arrays)}): keep one")
-        parts[split][role] = array
-    return parts
+        found[split][role] = array
+    return found
 
 
 def _meaning(name: str, key: str) -> tuple[str | None, str]:
@@ -144,14 +146,14 @@ def _meaning(name: str, key: str) -> tuple[str | None, str]:
     splits = [split for split in map(split_name, words) if split]
     roles = [role for word in words for role, aliases in ROLES.items() if word in aliases]
     if len(roles) != 1 or len(splits) > 1 or len(words) != 1 + len(splits):
-        raise InputError(f"{name}: the array {key!r} has a name without meaning here: expected {EXPECTED}")
+        raise InputError(f"{name}: the array {key!r} has a name that is not known here: expected {EXPECTED}")
     return (splits[0] if splits else None), roles[0]
 
 
-def names_part(key: str) -> bool:
-    """Whether a name says train, val or test.
+def names_split(key: str) -> bool:
+    """Whether a name contains train, val or test.
 
-    >>> names_part("X_test"), names_part("X")
+    >>> names_split("X_test"), names_split("X")
     (True, False)
     """
     return any(map(split_name, _words(key)))
@@ -161,32 +163,32 @@ def _words(key: str) -> list[str]:
     return [word for word in re.split(r"[_\-. ]+", key.lower()) if word]
 
 
-def _class_names(name: str, pieces: Mapping[str, Mapping[str, NDArray[Any]]], given: Any) -> list[str]:
+def _class_names(name: str, roles: Mapping[str, Mapping[str, NDArray[Any]]], given: Any) -> list[str]:
     if given is not None:
         return [str(n) for n in np.asarray(given).reshape(-1)]
-    train = pieces.get("train", {}).get("y")
+    train = roles.get("train", {}).get("y")
     if train is None or not train.size:
         raise InputError(f"{name}: there are no training labels: expected {EXPECTED}")
     if train.dtype.kind not in "iufb":
         _check_known(name, "label", train)
         return [str(n) for n in np.unique(train.astype(str))]
-    largest = max(float(np.nanmax(part["y"])) for part in pieces.values() if "y" in part and part["y"].size)
+    largest = max(float(np.nanmax(own["y"])) for own in roles.values() if "y" in own and own["y"].size)
     return numbered(largest, f"{name}: ")
 
 
 def _check_known(where: str, what: str, values: NDArray[Any]) -> None:
-    """None and nan would become a class, or a group, of their own."""
+    """None and nan would become a class, or a group."""
     absent = [i for i, value in enumerate(values.flat) if is_missing(value)]
     if absent:
         raise InputError(f"{where}: {what} {listing(absent, 5)} is missing: expected all; leave out those samples")
 
 
-def _split(where: str, part: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Split:
-    if "x" not in part or "y" not in part:
-        raise InputError(f"{where}: has {listing(part)} but needs both inputs and labels: expected {EXPECTED}")
-    ids = None if "ids" not in part else [str(i) for i in _column(where, "ids", part["ids"])]
-    groups = None if "groups" not in part else _as_groups(where, _column(where, "groups", part["groups"]))
-    return Split(as_inputs(where, part["x"]), as_labels(where, part["y"], names), ids, groups)
+def _split(where: str, own: Mapping[str, NDArray[Any]], names: Sequence[str]) -> Split:
+    if "x" not in own or "y" not in own:
+        raise InputError(f"{where}: has {listing(own)} but needs both inputs and labels: expected {EXPECTED}")
+    ids = None if "ids" not in own else [str(i) for i in _column(where, "ids", own["ids"])]
+    groups = None if "groups" not in own else _as_groups(where, _column(where, "groups", own["groups"]))
+    return Split(as_inputs(where, own["x"]), as_labels(where, own["y"], names), ids, groups)
 
 
 def _as_groups(where: str, groups: NDArray[Any]) -> NDArray[Any]:
@@ -199,7 +201,7 @@ def _column(where: str, what: str, values: NDArray[Any], hint: str = "") -> NDAr
     """(N,), also of a column (N, 1)."""
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if flat.ndim != 1:
-        raise InputError(f"{where}: {what} have shape {values.shape}: expected one a sample{hint}")
+        raise InputError(f"{where}: {what} have shape {values.shape}: expected one per sample{hint}")
     return flat
 
 
@@ -217,7 +219,7 @@ def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
             f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: expected numbers (N, features), "
             "or uint8 images (N, H, W), (N, H, W, 3) or (N, 3, H, W)"
         )
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is named below
+    with np.errstate(over="ignore"):  # too large values become infinite, and are reported below
         features = inputs.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
     if len(wrong):
@@ -237,3 +239,61 @@ def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if images.ndim == 4 and images.shape[3] in (1, 3):
         return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     raise InputError(f"{where}: images have shape {images.shape}: expected 1 or 3 channels, (N, H, W[, channels])")
+
+
+# -- rows of large arrays, read on demand ------------------------------------------------------------------------------
+
+
+class ArrayRows:
+    """One stored array whose rows are read from the file on demand; cheap in ascending order, also when compressed."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        read_header = HEADERS[np.lib.format.read_magic(file)]
+        self.shape, by_column, self.dtype = read_header(file)
+        if self.dtype.hasobject or not self.shape:
+            raise ValueError("allow_pickle" if self.dtype.hasobject else "a single number")
+        self._file, self._path, self._start = file, path, file.tell()
+        self._row = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
+        # An array stored column by column has no rows to read: it is read at once.
+        self._whole = self._read(range(len(self))).reshape(self.shape, order="F") if by_column else None
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, rows: range) -> NDArray[Any]:
+        if self._whole is not None:
+            return self._whole[rows.start : rows.stop]
+        return self._read(rows).reshape(len(rows), *self.shape[1:])
+
+    def _read(self, rows: range) -> NDArray[Any]:
+        self._file.seek(self._start + rows.start * self._row)
+        try:
+            data = bytearray(self._file.read(len(rows) * self._row))
+            if len(data) < len(rows) * self._row:
+                raise EOFError("it is truncated")
+        except Exception as error:  # a damaged file can fail in any way
+            raise InputError(unreadable(self._path, error)) from None
+        return np.frombuffer(data, dtype=self.dtype)
+
+
+def open_arrays(path: Path) -> dict[str | None, dict[str, ArrayRows]]:
+    """The arrays of an `.npz`, a `.npy` with the `y.npy` beside it if there is one, or a folder of `.npy` files.
+
+    {split or None: {role: array}}, with the roles of `ROLES`. Files stay open as long as they are needed.
+    """
+    try:
+        if path.suffix.lower() == ".npz":
+            packed = zipfile.ZipFile(path)
+            found = {name.removesuffix(".npy"): ArrayRows(packed.open(name), path) for name in packed.namelist()}
+        elif path.is_dir():
+            found = {file.stem: ArrayRows(file.open("rb"), file) for file in sorted(path.glob("*.npy"))}
+        else:
+            labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
+            beside = labels.is_file() and labels != path and not names_split(path.stem)
+            found = {"x": ArrayRows(path.open("rb"), path)}
+            found |= {"y": ArrayRows(labels.open("rb"), labels)} if beside else {}
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(unreadable(path, error)) from None
+    return by_split(path.name, found)

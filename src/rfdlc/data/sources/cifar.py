@@ -1,7 +1,8 @@
-"""CIFAR-10 and CIFAR-100 in their original pickle files, made long-tailed; nothing in the files is ever run."""
+"""CIFAR-10 and CIFAR-100 in their original pickle files, made long-tailed. The files are parsed, never unpickled."""
 
-import pickle
+import pickletools
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
-from rfdlc.data.longtail import profile_counts, subset
+from rfdlc.data.longtail import Profile, profile_counts, subset
 from rfdlc.errors import InputError, listing
 
 # The values that every published CIFAR-LT result was normalised with.
@@ -17,7 +18,7 @@ NORMALISATION = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 
 class Layout(NamedTuple):
-    """Where a CIFAR keeps what."""
+    """The files and keys of one of the two data sets."""
 
     name: str
     folder: str
@@ -42,18 +43,18 @@ CIFAR10 = Layout(
 CIFAR100 = Layout("cifar100-lt", "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100)
 
 
-def read_cifar10(root: Path, *, factor: float = 100, profile: str = "exponential", seed: int = 0) -> Dataset:
+def read_cifar10(root: Path, *, factor: float = 100, profile: Profile = "exponential", seed: int = 0) -> Dataset:
     """CIFAR10-LT from `root/cifar-10-batches-py`."""
     return _read(_folder(root, CIFAR10), CIFAR10, factor, profile, seed)
 
 
-def read_cifar100(root: Path, *, factor: float = 100, profile: str = "exponential", seed: int = 0) -> Dataset:
+def read_cifar100(root: Path, *, factor: float = 100, profile: Profile = "exponential", seed: int = 0) -> Dataset:
     """CIFAR100-LT from `root/cifar-100-python`."""
     return _read(_folder(root, CIFAR100), CIFAR100, factor, profile, seed)
 
 
-def read_folder(path: Path, *, factor: float | None = None, profile: str = "exponential", seed: int = 0) -> Dataset:
-    """A CIFAR folder by its path: all that is in it, or thinned out where a factor is asked for."""
+def read_folder(path: Path, *, factor: float | None = None, profile: Profile = "exponential", seed: int = 0) -> Dataset:
+    """A CIFAR folder by its path: all images, or a long-tailed subset where a factor is given."""
     layout = next(layout for layout in (CIFAR10, CIFAR100) if _complete(path, layout))
     return _read(path, layout, factor, profile, seed)
 
@@ -95,90 +96,175 @@ def _shortage(names: list[str], present: NDArray[Any], wanted: NDArray[Any], fac
     short = np.flatnonzero(present < wanted)
     if not len(short):
         return []
-    told = listing((f"{names[c]} {present[c]} of {wanted[c]}" for c in short), 5)
-    note = (
-        f"the files hold fewer images than factor {factor:g} asks for in {len(short)} classes, all were taken: {told}"
-    )
+    counts = listing((f"{names[c]} {present[c]} of {wanted[c]}" for c in short), 5)
+    note = f"the files hold fewer images than factor {factor:g} needs in {len(short)} classes, all were used: {counts}"
     warnings.warn(note, stacklevel=4)
     return [note]
 
 
-def _joined(parts: list[Split]) -> Split:
-    ids = [name for part in parts for name in part.ids or ()]
-    return Split(np.concatenate([p.array for p in parts]), np.concatenate([p.labels for p in parts]), ids)
+def _joined(batches: list[Split]) -> Split:
+    ids = [name for batch in batches for name in batch.ids or ()]
+    return Split(np.concatenate([b.array for b in batches]), np.concatenate([b.labels for b in batches]), ids)
 
 
 def _class_names(path: Path, layout: Layout) -> list[str]:
     names = _table(path).get(layout.names)
-    if not isinstance(names, list) or len(names) != layout.classes:
-        raise InputError(f"{path}: expected {layout.classes} class names under {layout.names!r}")
-    return [_text(name) for name in names]
+    try:
+        if isinstance(names, list) and len(names) == layout.classes:
+            return [_text(name) for name in names]
+    except ValueError:
+        pass
+    raise InputError(f"{path}: expected {layout.classes} class names under {layout.names!r}")
 
 
 def _batch(path: Path, layout: Layout) -> Split:
     table = _table(path)
-    data, labels = table.get("data"), table.get(layout.labels)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3072,):
-        raise InputError(f"{path}: expected 'data' as uint8 of shape (images, 3072), got {_described(data)}")
-    targets = np.array(labels if isinstance(labels, list) else [])
-    if targets.shape != (len(data),) or targets.dtype.kind not in "iu":
-        raise InputError(f"{path}: expected {len(data)} whole numbers, one an image, under {layout.labels!r}")
-    wrong = np.flatnonzero((targets < 0) | (targets >= layout.classes))
-    if len(wrong):
-        told = f"label {targets[wrong[0]]} of image {wrong[0]}"
-        raise InputError(f"{path}: {told} is out of range: expected 0 to {layout.classes - 1}")
+    data, labels = _matrix(table.get("data")), table.get(layout.labels)
+    if data is None or data.shape[1] != 3072:
+        found = "something else" if data is None else f"shape {data.shape}"
+        raise InputError(f"{path}: expected 'data' as uint8 of shape (images, 3072), got {found}")
+    if not isinstance(labels, list) or len(labels) != len(data) or any(type(label) is not int for label in labels):
+        raise InputError(f"{path}: expected {len(data)} integers, one per image, under {layout.labels!r}")
+    wrong = next((i for i, label in enumerate(labels) if not 0 <= label < layout.classes), None)
+    if wrong is not None:
+        raise InputError(f"{path}: the label of image {wrong} is out of range: expected 0 to {layout.classes - 1}")
     ids = [f"{path.name}/{i}" for i in range(len(data))]
-    return Split(np.ascontiguousarray(data.reshape(-1, 3, 32, 32)), targets.astype(np.int64), ids)
+    return Split(np.ascontiguousarray(data.reshape(-1, 3, 32, 32)), np.array(labels, dtype=np.int64), ids)
 
 
-def _described(value: Any) -> str:
-    return f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+# -- pickle files as data ----------------------------------------------------------------------------------------------
+#
+# A pickle is a program for a stack machine. These files need few of its instructions, and here all of them only build
+# lists, texts and numbers. A call stays a record of its name and arguments: nothing is looked up, imported, called or
+# built, and `_matrix` makes the array from its bytes. Values are converted only where they are used, so that a small
+# file cannot ask for much memory.
 
-
-# -- pickles without their power ---------------------------------------------------------------------------------------
-
-# All that a pickled numpy array of numbers names, and what stands for it; everything else in a pickle needs no name.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-_ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): str.encode,  # how Python 3 writes bytes for Python 2
+# All names in a pickled numpy array; the last is how Python 3 writes bytes for Python 2.
+_RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
+_NAMES = {*_RECONSTRUCT, "numpy ndarray", "numpy dtype", "_codecs encode"}
+_VALUES = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
 }
+_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+LONGEST_TEXT = 1000  # of a key or a class name
+_SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 
 
 class _Refused(Exception):
     pass
 
 
-class _ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays, lists, dicts, text and numbers. Any other name in the file is refused, and never looked up."""
+@dataclass(eq=False)
+class _Call:
+    """A call that was not made: the name of its function, its arguments, and the state for its result."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            raise _Refused(f"{module}.{name}")
-        return _ADMITTED[module, name]
+    name: str
+    arguments: Any = None
+    state: Any = None
+
+
+class _Pairs(list[Any]):
+    """A dict as its keys and values in turn: keys may be calls."""
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """The dict in a pickle file, its keys as text (Python 2 wrote them as bytes)."""
+    """The dict in a pickle file, its keys as text."""
     try:
-        with path.open("rb") as file:
-            table = _ArrayUnpickler(file, encoding="bytes").load()
-    except _Refused as error:
-        raise InputError(
-            f"{path}: refused, the pickle asks for {error}, which has no place in a CIFAR file; nothing in it was run. "
-            "Get the file again from a source that you trust"
-        ) from None
+        found = _parsed(path.read_bytes())
+        if isinstance(found, _Pairs):
+            return {_text(key): value for key, value in zip(found[::2], found[1::2], strict=True)}
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except _Refused as error:
+        raise InputError(
+            f"{path}: refused, the pickle asks for {error}, which does not belong in a CIFAR file; nothing in it was "
+            "run. Get the file again from a source that you trust"
+        ) from None
     except Exception as error:  # a damaged pickle can fail in any way
         raise InputError(f"{path}: the pickle is truncated or damaged ({type(error).__name__}: {error})") from None
-    if not isinstance(table, dict):
-        raise InputError(f"{path}: expected a dict in the pickle, got {type(table).__name__}")
-    return {_text(key): value for key, value in table.items()}
+    raise InputError(f"{path}: expected a dict in the pickle, got {type(found).__name__}")
+
+
+def _parsed(content: bytes) -> Any:
+    """The value that a pickle describes, with calls as records."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+
+    def popped(start: int) -> list[Any]:
+        items = stack[start:]
+        del stack[start:]
+        return items
+
+    for opcode, argument, _ in pickletools.genops(content):
+        match opcode.name:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case name if name in _VALUES:
+                stack.append(argument)
+            case name if name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
+            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":  # bytes of Python 2
+                stack.append(argument.encode("latin-1"))
+            case "MARK":
+                marks.append(len(stack))
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "EMPTY_LIST" | "LIST" as name:
+                stack.append(popped(marks.pop()) if name == "LIST" else [])
+            case "EMPTY_DICT" | "DICT" as name:
+                stack.append(_Pairs(popped(marks.pop()) if name == "DICT" else []))
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
+                stack.append(tuple(popped(marks.pop() if name == "TUPLE" else -_SIZES[name])))
+            case "APPENDS" | "SETITEMS" | "APPEND" | "SETITEM" as name:
+                items = popped(marks.pop() if name.endswith("S") else -_SIZES[name])
+                if isinstance(stack[-1], _Pairs) != name.startswith("SET"):
+                    raise ValueError(f"{name} does not fit the value on the stack")
+                stack[-1].extend(items)
+            case "GLOBAL" | "STACK_GLOBAL" as name:
+                wanted = argument if name == "GLOBAL" else " ".join(map(_text, popped(-2)))
+                if wanted not in _NAMES:
+                    raise _Refused(wanted.replace(" ", "."))
+                stack.append(_Call(wanted))
+            case "REDUCE":
+                function, arguments = popped(-2)
+                stack.append(_Call(function.name, arguments))
+            case "BUILD":
+                (state,) = popped(-1)
+                stack[-1].state = state
+            case name:
+                raise _Refused(f"the instruction {name}")
+    (found,) = stack
+    return found
+
+
+def _matrix(value: Any) -> NDArray[np.uint8] | None:
+    """A uint8 matrix from the record of a pickled one; None for other values."""
+    match value:
+        case _Call(name=name, state=(_, (int(rows), int(columns)), _Call(arguments=(kind, *_)), by_column, raw)):
+            content = _bytes(raw)
+            if name in _RECONSTRUCT and kind in ("u1", b"u1") and content and rows * columns == len(content):
+                pixels = np.frombuffer(content, dtype=np.uint8)
+                return pixels.reshape((rows, columns), order="F" if by_column else "C")
+    return None
+
+
+def _bytes(value: Any) -> bytes | None:
+    match value:
+        case bytes():
+            return value
+        case _Call(name="_codecs encode", arguments=(str(text), *_)) if text.isascii() or max(text) < "\u0100":
+            return text.encode("latin-1")
+    return None
 
 
 def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    content = value.encode() if isinstance(value, str) else _bytes(value)
+    if content is None or len(content) > LONGEST_TEXT:
+        raise ValueError("expected a short text")
+    return content.decode("utf-8", "replace")

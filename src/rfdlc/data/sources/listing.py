@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PositiveInt
 
-from rfdlc.data.dataset import Dataset, Normalisation, choose_part, split_name
-from rfdlc.data.images import SUFFIXES
-from rfdlc.data.packed import PackedText
-from rfdlc.data.sources.files import Listed, read_images
+from rfdlc.data.dataset import Dataset, Normalisation, choose_split, split_name
+from rfdlc.data.images import SUFFIXES, PackedText
+from rfdlc.data.sources.folder import Listed, read_images
 from rfdlc.decide.classes import MOST_NUMBERED
 from rfdlc.errors import InputError
 from rfdlc.errors import listing as told
@@ -23,7 +23,7 @@ from rfdlc.progress import track
 
 
 class Published(NamedTuple):
-    """How many images and classes a data set has where it was published."""
+    """How many images and classes a published data set has."""
 
     images: dict[str, int]
     classes: int
@@ -48,7 +48,7 @@ def find(folder: Path) -> dict[str, dict[str, Path]]:
     """List files in a folder: {what precedes the split in the name: {split: file}}."""
     found: dict[str, dict[str, Path]] = defaultdict(dict)
     for path in sorted(folder.glob("*.txt")):
-        stem, split = _parts(path)
+        stem, split = _stem_and_split(path)
         if split is not None:
             found[stem][split] = path
     return {stem: files for stem, files in found.items() if "train" in files}
@@ -65,7 +65,7 @@ def find_named(root: Path, name: str) -> Path:
     )
 
 
-def read_folder(path: Path, *, image_size: int | None = None, skip_broken: bool = False) -> Dataset:
+def read_folder(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
     """The one data set whose list files lie in this folder."""
     stems = find(path)
     if len(stems) > 1:
@@ -73,15 +73,15 @@ def read_folder(path: Path, *, image_size: int | None = None, skip_broken: bool 
     return read(next(iter(stems.values()))["train"], image_size=image_size, skip_broken=skip_broken)
 
 
-def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False) -> Dataset:
+def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
     """A training list and, beside it, those of val and test; paths in them are relative to their folder."""
-    stem, split = _parts(path)
+    stem, split = _stem_and_split(path)
     files = find(path.parent).get(stem, {}) if split is not None else {"train": path}
     if path not in files.values():
         raise InputError(f"{path}: there is no training list beside it: expected {path.with_name(stem + '_train.txt')}")
     root = path.parent.resolve()
     skipped: list[str] = []
-    listed = {part: _read_list(file, root, skipped, skip_broken) for part, file in files.items()}
+    listed = {name: _read_list(file, root, skipped, skip_broken) for name, file in files.items()}
     published = PUBLISHED.get(plain_name(stem))
     names = _class_names(listed)
     notes = _compare(path, listed, len(names), published)
@@ -99,20 +99,20 @@ def read(path: Path, *, image_size: int | None = None, skip_broken: bool = False
 
 
 def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
-    """The list to predict: a file itself; of a folder, or where a file stands for a `whole` data set, a part of it."""
+    """The list to predict: the file itself, or of a folder, or a file that stands for a `whole` data set, a split."""
     if path.is_file() and split is None and not whole:
         return path
     stems = find(path if path.is_dir() else path.parent)
     if path.is_dir() and len(stems) > 1:
         raise InputError(f"{path}: holds lists of several data sets ({told(stems)}): give the path of one list")
-    files = next(iter(stems.values())) if path.is_dir() else stems.get(_parts(path)[0], {})
-    return files[choose_part(str(path), files, split)]
+    files = next(iter(stems.values())) if path.is_dir() else stems.get(_stem_and_split(path)[0], {})
+    return files[choose_split(str(path), files, split)]
 
 
 def find_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedText, NDArray[np.int64]]:
-    """Images to predict, line by line: their root, names and labels (-1 where there is none). Files are not looked for.
+    """Images to predict, line by line: root, names and labels (-1: none). Does not check that files exist.
 
-    A label is a class number of the model; where the image lies in a folder named after a class, both must agree.
+    A label is a class index of the model; where the image lies in a folder named after a class, both must agree.
     """
     root, labels = path.parent.resolve(), array("q")
     place = {name: i for i, name in enumerate(class_names)}
@@ -150,7 +150,7 @@ def _labelled_or_not(line: str, class_names: Sequence[str]) -> tuple[str, int, s
     return name, -1, f"expected 'path', the name of an image, or 'path label', got {line.strip()!r}"
 
 
-def _parts(path: Path) -> tuple[str, str | None]:
+def _stem_and_split(path: Path) -> tuple[str, str | None]:
     """(`ImageNet_LT`, `train`) of `ImageNet_LT_train.txt`."""
     match = re.fullmatch(r"(?:(.*)[_\-. ])?([A-Za-z]+)", path.stem)
     split = split_name(match.group(2)) if match else None
@@ -158,7 +158,7 @@ def _parts(path: Path) -> tuple[str, str | None]:
 
 
 def plain_name(name: str) -> str:
-    """A data set's name as its lists, its folder and a person may all write it.
+    """A data set's name without differences of spelling between lists, folders and people.
 
     >>> plain_name("ImageNet_LT"), plain_name("imagenet-lt"), plain_name("iNaturalist2018")
     ('imagenetlt', 'imagenetlt', 'inaturalist18')
@@ -167,7 +167,7 @@ def plain_name(name: str) -> str:
 
 
 def _read_list(path: Path, root: Path, skipped: list[str], skip_broken: bool) -> Listed:
-    """Every line as a name and a class; what is wrong is said with its line."""
+    """Every line as a name and a class; errors name the line."""
     listed, folders = Listed(), _Folders(root)
     for number, line in _lines(path):
         name, label, trouble = _parsed(line)
@@ -214,14 +214,14 @@ def _leaving(name: str, root: Path) -> str:
 
 
 class _Folders:
-    """Which files exist under a root; each folder is read once, which is far quicker than asking file by file."""
+    """Which files exist under a root; each folder is read once, which is much faster than one call per file."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._content: dict[str, frozenset[str]] = {}
 
     def trouble(self, name: str) -> str:
-        """Why this path cannot be used; nothing if it can."""
+        """Why this path cannot be used; empty if it can."""
         folder, _, file = name.rpartition("/")
         if trouble := _leaving(name, self._root):
             return trouble
@@ -239,10 +239,10 @@ class _Folders:
 
 def _class_names(listed: dict[str, Listed]) -> list[str]:
     """The folder that holds a class's images where each class has its own, otherwise numbers."""
-    count = 1 + max(label for part in listed.values() for label in part.labels)
+    count = 1 + max(label for images in listed.values() for label in images.labels)
     folders: dict[int, set[str]] = defaultdict(set)
-    for part in listed.values():
-        for name, label in zip(part.names, part.labels, strict=True):
+    for images in listed.values():
+        for name, label in zip(images.names, images.labels, strict=True):
             folders[label].add(name.rpartition("/")[0].rpartition("/")[2])
     alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
     names = [next(iter(folders[c])) for c in range(count)] if alone else []
@@ -250,13 +250,13 @@ def _class_names(listed: dict[str, Listed]) -> list[str]:
 
 
 def _compare(path: Path, listed: dict[str, Listed], classes: int, published: Published | None) -> list[str]:
-    """A note, and a warning, where a published data set is here in other numbers."""
+    """A note, and a warning, where the numbers differ from those of the published data set."""
     if published is None:
         return []
     wrong = [
-        f"{len(part.names)} {split} images (published: {published.images[split]})"
-        for split, part in listed.items()
-        if published.images.get(split, len(part.names)) != len(part.names)
+        f"{len(images.names)} {split} images (published: {published.images[split]})"
+        for split, images in listed.items()
+        if published.images.get(split, len(images.names)) != len(images.names)
     ]
     wrong += [f"{classes} classes (published: {published.classes})"] if classes != published.classes else []
     wrong += [f"no {split} list" for split in published.images if split not in listed]

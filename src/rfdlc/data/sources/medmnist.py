@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PositiveInt
 
 from rfdlc.data.dataset import SPLITS, Dataset, Split
 from rfdlc.data.images import resized
@@ -64,12 +65,12 @@ SUPPORTED = "expected 2D images with one label each, as in " + listing(CLASS_NAM
 
 
 def recognises(path: Path) -> bool:
-    """Whether an `.npz` has MedMNIST's keys: images and labels of each part, and nothing else, such as names."""
+    """Whether an `.npz` has MedMNIST's keys: images and labels of each split, and nothing else, such as names."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            parts = {key.partition("_")[0] for key in file.files} & set(SPLITS)
-            return "train" in parts and set(file.files) == {f"{part}_{role}" for part in parts for role in ROLES}
-    except Exception:  # whatever is wrong with it is said where it is read
+            splits = {key.partition("_")[0] for key in file.files} & set(SPLITS)
+            return "train" in splits and set(file.files) == {f"{split}_{role}" for split in splits for role in ROLES}
+    except Exception:  # what is wrong with it is reported when it is read
         return False
 
 
@@ -87,18 +88,17 @@ def find(root: Path, name: str) -> Path:
     return sized[0]
 
 
-def read(path: Path, *, image_size: int | None = None) -> Dataset:
-    """The file's own train, val and test, its natural tail, classes in the file's order; resized where asked for."""
+def read(path: Path, *, image_size: PositiveInt | None = None) -> Dataset:
+    """The file's own train, val and test, its natural tail, classes in the file's order; resized on request."""
     arrays = open_npz(path)
     labels = {split: _labels(path, split, arrays) for split in SPLITS if f"{split}_labels" in arrays}
-    names = _class_names(path, max(int(part.max(initial=0)) for part in labels.values()) + 1)
+    names = _class_names(path, max(int(own.max(initial=0)) for own in labels.values()) + 1)
     splits = {}
-    for split, part in labels.items():
+    for split, own in labels.items():
         images = _images(path, split, arrays)
         images = images if image_size is None else resized(images, image_size)
-        splits[split] = Split(
-            images, as_labels(f"{path}, {split}", part, names), [f"{split}/{i}" for i in range(len(part))]
-        )
+        ids = [f"{split}/{i}" for i in range(len(own))]
+        splits[split] = Split(images, as_labels(f"{path}, {split}", own, names), ids)
     return Dataset.of(path.stem, names, splits)
 
 
@@ -106,11 +106,11 @@ def _labels(path: Path, split: str, arrays: dict[str, NDArray[Any]]) -> NDArray[
     labels = arrays[f"{split}_labels"]
     if labels.ndim == 2 and labels.shape[1] > 1:
         raise InputError(
-            f"{path}: has {labels.shape[1]} labels an image (multi-label), which is not supported: {SUPPORTED}"
+            f"{path}: has {labels.shape[1]} labels per image (multi-label), which is not supported: {SUPPORTED}"
         )
     if labels.dtype.kind not in "iu" or labels.ndim not in (1, 2):
-        told = f"{labels.dtype} of shape {labels.shape}"
-        raise InputError(f"{path}: {split}_labels are {told}, not whole numbers (N, 1): {SUPPORTED}")
+        found = f"{labels.dtype} of shape {labels.shape}"
+        raise InputError(f"{path}: {split}_labels are {found}, not integers (N, 1): {SUPPORTED}")
     return labels.reshape(-1)
 
 
@@ -119,8 +119,8 @@ def _images(path: Path, split: str, arrays: dict[str, NDArray[Any]]) -> NDArray[
     if images is None:
         raise InputError(f"{path}: has {split}_labels but no {split}_images")
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
-        told = f"{images.dtype} of shape {images.shape}"
-        raise InputError(f"{path}: {split}_images are {told}, not uint8 (N, H, W) or (N, H, W, 3): {SUPPORTED}")
+        found = f"{images.dtype} of shape {images.shape}"
+        raise InputError(f"{path}: {split}_images are {found}, not uint8 (N, H, W) or (N, H, W, 3): {SUPPORTED}")
     return images[:, None] if images.ndim == 3 else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 

@@ -54,7 +54,7 @@ def read(
     group_of = None if groups is None else _groups(where, groups, table.pop(groups))
     for column in drop:
         del table[column]
-    positions, notes = _parts(where, table, split, labels, group_of, test_fraction, seed)
+    positions, notes = _positions(where, table, split, labels, group_of, test_fraction, seed)
     notes += [f"column {column!r} was left out as asked" for column in drop]
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     left_out: list[str] = []
@@ -65,7 +65,7 @@ def read(
         raise InputError(f"{where}: no column is left to learn from beside the target {target!r}{told}")
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     whole = Split(encoder.transform(columns), labels, ids, group_of)
-    splits = {part: whole.take(place) for part, place in positions.items()}
+    splits = {name: whole.take(rows) for name, rows in positions.items()}
     notes += [note for code in encoder.columns for note in _told(code, columns[code.name])]
     notes += found
     data = Dataset.of(Path(where).stem, names, splits, notes, _scale(splits["train"], encoder))
@@ -201,7 +201,7 @@ def _groups(where: str, column: str, cells: Any) -> NDArray[Any]:
     return np.array(texts)
 
 
-def _parts(
+def _positions(
     where: str,
     table: Table,
     split: str | None,
@@ -210,18 +210,18 @@ def _parts(
     test_fraction: float,
     seed: int,
 ) -> tuple[dict[str, NDArray[np.int64]], list[str]]:
-    """Rows of each part: by the split column (a column named `split` is one), else with a test part held out."""
+    """Rows of each split: by the split column (a column named `split` is one), else with a test split held out."""
     column = split or split_column(table)
     if column is not None:
         cells = text_column(table.pop(column)).tolist()
-        parts = [split_name(str(cell)) for cell in cells]
-        if None in parts:
-            row = parts.index(None)
+        found = [split_name(str(cell)) for cell in cells]
+        if None in found:
+            row = found.index(None)
             raise InputError(
                 f"{where}: the split {cells[row]!r} in row {row + 1} of column {column!r} is unknown: expected train, "
                 "val or test; where the column says something else, rename it, or leave it out with drop"
             )
-        return {part: np.flatnonzero(np.array(parts) == part) for part in SPLITS}, []
+        return {name: np.flatnonzero(np.array(found) == name) for name in SPLITS}, []
     if not test_fraction:
         return {"train": np.arange(len(labels))}, []
     kept, held = hold_out_indices(labels, test_fraction, seed, groups)
@@ -229,7 +229,7 @@ def _parts(
 
 
 def split_column(names: Iterable[str]) -> str | None:
-    """The column that says of each row to which part it belongs, if there is one."""
+    """The column that names the split of each row, if there is one."""
     return next((name for name in names if name.lower() == "split"), None)
 
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from rfdlc.data.normaliser import Normaliser
+from rfdlc.data.loader import Normaliser
 from rfdlc.decide.utility import Utility
 from rfdlc.integrations.onnx.head import DecisionHead
 from rfdlc.training.model import Model

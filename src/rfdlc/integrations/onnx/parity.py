@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rfdlc.data.dataset import Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import load
-from rfdlc.data.normaliser import Normaliser
+from rfdlc.data.loader import Normaliser
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
