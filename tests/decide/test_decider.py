@@ -1,6 +1,7 @@
 """The Decider against brute force and its own promises."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -340,6 +341,9 @@ def test_json_round_trip(tmp_path, kind):
     loaded = Decider.load(tmp_path / "d.json")
     assert loaded.to_dict() == decider.to_dict()
     assert np.array_equal(loaded.probabilities(z, logits=True), decider.probabilities(z, logits=True))
+    estimates = [each.estimate_prior(z, logits=True) for each in (decider, loaded)]
+    assert estimates[0].check is not None
+    assert np.array_equal(estimates[0].check, estimates[1].check)  # the table behind the check is saved too
 
 
 @pytest.mark.parametrize(
@@ -374,6 +378,31 @@ def test_a_changed_rule_and_calibration():
         assert decider.replace(rule="paper-eq12").rule == "paper-eq12"
     again = decider.replace(calibration="bias-corrected-temperature").fit([[0.5, 0.5], [0.1, 0.9]], [0, 1])
     assert again.fitted.bias is not None
+
+
+def test_deciders_of_version_1_are_read():
+    path = Path(__file__).parents[1] / "compatibility" / "run-v1" / "decider.json"
+    written, decider = json.loads(path.read_text()), Decider.load(path)
+    assert decider.fitted.to_dict() == written["fitted"]
+    assert decider.to_dict()["version"] == 2
+    assert Decider.from_dict(decider.to_dict()).to_dict() == decider.to_dict()
+    z = np.random.default_rng(0).normal(size=(20, 10))
+    scores = z / written["fitted"]["temperature"] + np.array(written["fitted"]["bias"] or 0)
+    carried, target = written["fitted"]["prior"] or written["train_prior"], written["target_prior"]
+    expected = softmax(scores + (0 if target is None else np.log(np.divide(target, carried))), axis=1)
+    assert np.asarray(decider.probabilities(z, logits=True)) == pytest.approx(expected)
+
+
+def test_deciders_are_immutable():
+    decider = Decider(Utility.one_hot(2), train_prior="uniform", target_prior=[0.2, 0.8])
+    with pytest.raises(AttributeError):
+        decider.rule = "argmax"
+    with pytest.raises(ValueError, match="read-only"):
+        decider.target_prior[0] = 1
+    fitted = decider.fit([[0.9, 0.1], [0.3, 0.7]], [0, 1])
+    assert (decider.fitted, fitted.fitted is None) == (None, False)
+    with pytest.raises(InputError, match="parameter 'prior' is unknown: expected one of utility"):
+        decider.replace(prior="uniform")
 
 
 def test_saved_deciders_hold_no_code(tmp_path):
