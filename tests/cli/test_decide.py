@@ -234,7 +234,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["decide", "test.csv", "-o", "no/such/folder/a.csv"], "does not exist; create it first"),
         (["decide", "test.csv", "-o", "."], "cannot be written"),
         (["decide", "test.csv", "--logits", "--calibrate", "none.csv"], "none.csv: no such file"),
-        (["decide", "test.csv", "--classes", "a,b"], "is no class"),
+        (["decide", "test.csv", "--classes", "a,b"], "is not a class"),
         (["decide", "test.csv", "--classes", "latin.csv"], "latin.csv: cannot be read as CSV in UTF-8"),
         (["decide", "test.csv", "--classes", "endless.csv"], "endless.csv: training count inf of class 'cat'"),
         (["decide", "test.csv", "--classes", "thousands.csv"], "count of 'cat': '12.000' could be read in two ways"),

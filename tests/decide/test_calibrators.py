@@ -212,7 +212,7 @@ class TestNeverTwice:
             lambda p: evaluate(p, [0] * len(p)),
         ):
             for given in (corrected, piece, corrected[None]):
-                with pytest.raises(InputError, match="doing it twice would distort them"):
+                with pytest.raises(InputError, match="a second time would distort them"):
                     use(given)
 
     def test_fitting_and_estimating_again_start_anew(self, shifted):
@@ -265,12 +265,12 @@ def test_the_mark_goes_with_slices_but_not_with_other_numbers():
     ("prior", "message"),
     [
         ("unifrom", "did you mean 'uniform'"),
-        ([0.5, 0.5], r"shape \(2,\): expected one number a class \(4\)"),
+        ([0.5, 0.5], r"shape \(2,\): expected one number per class \(4\)"),
         ([0.5, 0.5, -0.1, 0.1], "shares of 0 or more"),
         ([0, 0, 0, 0], "not all 0"),
         ([np.nan, 1, 1, 1], "shares of 0 or more"),
         ({"a": 1, "b": 1, "c": 1}, "no share for d"),
-        ({"a": 1, "b": 1, "c": 1, "e": 1}, "class 'e' is no class"),
+        ({"a": 1, "b": 1, "c": 1, "e": 1}, "class 'e' is not a class"),
     ],
 )
 def test_bad_priors(prior, message):

@@ -198,8 +198,8 @@ class TestWhatIsAccepted:
             (np.zeros((0, 3)), "at least one particle and one sample"),
             ([[0.5, np.nan, 0.5]], "scores hold nan in row 0, column 1"),
             ([[1, 0, 0], [np.inf, 0, 0]], "scores hold inf in row 1, column 0"),
-            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 1.*for logits say so"),
-            ([[1.0000001, -1e-7, 0]], "scores hold -1e-07 in row 0, column 1.*where rounding left less than 0, set"),
+            ([[1, 0, 0], [1.5, -0.5, 0]], "scores hold -0.5 in row 1, column 1.*for logits set logits"),
+            ([[1.0000001, -1e-7, 0]], "scores hold -1e-07 in row 0, column 1.*set values that rounding left below 0"),
             ([[1, 0, 0], [0.5, 0.2, 0.2]], "row 1 of the probabilities sums to 0.9.*expected rows that sum to 1"),
             ([["a", "b", "c"]], "scores must be numbers"),
             ([[1, 0], [1, 0, 0]], "scores must be numbers"),
@@ -240,9 +240,9 @@ class TestWhatIsAccepted:
         [
             ([0], "1 targets for 2 samples"),
             ([0, 3], "target 3 at position 1 is out of range"),
-            (["cat", "bird"], "target 'bird' is no class"),
+            (["cat", "bird"], "target 'bird' is not a class"),
             (None, "no targets"),
-            ([0, np.nan], "target nan at position 1 is no whole number"),
+            ([0, np.nan], "target nan at position 1 is not a whole number"),
         ],
     )
     def test_bad_targets(self, targets, message):

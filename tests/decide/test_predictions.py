@@ -43,7 +43,7 @@ def test_npz_with_numbers_for_names_has_names_for_targets(tmp_path):
 
 def test_npz_whose_probabilities_are_said_to_be_logits(tmp_path):
     np.savez(tmp_path / "p.npz", probs=np.log(P))
-    with pytest.raises(InputError, match="but logits are asked for: call the array 'logits'"):
+    with pytest.raises(InputError, match="but logits are asked for: name the array 'logits'"):
         Predictions.load(tmp_path / "p.npz", logits=True)
     np.savez(tmp_path / "p.npz", logits=np.log(P))
     assert Predictions.load(tmp_path / "p.npz", logits=True).scores.logits
@@ -63,7 +63,7 @@ def test_npz_with_names_in_bytes(tmp_path):
     loaded = Predictions.load(tmp_path / "p.npz")
     assert (loaded.classes.names[0], loaded.ids[0], loaded.targets.tolist()) == ("Mücke", "Mücke", [2, 0])
     np.savez(tmp_path / "p.npz", probabilities=P, ids=np.array([b"\xff", b"a"]))
-    with pytest.raises(InputError, match="some names are bytes that are no UTF-8"):
+    with pytest.raises(InputError, match="some names are bytes that are not UTF-8"):
         Predictions.load(tmp_path / "p.npz")
 
 
@@ -135,9 +135,9 @@ def write(path, text):
         ("cat,dog,newt\n0.5,,0.2\n", "p.csv line 2, column 'dog': '' is not a number"),
         ("cat,dog,newt\n0.5,0.5\n", "p.csv line 2: 2 cells, expected 3"),
         ("cat,dog,dog\n1,0,0\n", "p.csv: column 'dog' appears more than once"),
-        ("cat,dog,nwet\n1,0,0\n", "p.csv: column 'nwet' is no class.*did you mean 'newt'"),
+        ("cat,dog,nwet\n1,0,0\n", "p.csv: column 'nwet' is not a class.*did you mean 'newt'"),
         ("cat,dog\n1,0\n", "p.csv: no column for class 'newt'"),
-        ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv: target 'bird' is no class"),
+        ("cat,dog,newt,target\n1,0,0,bird\n", "p.csv: target 'bird' is not a class"),
         ("cat,dog,newt,target\n1,0,0,3\n", "p.csv: target 3 at position 0 is out of range"),
         (",cat,dog,newt\n0,1,0,0\n", r"p.csv: column 1 has no name.*leave an index out \(index=False\), or call it id"),
         (

@@ -39,7 +39,7 @@ def test_a_data_frame_brings_its_names():
     assert utility.with_classes(Classes(("well", "ill"))).matrix.tolist() == [[-5, 2], [1, 0]]
     assert Utility.from_costs(-frame) == utility == Utility(frame, ["ill", "well"])
     assert Utility(pandas.DataFrame(np.eye(2)), ["a", "b"]) == Utility.one_hot(["a", "b"])
-    with pytest.raises(InputError, match="the data frame calls its rows ill, well, but well, ill are given"):
+    with pytest.raises(InputError, match="the data frame names its rows ill, well, but well, ill are given"):
         Utility(frame, ["well", "ill"])
 
 
@@ -59,7 +59,7 @@ def test_actions_need_not_be_classes():
 
 @pytest.mark.parametrize("action", ["Malignant", "malignnat"])
 def test_an_action_called_nearly_as_a_class_is_told(action):
-    with pytest.warns(UserWarning, match=f"the action '{action}' is no class.*did you mean 'malignant'"):
+    with pytest.warns(UserWarning, match=f"the action '{action}' is not a class.*did you mean 'malignant'"):
         Utility(np.eye(2), ["benign", "malignant"], ["benign", action])
 
 

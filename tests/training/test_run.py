@@ -49,7 +49,7 @@ def test_weights_of_a_training_that_is_not_finished_are_called_so(whole, tmp_pat
         (unfinished / name).unlink()
     with pytest.warns(UserWarning, match="not trained to its end: these are the weights after epoch 4, not calibrated"):
         rfdlc.Model.load(unfinished)
-    with pytest.raises(InputError, match=r"holds no predictions.npz: .*not finished .then `rfdlc resume"):
+    with pytest.raises(InputError, match=r"has no predictions.npz: .*not finished .then `rfdlc resume"):
         rfdlc.Predictions.load(unfinished)
 
 

@@ -85,7 +85,7 @@ class Request(UtilityRequest):
         str | None,
         typer.Option(
             "--calibration",
-            help="The calibrator: `temperature`, or `bias-` or `prior-corrected-temperature`.",
+            help="The calibrator: `temperature`, `bias-` or `prior-corrected-temperature`, `matrix-scaling`.",
             show_default="temperature",
         ),
     ] = None

@@ -19,7 +19,7 @@ from rfdlc.errors import InputError, listing, repeated, suggestion
 
 Indices = NDArray[np.int64]
 
-MOST_NUMBERED = 1_000_000  # classes that are numbered from 0 on: more is a slip, or labels that are no indices
+MOST_NUMBERED = 1_000_000  # of classes numbered from 0: a larger label is a mistake, or not an index
 MANY_SHOT, FEW_SHOT = 100, 20  # many: more than 100 training samples; few: fewer than 20 (Liu et al. 2019)
 
 
@@ -27,9 +27,22 @@ MANY_SHOT, FEW_SHOT = 100, 20  # many: more than 100 training samples; few: fewe
 class Classes:
     """The classes of a problem, in a fixed order that every array of the library follows.
 
-    `counts` are numbers of training samples; without them there is no head and no tail, and what needs
-    them says so. `groups` are named sets of classes (metaclasses), such as vehicles.
+    Parameters
+    ----------
+    names : sequence of str
+        Different, non-blank names.
+    counts : sequence of int, optional
+        Number of training samples of each class. Head and tail are undefined without them.
+    groups : mapping of str to sequence of str, optional
+        Named sets of classes (metaclasses), such as vehicles.
 
+    Raises
+    ------
+    InputError
+        If names repeat, are blank or not UTF-8, or if counts or groups do not fit them.
+
+    Examples
+    --------
     >>> classes = Classes.from_counts({"cat": 10, "dog": 500, "newt": 3}, groups={"pets": ["cat", "dog"]})
     >>> classes.rank.tolist()
     [1, 0, 2]
@@ -44,19 +57,14 @@ class Classes:
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
         object.__setattr__(self, "names", names)
-        if not names:
-            raise InputError("classes need at least one name, got none")
-        if not all(map(str.strip, names)):
-            raise InputError(
-                f"class names must not be blank, but one of {listing(map(repr, names))} is: name every class"
-            )
-        try:
-            "".join(names).encode()
-        except UnicodeEncodeError:  # the name of a folder may be any bytes
-            odd = next(name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name))
-            raise InputError(f"class names must be UTF-8, but {odd!a} is not: rename it, and its folder") from None
-        doubled = repeated(names)
-        if doubled:
+        blank = [name for name in names if not name.strip()]
+        garbled = [name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)]
+        if not names or blank:
+            found = f"one of {listing(map(repr, names))} is" if names else "there is no name"
+            raise InputError(f"class names must not be blank, but {found}: expected at least one name, none blank")
+        if garbled:  # the name of a folder may be any bytes
+            raise InputError(f"class names must be UTF-8, but {garbled[0]!a} is not: rename it, and its folder")
+        if doubled := repeated(names):
             raise InputError(f"class names must differ, but these appear more than once: {listing(doubled)}")
         if self.counts is not None:
             object.__setattr__(self, "counts", _whole_counts(self.counts, names))
@@ -65,7 +73,7 @@ class Classes:
     def __len__(self) -> int:
         return len(self.names)
 
-    # -- where classes come from ------------------------------------------------------------------------------
+    # -- construction -----------------------------------------------------------------------------------------
 
     @classmethod
     def from_labels(
@@ -73,16 +81,16 @@ class Classes:
     ) -> "Classes":
         """Count training labels: text is class names; numbers are class indices, from 0 to the largest seen.
 
-        Pass `names` to fix the order, or to include classes that have no training sample. Labels that are numbers but
-        no indices (1, 2, 3 or -1, 1) are names: pass them as text, `y.astype(str)`.
+        Pass `names` to fix the order, or to include classes that have no training sample. If labels are numbers but
+        not indices (1, 2, 3 or -1, 1), pass them as text, `y.astype(str)`: they are names.
         """
         labels = as_array(labels)
         if labels.ndim != 1 or not len(labels):
-            raise InputError(f"labels must be a non-empty list of one label a sample, got shape {labels.shape}")
+            raise InputError(f"labels must be a non-empty list of one label per sample, got shape {labels.shape}")
         if labels.dtype == object:
-            for place, label in enumerate(labels):
-                if is_missing(label):
-                    raise InputError(f"label {label} at position {place} is missing: leave such samples out")
+            place = next((i for i, label in enumerate(labels) if is_missing(label)), None)
+            if place is not None:
+                raise InputError(f"label {labels[place]} at position {place} is missing: leave such samples out")
             if names is None and all(isinstance(label, Integral) for label in labels):
                 labels = labels.astype(np.int64)  # as a table of mixed columns holds them
         if names is None and labels.dtype.kind in "iufb":
@@ -97,10 +105,10 @@ class Classes:
         names: Sequence[str] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> "Classes":
-        """From a table {name: count}, or from counts in class order, with names or not.
+        """From a table {name: count}, or from counts in class order, with or without names.
 
-        Counted labels (`y.value_counts()`, a Counter) lie by frequency or as they came: they are sorted, as those of
-        `from_labels` and the columns of scikit-learn. So are numbers, being class indices. A dict of names is not.
+        The names of counted labels (`y.value_counts()`, a Counter) are sorted, as in `from_labels` and scikit-learn;
+        so are numbers, which are class indices. A dict of names keeps its order.
 
         >>> Classes.from_counts({2: 5, 0: 100, 1: 20}).counts
         (100, 20, 5)
@@ -128,11 +136,9 @@ class Classes:
             raise InputError(f"{where}: expected a JSON object with a list 'names' (and 'counts', 'groups')")
         counts, groups = table.get("counts"), table.get("groups") or {}
         if not isinstance(counts, list | None):
-            raise InputError(f"{where}: 'counts' is {counts!r}: expected a list with one count a class")
+            raise InputError(f"{where}: 'counts' is {counts!r}: expected a list with one count per class")
         if not isinstance(groups, Mapping) or not all(isinstance(members, list) for members in groups.values()):
-            raise InputError(
-                f"{where}: 'groups' is {groups!r}: expected an object with a list of classes for each name"
-            )
+            raise InputError(f"{where}: 'groups' is {groups!r}: expected an object with a list of classes per name")
         try:
             return cls(tuple(table["names"]), None if counts is None else tuple(counts), groups)
         except InputError as error:
@@ -144,7 +150,7 @@ class Classes:
         return {"names": list(self.names), "counts": counts, "groups": {k: list(v) for k, v in self.groups.items()}}
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """`to_dict()` as JSON text; written to a file as well if one is named."""
+        """`to_dict()` as JSON text, also written to `path` if given."""
         text = json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n"
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
@@ -157,36 +163,31 @@ class Classes:
         return {name: i for i, name in enumerate(self.names)}
 
     def encode(self, labels: ArrayLike, what: str = "label") -> Indices:
-        """Labels as class indices: text is looked up by name, numbers are indices already and are checked.
+        """Labels as class indices: text is looked up by name, numbers are checked indices.
 
         >>> Classes(("a", "b")).encode(["b", "a", "b"]).tolist()
         [1, 0, 1]
         """
         array = as_array(labels)
-        if array.dtype.kind == "b" and "True" in self._index:
-            array = array.astype(str)
-        if array.dtype.kind in "iufb":
-            return self._check_indices(_whole(array, what), what)
+        if array.dtype.kind in "iufb" and not (array.dtype.kind == "b" and "True" in self._index):
+            return self._checked(_whole(array, what), what)
         try:
             return np.array([self._index[str(name)] for name in array.reshape(-1)], dtype=np.int64).reshape(array.shape)
         except KeyError as error:
             name = error.args[0]
             hint = suggestion(name, self.names)
-            raise InputError(f"{what} {name!r} is no class: expected one of {listing(self.names)}{hint}") from None
+            raise InputError(f"{what} {name!r} is not a class: expected one of {listing(self.names)}{hint}") from None
 
-    def _check_indices(self, array: Indices, what: str) -> Indices:
-        wrong = (array < 0) | (array >= len(self))
-        if wrong.any():
-            place = int(np.flatnonzero(wrong)[0])
-            value = array.reshape(-1)[place]
-            hint = (
-                "; as the name of a class it must be text: pass labels.astype(str)" if str(value) in self._index else ""
-            )
+    def _checked(self, indices: Indices, what: str) -> Indices:
+        wrong = np.flatnonzero((indices < 0) | (indices >= len(self)))
+        if len(wrong):
+            value = indices.reshape(-1)[wrong[0]]
+            text = "; if it is the name of a class, pass labels.astype(str)" if str(value) in self._index else ""
             raise InputError(
-                f"{what} {value} at position {place} is out of range: "
-                f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes{hint}"
+                f"{what} {value} at position {wrong[0]} is out of range: "
+                f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes{text}"
             )
-        return array
+        return indices
 
     def in_order(self, names: Sequence[str]) -> "Classes":
         """The same classes in the order of `names`, which must be the same set."""
@@ -194,7 +195,7 @@ class Classes:
             odd = sorted(set(names) ^ set(self.names)) or ["?"]
             raise InputError(
                 f"classes {listing(self.names)} do not match {listing(names)}: "
-                f"{odd[0]!r} is in one only{suggestion(odd[0], odd[1:])}"
+                f"{odd[0]!r} is in only one of them{suggestion(odd[0], odd[1:])}"
             )
         counts = None if self.counts is None else tuple(self.counts[self._index[name]] for name in names)
         return Classes(tuple(names), counts, self.groups)
@@ -205,21 +206,19 @@ class Classes:
 
     def members(self, group: str | Iterable[str]) -> Indices:
         """Class indices of a named group, of one class, or of several named classes."""
-        if isinstance(group, str):
-            if group in self.groups:
-                return self.encode(self.groups[group])
-            if group not in self._index:
-                known = [*self.groups, *self.names]
-                hint = suggestion(group, known)
-                raise InputError(f"{group!r} is neither a group nor a class: known are {listing(known)}{hint}")
-            return self.encode([group])
-        return self.encode(list(group))
+        if not isinstance(group, str):
+            return self.encode(list(group))
+        if group not in self.groups and group not in self._index:
+            known = [*self.groups, *self.names]
+            hint = suggestion(group, known)
+            raise InputError(f"{group!r} is neither a group nor a class: expected one of {listing(known)}{hint}")
+        return self.encode(self.groups.get(group, [group]))
 
     # -- head and tail ----------------------------------------------------------------------------------------
 
     @cached_property
     def count_array(self) -> Indices:
-        """Training counts as an array; an error that says what to do where they are not known."""
+        """Training counts as an array; raises if they are not known."""
         if self.counts is None:
             raise InputError(
                 "the classes have no training counts, so head and tail are not defined: give them with "
@@ -275,7 +274,7 @@ class Classes:
 
 
 def as_classes(given: Classes | Sequence[str] | int) -> Classes:
-    """Classes as they are, or from their names, or so many that are numbered."""
+    """Classes unchanged, or made from their names or their number."""
     if isinstance(given, Classes):
         return given
     if isinstance(given, str):
@@ -292,30 +291,27 @@ def numbered(largest: float, where: str = "") -> list[str]:
     if not largest < MOST_NUMBERED:
         raise InputError(
             f"{where}the label {largest:.0f} is too large: expected class numbers from 0 on, less than "
-            f"{MOST_NUMBERED:,}; number the classes anew"
+            f"{MOST_NUMBERED:,}; renumber the classes, or pass their names as text"
         )
     return [str(c) for c in range(int(largest) + 1)]
 
 
 def as_array(given: Any) -> NDArray[Any]:
-    """Any list as an array, bytes as text; unless some is masked: an array would show what the mask hides."""
+    """Any list as an array, bytes as text. Masked values raise: an array would show what the mask hides."""
     if np.ma.is_masked(given):
         raise InputError("some values are masked: expected all to be known; leave out those samples")
     try:
         array = np.asarray(given)
+        return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+    except UnicodeDecodeError as error:
+        raise InputError(f"some names are bytes that are not UTF-8 ({error}): decode them to text first") from None
     except ValueError:
         kind = type(given).__name__
-        raise InputError(f"a {kind} of parts that differ in length is no array: make them alike") from None
-    if array.dtype.kind != "S":
-        return array
-    try:
-        return np.char.decode(array, "utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"some names are bytes that are no UTF-8 ({error}): decode them to text first") from None
+        raise InputError(f"a {kind} whose entries differ in length is not an array: give them one length") from None
 
 
 def is_missing(label: Any) -> bool:
-    """Whether a cell of a list is none, such as None, nan and pandas.NA."""
+    """Whether a label is missing: None, nan or pandas.NA."""
     try:
         return label is None or bool(label != label)
     except TypeError:  # pandas.NA: neither equal nor not
@@ -324,17 +320,17 @@ def is_missing(label: Any) -> bool:
 
 def _whole(labels: NDArray[Any], what: str) -> Indices:
     with np.errstate(invalid="ignore"):
-        wrong = ~np.isfinite(labels) | (labels != np.floor(labels))
-    if wrong.any():
-        place = int(np.flatnonzero(wrong)[0])
-        raise InputError(f"{what} {labels.reshape(-1)[place]} at position {place} is no whole number: expected a class")
+        wrong = np.flatnonzero(~np.isfinite(labels) | (labels != np.floor(labels)))
+    if len(wrong):
+        value = labels.reshape(-1)[wrong[0]]
+        raise InputError(f"{what} {value} at position {wrong[0]} is not a whole number: expected a class")
     return labels.astype(np.int64)
 
 
 def _whole_counts(counts: Iterable[Any], names: tuple[str, ...]) -> tuple[int, ...]:
     values = list(counts)
     if len(values) != len(names):
-        raise InputError(f"{len(values)} training counts for {len(names)} classes: expected one count a class")
+        raise InputError(f"{len(values)} training counts for {len(names)} classes: expected one count per class")
     for name, value in zip(names, values, strict=True):
         number = float(value) if isinstance(value, SupportsFloat) else np.nan
         if number < 0 or not number.is_integer():

@@ -1,4 +1,4 @@
-"""Predictions: what a model said of some samples, with what is known of them; saved without pickle."""
+"""Predictions: scores of a model for some samples, with their targets and ids; saved without pickle."""
 
 import json
 import zipfile
@@ -14,7 +14,7 @@ from rfdlc.decide.scores import BOOK_KEEPING, Scores, as_scores, class_columns, 
 from rfdlc.errors import InputError, listing
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
-# Names that people give to the same thing in an .npz file; the first is the one that we write.
+# Names of arrays in an .npz file; the first of each is the one that `save` writes.
 SCORE_KEYS = {"logits": ("logits",), "probabilities": ("probabilities", "probs", "proba")}
 OTHER_KEYS = {
     "targets": ("targets", "target", "labels", "y"),
@@ -25,10 +25,28 @@ OTHER_KEYS = {
 
 
 class Predictions:
-    """Particle scores (M, N, C) of N samples, either logits or probabilities; targets, ids and classes if known.
+    """Scores of N samples by M particles, (M, N, C), with targets, ids and classes if known.
 
-    `uncertainty` (N,) is what the model itself says of each sample, larger for less sure, where it says anything.
+    Parameters
+    ----------
+    logits, probabilities : array-like of shape (n_samples, n_classes) or (n_particles, n_samples, n_classes)
+        Exactly one of the two.
+    targets : array-like of shape (n_samples,), optional
+        True classes, as indices or names.
+    ids : sequence of str, optional
+        One per sample.
+    classes : Classes or sequence of str, optional
+        One per column; numbered by default.
+    uncertainty : array-like of shape (n_samples,), optional
+        The model's own uncertainty of each sample, larger for less sure.
 
+    Raises
+    ------
+    InputError
+        If shapes do not fit, or a target is not a class.
+
+    Examples
+    --------
     >>> predictions = Predictions(probabilities=[[0.9, 0.1], [0.2, 0.8]], targets=[0, 1])
     >>> predictions
     Predictions(1 particle, 2 samples, 2 classes, probabilities, with targets)
@@ -58,7 +76,7 @@ class Predictions:
         self.uncertainty = None if uncertainty is None else _as_numbers(uncertainty, "uncertainty")
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
             if values is not None and values.shape != (len(self),):
-                raise InputError(f"{what} have shape {values.shape} for {len(self)} samples: expected one a sample")
+                raise InputError(f"{what} have shape {values.shape} for {len(self)} samples: expected one per sample")
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -80,7 +98,7 @@ class Predictions:
             odd = sorted(set(classes.names) ^ set(self.classes.names))
             raise InputError(
                 f"predictions are for classes {listing(self.classes.names)}, but {listing(classes.names)} are "
-                f"expected: {odd[0]!r} is in one only; the names must match"
+                f"expected: {odd[0]!r} is in only one of them; the names must match"
             )
         place = classes.encode(list(self.classes.names))
         order = self.classes.encode(list(classes.names))
@@ -115,7 +133,7 @@ class Predictions:
     ) -> "Predictions":
         """Read .npz, .csv, .tsv, .parquet or .arrow, a folder of Parquet files, or predictions.npz of a run folder.
 
-        Tables have one column a class, named after it, and optionally `target` and `id`. An .npz file has `logits`
+        Tables have one column per class, named after it, and optionally `target` and `id`. An .npz file has `logits`
         or `probabilities`, and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups.
         `logits` says that a table holds logits; in an .npz file the array's name says so.
         """
@@ -136,7 +154,7 @@ class Predictions:
 
 
 def _check(predictions: Predictions) -> None:
-    """Its values; where they are wrong, a column that is no class may be why."""
+    """Check the values; a column that is not a class may be why they are wrong."""
     try:
         predictions.scores.check()
     except InputError as error:
@@ -145,12 +163,12 @@ def _check(predictions: Predictions) -> None:
 
 
 def _in_folder(path: Path) -> Path:
-    """The file that a run folder's predictions of its test part are in; other paths as they are."""
+    """The predictions of the test split in a run folder; other paths unchanged."""
     if not path.is_dir() or parquet_files(path):
         return path
     if not (path / "predictions.npz").is_file():
         raise InputError(
-            f"{path}: holds no predictions.npz: its data had no test part, or the training is not finished (then "
+            f"{path}: has no predictions.npz: its data had no test split, or the training is not finished (then "
             f"`rfdlc resume {path}`). For labelled samples: `rfdlc predict {path} DATA --out scored.npz`, then "
             f"scored.npz with --decider {path}/decider.json"
         )
@@ -158,7 +176,7 @@ def _in_folder(path: Path) -> Path:
 
 
 def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
-    """Targets as class indices: numbers are indices, text is names, or indices where no class is called by a number."""
+    """Targets as class indices: numbers are indices, text is names (or indices, if no class is named by a number)."""
     array = as_array(targets)
     text = array.dtype.kind in "OU" and not any(map(_is_index, classes.names))
     if text and all(map(_is_index, array.reshape(-1))):
@@ -167,7 +185,7 @@ def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
 
 
 def _readable(ids: NDArray[np.str_]) -> NDArray[np.str_]:
-    """Names of files need not be UTF-8, but tables are: bytes that are not are written as escapes."""
+    """Names of files may not be UTF-8, but tables are: other bytes are written as escapes."""
     try:
         "".join(ids.reshape(-1).tolist()).encode()
     except UnicodeEncodeError:
@@ -180,7 +198,7 @@ def _as_numbers(values: ArrayLike, what: str) -> NDArray[np.float64]:
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{what} must be numbers, one a sample ({error})") from None
+        raise InputError(f"{what} must be numbers, one per sample ({error})") from None
 
 
 def _is_index(value: Any) -> bool:
@@ -231,11 +249,11 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
     if not set(SCORE_KEYS) & set(arrays):
         raise InputError(f"holds {listing(found) or 'nothing'}: expected an array 'probabilities' or 'logits'")
     if logits and "probabilities" in arrays:
-        raise InputError("holds probabilities by its name, but logits are asked for: call the array 'logits'")
+        raise InputError("its array is named probabilities, but logits are asked for: name the array 'logits'")
     names = arrays.pop("classes", None)
     own = _classes_in(names, found.get("counts"))
     if names is not None and names.ndim and "targets" in arrays and arrays["targets"].dtype.kind in "iu":
-        arrays["targets"] = arrays["targets"].astype(str)  # as in a table: names, where classes are called by numbers
+        arrays["targets"] = arrays["targets"].astype(str)  # as in a table: names, if classes are named by numbers
     predictions = Predictions(**arrays, classes=own or classes)
     return predictions.with_classes(classes) if classes is not None else predictions
 
@@ -248,7 +266,7 @@ def _classes_in(array: NDArray[Any] | None, counts: NDArray[Any] | None) -> Clas
         try:
             return Classes.from_json({} | json.loads(str(array)))
         except (TypeError, json.JSONDecodeError):
-            raise InputError(f"'classes' holds {str(array)!r}: expected an array of names, one a column") from None
+            raise InputError(f"'classes' holds {str(array)!r}: expected an array of names, one per column") from None
     names = tuple(as_array(array).astype(str))
     return Classes(names, None if counts is None else tuple(np.atleast_1d(counts).tolist()))
 

@@ -1,4 +1,4 @@
-"""Class priors: the one that probabilities were trained under, the one they will meet, and the step between."""
+"""Class priors: the one that scores carry, the one that is decided for, and the correction between them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Prior = NDArray[np.float64]
 PriorLike = str | ArrayLike | Mapping[str, float]
 
 DISAGREEMENT = 0.1  # total variation between the two estimates above which the user is warned
-MOST_ITERATIONS, STANDSTILL = 2000, 1e-9  # of EM: enough for what can be told, even of classes that look alike
+MOST_ITERATIONS, STANDSTILL = 2000, 1e-9  # of EM: enough even for classes that look alike
 NAMED = ("uniform", "train")
 
 
@@ -29,7 +29,7 @@ def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
     named = hasattr(given, "items")  # a table, or a series of pandas such as y.value_counts(): never by position
     values = np.asarray(_by_name(given, classes, what) if named else given, dtype=np.float64)
     if values.shape != (len(classes),):
-        raise InputError(f"{what} has shape {values.shape}: expected one number a class ({len(classes)})")
+        raise InputError(f"{what} has shape {values.shape}: expected one number per class ({len(classes)})")
     if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
         raise InputError(f"{what} holds {values.min()} to {values.max()}: expected shares of 0 or more, not all 0")
     return normalised(values)
@@ -49,14 +49,14 @@ def prior_ratio(target: Prior, train: Prior, classes: Classes) -> Prior:
     if len(impossible):
         raise InputError(
             f"the training prior of {listing(classes.select(impossible))} is 0 but its target prior is not: "
-            "a class that was never trained cannot be corrected for; give it a positive training prior"
+            "a class without training samples cannot be corrected for; give it a positive training prior"
         )
     return np.divide(target, train, out=np.zeros_like(target), where=train > 0)
 
 
 @dataclass(frozen=True)
 class PriorEstimate:
-    """A class prior estimated from unlabelled data by EM; `check` is the BBSE estimate where one could be made."""
+    """A class prior estimated from unlabelled data by EM; `check` is the BBSE estimate if there is a joint table."""
 
     prior: Prior
     iterations: int
@@ -64,7 +64,7 @@ class PriorEstimate:
 
     @property
     def disagreement(self) -> float | None:
-        """Total variation between the two estimates: near 0 where the assumption of a mere prior shift holds."""
+        """Total variation between the two estimates: near 0 if only the class prior has changed."""
         return None if self.check is None else float(np.abs(self.prior - self.check).sum() / 2)
 
 
@@ -104,7 +104,7 @@ def joint_table(probabilities: Floats, targets: Indices, sample_weight: Floats |
 def _bbse(mean: Prior, joint: Floats, otherwise: Prior) -> Prior:
     """Least squares for w >= 0 in joint @ w = mean; the prior is w times the held-out prior (the column sums).
 
-    The held-out data says nothing of a class that it lacks: such a class keeps its share in `otherwise`.
+    A class that the held-out data lack keeps its share in `otherwise`.
     """
     from scipy.optimize import nnls
 

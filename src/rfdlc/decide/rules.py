@@ -1,4 +1,4 @@
-"""Decision rules: each maps probabilities (n, C) to a gain for each action (n, A); the largest gain is chosen."""
+"""Decision rules: each maps probabilities (n, C) to a gain per action (n, A); the largest gain is chosen."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Gain = Callable[[Floats], Floats]
 class Rule:
     """`prepare(utility, ratio)` gives the gain function; `ratio` (C,) is the prior correction still to be applied.
 
-    `linear` rules take the ratio into their matrix, so that probabilities need no correction one by one.
+    `linear` rules take the ratio into their matrix, so that samples need no correction of their own.
     """
 
     prepare: Callable[[Utility, NDArray[np.float64]], Gain]
@@ -26,7 +26,7 @@ class Rule:
     warning: str | None = None
 
     def gains(self, utility: Utility, probabilities: Floats) -> Floats:
-        """What it compares, for each action (n, A), from probabilities (n, C) that need no correction any more."""
+        """The gain of each action (n, A) from corrected probabilities (n, C)."""
         return self.prepare(utility, np.ones(len(utility.classes)))(probabilities)
 
     def actions(self, utility: Utility, probabilities: Floats) -> Indices:
@@ -43,8 +43,8 @@ def largest(gains: Floats) -> Indices:
 def _expected_utility(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
     """sum_y U[y, d] p(y): with p(y) proportional to q(y) ratio(y), the correction belongs to the rows of U.
 
-    What all actions of a row are worth alike decides nothing and is left out: in 32 bits it would cost the digits
-    in which they differ.
+    A value that all actions of a row share decides nothing and is left out: in 32 bits it would cost the digits in
+    which they differ.
     """
     alike = np.clip(0, utility.matrix.min(axis=1), utility.matrix.max(axis=1))
     matrix = (utility.matrix - alike[:, None]) * ratio[:, None]
@@ -56,7 +56,7 @@ def _argmax(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
         raise InputError("rule 'argmax' decides for a class: expected a utility with an action for every class")
     matrix = np.zeros_like(utility.matrix)
     matrix[np.arange(len(utility.classes)), utility.class_action] = ratio
-    handed_over = np.where(utility.decided_class < 0, -1.0, 0.0)  # less than any probability
+    handed_over = np.where(utility.decided_class < 0, -1.0, 0.0)  # below any probability
     return lambda p: p @ matrix.astype(p.dtype) + handed_over.astype(p.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The door: anybody's probabilities or logits become one checked array (M particles, N samples, C classes)."""
+"""Scores: probabilities or logits of any model as one checked array (M particles, N samples, C classes)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,27 +13,27 @@ from rfdlc.progress import track
 
 Floats = NDArray[np.floating[Any]]
 
-BOOK_KEEPING = ("id", "target")  # columns of a table that are no class
-DECIDED = ("action", "expected_utility")  # nor are these, where both are there
-SUM_TOLERANCE = 0.01  # rows may miss 1 by this much: probabilities are often rounded when they are written to a file
-PROBABILITY_FLOOR = 1e-12  # the least probability whose logarithm is taken
-CHUNK_ELEMENTS = 1 << 18  # work in pieces that stay in the processor's cache
+BOOK_KEEPING = ("id", "target")  # columns of a table that are not classes
+DECIDED = ("action", "expected_utility")  # nor are these two, if both are there
+SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much: files often hold rounded probabilities
+PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
+CHUNK_ELEMENTS = 1 << 18  # work in chunks that stay in the processor's cache
 
 
 class CorrectedProbabilities(np.ndarray[Any, np.dtype[Any]]):
-    """Probabilities that a Decider has calibrated and corrected: plain numbers that no Decider takes again.
+    """Probabilities that a Decider has calibrated and corrected, so that no Decider does it again.
 
-    `np.asarray(p)` gives an ordinary array to whoever wants to treat them as a new model's output.
+    `np.asarray(p)` gives an ordinary array, to be treated as the output of a new model.
     """
 
-    # Sums, sorts and comparisons are no longer probabilities: only views and copies of the same kind keep the mark.
+    # Results of arithmetic are not probabilities: only views and copies keep the mark.
     def __array_wrap__(self, array: NDArray[Any], context: Any = None, return_scalar: bool = False) -> Any:
         return array[()] if return_scalar else np.asarray(array)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Probabilities, or logits, of shape (M, N, C). Shapes are checked here, values chunk by chunk as they are read."""
+    """Probabilities or logits of shape (M, N, C); values are checked chunk by chunk as they are read."""
 
     values: Floats
     logits: bool
@@ -42,12 +42,12 @@ class Scores:
         return int(self.values.shape[1])
 
     def check(self) -> None:
-        """Raise for the first bad value, before any work with the good ones."""
+        """Raise for the first bad value."""
         for _ in self.chunks():
             pass
 
     def chunks(self) -> Iterator[tuple[slice, Floats]]:
-        """Checked pieces (M, n, C), each small enough to stay in the cache."""
+        """Checked chunks (M, n, C), each small enough to stay in the cache."""
         particles, samples, classes = self.values.shape
         rows = max(1, CHUNK_ELEMENTS // (particles * classes))
         for start in track(range(0, samples, rows), "Reading scores"):
@@ -57,11 +57,11 @@ class Scores:
 
 
 def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
-    """An array, tensor or data frame as Scores with one column a class, in the order of `classes`."""
+    """An array, tensor or data frame as Scores with one column per class, in the order of `classes`."""
     if isinstance(given, CorrectedProbabilities):
         raise InputError(
-            "these probabilities have been calibrated and corrected by a Decider already, and doing it twice would "
-            "distort them: pass the model's own output (or np.asarray(p) to treat them as a new model's)"
+            "a Decider has calibrated and corrected these probabilities already, and a second time would distort them: "
+            "pass the model's own output (or np.asarray(p) to treat them as the output of a new model)"
         )
     values = _frame_values(given, classes) if hasattr(given, "columns") else _plain_array(given)
     if values.ndim == 2:
@@ -73,7 +73,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     if values.shape[2] != len(classes):
         raise InputError(
             f"scores have {values.shape[2]} columns but there are {len(classes)} classes "
-            f"({listing(classes.names, 4)}): expected one column a class"
+            f"({listing(classes.names, 4)}): expected one column per class"
         )
     if 0 in values.shape:
         raise InputError(f"scores have shape {values.shape}: expected at least one particle and one sample")
@@ -81,7 +81,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
 
 
 def class_columns(columns: Sequence[str]) -> list[str]:
-    """Those that are classes, where nothing else says so.
+    """The columns that are classes, by name alone.
 
     >>> class_columns(["id", "cat", "dog", "action", "expected_utility"]), class_columns(["cat", "action"])
     (['cat', 'dog'], ['cat', 'action'])
@@ -91,7 +91,7 @@ def class_columns(columns: Sequence[str]) -> list[str]:
 
 
 def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
-    """Where each class stands among the columns, matched by name; every other column must be `id` or `target`."""
+    """The position of each class among the columns; every other column must be `id` or `target`."""
     doubled = repeated(columns)
     if doubled:
         raise InputError(f"{where}: column {doubled[0]!r} appears more than once; every column name must differ")
@@ -101,7 +101,7 @@ def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
     if unknown:
         hint = suggestion(unknown[0], missing or classes.names)
         raise InputError(
-            f"{where}: column {unknown[0]!r} is no class; expected columns {listing(classes.names)} "
+            f"{where}: column {unknown[0]!r} is not a class; expected columns {listing(classes.names)} "
             f"(and optionally {' and '.join(BOOK_KEEPING)}){hint}"
         )
     if missing:
@@ -110,7 +110,7 @@ def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
 
 
 def safe_log(probabilities: Floats) -> Floats:
-    """log p with p kept away from 0."""
+    """log p, with p clipped away from 0."""
     logarithm: Floats = np.log(np.maximum(probabilities, PROBABILITY_FLOOR))
     return logarithm
 
@@ -150,7 +150,7 @@ def _plain_array(given: Any) -> Floats:
 
 
 def _check_values(piece: Floats, start: int, logits: bool) -> None:
-    """Raise for the first bad row of a piece (M, n, C); the good case costs two passes over cached memory."""
+    """Raise for the first bad row of a chunk (M, n, C); a good one costs two passes over cached memory."""
     total = piece.sum(axis=2)
     if logits:
         if not np.isfinite(total).all():
@@ -159,11 +159,11 @@ def _check_values(piece: Floats, start: int, logits: bool) -> None:
     if not (np.abs(total - 1) <= SUM_TOLERANCE).all() or piece.min() < 0:
         _raise_for(~np.isfinite(piece), piece, start, "expected probabilities between 0 and 1")
         rounded = piece.min() > -SUM_TOLERANCE
-        fix = "where rounding left less than 0, set it to 0" if rounded else "for logits say so (logits)"
+        fix = "set values that rounding left below 0 to 0" if rounded else "for logits set logits"
         _raise_for(piece < 0, piece, start, f"expected probabilities between 0 and 1; {fix}")
         row = int(np.argwhere(np.abs(total - 1) > SUM_TOLERANCE)[0][1])
         worst = float(total[:, row][np.argmax(np.abs(total[:, row] - 1))])
-        fix = "divide each row by its sum, or say so if these are logits (logits)"
+        fix = "divide each row by its sum, or set logits if these are logits"
         if piece.shape[2] == 1:
             fix = "there is one column: for two classes add the other one (1 - p)"
         raise InputError(

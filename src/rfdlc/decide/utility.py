@@ -18,16 +18,31 @@ from rfdlc.tables import number, read_rows
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
 SHOWN_CLASSES = 12  # a larger matrix is summarised when printed
-SLIP, MOST_OTHERS = 0.8, 20  # how alike two names are that were meant to be one; so many actions are compared
+SIMILAR, MOST_COMPARED = 0.8, 20  # similarity of names that suggests a misspelling; actions that are compared
 
 
 class Utility:
-    """A matrix with one row a true class and one column an action, both named.
+    """What each action is worth for each true class: a matrix U[true, action] with names on both axes.
 
-    An action with the name of a class decides for that class; any other action (`abstain`, `call a doctor`)
-    hands the sample over. Values are on any scale: only differences within a row matter to a decision.
-    A data frame brings its names along.
+    An action with the name of a class decides for that class; any other action (`abstain`, `call a doctor`) hands the
+    sample over. Values are on any scale: only differences within a row matter to a decision.
 
+    Parameters
+    ----------
+    matrix : array-like of shape (n_classes, n_actions) or data frame
+        The values; a data frame also gives the names.
+    classes : Classes or sequence of str, optional
+        One per row; numbered by default.
+    actions : sequence of str, optional
+        One per column; by default the classes, and `abstain` if there is one more column.
+
+    Raises
+    ------
+    InputError
+        If the matrix is not a table of finite numbers, or names do not fit it.
+
+    Examples
+    --------
     >>> utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"]).with_abstain(0.2)
     >>> print(utility)
     Utility of 2 classes and 3 actions
@@ -50,14 +65,14 @@ class Utility:
         self.classes = as_classes(classes)
         if len(values) != len(self.classes):
             raise InputError(
-                f"utility has {len(values)} rows but there are {len(self.classes)} classes: expected one row a class"
+                f"utility has {len(values)} rows but there are {len(self.classes)} classes: expected one row per class"
             )
         self.actions = _action_names(actions, self.classes.names, values.shape[1])
-        _tell_slips(self.actions, self.classes.names)
+        _warn_of_misspellings(self.actions, self.classes.names)
         self.matrix = values
         self.matrix.setflags(write=False)
 
-    # -- builders ---------------------------------------------------------------------------------------------
+    # -- construction -------------------------------------------------------------------------------------------
 
     @classmethod
     def one_hot(cls, classes: Classes | Sequence[str] | int) -> "Utility":
@@ -69,7 +84,7 @@ class Utility:
     def tail_sensitive(cls, classes: Classes, penalty: float = -1.0, *, by_rank: bool = False) -> "Utility":
         """One-hot, with `penalty` where the decided class is strictly more frequent than the true one.
 
-        Classes of equal count carry no penalty either way. `by_rank` takes the paper's strict order instead:
+        Classes of equal count have no penalty either way. `by_rank` takes the paper's strict order instead:
         of two classes with equal counts the earlier one counts as more frequent.
         """
         _check_penalty(penalty)
@@ -80,7 +95,7 @@ class Utility:
 
     @classmethod
     def class_sensitive(cls, classes: Classes | Sequence[str], penalties: Mapping[tuple[str, str], float]) -> "Utility":
-        """One-hot, with a penalty for each (true class, decided class) named: `{("bird", "airplane"): -1}`."""
+        """One-hot, with a penalty for each named pair (true class, decided class): `{("bird", "airplane"): -1}`."""
         classes = as_classes(classes)
         matrix = np.eye(len(classes))
         for (true, decided), penalty in penalties.items():
@@ -96,7 +111,7 @@ class Utility:
     ) -> "Utility":
         """One-hot, with `penalty` where a class of the group `true` is decided as one of the group `decided`.
 
-        A group is the name of one in `classes.groups`, a class, or a list of classes.
+        A group is a name in `classes.groups`, a class, or a list of classes.
         """
         _check_penalty(penalty)
         rows, columns = classes.members(true), classes.members(decided)
@@ -116,16 +131,13 @@ class Utility:
         return cls(-given.matrix + 0.0, given.classes, given.actions)
 
     def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
-        """One more action that hands over: worth `value` whatever is true, or one value a class."""
+        """Add an action that hands the sample over: worth `value` whatever is true, or one value per class."""
         if name in self.actions:
-            raise InputError(
-                f"utility has an action {name!r} already, with values of its own: leave the new one out, or call it "
-                "by another name"
-            )
+            raise InputError(f"utility has an action {name!r} already: leave the new one out, or give it another name")
         values = np.asarray(value, dtype=float)
         if values.ndim > 1 or values.size not in (1, len(self.classes)):
             raise InputError(
-                f"abstain has {values.size} values: expected one number, or one a class ({len(self.classes)})"
+                f"abstain has {values.size} values: expected one number, or one per class ({len(self.classes)})"
             )
         column = np.broadcast_to(values.reshape(-1), len(self.classes))
         return Utility(np.column_stack([self.matrix, column]), self.classes, [*self.actions, name])
@@ -145,9 +157,9 @@ class Utility:
 
     @classmethod
     def read_csv(cls, path: str | Path, classes: Classes | None = None) -> "Utility":
-        """A table with the action names in its first line and a true class in front of each further line.
+        """Read a table with action names in its first line and a true class at the start of each further line.
 
-        Rows and columns are matched by name, never by position; they come out in the order of `classes` if given.
+        Rows and columns are matched by name, never by position, and brought into the order of `classes` if given.
         """
         actions, names, rows = _read_matrix(Path(path))
         try:
@@ -173,7 +185,7 @@ class Utility:
         """The inverse of `to_dict`."""
         return cls(table["matrix"], Classes.from_json(table["classes"]), table["actions"])
 
-    # -- what others ask --------------------------------------------------------------------------------------
+    # -- derived ---------------------------------------------------------------------------------------------
 
     @cached_property
     def decided_class(self) -> Indices:
@@ -204,20 +216,20 @@ class Utility:
 def _names_of_frame(
     frame: Any, classes: Classes | Sequence[str] | None, actions: Sequence[str] | None
 ) -> tuple[Classes | Sequence[str] | None, Sequence[str] | None]:
-    """Its own names where none are given; given ones must be the same, in the same order."""
+    """The names of a data frame; given names must be the same, in the same order."""
     rows, columns = _own_names(frame.index), _own_names(frame.columns)
     given = classes.names if isinstance(classes, Classes) else classes
-    for what, own, told in (("rows", rows, given), ("columns", columns, actions)):
-        if own is not None and told is not None and [str(name) for name in told] != own:
+    for what, own, other in (("rows", rows, given), ("columns", columns, actions)):
+        if own is not None and other is not None and [str(name) for name in other] != own:
             raise InputError(
-                f"the data frame calls its {what} {listing(own)}, but {listing(told)} are given: leave these out, "
-                "or bring the frame into their order"
+                f"the data frame names its {what} {listing(own)}, but {listing(other)} are given: leave these out, "
+                "or reorder the frame"
             )
     return rows if classes is None else classes, columns if actions is None else actions
 
 
 def _own_names(axis: Any) -> list[str] | None:
-    """The names along an axis of a data frame; none where they are mere positions."""
+    """The names along an axis of a data frame; None if they are positions."""
     names = [str(name) for name in axis]
     return None if names == [str(i) for i in range(len(names))] else names
 
@@ -234,7 +246,7 @@ def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
         row, column = np.argwhere(~usable)[0]
         raise InputError(
             f"utility holds {values[row, column]} in row {row}, column {column}: expected finite numbers of at most "
-            f"{LARGEST:g}; for what must never happen -1e6 does, where the others are around 1"
+            f"{LARGEST:g}; for what must never happen -1e6 is enough if the others are around 1"
         )
     return values
 
@@ -245,7 +257,7 @@ def _action_names(actions: Sequence[str] | None, classes: Sequence[str], columns
     names = tuple(str(name) for name in actions)
     if len(names) != columns:
         raise InputError(
-            f"utility has {columns} columns for {len(classes)} classes: expected one column a class "
+            f"utility has {columns} columns for {len(classes)} classes: expected one column per class "
             f"(and one more to abstain), or the names of {columns} actions; got {len(names)} names"
         )
     doubled = repeated(names)
@@ -254,18 +266,18 @@ def _action_names(actions: Sequence[str] | None, classes: Sequence[str], columns
     return names
 
 
-def _tell_slips(actions: Sequence[str], classes: Sequence[str]) -> None:
-    """A class without an action of its own, and an action called nearly so: that one hands over, surely by mistake."""
+def _warn_of_misspellings(actions: Sequence[str], classes: Sequence[str]) -> None:
+    """Warn of an action that hands over and is named almost like a class that has no action."""
     known = set(classes)
     others = [name for name in actions if name not in known]
     decided = set(actions)
     lacking = {name.casefold(): name for name in classes if name not in decided} if others else {}
-    for action in others[:MOST_OTHERS]:
-        for near in get_close_matches(action.casefold(), lacking, n=1, cutoff=SLIP):
+    for action in others[:MOST_COMPARED]:
+        for near in get_close_matches(action.casefold(), lacking, n=1, cutoff=SIMILAR):
             warnings.warn(
-                f"the action {action!r} is no class and hands samples over, and no action decides for the class "
+                f"the action {action!r} is not a class, so it hands samples over, and no action decides for the class "
                 f"{lacking[near]!r}: did you mean {lacking[near]!r}?",
-                stacklevel=1,  # one place, so that it is said once however often the utility is rearranged
+                stacklevel=1,  # one place: warns once however often the utility is rearranged
             )
 
 
@@ -279,7 +291,7 @@ def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
     decimal, lines = read_rows(path, "a utility")
     if len(lines) < 2:
         raise InputError(
-            f"{path}: expected a first line of action names and one line a class, found {len(lines)} lines"
+            f"{path}: expected a first line of action names and one line per class, found {len(lines)} lines"
         )
     corner, *actions = lines[0][1]
     names = [row[0] for _, row in lines[1:]]
@@ -293,7 +305,7 @@ def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
 
 
 def _check_decimals(path: Path, decimal: str, cells: list[str]) -> None:
-    """Between semicolons either sign may be the decimal one; where both are there, one of them is for thousands."""
+    """Between semicolons either sign may be the decimal one; if both occur, one of them is for thousands."""
     signs = [next((cell for cell in cells if sign in cell), None) for sign in ",."]
     if decimal == "," and None not in signs:
         raise InputError(
