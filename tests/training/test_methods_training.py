@@ -134,6 +134,18 @@ def test_a_run_alone_equals_the_run_in_a_stack(method):
         assert torch.allclose(one, two.chunk(2)[1], atol=2e-4), name
 
 
+def test_a_training_leaves_torchs_global_state_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    threads = torch.get_num_threads()
+    rfdlc.train("digits-lt", "srepr", tmp_path / "run", **SMALL)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+    assert torch.backends.cudnn.benchmark is False
+
+
 # -- what stages do ------------------------------------------------------------------------------------------------
 
 

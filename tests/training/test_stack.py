@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from rfdlc.errors import InputError
 from rfdlc.training.networks.backbones import Bottleneck, backbone, own
-from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import IN_CHANNELS, reset
 
 
@@ -185,6 +185,22 @@ def test_own_network_is_a_backbone_with_statistics_of_its_own():
     plain(x[1])
     assert torch.allclose(copies.copy_norm__running_mean[2], plain.norm.running_mean)
     assert copies.copy_norm__num_batches_tracked.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("make", [lambda: own(Own, torch.zeros(2, 3, 8, 8)), lambda: backbone("resnet8", (3, 8, 8))])
+def test_channels_last_changes_memory_and_no_value(make):
+    """As a GPU has it: stacked weights of copies have five dimensions, which torch's own layout refuses."""
+    build = lambda: ParticleNet(make(), 5, particles=2, seeds=(1, 2))  # noqa: E731
+    x = torch.randn(2, 6, 3, 8, 8)
+    plain, placed = build(), place(build(), torch.device("cpu"), channels_last=True)
+    results = [(*net.state_dict().values(), net(x)) for net in (plain, placed)]
+    for one, two in zip(*results, strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
+    images = [p for p in placed.parameters() if p.ndim >= 4]
+    slices = [w for p in images for w in (p if p.ndim == 5 else [p])]
+    assert slices
+    assert all(w.is_contiguous(memory_format=torch.channels_last) for w in slices)
+    placed(x).sum().backward()
 
 
 def test_a_module_is_copied_as_it_is():

@@ -109,19 +109,12 @@ class _Alike(nn.Module):
         return terms_of(functional_call(self.first, buffers, arguments))
 
 
-class _Function(nn.Module):
-    """A loss that is not a module."""
-
-    def __init__(self, function: Loss) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> Any:
-        return self.function(logits, targets, epoch)
-
-
 def _module(loss: Loss) -> nn.Module:
-    return loss if isinstance(loss, nn.Module) else _Function(loss)
+    if isinstance(loss, nn.Module):
+        return loss
+    module = nn.Module()
+    module.forward = loss
+    return module
 
 
 class Repulsions:

@@ -19,8 +19,9 @@ from rfdlc.training import assembly
 from rfdlc.training.assembly import build_parts, method_net
 from rfdlc.training.config import Settings
 from rfdlc.training.loop import epochs
+from rfdlc.training.losses import mean_loss
 from rfdlc.training.many import Plan, train_many
-from rfdlc.training.methods import METHODS, resolve
+from rfdlc.training.methods import METHODS, Method, resolve
 from rfdlc.training.networks.operations import shared_norm
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.per_run import RunLosses
@@ -127,6 +128,65 @@ def test_shared_statistics_are_those_of_torch():
         results.append([y, mean, variance, *torch.autograd.grad((y**3).sum(), [x, weight, bias])])
     for theirs, ours in zip(*results, strict=True):
         assert torch.allclose(theirs, ours, rtol=1e-10, atol=1e-12)
+
+
+# -- a loss of the user's own ----------------------------------------------------------------------------------------
+
+
+def smoothed(logits, targets, epoch):
+    """Values per particle and sample, as the documentation has it."""
+    log_p = logits.log_softmax(-1)  # (M, B, C)
+    true = log_p.gather(-1, targets.expand(len(log_p), -1)[..., None])[..., 0]
+    return -0.9 * true - 0.1 * log_p.mean(-1)
+
+
+class Weighted(torch.nn.Module):
+    """Two terms, one of them with weights, of a sum over particles."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.register_buffer("weights", 1 / torch.tensor(classes.counts, dtype=torch.float32))
+
+    def forward(self, logits, targets, epoch):
+        values = smoothed(logits, targets, epoch)
+        return [(values.sum(0), self.weights[targets]), 0.1 * values]
+
+
+OWN_LOSSES = {
+    "smoothed": Method("a function", "here", {"particles": 2}, loss=lambda config, classes, utility: smoothed),
+    "weighted": Method("a module", "here", {"particles": 2}, loss=lambda config, classes, utility: Weighted(classes)),
+}
+
+
+@pytest.mark.parametrize("name", OWN_LOSSES)
+def test_a_loss_of_ones_own_plain_accumulated_and_on_two_processes(name, two_processes, monkeypatch):
+    monkeypatch.setitem(METHODS, name, OWN_LOSSES[name])
+    data = blobs()
+
+    def work():
+        with joined() as processes:
+            return [trained(data, name, processes, **changes) for changes in ({}, {"mixup": 0.4}, {"accumulate": 3})]
+
+    first, second = two_processes(work)
+    whole, mixed = trained(data, name), trained(data, name, mixup=0.4, accumulate=2)
+    assert whole[0][0] > whole[0][-1]
+    assert gap(whole, trained(data, name, accumulate=4)) < 1e-5
+    assert max(map(gap, first, second)) == 0
+    assert gap(whole, first[0]) < 1e-5
+    assert gap(whole, first[2]) < 1e-5
+    assert gap(mixed, trained(data, name, mixup=0.4)) < 1e-5
+
+
+def test_a_loss_of_ones_own_by_torchs_own_mean():
+    """One step equals cross-entropy with label smoothing, reduced by torch."""
+    logits, targets = torch.randn(2, 7, 4), torch.tensor([0, 0, 0, 0, 1, 0, 2])
+    expected = [functional.cross_entropy(own, targets, label_smoothing=0.1) for own in logits]
+    found = RunLosses([smoothed])(logits[None], targets[None], torch.tensor(1.0))
+    assert torch.allclose(found, sum(expected)[None] / 2)
+    weights = torch.rand(4)
+    values = torch.stack([functional.cross_entropy(own, targets, reduction="none") for own in logits])
+    expected = [functional.cross_entropy(own, targets, weights) for own in logits]
+    assert torch.allclose(mean_loss((values, weights[targets])), sum(expected) / 2)
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class CosineHead(nn.Module):
 
 
 HEADS = ("cosine", "linear")
+CHANNELS_LAST = {4: (0, 2, 3, 1), 5: (0, 1, 3, 4, 2)}  # order in memory by rank; 5: stacked weights of copies
 Combine = Callable[[int, int], Combination]  # (runs, width of the features) -> a combination
 
 
@@ -131,3 +132,15 @@ class ParticleNet(nn.Module):
     def head_weights(self) -> Tensor:
         """(R, M, F, C): what the paper's repulsion acts on."""
         return self._by_run(self.head.weight)
+
+
+def place(net: ParticleNet, device: torch.device, channels_last: bool | None = None) -> ParticleNet:
+    """On the device, in the memory layout that is fast there: by default channels last on a GPU."""
+    moved = net.to(device)
+    if (device.type == "cuda") if channels_last is None else channels_last:
+        for tensor in (*moved.parameters(), *moved.buffers()):
+            order = CHANNELS_LAST.get(tensor.ndim)
+            if order is not None:
+                back = [order.index(axis) for axis in range(tensor.ndim)]
+                tensor.data = tensor.data.permute(order).contiguous().permute(back)
+    return moved
