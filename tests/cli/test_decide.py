@@ -247,7 +247,7 @@ def test_a_seed_below_0_is_refused(run, folder, words):
             ["decide", "test.csv", "-o", "a.xlsx"],
             "a.xlsx: cannot be written as '.xlsx': expected a name that ends in .csv",
         ),
-        (["decide", "test.csv", "-o", "./test.csv"], "holds the predictions that are to be decided"),
+        (["decide", "test.csv", "-o", "./test.csv"], "holds the predictions"),
         (
             ["report", "test.csv", "-o", "a.pdf"],
             "a.pdf: cannot be written as '.pdf': expected a name that ends in .html",

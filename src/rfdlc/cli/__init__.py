@@ -1,4 +1,4 @@
-"""The command line: thin. Each file holds one group of commands; heavy imports wait until a command runs."""
+"""The command line. Heavy imports happen when a command runs."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, export, methods, predict, report, serve, train, utility
+from rfdlc.cli import data, decide, demo, deploy, predict, report, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown, speaks
 
@@ -37,19 +37,22 @@ def _options(
     pass
 
 
-app.command("decide")(decide.decide)
-app.command("evaluate")(decide.evaluate)
-app.command("report")(report.report)
-app.command("plot")(report.plot)
-app.command("inspect")(data.inspect)
-app.command("demo")(demo.demo)
-app.command("methods")(methods.methods)
-app.command("train")(train.train)
-app.command("resume")(train.resume)
-app.command("fork")(train.fork)
-app.command("predict")(predict.predict)
-app.command("export")(export.export)
-app.command("serve")(serve.serve)
+for _command in (
+    decide.decide,
+    decide.evaluate,
+    report.report,
+    report.plot,
+    data.inspect,
+    demo.demo,
+    demo.methods,
+    train.train,
+    train.resume,
+    train.fork,
+    predict.predict,
+    deploy.export,
+    deploy.serve,
+):
+    app.command()(_command)
 app.add_typer(utility.app, name="utility")
 
 
@@ -65,7 +68,7 @@ def main() -> None:
             warnings.showwarning = _print_warning
             app()
     except InputError as error:
-        who = "" if speaks() else f"process {os.environ['RANK']}: "  # what all find is told by the first alone
+        who = "" if speaks() else f"process {os.environ['RANK']}: "  # the first process reports an error of all
         print(f"rfdlc: {who}{' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 File = Annotated[
     Path,
     typer.Argument(
-        help="Predictions: CSV or Parquet with one column a class (and optionally `target`, `id`), "
+        help="Predictions: CSV or Parquet with one column per class (and optionally `target`, `id`), "
         "`.npz` with `probabilities` or `logits`, or a run folder.",
         show_default=False,
     ),
@@ -46,7 +46,7 @@ def decide(
     if out is not None:
         check_writable(out, endings=(".csv", ".parquet"))
         if out.exists() and file.exists() and out.samefile(file):
-            raise InputError(f"{out}: holds the predictions that are to be decided; choose another file")
+            raise InputError(f"{out}: this file holds the predictions; choose another file")
     if save_decider is not None:
         check_writable(save_decider)
     predictions, prepared = request.prepare(file)
@@ -81,8 +81,8 @@ def evaluate(
             "--uncertainty", help="`max-probability`, `entropy`, `mutual-information`, `evidential` or `own`."
         ),
     ] = "max-probability",
-    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamplings for 95% intervals, such as 500.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the resampling.")] = 0,
+    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamples for 95% intervals, such as 500.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the resampling.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Score predictions and the decisions made from them; the file needs a `target` column.
@@ -97,19 +97,14 @@ def evaluate(
 
     predictions, prepared = request.prepare(file)
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
-    result = score(
-        predictions,
-        decider=prepared,
-        classes=known,
-        groups=[_pair(text) for text in rate or []],
-        uncertainty=uncertainty,
-        bootstrap=bootstrap,
-        seed=seed,
-    )
+    pairs = [_pair(text) for text in rate or []]
+    options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
+    result = score(predictions, decider=prepared, classes=known, groups=pairs, **options)
+    summary = _decider_summary(prepared)
     if json:
-        print_json(result.to_dict() | {"decider": _decider_summary(prepared)})
+        print_json(result.to_dict() | {"decider": summary})
         return
-    print_rich(result, repr(prepared), *_prior_lines(_decider_summary(prepared)["target_prior"]))
+    print_rich(result, repr(prepared), *_prior_lines(summary["target_prior"]))
     if not result.accuracy_by_region:
         print_rich("[dim]For head, tail and false head rate give training counts: --classes counts.csv[/dim]")
 
@@ -135,11 +130,6 @@ def _decision_columns(predictions: "Predictions", decider: "Decider", explained:
     }
 
 
-def _changed(decider: "Decider", explained: Any) -> Any:
-    """Which samples the utility decided otherwise than arg max."""
-    return decider.utility.decided_class[explained.action] != explained.argmax
-
-
 def _decider_summary(decider: "Decider") -> dict[str, Any]:
     """What was fitted and corrected, for JSON."""
     target, names = decider.target_prior, decider.utility.classes.names
@@ -159,7 +149,7 @@ def _summary(decider: "Decider", explained: Any) -> dict[str, Any]:
         "samples": len(explained),
         "actions": dict(zip(explained.actions, counts.tolist(), strict=True)),
         "mean_expected_utility": float(np.mean(explained.value)),
-        "changed_from_argmax": int(_changed(decider, explained).sum()),
+        "changed_from_argmax": int((decider.utility.decided_class[explained.action] != explained.argmax).sum()),
         **_decider_summary(decider),
     }
 
@@ -187,7 +177,7 @@ def _summary_table(decider: "Decider", explained: Any, most: int = 25) -> Any:
 
 
 def _prior_lines(target: dict[str, float] | None, most: int = 6) -> list[str]:
-    """The class prior that was corrected to, above all where it was estimated: the most frequent classes first."""
+    """The class prior that was corrected to, most frequent classes first."""
     if target is None:
         return []
     falling = sorted(target.items(), key=lambda item: -item[1])
@@ -199,7 +189,7 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
 
     lines = [
         f"Mean expected utility {readable(summary['mean_expected_utility'])}; "
-        f"{summary['changed_from_argmax']:,} of {summary['samples']:,} decided otherwise than arg max."
+        f"{summary['changed_from_argmax']:,} of {summary['samples']:,} differ from arg max."
     ]
     if summary["calibration"] is not None:
         lines.append(f"Calibrated: {summary['calibration']}.")

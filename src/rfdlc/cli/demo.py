@@ -1,8 +1,8 @@
-"""`rfdlc demo`: RF-DLC against plain cross-entropy on embedded data, in about a minute on two cores."""
+"""`rfdlc demo`: RF-DLC against plain cross-entropy in about a minute on two cores; `rfdlc methods`: all methods."""
 
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,9 +18,9 @@ TAIL = "a tail sample decided as a more frequent class costs 1, a right decision
 
 def demo(
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for both runs; a free name like it is taken.")
+        Path, typer.Option("--out", "-o", help="Folder of both runs; if it exists, a number is added.")
     ] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of both trainings.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of both runs.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Handwritten digits with a long tail: plain cross-entropy against RF-DLC, under a tail-sensitive utility.
@@ -83,3 +83,53 @@ def _free(folder: Path) -> Path:
     """The folder, or the first of folder-2, folder-3 ... that does not exist."""
     names = (folder if i == 1 else folder.with_name(f"{folder.name}-{i}") for i in count(1))
     return next(name for name in names if not name.exists())
+
+
+def methods(json: JsonOption = False) -> None:
+    """List every method: what it does, whose it is, its options, particles and stages, and its relative cost.
+
+    Options are set like settings: `rfdlc train DATA --method ride diversity=0.1`. `--json` has their meanings.
+
+    The cost is that of a training of 200 epochs with the method's own settings, where particles share no layers.
+
+    **Examples**
+
+    - `rfdlc methods`
+    - `rfdlc methods --json`
+    """
+    with ready():
+        from rfdlc.training.methods import METHODS
+
+        rows = {name: _described(row) for name, row in METHODS.items()}
+    print_json({"methods": rows}) if json else print_rich(_methods_table(rows))
+
+
+def _described(row: Any) -> dict[str, Any]:
+    settings = row.settings
+    return {
+        "summary": row.summary,
+        "reference": row.reference,
+        "particles": settings.get("particles", 1),
+        "stages": [stage.trains for stage in row.stages],
+        "cost": round(row.relative_cost(), 2),
+        "options": {name: {"default": o.default, "help": o.help} for name, o in row.options.items()},
+    }
+
+
+def _methods_table(rows: dict[str, dict[str, Any]]) -> Any:
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        caption="M: particles. Cards with formulas and sources: docs/methods.md", caption_justify="left", box=SIMPLE
+    )
+    table.add_column("method", style="bold", no_wrap=True)
+    table.add_column("what it does, and whose it is")
+    for title in ("M", "stages", "cost"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, row in rows.items():
+        options = " ".join(f"{key}={option['default']:g}" for key, option in row["options"].items())
+        said = Text.assemble(row["summary"], (f" ({row['reference']})", "dim"), f"\n{options}" if options else "")
+        table.add_row(Text(name), said, str(row["particles"]), " + ".join(row["stages"]), f"{row['cost']:.3g}")
+    return table

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rfdlc.cli.reading import folder_decider
-from rfdlc.cli.request import JsonOption, UtilityRequest, takes_request
+from rfdlc.cli.request import JsonOption, UtilityRequest, folder_decider, takes_request
 from rfdlc.cli.train import Root, RunFolder, Source, ready
 from rfdlc.cli.writing import check_writable, print_json
 

@@ -1,6 +1,9 @@
 """The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
-from collections.abc import Callable
+import csv
+import re
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -9,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from rfdlc.cli.reading import BUILDERS, folder_decider, read_classes, read_predictions, read_prior, read_utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, listing
 
 if TYPE_CHECKING:
     from rfdlc.decide.classes import Classes
     from rfdlc.decide.decider import Decider
     from rfdlc.decide.predictions import Predictions
     from rfdlc.decide.utility import Utility
+
+BUILDERS = ("one-hot", "tail-sensitive")
+_NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
+_CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
 
 PenaltyOption = Annotated[
     float | None, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head, -1 by default.")
@@ -179,3 +185,168 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
+
+
+# -- what people write on a command line ---------------------------------------------------------------------------
+
+
+def read_classes(spec: str) -> "Classes":
+    """`cat,dog,newt`; a JSON file; a CSV with columns class,count[,group]; or any table of predictions."""
+    from rfdlc.decide.classes import Classes
+    from rfdlc.decide.predictions import Predictions
+
+    path = Path(spec)
+    if not path.is_file():
+        if "," not in spec or path.suffix.lower() in _CLASS_FILES:
+            raise InputError(f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
+        return Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
+    if path.suffix.lower() == ".json":
+        return Classes.from_json(path)
+    if path.suffix.lower() in (".csv", ".tsv") and _lists_classes(path):
+        return _classes_table(path)
+    try:
+        return Predictions.load(path).classes
+    except InputError as error:
+        raise InputError(f"{error}; training counts are read from a CSV with columns class,count") from None
+
+
+def read_utility(
+    spec: str, classes: "Classes | None", *, penalty: float | None = None, costs: bool = False
+) -> "Utility":
+    """The path of a CSV file, or `one-hot` or `tail-sensitive` for classes that are known."""
+    from rfdlc.decide.utility import Utility
+
+    if penalty is not None and spec != "tail-sensitive":
+        raise InputError(f"penalty {penalty:g} is for the utility tail-sensitive, not for {spec}: leave it out")
+    if spec not in BUILDERS:
+        if not Path(spec).is_file():
+            raise InputError(f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
+        if Path(spec).suffix.lower() in _NO_TABLES:
+            raise InputError(
+                f"utility {spec!r}: expected a CSV file, as `rfdlc utility new` writes one (a saved decider is given "
+                "with --decider)"
+            )
+        table = Utility.read_csv(spec, classes)
+        utility = Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
+        _warn_of_sign(spec, utility, costs)
+        return utility
+    if classes is None:
+        raise InputError(f"utility {spec!r} needs the classes: give them with --classes")
+    if spec == "one-hot":
+        return Utility.one_hot(classes)
+    if classes.counts is None:
+        raise InputError("utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count")
+    return Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
+
+
+def _warn_of_sign(spec: str, utility: "Utility", costs: bool) -> None:
+    """Costs taken for utilities, or the reverse, would silently bring about the worst decisions."""
+    own = utility.class_action
+    if (own < 0).any():
+        return
+    among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
+    right, least = among.diagonal(), among.min(axis=1)
+    if (right == least).all() and (right < among.max(axis=1)).any():
+        found = (
+            "costs the most of its row: if these are utilities, give them with --utility"
+            if costs
+            else "is worth the least of its row: if these are costs, give them with --costs"
+        )
+        warnings.warn(f"{spec}: every right decision {found}", stacklevel=2)
+
+
+def read_prior(spec: str, what: str) -> str | dict[str, float]:
+    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with columns class,share: by name, never by position."""
+    if spec in ("uniform", "train"):
+        return spec
+    if "=" in spec:
+        pairs = (item.partition("=") for item in spec.split(","))
+        return _shares(((name.strip(), value, ".") for name, _, value in pairs), what)
+    if not spec.lower().endswith((".csv", ".tsv")):
+        raise InputError(
+            f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
+            "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share"
+        )
+    decimal, rows = _rows(Path(spec), ("class", "share"))
+    return _shares(((row["class"], row["share"], decimal) for row in rows), f"{spec}: share")
+
+
+def read_predictions(path: Path, classes: "Classes | None", *, logits: bool = False) -> "Predictions":
+    """A file of predictions, or a folder that holds `predictions.npz`."""
+    from rfdlc.decide.predictions import Predictions
+
+    return Predictions.load(path, classes, logits=logits)
+
+
+def folder_decider(path: Path) -> "Decider | None":
+    """The decider that a folder of predictions brings along."""
+    from rfdlc.decide.decider import Decider
+
+    saved = path / "decider.json"
+    return Decider.load(saved) if path.is_dir() and saved.is_file() else None
+
+
+def _lists_classes(path: Path) -> bool:
+    """Whether the first line of a table names a column `class`."""
+    from rfdlc.tables import DELIMITERS
+
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+        line = file.readline()
+    return any("class" in map(str.strip, next(csv.reader([line], delimiter=d), [])) for d in DELIMITERS)
+
+
+def _rows(path: Path, needed: tuple[str, ...]) -> tuple[str, list[dict[str, str]]]:
+    """The decimal sign of a table, and each row by the names of its columns."""
+    from rfdlc.tables import read_rows
+
+    decimal, lines = read_rows(path, "CSV")
+    columns = lines[0][1] if lines else []
+    if len(lines) < 2 or not set(needed) <= set(columns):
+        raise InputError(f"{path}: expected columns {', '.join(needed)} and one row a class")
+    for line, row in lines:
+        if len(row) != len(columns):
+            raise InputError(f"{path} line {line}: {len(row)} cells, expected {len(columns)} as in the first line")
+    return decimal, [dict(zip(columns, row, strict=True)) for _, row in lines[1:]]
+
+
+def _classes_table(path: Path) -> "Classes":
+    from rfdlc.decide.classes import Classes
+
+    decimal, rows = _rows(path, ("class",))
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("group"):
+            groups.setdefault(row["group"], []).append(row["class"])
+    counts: tuple[Any, ...] | None = None  # numbers that `Classes` finds whole, or names
+    if "count" in rows[0]:
+        counts = tuple(_count(row["count"], decimal, f"{path}: count of {row['class']!r}") for row in rows)
+    try:
+        return Classes(tuple(row["class"] for row in rows), counts, groups)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _shares(given: Iterable[tuple[str, str, str]], what: str) -> dict[str, float]:
+    """(class, share as text, decimal sign of its table) as a table of numbers."""
+    shares: dict[str, float] = {}
+    for name, text, decimal in given:
+        if name in shares:
+            raise InputError(f"{what} of {name!r} is given twice: expected one for every class")
+        shares[name] = _number(text, decimal, f"{what} of {name!r}")
+    return shares
+
+
+def _count(text: str, decimal: str, what: str) -> float:
+    """A number that is to be whole: 12.000, or 12,000 between semicolons, is twelve thousand to whoever wrote it."""
+    if re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text):
+        raise InputError(f"{what}: {text!r} could be read in two ways: write it without a sign for thousands")
+    return _number(text, decimal, what)
+
+
+def _number(text: str, decimal: str, what: str) -> float:
+    from rfdlc.tables import number
+
+    try:
+        return number(text, decimal)
+    except ValueError:
+        raise InputError(f"{what}: {text!r} is not a number") from None

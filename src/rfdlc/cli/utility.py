@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
-from rfdlc.cli.request import AbstainOption, JsonOption, PenaltyOption
+from rfdlc.cli.request import BUILDERS, AbstainOption, JsonOption, PenaltyOption, read_classes, read_utility
 from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
 from rfdlc.errors import choose
 from rfdlc.files import replacing
