@@ -9,18 +9,16 @@ from rfdlc.cli.request import JsonOption, Request, takes_request
 from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
 
 if TYPE_CHECKING:
-    from rfdlc.integrations.report.source import Run
+    from rfdlc.integrations.report.runs import ReportRun
 
 Files = Annotated[
     list[Path],
     typer.Argument(
-        help="Run folders, or predictions with a `target` column: CSV, Parquet or `.npz`. Several stand side by side.",
+        help="Run folders, or predictions with a `target` column (CSV, Parquet, `.npz`), shown side by side.",
         show_default=False,
     ),
 ]
-SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, help="Of the resampling and of the samples that are embedded.")
-]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the bootstrap and of the embedded samples.")]
 
 
 @takes_request
@@ -30,13 +28,13 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option("--title", help="Heading of the report.", show_default=False)] = None,
     images: Annotated[
-        Path | None, typer.Option("--images", help="Folder under which the ids are image files: shows thumbnails.")
+        Path | None, typer.Option("--images", help="Folder with the image files named by the ids, for thumbnails.")
     ] = None,
-    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamplings for 95% intervals; 0 for none.")] = 200,
+    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamples for 95% intervals; 0 for none.")] = 200,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Write one HTML file to look at, in which the utility can be edited; it opens anywhere, offline.
+    """Write one HTML file in which the utility can be edited; it opens offline in any browser.
 
     **Examples**
 
@@ -50,8 +48,8 @@ def report(
     runs = _prepare(files, request)
     written = write_report(runs, out, images=images, title=title, bootstrap=bootstrap, seed=seed)
     if json:
-        figures = {name: evaluation.to_dict() for name, evaluation in written.evaluations.items()}
-        print_json({"out": str(written.path), "bytes": written.path.stat().st_size, "runs": figures})
+        runs_json = {name: evaluation.to_dict() for name, evaluation in written.evaluations.items()}
+        print_json({"out": str(written.path), "bytes": written.path.stat().st_size, "runs": runs_json})
         return
     for name, evaluation in written.evaluations.items():
         print_rich(f"[bold]{escaped(name)}[/bold]", evaluation)
@@ -95,13 +93,9 @@ def plot(
         print_rich(f"Written to {escaped(out)}.")
 
 
-def _prepare(files: list[Path], request: Request) -> "list[Run]":
+def _prepare(files: list[Path], request: Request) -> "list[ReportRun]":
     """Each file with the same options, as `evaluate` reads them."""
-    from rfdlc.integrations.report.source import Run, alike, folder_notes, run_names, with_known_classes
+    from rfdlc.integrations.report.runs import alike, prepared, run_names
 
-    runs = []
-    for file, name in zip(files, run_names(files), strict=True):
-        predictions, decider = request.prepare(file)
-        known = with_known_classes(name, predictions, decider, file)
-        runs.append(Run(name, predictions, known, folder_notes(file)))
-    return alike(runs)
+    names = run_names(files)
+    return alike([prepared(name, *request.prepare(file), file) for file, name in zip(files, names, strict=True)])

@@ -290,7 +290,7 @@ def readable(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-def _regions(o: "Outcomes", kind: str) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def regions(o: "Outcomes", kind: str) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Regions that have classes, and which samples truly belong to each; nothing without training counts."""
     for name, members in ({} if o.classes.counts is None else getattr(o.classes, kind)).items():
         if len(members):
@@ -298,11 +298,11 @@ def _regions(o: "Outcomes", kind: str) -> Iterator[tuple[str, NDArray[np.bool_]]
 
 
 def _accuracies(o: "Outcomes", kind: str) -> dict[str, float]:
-    return {name: mean((o.decided == o.targets)[rows]) for name, rows in _regions(o, kind)}
+    return {name: mean((o.decided == o.targets)[rows]) for name, rows in regions(o, kind)}
 
 
 def _ece_by_region(o: "Outcomes") -> dict[str, float]:
-    return {name: ece(o.confidence[rows], o.right[rows]) for name, rows in _regions(o, "thirds")}
+    return {name: ece(o.confidence[rows], o.right[rows]) for name, rows in regions(o, "thirds")}
 
 
 def _false_head_rates(o: "Outcomes") -> dict[float, float]:
@@ -316,7 +316,7 @@ def _group_rates(o: "Outcomes") -> dict[str, float]:
     }
 
 
-def _errors(o: "Outcomes") -> tuple[NDArray[np.bool_], Floats]:
+def errors(o: "Outcomes") -> tuple[NDArray[np.bool_], Floats]:
     """Of the samples decided for a class: whether the decision is correct, and the certainty."""
     kept = o.decided >= 0
     return (o.decided == o.targets)[kept], o.certainty[kept]
@@ -341,8 +341,8 @@ for _metric in (
     Metric("mean_regret", "mean regret", lambda o: mean_regret(o.targets, o.actions, o.utility), "lower"),
     Metric("abstention_rate", "abstained", lambda o: abstention_rate(o.decided), "none", "%"),
     Metric("kept_accuracy", "accuracy where kept", lambda o: kept_accuracy(o.targets, o.decided), unit="%"),
-    Metric("error_auc", "error detection AUC", lambda o: error_auc(*_errors(o)), unit="%"),
-    Metric("risk_coverage_area", "risk-coverage area", lambda o: risk_coverage_area(*_errors(o)), "lower", "%"),
+    Metric("error_auc", "error detection AUC", lambda o: error_auc(*errors(o)), unit="%"),
+    Metric("risk_coverage_area", "risk-coverage area", lambda o: risk_coverage_area(*errors(o)), "lower", "%"),
     Metric("ece", "ECE", lambda o: ece(o.confidence, o.right), "lower", "%", headline=True),
     Metric("ece_by_region", "{}", _ece_by_region, "lower", "%", "ece"),
     Metric("classwise_ece", "class-wise ECE", _classwise_ece, "lower", "%"),

@@ -13,8 +13,8 @@ import pytest
 import rfdlc
 from rfdlc import Decider, Predictions, Utility
 from rfdlc.decide.calibrators import Temperature
-from rfdlc.integrations.report.packing import dequantise, quantise
-from rfdlc.integrations.report.source import Run, as_runs
+from rfdlc.integrations.report.embedding import dequantise, quantise
+from rfdlc.integrations.report.runs import ReportRun, as_runs
 
 pytest.importorskip("selenium", reason="no Selenium: pip install selenium")
 from selenium.webdriver.common.keys import Keys
@@ -22,27 +22,12 @@ from selenium.webdriver.common.keys import Keys
 from .conftest import make_folder, make_predictions
 
 GROUPS = {"pets": ("c1", "c3")}
-NAMES = {  # figure of the page -> figure of Evaluation.flat()
-    "accuracy": "accuracy",
-    "accuracy.head": "accuracy_by_region.head",
-    "accuracy.med": "accuracy_by_region.med",
-    "accuracy.tail": "accuracy_by_region.tail",
-    "false_head_rate": "false_head_rate",
-    "false_head_rate.0.25": "false_head_rates.0.25",
-    "false_head_rate.0.5": "false_head_rates.0.5",
-    "false_head_rate.0.75": "false_head_rates.0.75",
-    "mean_utility": "mean_utility",
-    "mean_regret": "mean_regret",
-    "abstention": "abstention_rate",
-    "kept_accuracy": "kept_accuracy",
-    "ece": "ece",
-}
 
 
 class Page:
     """The report open in the browser, and what the library makes of the same quantised probabilities."""
 
-    def __init__(self, browser: Any, path: Path, run: Run) -> None:
+    def __init__(self, browser: Any, path: Path, run: ReportRun) -> None:
         self.browser, self.run = browser, run
         browser.get_log("browser"), browser.get_log("performance")
         browser.get(path.as_uri())
@@ -95,24 +80,24 @@ class Page:
         code = "const w = window.rfdlcReport.workbench; return [...w.results[0].actions].map(a => w.problem.actions[a])"
         return self.script(code)
 
-    def figures_of(self, run: int) -> dict[str, float | None]:
+    def metrics_of(self, run: int) -> dict[str, float | None]:
         cells = f"[...document.querySelectorAll('[data-run=\"{run}\"]')]"
-        return self.script(f"return Object.fromEntries({cells}.map(e => [e.dataset.figure, +e.dataset.value]))")
+        return self.script(f"return Object.fromEntries({cells}.map(e => [e.dataset.metric, +e.dataset.value]))")
 
     @property
-    def figures(self) -> dict[str, float | None]:
-        return self.figures_of(0)
+    def metrics(self) -> dict[str, float | None]:
+        return self.metrics_of(0)
 
     def agrees_with(self, utility: Utility, temperature: float = 1.0, target: Any = None, carried: Any = None) -> None:
-        """Decisions and figures equal the library's on the probabilities that are in the page."""
+        """Decisions and metrics equal the library's on the probabilities that are in the page."""
         p = dequantise(quantise(self.run.calibrated))
         decider = Decider(utility, train_prior=carried, target_prior=target, fitted=Temperature(temperature))
         decided = decider.decide(p)
         assert self.actions == [utility.actions[a] for a in decided]
-        expected = rfdlc.evaluate(p, self.run.targets, decider).flat()
-        for name, value in self.figures.items():
+        expected = rfdlc.evaluate(p, self.run.outcomes.targets, decider).flat()
+        for name, value in self.metrics.items():
             value = np.nan if value is None else value
-            assert value == pytest.approx(expected[NAMES[name]], rel=1e-9, abs=1e-12, nan_ok=True), name
+            assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-12, nan_ok=True), name
 
 
 @pytest.fixture(scope="module")
@@ -166,12 +151,12 @@ def test_twenty_random_utilities_decide_as_the_library(page, tmp_path):
 
 
 def test_editing_a_cell(page):
-    page.write("[aria-label='Worth of deciding c0 when c4 is true']", "-7.5")
+    page.write("[aria-label='Utility of deciding c0 when c4 is true']", "-7.5")
     matrix = page.run.decider.utility.matrix.copy()
     matrix[4, 0] = -7.5
     page.agrees_with(Utility(matrix, page.run.classes))
-    page.write("[aria-label='Worth of deciding c0 when c4 is true']", "-")
-    assert page.element("[aria-label='Worth of deciding c0 when c4 is true']").get_attribute("aria-invalid") == "true"
+    page.write("[aria-label='Utility of deciding c0 when c4 is true']", "-")
+    assert page.element("[aria-label='Utility of deciding c0 when c4 is true']").get_attribute("aria-invalid") == "true"
     page.agrees_with(Utility(matrix, page.run.classes))  # half a number changes nothing
 
 
@@ -191,7 +176,7 @@ def test_abstaining_presets_and_reset(page):
     page.press("#abstain")
     page.write("#abstain-value", "0.6")
     page.agrees_with(page.run.decider.utility.with_abstain(0.6))
-    assert page.figures["abstention"] > 0
+    assert page.metrics["abstention_rate"] > 0
     page.press("[data-preset='one-hot']")
     page.agrees_with(Utility.one_hot(classes).with_abstain(0.6))
     page.press("[data-preset='tail-sensitive']")
@@ -210,7 +195,7 @@ def test_temperature_and_prior(page):
     page.choose("#prior", "uniform")
     page.agrees_with(utility, 2.5, target="uniform", carried=train)
     page.choose("#prior", "samples")
-    shares = np.bincount(page.run.targets) / len(page.run.targets)
+    shares = np.bincount(page.run.outcomes.targets) / len(page.run.outcomes.targets)
     page.agrees_with(utility, 2.5, target=shares, carried=train)
     page.choose("#prior", "own")
     fields = page.browser.find_elements("css selector", "#own-prior input")
@@ -251,9 +236,9 @@ def test_the_head_of_a_row_aims_at_it_and_arrows_walk(page):
     chosen = "const s = document.getElementById('assign-true'); return s.options[s.value].text"
     assert page.script(chosen) == "c2"
     assert page.script("return document.activeElement.id") == "assign-value"
-    page.element("[aria-label='Worth of deciding c1 when c0 is true']").send_keys(Keys.ARROW_DOWN)
+    page.element("[aria-label='Utility of deciding c1 when c0 is true']").send_keys(Keys.ARROW_DOWN)
     label = page.script("return document.activeElement.getAttribute('aria-label')")
-    assert label == "Worth of deciding c1 when c1 is true"
+    assert label == "Utility of deciding c1 when c1 is true"
 
 
 def downloaded(page: Page, button: str, name: str) -> Path:
@@ -302,7 +287,7 @@ def command_actions(runner: Any, app: Any, folder: Path, tmp_path: Path, option:
         ("true,c0,c1\nc0,1,0\nc1,0,1\n", "no line for the class"),
         ("true,c0,c1\nc0,1,0\nc1,0,1\nc2,,1\nc3,0,1\nc4,0,1\n", "the line of “c2” needs 2 finite numbers"),
         ("true,c0,c1\nc0,1,0\nc1,0,1\nc2,0,1\nc3,0,1\nc4,0,1\nc4,0,2\n", "6 lines of classes, expected 5"),
-        ("true;c0;c1\nc0;1;0\nc1;0;1\nc2;0,5;1\nc3;0;1.000\nc4;0;1\n", "one of them is for thousands"),
+        ("true;c0;c1\nc0;1;0\nc1;0;1\nc2;0,5;1\nc3;0;1.000\nc4;0;1\n", "remove the thousands separators"),
         ("c0,c1\nc0,1\nc1,0\n", "a first column that holds the true classes"),
     ],
 )
@@ -329,7 +314,7 @@ def test_a_page_in_which_nothing_is_decided_for_a_class(browser, tmp_path):
     page = Page(browser, path, as_runs(predictions, utility)[0])
     page.agrees_with(utility)
     page.script("window.rfdlcReport.page.drawWaiting()")
-    assert "handed over" in page.element('[data-chart="risk-coverage"]').text
+    assert "abstained" in page.element('[data-chart="risk-coverage"]').text
     assert page.browser.get_log("browser") == []
 
 
@@ -341,7 +326,7 @@ def test_two_classes_and_more_actions_on_any_scale(browser, tmp_path, scale, sho
     path = rfdlc.report({"bank": predictions}, utility, tmp_path / "r.html", bootstrap=0)
     page = Page(browser, path, as_runs(predictions, utility)[0])
     page.agrees_with(utility)
-    assert page.element('#consequences [data-figure="mean_utility"]').text == shown
+    assert page.element('#consequences [data-metric="mean_utility"]').text == shown
     drawn = "return document.querySelectorAll('[data-chart=\"frontier\"] circle').length"
     page.script("window.rfdlcReport.page.drawWaiting()")
     assert page.script(drawn) > 8  # a dot a penalty, and the report itself: the false head rate is defined
@@ -376,13 +361,13 @@ def test_many_classes_open_by_region(browser, tmp_path):
     utility = Utility.tail_sensitive(predictions.classes, -1)
     path = rfdlc.report(predictions, utility, tmp_path / "r.html", bootstrap=0)
     page = Page(browser, path, as_runs(predictions, utility)[0])
-    page.write("[aria-label='Worth of deciding head when tail is true']", "-3")
+    page.write("[aria-label='Utility of deciding head when tail is true']", "-3")
     matrix = utility.matrix.copy()
     matrix[np.ix_(page.run.classes.thirds["tail"], page.run.classes.thirds["head"])] = -3
     page.agrees_with(Utility(matrix, page.run.classes))
-    page.element("[aria-label='Worth of deciding head when tail is true']").send_keys(Keys.ENTER)
+    page.element("[aria-label='Utility of deciding head when tail is true']").send_keys(Keys.ENTER)
     assert page.script("return document.querySelectorAll('#utility-matrix tbody tr').length") == 40
-    page.write("[aria-label='Worth of deciding c3 when c110 is true']", "-9")
+    page.write("[aria-label='Utility of deciding c3 when c110 is true']", "-9")
     matrix[110, 3] = -9
     page.agrees_with(Utility(matrix, page.run.classes))
 
@@ -412,7 +397,7 @@ def test_without_counts_and_without_a_known_prior(browser, tmp_path):
     page.agrees_with(page.run.decider.utility)
     page.choose("#carried", "uniform")
     page.choose("#prior", "samples")
-    shares = np.bincount(page.run.targets) / len(page.run.targets)
+    shares = np.bincount(page.run.outcomes.targets) / len(page.run.outcomes.targets)
     page.agrees_with(page.run.decider.utility, target=shares, carried="uniform")
 
 
@@ -456,11 +441,13 @@ def test_runs_side_by_side(browser, folder, tmp_path):
     path = rfdlc.report([folder, other], None, tmp_path / "r.html", bootstrap=20)
     page = Page(browser, path, as_runs([folder, other])[1])
     heads = page.script("return [...document.querySelectorAll('#run-table thead th')].map(e => e.textContent)")
-    assert heads == ["Figure", "a", "b"]
+    assert heads == ["Metric", "a", "b"]
     page.choose("#run", "1")
     assert "250 samples" in page.element("#lead").text
     page.write("#penalty-value", "-3")
     p = dequantise(quantise(page.run.calibrated))
-    expected = rfdlc.evaluate(p, page.run.targets, Decider(Utility.tail_sensitive(page.run.classes, -3))).flat()
-    for name, value in page.figures_of(1).items():
-        assert value == pytest.approx(expected[NAMES[name]], abs=1e-6), name
+    expected = rfdlc.evaluate(
+        p, page.run.outcomes.targets, Decider(Utility.tail_sensitive(page.run.classes, -3))
+    ).flat()
+    for name, value in page.metrics_of(1).items():
+        assert value == pytest.approx(expected[name], abs=1e-6), name

@@ -8,14 +8,14 @@ import pytest
 from rfdlc import Classes, Decider, InputError, Predictions, Utility
 from rfdlc.cli import app
 from rfdlc.integrations.report import plots
-from rfdlc.integrations.report.source import Run
+from rfdlc.integrations.report.runs import ReportRun
 
 from .conftest import make_folder, make_predictions
 
 
 def make_run(name="a", **options):
     predictions = make_predictions(**options)
-    return Run(name, predictions, Decider(Utility.tail_sensitive(predictions.classes).with_abstain(0.3)))
+    return ReportRun(name, predictions, Decider(Utility.tail_sensitive(predictions.classes).with_abstain(0.3)))
 
 
 @pytest.mark.parametrize("kind", plots.KINDS)
@@ -52,7 +52,7 @@ def test_bad_requests_are_refused(tmp_path):
     with pytest.raises(InputError, match="expected svg, pdf, png"):
         plots.check("tail", tmp_path / "f.docx")
     bare = Classes(make_predictions().classes.names)
-    run = Run("a", make_predictions().with_classes(bare), Decider(Utility.one_hot(bare)))
+    run = ReportRun("a", make_predictions().with_classes(bare), Decider(Utility.one_hot(bare)))
     for kind in ("tail", "frontier"):
         with pytest.raises(InputError, match="needs training counts"):
             plots.draw([run], kind, tmp_path / "f.svg")
@@ -71,14 +71,14 @@ def test_a_frontier_needs_tail_samples(tmp_path):
     plots.draw([run], "frontier", tmp_path / "f.svg")
     head = Predictions(logits=run.predictions.scores.values, targets=[0] * 60, classes=run.classes)
     with pytest.raises(InputError, match="needs samples of rare classes"):
-        plots.draw([Run("head", head, run.decider)], "frontier", tmp_path / "f.svg")
+        plots.draw([ReportRun("head", head, run.decider)], "frontier", tmp_path / "f.svg")
 
 
 def test_risk_and_coverage_need_decisions(tmp_path):
     run = make_run(samples=60)
     handed = run.decider.replace(utility=Utility(np.eye(5), run.classes, [f"ask {i}" for i in range(5)]))
-    with pytest.raises(InputError, match="every sample was handed over"):
-        plots.draw([Run("a", run.predictions, handed)], "risk-coverage", tmp_path / "f.svg")
+    with pytest.raises(InputError, match="every sample was abstained on"):
+        plots.draw([ReportRun("a", run.predictions, handed)], "risk-coverage", tmp_path / "f.svg")
 
 
 def test_without_matplotlib_it_says_how_to_get_it(tmp_path, monkeypatch):

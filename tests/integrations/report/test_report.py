@@ -13,9 +13,9 @@ import pytest
 import rfdlc
 from rfdlc import Classes, Decider, InputError, Predictions, Utility
 from rfdlc.cli import app
-from rfdlc.integrations.report.packing import MOST_CELLS
+from rfdlc.integrations.report.embedding import MOST_CELLS
 from rfdlc.integrations.report.report import write_report
-from rfdlc.integrations.report.source import Run, as_runs
+from rfdlc.integrations.report.runs import ReportRun, as_runs
 
 from .conftest import make_folder, make_predictions
 
@@ -33,8 +33,8 @@ def test_report_of_a_run_folder(tmp_path, predictions):
     data = data_of(out)
     run = data["runs"][0]
     expected = rfdlc.evaluate(predictions, decider=Decider.load(folder / "decider.json"), bootstrap=20)
-    assert run["figures"]["accuracy"] == pytest.approx(expected.accuracy)
-    assert run["figures"]["intervals"]["accuracy"] == pytest.approx(expected.intervals["accuracy"])
+    assert run["metrics"]["accuracy"] == pytest.approx(expected.accuracy)
+    assert run["intervals"]["accuracy"] == pytest.approx(expected.intervals["accuracy"])
     assert run["name"] == "a"
     assert run["made"]["config"]["optimiser"] == {"rate": 0.1, "decay": "inf"}
     assert run["made"]["history"]["loss"] == [2.5, 1.5, None]
@@ -50,7 +50,7 @@ def test_report_takes_the_given_utility_and_several_runs(tmp_path, predictions):
     assert [run["name"] for run in data["runs"]] == ["a", "b"]
     for folder, run in zip((first, second), data["runs"], strict=True):
         decider = Decider.load(folder / "decider.json").replace(utility=utility)
-        assert run["figures"]["mean_utility"] == pytest.approx(
+        assert run["metrics"]["mean_utility"] == pytest.approx(
             rfdlc.evaluate(Predictions.load(folder / "predictions.npz"), decider=decider).mean_utility
         )
 
@@ -60,7 +60,7 @@ def test_report_of_bare_predictions(tmp_path):
     file.write_text("id,cat,dog,target\nx,0.9,0.1,cat\ny,0.2,0.8,cat\nz,0.4,0.6,dog\n")
     data = data_of(rfdlc.report(file, out=tmp_path / "r.html", bootstrap=0))
     assert data["classes"]["counts"] is None
-    assert data["runs"][0]["figures"]["accuracy"] == pytest.approx(2 / 3)
+    assert data["runs"][0]["metrics"]["accuracy"] == pytest.approx(2 / 3)
     named = data_of(rfdlc.report({"my model": file}, out=tmp_path / "r.html", bootstrap=0))
     assert named["runs"][0]["name"] == "my model"
 
@@ -141,7 +141,7 @@ def test_a_photograph_is_shown_upright(tmp_path):
         ({"out": "nowhere/r.html"}, "does not exist; create it first"),
         ({"images": np.zeros((3, 8, 8))}, r"images have shape \(3, 8, 8\) for 400 samples"),
         ({"images": "nowhere"}, "images 'nowhere': no such folder"),
-        ({"images": "."}, "none of the ids is a file under it"),
+        ({"images": "."}, "none of the ids is a file in it"),
         ({"bootstrap": -1}, "bootstrap is -1"),
     ],
 )
@@ -188,7 +188,7 @@ def test_command_line_writes_the_report_and_prints_json(tmp_path, predictions):
     printed = json.loads(result.stdout)
     assert printed["out"] == str(out)
     assert printed["bytes"] == out.stat().st_size
-    assert printed["runs"][f"{folder} (1)"]["accuracy"] == data_of(out)["runs"][0]["figures"]["accuracy"]
+    assert printed["runs"][f"{folder} (1)"]["accuracy"] == data_of(out)["runs"][0]["metrics"]["accuracy"]
 
 
 def test_command_line_says_what_is_wrong(tmp_path):
@@ -207,6 +207,6 @@ def test_writing_needs_neither_torch_nor_matplotlib(tmp_path):
 
 
 def test_written_evaluations_are_by_run(tmp_path, predictions):
-    run = Run("a", predictions, Decider(Utility.one_hot(predictions.classes)))
+    run = ReportRun("a", predictions, Decider(Utility.one_hot(predictions.classes)))
     written = write_report([run], tmp_path / "r.html", bootstrap=0)
     assert written.evaluations["a"].accuracy == rfdlc.evaluate(predictions, decider=run.decider).accuracy

@@ -1,4 +1,4 @@
-"""Figures for papers and slides with matplotlib, from the same numbers as the report."""
+"""Figures for papers and slides, drawn with matplotlib from the numbers of the report."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ import numpy as np
 from rfdlc.decide.metrics import recalls
 from rfdlc.errors import InputError, choose
 from rfdlc.files import replacing
-from rfdlc.integrations.report import figures
-from rfdlc.integrations.report.packing import stratified
-from rfdlc.integrations.report.source import Run
+from rfdlc.integrations.report import curves
+from rfdlc.integrations.report.embedding import stratified
+from rfdlc.integrations.report.runs import ReportRun
 from rfdlc.style import STYLE, brief
 
 FORMATS = ("svg", "pdf", "png")
@@ -23,14 +23,14 @@ RUN_DASHES = ("-", "--", ":", "-.")
 
 
 def check(kind: str, out: Path) -> None:
-    """Fail before any work where the figure could not be drawn or written."""
+    """Raise before any work if the figure cannot be drawn or written."""
     choose("kind", kind, KINDS)
     if out.suffix.lower().lstrip(".") not in FORMATS:
         raise InputError(f"{out}: cannot be drawn as {out.suffix or 'a file without ending'!r}: expected svg, pdf, png")
     _matplotlib()
 
 
-def draw(runs: Sequence[Run], kind: str, out: Path) -> None:
+def draw(runs: Sequence[ReportRun], kind: str, out: Path) -> None:
     """Draw one kind of figure of the runs into a file."""
     check(kind, out)
     pyplot = _matplotlib()
@@ -56,7 +56,7 @@ def _matplotlib() -> Any:
     return pyplot
 
 
-def _need_counts(run: Run, kind: str) -> None:
+def _need_counts(run: ReportRun, kind: str) -> None:
     if run.classes.counts is None:
         raise InputError(
             f"{run.name}: the figure {kind!r} needs training counts: give classes with counts "
@@ -81,19 +81,19 @@ def _run_style(i: int) -> dict[str, Any]:
     return {"color": RUN_COLOURS[i % len(RUN_COLOURS)], "linestyle": RUN_DASHES[i % len(RUN_DASHES)]}
 
 
-def _legend(axes: Any, runs: Sequence[Run]) -> None:
+def _legend(axes: Any, runs: Sequence[ReportRun]) -> None:
     if len(runs) > 1:
         axes.legend()
 
 
-def _frontier(pyplot: Any, runs: Sequence[Run]) -> Any:
+def _frontier(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     """Accuracy against false head rate; each point is labelled with its penalty."""
     figure, axes = _axes(pyplot, "false head rate", "accuracy")
     for i, run in enumerate(runs):
         _need_counts(run, "frontier")
-        points = figures.frontier(run, stratified(run.targets, figures.frontier_rows(run), seed=0))
+        points = curves.frontier(run, stratified(run.outcomes.targets, curves.frontier_rows(run), seed=0))
         if not points:
-            raise InputError(f"{run.name}: the figure 'frontier' needs samples of rare classes, and here are none")
+            raise InputError(f"{run.name}: the figure 'frontier' needs samples of rare classes; there are none")
         across = [point["false_head_rate"] for point in points]
         axes.plot(across, [p["accuracy"] for p in points], marker="o", markersize=4, label=run.name, **_run_style(i))
         for point in points if i == 0 else ():  # every run has the same penalties, in the same order
@@ -106,16 +106,16 @@ def _frontier(pyplot: Any, runs: Sequence[Run]) -> Any:
     return figure
 
 
-def _reliability(pyplot: Any, runs: Sequence[Run]) -> Any:
+def _reliability(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     """By region for one run, over all samples for several."""
-    figure, axes = _axes(pyplot, "confidence", "share of right answers")
+    figure, axes = _axes(pyplot, "confidence", "accuracy")
     axes.plot([0, 1], [0, 1], color="#8a8f96", linestyle=(0, (4, 4)), linewidth=1)
     for i, run in enumerate(runs):
-        curves = figures.reliability(run)
-        if len(runs) > 1 or len(curves) == 1:
-            _reliability_line(axes, curves["all"], run.name, _run_style(i))
+        lines = curves.reliability(run)
+        if len(runs) > 1 or len(lines) == 1:
+            _reliability_line(axes, lines["all"], run.name, _run_style(i))
             continue
-        for name, bins in curves.items():
+        for name, bins in lines.items():
             if name != "all" and bins:
                 _reliability_line(axes, bins, name, {"color": REGION_COLOURS[name]})
     axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
@@ -132,8 +132,8 @@ def _reliability_line(axes: Any, bins: list[dict[str, float]], name: str, style:
     axes.scatter(across, up, s=[6 + 40 * b["samples"] / most for b in bins], color=style["color"], zorder=3)
 
 
-def _tail(pyplot: Any, runs: Sequence[Run]) -> Any:
-    """Above the training counts by falling frequency, below the accuracy of each class in the same order."""
+def _tail(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
+    """Training counts by decreasing frequency (above), and the accuracy of each class in the same order (below)."""
     _need_counts(runs[0], "tail")
     classes = runs[0].classes
     order, places = classes.order, np.arange(len(classes))
@@ -145,12 +145,12 @@ def _tail(pyplot: Any, runs: Sequence[Run]) -> Any:
     above.yaxis.set_major_formatter("{x:,.0f}")
     above.minorticks_off()
     for i, run in enumerate(runs):
-        each = recalls(run.targets, run.decided, len(classes))[order]
+        each = recalls(run.outcomes.targets, run.outcomes.decided, len(classes))[order]
         if len(runs) == 1:
             below.scatter(places, each, c=colours, s=14, clip_on=False, zorder=3)
         else:
             below.plot(places, each, linewidth=1, label=run.name, **_run_style(i))
-    below.set(xlabel="classes by falling frequency", ylabel="accuracy", ylim=(0, 1.02))
+    below.set(xlabel="classes by decreasing frequency", ylabel="accuracy", ylim=(0, 1.02))
     _percent(below.yaxis)
     if len(classes) <= 20:
         below.set_xticks(places, [brief(classes.names[y]) for y in order], rotation=45, ha="right")
@@ -161,8 +161,8 @@ def _tail(pyplot: Any, runs: Sequence[Run]) -> Any:
     return figure
 
 
-def _confusion(pyplot: Any, runs: Sequence[Run]) -> Any:
-    """Shares of each row, one panel a run; by region where there are too many classes to read."""
+def _confusion(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
+    """Shares of each row, one panel per run; by region if there are too many classes."""
     width = WIDTH * len(runs)
     figure, panels = pyplot.subplots(1, len(runs), figsize=(width, HEIGHT * 1.2), squeeze=False)
     for run, axes in zip(runs, panels[0], strict=True):
@@ -182,10 +182,10 @@ def _confusion(pyplot: Any, runs: Sequence[Run]) -> Any:
     return figure
 
 
-def _confusion_shares(run: Run) -> tuple[np.ndarray[Any, Any], list[str], list[str]]:
-    """Rows of shares with the names of rows and columns; the classes stand by falling frequency where it is known."""
+def _confusion_shares(run: ReportRun) -> tuple[np.ndarray[Any, Any], list[str], list[str]]:
+    """Shares with the names of rows and columns; classes by decreasing frequency, if it is known."""
     classes, utility = run.classes, run.decider.utility
-    handed_over = [name for name, klass in zip(utility.actions, utility.decided_class, strict=True) if klass < 0]
+    others = [name for name, klass in zip(utility.actions, utility.decided_class, strict=True) if klass < 0]
     order = np.arange(len(classes)) if classes.counts is None else classes.order
     if len(classes) <= MOST_CLASSES:
         blocks = {classes.names[y]: np.array([y]) for y in order}
@@ -195,22 +195,22 @@ def _confusion_shares(run: Run) -> tuple[np.ndarray[Any, Any], list[str], list[s
     block_of = np.empty(len(classes), dtype=np.int64)
     for i, members in enumerate(blocks.values()):
         block_of[members] = i
-    extra = {name: len(blocks) + i for i, name in enumerate(handed_over)}
+    extra = {name: len(blocks) + i for i, name in enumerate(others)}
     columns = [
         int(block_of[klass]) if klass >= 0 else extra[name]
         for name, klass in zip(utility.actions, utility.decided_class, strict=True)
     ]
     counts = np.zeros((len(blocks), len(blocks) + len(extra)))
-    np.add.at(counts, (block_of[run.targets], np.array(columns)[run.actions]), 1)
+    np.add.at(counts, (block_of[run.outcomes.targets], np.array(columns)[run.outcomes.actions]), 1)
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), [*blocks], [*blocks, *extra]
 
 
-def _risk_coverage(pyplot: Any, runs: Sequence[Run]) -> Any:
+def _risk_coverage(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate")
     for i, run in enumerate(runs):
-        points = figures.risk_coverage(run)
+        points = curves.risk_coverage(run)
         if not points:
-            raise InputError(f"{run.name}: every sample was handed over, so there is no risk to draw")
+            raise InputError(f"{run.name}: every sample was abstained on: there is no risk to draw")
         axes.plot([p["coverage"] for p in points], [p["risk"] for p in points], label=run.name, **_run_style(i))
     axes.set(xlim=(0, 1), ylim=(0, None))
     _percent(axes.xaxis)
@@ -219,7 +219,7 @@ def _risk_coverage(pyplot: Any, runs: Sequence[Run]) -> Any:
     return figure
 
 
-KINDS: dict[str, Callable[[Any, Sequence[Run]], Any]] = {
+KINDS: dict[str, Callable[[Any, Sequence[ReportRun]], Any]] = {
     "frontier": _frontier,
     "reliability": _reliability,
     "tail": _tail,

@@ -1,9 +1,18 @@
-"""report(): one self-contained HTML file of runs side by side, in which the utility can be edited."""
+"""report(): one self-contained HTML file in which the utility can be edited.
 
+Template, styles, scripts and data are put together so that the page fetches nothing and runs no text of a user.
+"""
+
+import base64
+import hashlib
+import html
+import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +21,38 @@ import numpy as np
 from rfdlc import __version__
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import LEVEL, Evaluation, evaluate
+from rfdlc.decide.evaluation import LEVEL, Evaluation, entries, evaluate
 from rfdlc.decide.metrics import HEAD_FRACTIONS
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 from rfdlc.files import replacing
-from rfdlc.integrations.report import figures
-from rfdlc.integrations.report.packing import MOST_CELLS, STEP, pack, quantise, stratified
-from rfdlc.integrations.report.page import build_page
-from rfdlc.integrations.report.source import Run, Source, as_runs
-from rfdlc.integrations.report.thumbnails import Images, thumbnails
+from rfdlc.integrations.report import curves
+from rfdlc.integrations.report.embedding import MOST_CELLS, STEP, Images, pack, quantise, stratified, thumbnails
+from rfdlc.integrations.report.runs import ReportRun, Source, as_runs
 from rfdlc.progress import track
 
 BOOTSTRAP = 200
-PICTURES = 150  # samples with a thumbnail: the costliest mistakes, then the surest errors
+PICTURES = 150  # samples with a thumbnail: the costliest mistakes, then the most confident errors
+# One script in this order: a file uses only names of earlier files.
+SCRIPTS = (
+    "dom.js",
+    "unpack.js",
+    "decisions.js",
+    "workbench.js",
+    "files.js",
+    "charts.js",
+    "matrix.js",
+    "editor.js",
+    "headline.js",
+    "panels.js",
+    "figures.js",
+    "main.js",
+)
 
 
 @dataclass(frozen=True)
 class Written:
-    """Where a report was written, and the figures at its head by the name of the run."""
+    """Where a report was written, and the evaluations in it by the name of the run."""
 
     path: Path
     evaluations: dict[str, Evaluation]
@@ -48,19 +70,54 @@ def report(
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
 ) -> Path:
-    """Write the report of one run or several and return its path.
+    """Write an HTML report of one or several runs, in which the utility can be edited.
 
-    A run is a run folder, a file of predictions (CSV, Parquet, .npz) or `Predictions`, with targets; a mapping gives
-    them names. A folder brings its own decider along; `decider` replaces it, `utility` replaces what is decided for.
-    `images` are all images of the samples as an array, or the folder that the ids are paths under.
+    Parameters
+    ----------
+    runs : path, Predictions, list, or dict of names to these
+        Run folders, files of predictions (CSV, Parquet, .npz) or `Predictions`, all with targets.
+    utility : Utility, optional
+        Decide for this utility instead of that of the decider.
+    out : path
+        The HTML file to write.
+    decider : Decider, optional
+        Replaces the decider of a run folder.
+    classes : Classes or list of str, optional
+        Names and training counts, where the runs have none.
+    images : path or array, optional
+        All images of the samples, or the folder that contains the files named by the ids, for thumbnails.
+    title : str, optional
+        Heading of the page.
+    bootstrap : int
+        Number of bootstrap resamples for intervals; 0 for none.
+    seed : int
+        Seed of the bootstrap and of the samples that are embedded in the page.
+
+    Returns
+    -------
+    Path
+        The file that was written.
+
+    Raises
+    ------
+    InputError
+        If a run cannot be read, has no targets, or has other classes than the first one.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> from rfdlc import Predictions
+    >>> predictions = Predictions(probabilities=[[0.9, 0.1], [0.3, 0.7]], targets=[0, 1])
+    >>> with TemporaryDirectory() as folder:
+    ...     report(predictions, out=f"{folder}/report.html").name
+    'report.html'
     """
-    return write_report(
-        as_runs(runs, utility, decider, classes), Path(out), images=images, title=title, bootstrap=bootstrap, seed=seed
-    ).path
+    prepared = as_runs(runs, utility, decider, classes)
+    return write_report(prepared, Path(out), images=images, title=title, bootstrap=bootstrap, seed=seed).path
 
 
 def write_report(
-    runs: Sequence[Run],
+    runs: Sequence[ReportRun],
     out: Path,
     *,
     images: Images | None = None,
@@ -68,32 +125,49 @@ def write_report(
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
 ) -> Written:
-    """The report of runs that are ready, which share their classes and utility."""
+    """The report of runs that share their classes and their utility."""
     if not out.absolute().parent.is_dir():
         raise InputError(f"{out}: the folder {out.absolute().parent} does not exist; create it first")
     evaluations = {
         run.name: evaluate(run.predictions, decider=run.decider, bootstrap=bootstrap, seed=seed) for run in runs
     }
     title = title or f"Decisions of {' and '.join(run.name for run in runs)}"
-    rows_each = MOST_CELLS // (len(runs) * len(runs[0].classes))
+    most = max(1, MOST_CELLS // (len(runs) * len(runs[0].classes)))
     data = {
         "title": title,
         "made": _made(seed, bootstrap),
         "level": LEVEL,
         "step": STEP,
+        "metrics": _metrics(evaluations[runs[0].name]),
         **_problem(runs[0]),
         "runs": [
-            _run_data(run, evaluations[run.name], max(1, rows_each), images, seed)
-            for run in track(runs, "Drawing figures")
+            _run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing the charts")
         ],
     }
-    page = build_page(title, data, evaluations[runs[0].name].rows())
+    page = _page(title, data, evaluations[runs[0].name].rows())
     with replacing(out) as beside:
         beside.write_text(page, encoding="utf-8", newline="\n")
     return Written(out, evaluations)
 
 
-def _problem(run: Run) -> dict[str, Any]:
+# -- data -----------------------------------------------------------------------------------------------------------
+
+
+def _metrics(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Labels, units and directions of the numbers of every run."""
+    return [
+        {
+            "name": entry.name,
+            "label": entry.label,
+            "direction": entry.metric.direction,
+            "unit": entry.metric.unit,
+            "nested": entry.metric.parent is not None,
+        }
+        for entry in entries(evaluation.values)
+    ]
+
+
+def _problem(run: ReportRun) -> dict[str, Any]:
     """What all runs share: classes, their order and regions, actions and the utility."""
     classes, utility = run.classes, run.decider.utility
     known = classes.counts is not None
@@ -112,32 +186,40 @@ def _problem(run: Run) -> dict[str, Any]:
     }
 
 
-def _run_data(run: Run, evaluation: Evaluation, most: int, images: Images | None, seed: int) -> dict[str, Any]:
+def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images | None, seed: int) -> dict[str, Any]:
     """Everything that the page shows of one run."""
-    rows = stratified(run.targets, most, seed)
-    curve_rows = stratified(run.targets, figures.frontier_rows(run), seed)
-    worst = figures.costliest(run)
+    targets, decider = run.outcomes.targets, run.decider
+    rows = stratified(targets, most, seed)
+    curve_rows = stratified(targets, curves.frontier_rows(run), seed)
+    worst = curves.costliest(run)
     pictured = _pictured(run, worst) if images is not None else worst
     return {
         "name": run.name,
-        "samples": len(run.targets),
+        "samples": len(targets),
         "particles": len(run.scores.values),
-        "figures": evaluation.to_dict() | {"flat": _finite(evaluation.flat())},
-        "by_class": figures.by_class(run),
-        "false_head_curve": figures.false_head_curve(run),
-        "frontier": figures.frontier(run, curve_rows),
+        "metrics": {name: value for name, value in evaluation.flat().items() if np.isfinite(value)},
+        "intervals": evaluation.to_dict()["intervals"],
+        "by_class": curves.by_class(run),
+        "false_head_curve": curves.false_head_curve(run),
+        "frontier": curves.frontier(run, curve_rows),
         "frontier_samples": len(curve_rows),
-        "reliability": figures.reliability(run),
-        "risk_coverage": figures.risk_coverage(run),
-        "uncertainties": figures.uncertainties(run),
-        "mistakes": figures.mistakes(run, worst),
+        "reliability": curves.reliability(run),
+        "risk_coverage": curves.risk_coverage(run),
+        "uncertainties": curves.uncertainties(run),
+        "mistakes": curves.mistakes(run, worst),
         "thumbnails": {str(row): picture for row, picture in thumbnails(run, pictured, images).items()},
-        "decider": run.decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
-        "calibration": _calibration(run.decider),
-        "carried_prior": _listed(run.decider.effective_prior),
-        "target_prior": _listed(run.decider.target_prior),
+        "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
+        "calibration": _calibration(decider),
+        "carried_prior": _listed(decider.effective_prior),
+        "target_prior": _listed(decider.target_prior),
         "made": _plain(run.made),
-        "embedded": _embedded(run, rows),
+        "embedded": {  # the samples that the page itself decides
+            "samples": len(rows),
+            "levels": pack(quantise(run.calibrated[rows])),
+            "targets": pack(targets[rows].astype(np.uint32)),
+            "rows": pack(rows.astype(np.uint32)),
+            "ids": None if run.predictions.ids is None else run.ids_of(rows),
+        },
     }
 
 
@@ -150,22 +232,11 @@ def _calibration(decider: Decider) -> dict[str, Any] | None:
     return {"words": words, "weight": weight, "bias": bias, "prior": _listed(decider.fitted.prior)}
 
 
-def _embedded(run: Run, rows: Indices) -> dict[str, Any]:
-    """The samples that the page decides about itself."""
-    return {
-        "samples": len(rows),
-        "levels": pack(quantise(run.calibrated[rows])),
-        "targets": pack(run.targets[rows].astype(np.uint32)),
-        "rows": pack(rows.astype(np.uint32)),
-        "ids": None if run.predictions.ids is None else run.ids_of(rows),
-    }
-
-
-def _pictured(run: Run, worst: Indices) -> Indices:
-    """The costliest mistakes, and what may become one when the utility is edited: errors made with confidence."""
-    p = run.probabilities
-    sure_errors = np.argsort(-np.where(p.argmax(axis=1) == run.targets, -1.0, p.max(axis=1)), kind="stable")
-    return np.array(list(dict.fromkeys([*worst.tolist(), *sure_errors.tolist()]))[:PICTURES], dtype=np.int64)
+def _pictured(run: ReportRun, worst: Indices) -> Indices:
+    """The costliest mistakes, then confident errors, which may become costly when the utility is edited."""
+    o = run.outcomes
+    errors = np.argsort(-np.where(o.right, -1.0, o.confidence), kind="stable")
+    return np.array(list(dict.fromkeys([*worst.tolist(), *errors.tolist()]))[:PICTURES], dtype=np.int64)
 
 
 def _made(seed: int, bootstrap: int) -> dict[str, Any]:
@@ -180,7 +251,7 @@ def _made(seed: int, bootstrap: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Settings as JSON knows them: no infinities, which no JSON can hold."""
+    """Settings without infinities, which JSON cannot hold."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -188,9 +259,37 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _finite(flat: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in flat.items() if np.isfinite(value)}
-
-
 def _listed(prior: Any) -> list[float] | None:
     return None if prior is None else [float(share) for share in prior]
+
+
+# -- page -----------------------------------------------------------------------------------------------------------
+
+
+def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str]]) -> str:
+    """The page with its data; `summary` (metric, value, interval) is shown where scripts do not run."""
+    style = _asset("report.css")
+    script = '(() => {\n"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
+    # No character of the data can end a script element or start markup.
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in summary]
+    parts = {
+        "title": html.escape(title),
+        # Only our own script and style run, pictures are inside the page, and no request can be made.
+        "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        "style": style,
+        "script": script,
+        "data": text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
+        "summary": "\n".join(f"<tr>{row}</tr>" for row in cells),
+    }
+    # One pass: inserted text is not searched again, so no text of a user is taken for a placeholder.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
+
+
+def _asset(name: str) -> str:
+    return (files("rfdlc.integrations.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,5 +1,5 @@
-// Charts in SVG: axes, lines, points and bars are all that these figures need. Colours and widths live in the style
-// sheet (classes such as `tail` or `run-2`), so that light, dark and print need no drawing again.
+// Charts in SVG: axes, lines, points and bars. Colours and widths live in the style
+// sheet (classes such as `tail` or `run-2`), so that light, dark and print need no redrawing.
 
 const MARGIN = { top: 12, right: 14, bottom: 42, left: 62 };
 
@@ -171,7 +171,7 @@ function legend(series) {
   );
 }
 
-// The same numbers as a table, for those who cannot see the drawing or want to copy them; filled when it is opened.
+// The same numbers as a table, for screen readers and for copying; filled when it is opened.
 function dataTable(figure, open) {
   const body = el("div", {});
   const opened = () => {

@@ -1,8 +1,8 @@
-// From probabilities to actions and what they are worth: the library's Decider and metrics, for the page.
+// From probabilities to actions and metrics: the library's Decider and metrics, for the page.
 //
 //   p' = softmax(log p / T) * ratio,   action = first arg max of p' U
 //
-// Pure functions of arrays. U is row-major: U[y * A + a] is the worth of action a when y is true.
+// Pure functions of arrays. U is row-major: U[y * A + a] is the utility of action a when y is true.
 
 // Expected utilities closer than this share of the largest utility are compared again without any shortcut: a column
 // that follows from another one carries the rounding of the largest numbers that both had on the way.
@@ -10,7 +10,7 @@ const NEAR_TIE = 1e-9;
 
 // A penalty slider touches half of U, but neighbouring columns still differ in two cells only. So each column is kept
 // as its predecessor, or as a constant, plus the few cells that differ: deciding 10,000 samples among 100 classes
-// takes 2 million products instead of 100 million. A matrix without any structure costs what it must.
+// takes 2 million products instead of 100 million. A matrix without structure takes all of them.
 // `order` lists the actions that may be chosen, similar ones next to each other.
 function encodeColumns(U, classCount, actionCount, order) {
   const starts = new Int32Array(order.length + 1);
@@ -138,7 +138,7 @@ function probability(run, sample, wanted, levels, ratio) {
   return (levels[run.levels[at + wanted]] * ratio[wanted]) / sum;
 }
 
-// -- figures, as rfdlc.decide.metrics defines them -----------------------------------------------------------------
+// -- metrics, as rfdlc.decide.metrics defines them -----------------------------------------------------------------
 
 const meanOf = (total, count) => (count ? total / count : NaN);
 
@@ -148,7 +148,7 @@ function confusionCounts(run, actions, actionCount) {
   return counts;
 }
 
-// What the best allowed action would have been worth more, for every cell.
+// Regret: how much more the best allowed action is worth, for every cell.
 function regretMatrix(U, { classCount, actionCount, allowed }) {
   const costs = new Float64Array(U.length);
   for (let y = 0; y < classCount; y++) {
@@ -159,46 +159,47 @@ function regretMatrix(U, { classCount, actionCount, allowed }) {
   return costs;
 }
 
-// Every figure follows from the counts of (true class, action) and, for false heads, from the ranks of the samples.
-function figuresFrom(run, actions, counts, U, problem) {
-  const { classCount, actionCount, decidedClass, regionOf, headFractions } = problem;
+// Metrics that follow from the counts of (true class, action) and, for false heads, from the ranks of the samples; by
+// their names in the registry.
+function decisionMetrics(run, actions, counts, U, problem) {
+  const { classCount, actionCount, decidedClass, regions, headFractions } = problem;
   const costs = regretMatrix(U, problem);
-  const seen = { all: 0, right: 0, kept: 0, utility: 0, regret: 0 };
-  const regions = {};
-  for (let y = 0; y < classCount; y++) {
-    const region = regionOf ? (regions[regionOf[y]] ??= { all: 0, right: 0 }) : { all: 0, right: 0 };
+  const totals = () => ({ all: 0, right: 0, kept: 0, utility: 0, regret: 0 });
+  const add = (seen, y) => {
     for (let a = 0; a < actionCount; a++) {
       const cell = y * actionCount + a;
       const count = counts[cell];
       if (!count) continue;
-      const right = decidedClass[a] === y ? count : 0;
       seen.all += count;
-      seen.right += right;
+      seen.right += decidedClass[a] === y ? count : 0;
       seen.kept += decidedClass[a] >= 0 ? count : 0;
       seen.utility += count * U[cell];
       seen.regret += count * costs[cell];
-      region.all += count;
-      region.right += right;
     }
+    return seen;
+  };
+  const seen = totals();
+  for (let y = 0; y < classCount; y++) add(seen, y);
+  const metrics = {
+    accuracy: meanOf(seen.right, seen.all),
+    mean_utility: meanOf(seen.utility, seen.all),
+    mean_regret: meanOf(seen.regret, seen.all),
+    abstention_rate: 1 - meanOf(seen.kept, seen.all),
+    kept_accuracy: meanOf(seen.right, seen.kept),
+  };
+  for (const [name, members] of Object.entries(regions)) {
+    const region = members.reduce(add, totals());
+    metrics[`accuracy_by_region.${name}`] = meanOf(region.right, region.all);
   }
   const bySize = falseHeadRates(run, actions, problem);
-  const rates = bySize ? headFractions.map((share) => bySize[headSize(classCount, share)]) : [];
-  const defined = rates.filter((rate) => !Number.isNaN(rate)); // of two classes, the first 75 % leave no tail
-  return {
-    samples: seen.all,
-    accuracy: meanOf(seen.right, seen.all),
-    regions: Object.fromEntries(Object.entries(regions).map(([name, r]) => [name, meanOf(r.right, r.all)])),
-    falseHeadBySize: bySize,
-    falseHeadRates: rates,
-    falseHeadRate: meanOf(
-      defined.reduce((a, b) => a + b, 0),
-      defined.length,
-    ),
-    meanUtility: meanOf(seen.utility, seen.all),
-    meanRegret: meanOf(seen.regret, seen.all),
-    abstention: 1 - meanOf(seen.kept, seen.all),
-    keptAccuracy: meanOf(seen.right, seen.kept),
-  };
+  if (bySize) {
+    const rates = headFractions.map((share) => bySize[headSize(classCount, share)]);
+    headFractions.forEach((share, i) => (metrics[`false_head_rates.${share}`] = rates[i]));
+    const defined = rates.filter((rate) => !Number.isNaN(rate)); // of two classes, the first 75% leave no tail
+    const sum = defined.reduce((total, rate) => total + rate, 0);
+    metrics.false_head_rate = meanOf(sum, defined.length);
+  }
+  return { metrics, falseHeadBySize: bySize };
 }
 
 const headSize = (classCount, share) => Math.floor(classCount * share + 0.5);
@@ -248,7 +249,7 @@ function calibrationError(confidence, likeliest, targets, bins = 15) {
   );
 }
 
-// Samples whose action differs, put together by where they went from and to.
+// Samples whose action differs, grouped by the former and the new action.
 function changes(run, before, after, U, decidedClass, actionCount) {
   const moves = new Map();
   const samples = [];

@@ -1,4 +1,4 @@
-// Building the page. Text always goes in as text nodes: whatever a class is called is a word like any other.
+// Building the page. Text is always inserted as text nodes, so names of classes are never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,14 +17,14 @@ const el = (name, attributes = {}, ...children) => fill(document.createElement(n
 const svg = (name, attributes = {}, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 const byId = (id) => document.getElementById(id);
 
-// Names of classes may be written from right to left: each keeps its own direction and disturbs nobody's.
+// Names may be written from right to left: each keeps its own direction.
 const nameOf = (text, attributes = {}) => el("bdi", attributes, text);
 
 function replace(host, ...children) {
   host.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
 }
 
-// -- numbers as people read them ----------------------------------------------------------------------------------
+// -- number formats ----------------------------------------------------------------------------------------------
 
 const MINUS = "−";
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -34,13 +34,13 @@ const whole = (value) => (isNumber(value) ? value.toLocaleString("en-US") : "–
 const short = (value, digits = 3) => (isNumber(value) ? signed(digitsOf(value, digits)) : "–");
 const decimal = (value, digits = 3) => (isNumber(value) ? signed(decimalsOf(value, digits)) : "–");
 
-// Utilities may be on any scale: a number with more places than a cell has room for is told by its power of ten.
+// Utilities may be on any scale: numbers too long for a cell are written with an exponent.
 function digitsOf(value, digits) {
   const power = Math.abs(value) >= 1e7;
   return power ? value.toExponential(digits - 1).replace(/\.?0*e\+/, "e") : String(Number(value.toPrecision(digits)));
 }
 
-// So many decimals, none for thousands, or digits where decimals would tell nothing.
+// A fixed number of decimals, none above 10,000; significant digits where decimals would show nothing.
 function decimalsOf(value, digits) {
   const size = Math.abs(value);
   const tells = size === 0 || (size >= 10 ** -digits && size < 1e7);

@@ -1,4 +1,4 @@
-// The controls of the utility editor. They change the workbench; the workbench decides again and everybody repaints.
+// The controls of the utility editor. They change the workbench, which decides again and notifies its listeners.
 
 function makeEditor(workbench) {
   const view = new MatrixView({
@@ -25,7 +25,7 @@ function makeEditor(workbench) {
 
 // -- the matrix -----------------------------------------------------------------------------------------------------
 
-// A block that contains the same classes on both sides stands for its mistakes; right decisions are not among them.
+// The cells of a block are its mistakes; right decisions are left out, unless the cell is a single one.
 function cellsOf({ problem }, row, column) {
   const alone = row.classes.length === 1 && column.actions.length === 1;
   const cells = [];
@@ -36,11 +36,11 @@ function cellsOf({ problem }, row, column) {
 }
 
 function utilityCell(workbench, row, column, view) {
-  const what = column.handsOver ? `choosing ${column.name}` : `deciding ${column.name}`;
+  const what = column.abstains ? `choosing ${column.name}` : `deciding ${column.name}`;
   const input = el("input", {
     inputmode: "decimal",
     autocomplete: "off",
-    "aria-label": `Worth of ${what} when ${row.name} is true`,
+    "aria-label": `Utility of ${what} when ${row.name} is true`,
   });
   input.cells = cellsOf(workbench, row, column);
   input.disabled = !input.cells.length;
@@ -93,9 +93,9 @@ function paintControls(workbench) {
   const known = problem.counts !== null;
   setPair("penalty", penalty ?? 0, penalty === null ? "" : short(penalty), !known);
   byId("penalty-hint").textContent = !known
-    ? "Needs the training counts of the classes, which this report was made without."
+    ? "Needs training counts of the classes, which this report does not have."
     : penalty === null
-      ? "These cells differ now; the slider sets them all."
+      ? "These cells have different values; the slider sets them all."
       : "";
   const abstains = problem.allowed[workbench.abstainAction];
   const value = workbench.abstainValue();
@@ -103,8 +103,8 @@ function paintControls(workbench) {
   setPair("abstain-range", value ?? 0, value === null ? "" : short(value), !abstains, "abstain-value");
   byId("abstain-hint").textContent = abstains
     ? value === null
-      ? "Different values for different classes; the slider sets them all."
-      : "A decision expected to be worth less is handed over."
+      ? "The classes have different values; the slider sets them all."
+      : "A sample is abstained on where every decision has a lower expected utility."
     : "";
   setPair("temperature", Math.log2(workbench.temperature), short(workbench.temperature), false);
   byId("prior").value = workbench.prior.target;
@@ -206,13 +206,13 @@ function paintPrior(workbench) {
   });
   byId("own-prior").hidden = workbench.prior.target !== "own";
   byId("prior-hint").textContent = stuck
-    ? "Say which prior the probabilities carry: without it nothing can be corrected."
+    ? "Choose which prior the probabilities carry: the correction needs it."
     : impossible
-      ? "A class that was never trained cannot be corrected for: the prior is left alone."
+      ? "A class without training samples cannot be corrected for: the prior is not corrected."
       : "";
 }
 
-// Shares of blocks of classes; inside a block they stay in proportion to what they were.
+// Shares of blocks of classes; inside a block the classes keep their proportions.
 function drawOwnPrior(workbench) {
   const blocks = Object.values(divisions(workbench.problem))[0];
   const fields = blocks.map((block) => {
@@ -291,7 +291,7 @@ function wireAssignment(workbench) {
   });
 }
 
-// A click on the head of a row or column fills the form in: the value is all that is left to say.
+// A click on the head of a row or column fills in the form, except for the value.
 function aimAssignment(axis, block) {
   const [aimed, other] = axis === "row" ? ["true", "decided"] : ["decided", "true"];
   const place = assignable[aimed].findIndex((one) => one.key === block.name);

@@ -1,10 +1,10 @@
-// The charts: what the library computed, and beside it what the editor makes of it.
+// The charts: what the library computed, and the result of the editor beside it.
 
 const chartHost = (name) => document.querySelector(`[data-chart="${name}"]`);
 const emptyChart = (name, text) => replace(chartHost(name), el("p", { class: "hint empty" }, text));
 const NEEDS_COUNTS =
   "Needs the training counts of the classes: rfdlc report … --classes counts.csv, with columns class,count.";
-const ALL_HANDED_OVER = "Every sample was handed over.";
+const ALL_ABSTAINED = "Every sample was abstained on.";
 const several = (state) => state.workbench.runs.length > 1;
 
 const CHARTS = {
@@ -125,16 +125,17 @@ const CHARTS = {
         title: `penalty ${short(point.penalty)}: accuracy ${percent(point.accuracy)}, false heads ${percent(point.false_head_rate)}`,
       })),
     }));
-    const here = now[index];
+    const here = now[index].metrics;
     series.push({
       kind: "points",
       class: "here",
       name: workbench.isEdited() ? "the edited utility" : "this report",
-      points: [{ x: here.falseHeadRate, y: here.accuracy, r: 6, title: "now" }],
+      points: [{ x: here.false_head_rate, y: here.accuracy, r: 6, title: "now" }],
     });
     const all = series.flatMap((one) => one.points).filter((point) => isNumber(point.x));
-    if (!all.length) return emptyChart("frontier", "Needs samples of rare classes, and there are none here.");
-    const pad = (values, part) => {
+    if (!all.length) return emptyChart("frontier", "Needs samples of rare classes; there are none here.");
+    const pad = (axis, part) => {
+      const values = all.map((point) => point[axis]);
       const [low, high] = [Math.min(...values), Math.max(...values)];
       const room = Math.max(0.01, (high - low) * part);
       return [Math.max(0, low - room), Math.min(1, high + room)];
@@ -142,25 +143,13 @@ const CHARTS = {
     chart(chartHost("frontier"), {
       label: "Accuracy against false head rate as the penalty grows",
       series,
-      x: percentAxis(
-        "false head rate",
-        pad(
-          all.map((p) => p.x),
-          0.12,
-        ),
-      ),
-      y: percentAxis(
-        "accuracy",
-        pad(
-          all.map((p) => p.y),
-          0.15,
-        ),
-      ),
+      x: percentAxis("false head rate", pad("x", 0.12)),
+      y: percentAxis("accuracy", pad("y", 0.15)),
     });
     const run = runs[index];
     const part = run.frontier_samples < run.samples ? ` From ${whole(run.frontier_samples)} samples.` : "";
     byId("frontier-caption").textContent =
-      `The same probabilities, decided with a tail-sensitive utility: each dot is labelled with its penalty for false heads. Up and to the left is better.${part}`;
+      `The same probabilities, decided with a tail-sensitive utility: each dot is labelled with its penalty for false heads. Better is up and to the left.${part}`;
   },
 
   reliability(state) {
@@ -171,7 +160,7 @@ const CHARTS = {
       .map(([name, bins]) => ({
         kind: "path",
         class: name === "all" ? "run-0" : name,
-        name: `${name}${isNumber(run.figures.ece_by_region[name]) ? ` (ECE ${percent(run.figures.ece_by_region[name])})` : ""}`,
+        name: `${name}${isNumber(run.metrics[`ece_by_region.${name}`]) ? ` (ECE ${percent(run.metrics[`ece_by_region.${name}`])})` : ""}`,
         points: bins.map((bin) => ({
           x: bin.confidence,
           y: bin.accuracy,
@@ -198,7 +187,7 @@ const CHARTS = {
 
   "risk-coverage"(state) {
     const { runs } = state.workbench;
-    if (!runs.some((run) => run.risk_coverage.length)) return emptyChart("risk-coverage", ALL_HANDED_OVER);
+    if (!runs.some((run) => run.risk_coverage.length)) return emptyChart("risk-coverage", ALL_ABSTAINED);
     const series = runs.map((run, i) => ({
       kind: "line",
       class: `run-${i}`,
@@ -217,7 +206,7 @@ const CHARTS = {
   uncertainty(state) {
     const run = state.workbench.runs[state.index];
     const kinds = Object.keys(run.uncertainties);
-    if (!kinds.length) return emptyChart("uncertainty", ALL_HANDED_OVER);
+    if (!kinds.length) return emptyChart("uncertainty", ALL_ABSTAINED);
     const kind = chosenOption(byId("uncertainty"), kinds);
     const { edges, right, wrong, auc } = run.uncertainties[kind];
     const bars = (shares, name) => ({
@@ -238,7 +227,7 @@ const CHARTS = {
       y: percentAxis("share of the decisions", [0, Math.max(...right, ...wrong) * 1.08]),
     });
     byId("uncertainty-caption").textContent =
-      `The farther apart, the better errors can be found by looking at what the model is unsure of.${isNumber(auc) ? ` A wrong decision is less sure than a right one with probability ${percent(auc)} (AUC).` : ""}`;
+      `The farther apart the two are, the better uncertainty detects errors.${isNumber(auc) ? ` A wrong decision has a higher uncertainty than a right one with probability ${percent(auc)} (AUC).` : ""}`;
   },
 
   history(state) {
@@ -273,7 +262,7 @@ const CHARTS = {
   },
 };
 
-// These say something else once the utility is edited; the others are about the probabilities.
+// These change when the utility is edited; the others are about the probabilities.
 const FOLLOWING = ["by-class", "false-head", "frontier"];
 
 function chosenOption(select, names) {

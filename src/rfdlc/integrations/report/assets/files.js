@@ -1,4 +1,4 @@
-// Files in and out: utilities as the library reads and writes them, decisions, and a decider.
+// Files: utilities as the library reads and writes them, decisions, and a decider.
 
 const quoted = (text) => (/[",\r\n;\t]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 const csvLine = (cells) => `${cells.map((cell) => quoted(String(cell))).join(",")}\r\n`;
@@ -68,7 +68,7 @@ function parseCsv(text) {
   return tables.find(even) ?? tables[0];
 }
 
-// Where cells are parted by semicolons, a comma is a decimal point; an empty cell is no number.
+// Where semicolons separate cells, a comma is a decimal point; an empty cell is not a number.
 function cellNumber(cell, delimiter) {
   return cell.trim() === "" ? NaN : Number(delimiter === ";" ? cell.replace(",", ".") : cell);
 }
@@ -95,15 +95,15 @@ function splitCsv(text, delimiter) {
   return rows.filter((row) => row.some((one) => one !== ""));
 }
 
-// Rows and columns are matched by name. The result says in words what is wrong, or is the matrix ready to use.
+// Rows and columns are matched by name. The result is the matrix, or says what is wrong.
 function readUtility(text, problem) {
   const { delimiter, rows: found } = parseCsv(text.replace(/^\uFEFF/, ""));
   const [header, ...lines] = found;
-  if (!header || !lines.length) return { problem: "it needs a first line of actions and one line a class" };
+  if (!header || !lines.length) return { problem: "it needs a first line of actions and one line per class" };
   const [corner, ...actions] = header.map((name) => name.trim());
   const cells = lines.flatMap((line) => line.slice(1));
   if (delimiter === ";" && [",", "."].every((sign) => cells.some((cell) => cell.includes(sign))))
-    return { problem: "it holds decimal commas and decimal points: one of them is for thousands, leave it out" };
+    return { problem: "it has decimal commas and decimal points: remove the thousands separators" };
   const numbers = (line) => line.slice(1).map((cell) => cellNumber(cell, delimiter));
   const rows = new Map(lines.map((line) => [line[0].trim(), numbers(line)]));
   if (rows.has(corner)) return { problem: "it needs a first column that holds the true classes" };

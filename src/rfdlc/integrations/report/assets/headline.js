@@ -1,42 +1,23 @@
-// What was decided, the headline, runs side by side, and how it was made: figures of the library, as they came.
+// The headline, runs side by side, and how the report was made: numbers as the library computed them.
 
-// name in Evaluation.flat(), label, percent, and which way is better (0: neither)
 const REGIONS = ["head", "med", "tail"];
-const HEADLINE = [
-  ["accuracy", "Accuracy", true, 1],
-  ...REGIONS.map((region) => [`accuracy_by_region.${region}`, `› of the ${region}`, true, 1]),
-  ["balanced_accuracy", "Balanced accuracy", true, 1],
-  ["macro_f1", "Macro F1", true, 1],
-  ["false_head_rate", "False head rate", true, -1],
-  ...["0.25", "0.5", "0.75"].map((share) => [`false_head_rates.${share}`, `› head = first ${100 * share} %`, true, -1]),
-  ["mean_utility", "Mean utility", false, 1],
-  ["mean_regret", "Mean regret", false, -1],
-  ["abstention_rate", "Handed over", true, 0],
-  ["kept_accuracy", "Accuracy where decided", true, 1],
-  ["ece", "Calibration error (ECE)", true, -1],
-  ...REGIONS.map((region) => [`ece_by_region.${region}`, `› of the ${region} (ECE)`, true, -1]),
-  ["error_auc", "Finding errors (AUC)", true, 1],
-  ["risk_coverage_area", "Risk-coverage area", false, -1],
-  ["brier", "Brier score", false, -1],
-  ["nll", "Negative log-likelihood", false, -1],
-];
 
-// A label that starts with › belongs to the figure above it.
-const figureName = (label) => (label.startsWith("› ") ? el("span", { class: "sub" }, label.slice(2)) : label);
+// A metric is an entry of `data.metrics`: { name, label, direction, unit, nested }.
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+const metricName = ({ label, nested }) => (nested ? el("span", { class: "sub" }, label) : capital(label));
+const shown = (value, { unit }) => (unit === "%" ? percent(value) : decimal(value));
 
-const shown = (value, percents) => (percents ? percent(value) : decimal(value));
-
-function intervalText(run, name, percents) {
-  const bounds = run.figures.intervals[name];
+function intervalText(run, metric) {
+  const bounds = run.intervals[metric.name];
   return bounds && bounds[0] !== bounds[1]
-    ? `${shown(bounds[0], percents).replace(" %", "")} to ${shown(bounds[1], percents)}`
+    ? `${shown(bounds[0], metric).replace(" %", "")} to ${shown(bounds[1], metric)}`
     : "";
 }
 
 function lead(data, run) {
   const { names, counts } = data.classes;
   const spread = counts
-    ? `, ${whole(Math.max(...counts))} to ${whole(Math.min(...counts))} training samples a class`
+    ? `, ${whole(Math.max(...counts))} to ${whole(Math.min(...counts))} training samples per class`
     : "";
   const how =
     run.decider.rule === "argmax"
@@ -47,51 +28,44 @@ function lead(data, run) {
   const mean = run.decider.combine === "mean-logits" ? "mean logits" : "mean probabilities";
   const source = run.particles > 1 ? `the ${mean} of ${run.particles} particles` : "the probabilities of the model";
   const calibrated =
-    run.calibration === null ? "not calibrated" : `calibrated: ${run.calibration.words}`;
+    run.calibration === null ? "not calibrated" : `calibrated (${run.calibration.words})`;
   const corrected = run.target_prior ? ", corrected for the class prior where decisions are made" : "";
   return `${plural(run.samples, "sample")} of ${plural(names.length, "class", "classes")}${spread}. Decided by ${how}, from ${source}, ${calibrated}${corrected}.`;
 }
 
 function drawHeadline(data, run) {
   byId("lead").textContent = lead(data, run);
-  const flat = run.figures.flat;
+  const values = run.metrics;
   const level = `${100 * data.level} % interval`;
-  const card = (name, label, percents, extra = []) => {
-    if (!isNumber(flat[name])) return null;
-    const interval = intervalText(run, name, percents);
+  const card = (name, hint, extra = []) => {
+    const metric = data.metrics.find((one) => one.name === name);
+    if (!metric || !isNumber(values[name])) return null;
+    const interval = intervalText(run, metric);
     return el(
       "div",
       { class: "card" },
-      el("h3", {}, label),
-      el("p", { class: "value" }, shown(flat[name], percents)),
+      el("h3", {}, capital(metric.label)),
+      el("p", { class: "value" }, shown(values[name], metric)),
       interval ? el("p", { class: "interval", title: level }, interval) : null,
+      hint ? el("p", { class: "hint" }, hint) : null,
       extra,
     );
   };
-  const regionBars = REGIONS.filter((region) => isNumber(flat[`accuracy_by_region.${region}`])).map((region) =>
-    meter(region, flat[`accuracy_by_region.${region}`]),
-  );
+  const known = REGIONS.filter((region) => isNumber(values[`accuracy_by_region.${region}`]));
+  const regionBars = known.map((region) => meter(region, values[`accuracy_by_region.${region}`]));
+  const kept =
+    values.abstention_rate > 0 ? `accuracy of the rest ${percent(values.kept_accuracy)}` : "every sample was decided";
   replace(byId("cards"), [
-    card("accuracy", "Accuracy", true, regionBars),
-    card("false_head_rate", "False head rate", true, [
-      el("p", { class: "hint" }, "rare classes taken for frequent ones"),
-    ]),
-    card("mean_utility", "Mean utility", false, [el("p", { class: "hint" }, "by the utility of this report")]),
-    card("ece", "Calibration error", true, [el("p", { class: "hint" }, "confidence against hits (ECE)")]),
-    card("abstention_rate", "Handed over", true, [
-      el(
-        "p",
-        { class: "hint" },
-        flat.abstention_rate > 0 ? `accuracy of the rest ${percent(flat.kept_accuracy)}` : "every sample was decided",
-      ),
-    ]),
+    card("accuracy", "", regionBars),
+    card("false_head_rate", "rare classes decided as frequent ones"),
+    card("mean_utility", "by the utility of this report"),
+    card("ece", "confidence against accuracy"),
+    card("abstention_rate", kept),
   ]);
-  const rows = HEADLINE.filter(([name]) => isNumber(flat[name])).map(([name, label, percents]) => [
-    figureName(label),
-    shown(flat[name], percents),
-    intervalText(run, name, percents),
-  ]);
-  replace(byId("all-figures"), table(["Figure", "Value", level], rows, { class: "figures", label: "All figures" }));
+  const rows = data.metrics
+    .filter(({ name }) => isNumber(values[name]))
+    .map((metric) => [metricName(metric), shown(values[metric.name], metric), intervalText(run, metric)]);
+  replace(byId("all-metrics"), table(["Metric", "Value", level], rows, { class: "numbers", label: "All metrics" }));
 }
 
 function meter(region, value) {
@@ -109,28 +83,32 @@ function meter(region, value) {
 function drawRuns(data, runs) {
   byId("runs").hidden = runs.length < 2;
   if (runs.length < 2) return;
-  const rows = HEADLINE.filter(([name]) => runs.some((run) => isNumber(run.figures.flat[name]))).map(
-    ([name, label, percents, better]) => {
-      const values = runs.map((run) => run.figures.flat[name]);
-      const best = better === 0 ? null : (better > 0 ? Math.max : Math.min)(...values.filter(isNumber));
+  const rows = data.metrics
+    .filter(({ name }) => runs.some((run) => isNumber(run.metrics[name])))
+    .map((metric) => {
+      const values = runs.map((run) => run.metrics[metric.name]);
+      const pick = { higher: Math.max, lower: Math.min }[metric.direction];
+      const best = pick ? pick(...values.filter(isNumber)) : null;
       return [
-        figureName(label),
+        metricName(metric),
         ...runs.map((run, i) =>
           el(
             "span",
             { class: values[i] === best ? "best" : "" },
-            shown(values[i], percents),
-            el("small", {}, intervalText(run, name, percents)),
+            shown(values[i], metric),
+            el("small", {}, intervalText(run, metric)),
           ),
         ),
       ];
-    },
+    });
+  replace(
+    byId("run-table"),
+    table(["Metric", ...runs.map(runHead)], rows, { class: "numbers side", label: "Runs side by side" }),
   );
-  const heads = runs.map((run, i) =>
-    el("span", {}, el("span", { class: `key line run-${i}`, "aria-hidden": "true" }), nameOf(run.name)),
-  );
-  replace(byId("run-table"), table(["Figure", ...heads], rows, { class: "figures side", label: "Runs side by side" }));
 }
+
+const runHead = (run, i) =>
+  el("span", {}, el("span", { class: `key line run-${i}`, "aria-hidden": "true" }), nameOf(run.name));
 
 // -- how it was made ------------------------------------------------------------------------------------------------
 
@@ -147,7 +125,7 @@ function drawMade(data, run) {
   const report = {
     "made with": `rfdlc ${made.rfdlc}, Python ${made.python}, numpy ${made.numpy}`,
     date: made.date,
-    intervals: made.bootstrap ? `${100 * data.level} %, from ${made.bootstrap} resamplings, seed ${made.seed}` : "none",
+    intervals: made.bootstrap ? `${100 * data.level} %, from ${made.bootstrap} bootstrap resamples, seed ${made.seed}` : "none",
     "in the editor":
       run.size === run.samples
         ? `all ${whole(run.samples)} samples`
@@ -160,7 +138,7 @@ function drawMade(data, run) {
     weights: run.decider.weights ?? "equal",
     fitted: run.calibration?.words ?? "not calibrated",
     train_prior: run.decider.train_prior ? "given" : "not given",
-    target_prior: run.decider.target_prior ? "given" : "left alone",
+    target_prior: run.decider.target_prior ? "given" : "none: the prior is not corrected",
   };
   const parts = {
     Report: report,

@@ -1,9 +1,9 @@
-// Putting it together: unpack, decide once, draw what is in sight, and the rest when it comes into sight.
+// Start: unpack, decide once, draw what is visible, and the rest when it becomes visible.
 
 async function start() {
   if (typeof DecompressionStream === "undefined") {
     say(
-      "This browser is too old to open the probabilities inside this file (it lacks DecompressionStream). A current browser can.",
+      "This browser is too old to read the probabilities in this file (it lacks DecompressionStream). Use a current browser.",
     );
     return;
   }
@@ -12,7 +12,7 @@ async function start() {
   const runs = await Promise.all(data.runs.map((run) => unpackRun(run, problem.classCount)));
   const workbench = new Workbench(problem, await unpack(data.utility, Float64Array), runs, data.step);
   const page = new Page(data, workbench);
-  // For tests, and for people who like consoles.
+  // For tests and for the console.
   window.rfdlcReport = { workbench, page, ready: true, openTime: performance.now() };
 }
 
@@ -33,20 +33,16 @@ class Page {
     this.navigation();
     this.actionsShown = this.actionKey();
     workbench.onChange(() => this.afterEdit());
-    for (const [id, chartName] of [
-      ["uncertainty", "uncertainty"],
-      ["history", "history"],
-    ])
-      byId(id).addEventListener("change", () => CHARTS[chartName](this));
+    for (const name of ["uncertainty", "history"]) byId(name).addEventListener("change", () => CHARTS[name](this));
     this.drawAll();
     this.redrawOnResize();
   }
 
-  // Figures of the decisions as given and of those of now, both by the matrix of now.
+  // Metrics of the original and of the current decisions, both by the current matrix.
   measure() {
     const { workbench } = this;
-    this.now = workbench.results.map((result, i) => workbench.figures(i, result));
-    this.before = workbench.base.map((result, i) => workbench.figures(i, result));
+    this.now = workbench.results.map((result, i) => workbench.measure(i, result));
+    this.before = workbench.base.map((result, i) => workbench.measure(i, result));
     const run = workbench.runs[this.index];
     this.moved = changes(
       run,
@@ -92,7 +88,7 @@ class Page {
   notes(run) {
     const part =
       run.size < run.samples
-        ? ` The editor and the confusion matrix use ${whole(run.size)} of the ${whole(run.samples)} samples, drawn by class, so that this file stays small; the headline and the charts use all.`
+        ? ` The editor and the confusion matrix use ${whole(run.size)} of the ${whole(run.samples)} samples, drawn by class, to keep this file small; the headline and the charts use all samples.`
         : "";
     const rule =
       run.decider.rule === "expected-utility"
@@ -100,10 +96,10 @@ class Page {
         : ` This run was decided by the rule ${run.decider.rule}; the editor decides by expected utility.`;
     say((part + rule).trim());
     byId("confusion-text").textContent =
-      "Rows are what is true, columns what was decided; the cost of a cell is what the best action would have been worth more. It follows the editor.";
+      "Rows are true classes, columns are decisions; the cost of a cell is its regret: how much more the best action would have been worth. The matrix follows the editor.";
   }
 
-  // -- what is out of sight waits ---------------------------------------------------------------------------------
+  // -- what is not visible is drawn later -------------------------------------------------------------------------
 
   later(name, draw) {
     const host =

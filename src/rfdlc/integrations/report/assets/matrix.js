@@ -34,7 +34,7 @@ function divisions(problem) {
   return found;
 }
 
-// Groups may leave classes out; they may also overlap, and then the first one has the class.
+// Groups may leave out classes; where they overlap, the class belongs to the first one.
 function withTheRest(problem, grouped) {
   const taken = new Set();
   const blocks = grouped.map(([name, members]) => {
@@ -47,7 +47,7 @@ function withTheRest(problem, grouped) {
   return blocks.filter((block) => block.classes.length);
 }
 
-// Columns: the actions that decide for the classes of each block, then every action that hands over.
+// Columns: the actions that decide for the classes of each block, then all other actions.
 function columnsFor(problem, blocks) {
   const deciding = blocks.map((block) => ({
     ...block,
@@ -55,7 +55,7 @@ function columnsFor(problem, blocks) {
   }));
   const handing = [...problem.actions.keys()]
     .filter((a) => problem.decidedClass[a] < 0 && problem.allowed[a])
-    .map((a) => ({ name: problem.actions[a], actions: [a], classes: [], handsOver: true, single: true }));
+    .map((a) => ({ name: problem.actions[a], actions: [a], classes: [], abstains: true, single: true }));
   return [...deciding.filter((block) => block.actions.length), ...handing];
 }
 
@@ -80,7 +80,7 @@ class MatrixView {
 
   open(row, column) {
     const rows = row.single ? [row] : blocksOf(this.problem, row.classes);
-    const columns = column.handsOver || column.single ? [column] : blocksOf(this.problem, column.classes);
+    const columns = column.abstains || column.single ? [column] : blocksOf(this.problem, column.classes);
     this.path.push({ name: `${row.name} → ${column.name}`, rows, columns });
     this.layOut();
     this.spec.host.querySelector(".steps button")?.focus();
@@ -96,7 +96,7 @@ class MatrixView {
     const { rows, columns } = this.blocks();
     this.rows = rows;
     this.columns = this.path.length
-      ? columnsFor(this.problem, columns).filter((c) => !c.handsOver)
+      ? columnsFor(this.problem, columns).filter((c) => !c.abstains)
       : columnsFor(this.problem, columns);
     this.cells = rows.map((row) => this.columns.map((column) => this.spec.cell(row, column, this)));
     const size = Math.max(rows.length, this.columns.length);
@@ -205,7 +205,7 @@ class MatrixView {
   }
 }
 
-// One hue for gain and one for loss, the stronger the farther from 0; text stays readable on top in light and dark.
+// One hue for gains and one for losses, stronger farther from 0; text stays readable in light and dark.
 function shade(element, value, scale) {
   const strength = scale > 0 ? Math.min(1, Math.abs(value) / scale) : 0;
   element.style.setProperty("--strength", strength.toFixed(3));

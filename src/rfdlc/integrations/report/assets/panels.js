@@ -1,73 +1,48 @@
-// What follows the editor: consequences, changes, confusion, mistakes. And the charts.
+// Panels that follow the editor: consequences, changes, confusion and mistakes.
 
 // -- consequences ---------------------------------------------------------------------------------------------------
 
-// key, label, percent, better, from the figures of the workbench
-function consequenceRows(problem) {
-  const regions = problem.rank ? REGIONS.filter((name) => problem.regions[name]?.length) : [];
-  const shares = problem.rank ? problem.headFractions : [];
-  return [
-    ["accuracy", "Accuracy", true, 1, (f) => f.accuracy],
-    ...regions.map((name) => [`accuracy.${name}`, `› of the ${name}`, true, 1, (f) => f.regions[name]]),
-    ...(problem.rank ? [["false_head_rate", "False head rate", true, -1, (f) => f.falseHeadRate]] : []),
-    ...shares.map((share, i) => [
-      `false_head_rate.${share}`,
-      `› head = first ${100 * share} %`,
-      true,
-      -1,
-      (f) => f.falseHeadRates[i],
-    ]),
-    ["mean_utility", "Mean utility by this matrix", false, 1, (f) => f.meanUtility],
-    ["mean_regret", "Mean regret by this matrix", false, -1, (f) => f.meanRegret],
-    ["abstention", "Handed over", true, 0, (f) => f.abstention],
-    ["kept_accuracy", "Accuracy where decided", true, 1, (f) => f.keptAccuracy],
-    ["ece", "Calibration error (ECE)", true, -1, (f) => f.ece],
-  ];
-}
+const ROUNDING = 1e-12; // sums of the same numbers in another order may differ by this share
 
-const ROUNDING = 1e-12; // of two sums of the same things in another order
-
-function changeMark(before, now, percents, better) {
+function changeMark(before, now, { unit, direction }) {
   const same = Math.abs(now - before) <= ROUNDING * Math.abs(before);
-  const text = difference(same ? 0 : now - before, percents);
-  const way = text === "±0" || text === "" || better === 0 ? "same" : (now - before) * better > 0 ? "better" : "worse";
+  const text = difference(same ? 0 : now - before, unit === "%");
+  const sign = { higher: 1, lower: -1 }[direction];
+  const way = text === "±0" || text === "" || !sign ? "same" : (now - before) * sign > 0 ? "better" : "worse";
   return el("span", { class: `change ${way}` }, text);
 }
 
+// The metrics that the page itself computes, labelled as in the registry.
+const editedMetrics = ({ workbench, now }) => workbench.problem.metrics.filter(({ name }) => name in now[0].metrics);
+
 function drawConsequences(state) {
   const { workbench, before, now } = state;
-  const rows = consequenceRows(workbench.problem);
   const single = workbench.runs.length === 1;
-  const heads = single
-    ? ["As given", "Now", "Change"]
-    : workbench.runs.map((run, i) =>
-        el("span", {}, el("span", { class: `key line run-${i}`, "aria-hidden": "true" }), nameOf(run.name)),
-      );
-  const body = rows.map(([key, label, percents, better, get]) => [
-    figureName(label),
+  const heads = single ? ["As given", "Now", "Change"] : workbench.runs.map(runHead);
+  const body = editedMetrics(state).map((metric) => [
+    metricName(metric),
     ...workbench.runs.flatMap((_, i) => {
-      const [was, is] = [get(before[i]), get(now[i])];
-      const value = el("span", { "data-figure": key, "data-run": i, "data-value": is }, shown(is, percents));
-      const mark = changeMark(was, is, percents, better);
-      return single ? [shown(was, percents), value, mark] : [el("span", {}, value, " ", mark)];
+      const [was, is] = [before[i].metrics[metric.name], now[i].metrics[metric.name]];
+      const value = el("span", { "data-metric": metric.name, "data-run": i, "data-value": is }, shown(is, metric));
+      const mark = changeMark(was, is, metric);
+      return single ? [shown(was, metric), value, mark] : [el("span", {}, value, " ", mark)];
     }),
   ]);
-  replace(byId("consequences"), table(["", ...heads], body, { class: "figures", label: "Figures as given and now" }));
+  replace(byId("consequences"), table(["", ...heads], body, { class: "numbers", label: "Metrics as given and now" }));
 }
 
 function drawStrip(state) {
   const { workbench, before, now, index } = state;
-  const wanted = ["accuracy", "accuracy.tail", "false_head_rate", "mean_utility", "abstention"];
-  const names = { "accuracy.tail": "Tail accuracy", mean_utility: "Mean utility" };
-  const chips = consequenceRows(workbench.problem)
-    .filter(([key]) => wanted.includes(key))
-    .map(([key, label, percents, better, get]) =>
+  const wanted = ["accuracy", "accuracy_by_region.tail", "false_head_rate", "mean_utility", "abstention_rate"];
+  const chips = editedMetrics(state)
+    .filter(({ name }) => wanted.includes(name))
+    .map((metric) =>
       el(
         "div",
         {},
-        el("span", { class: "name" }, names[key] ?? label),
-        el("strong", {}, shown(get(now[index]), percents)),
-        changeMark(get(before[index]), get(now[index]), percents, better),
+        el("span", { class: "name" }, metric.nested ? "Tail accuracy" : capital(metric.label)),
+        el("strong", {}, shown(now[index].metrics[metric.name], metric)),
+        changeMark(before[index].metrics[metric.name], now[index].metrics[metric.name], metric),
       ),
     );
   const moved = state.moved.samples.length;
@@ -93,7 +68,7 @@ function drawChanges(state) {
       el(
         "p",
         { class: "hint" },
-        "None yet: the decisions are those of the given utility. Edit the matrix, or move a slider.",
+        "None: the decisions are those of the given utility. Edit the matrix or move a slider.",
       ),
     );
     return;
@@ -123,7 +98,7 @@ function drawChanges(state) {
   replace(
     host,
     table(["From → to", "Samples", "Now right", "No longer right", "Utility gained"], rows, {
-      class: "figures",
+      class: "numbers",
       label: "Changes by kind",
     }),
     more,
@@ -131,7 +106,7 @@ function drawChanges(state) {
       "details",
       { open: wasOpen },
       el("summary", {}, `The ${plural(samples.length, "sample")} with the largest effect`),
-      table(["Sample", "True", "Was", "Is", "Gain"], lines, { class: "figures", label: "Samples that change" }),
+      table(["Sample", "True", "Was", "Is", "Gain"], lines, { class: "numbers", label: "Samples that change" }),
     ),
   );
 }
@@ -227,17 +202,17 @@ function paintConfusion(state, view, mode) {
               ? percent(share, share < 0.095 ? 1 : 0).replace(" %", "")
               : "·";
       shade(cell, mode !== "cost" && right === count ? value : -value, 1);
-      const verb = cell.column.handsOver ? "handed over as" : "decided as";
-      const opening = cell.classList.contains("opens") ? " Open for its classes." : "";
+      const verb = cell.column.abstains ? "abstained as" : "decided as";
+      const opening = cell.classList.contains("opens") ? " Opens into its classes." : "";
       cell.setAttribute(
         "aria-label",
-        `${cell.row.name} ${verb} ${cell.column.name}: ${plural(count, "sample")}, ${percent(share)} of the row, costing ${short(cost)} in all${count ? ` (${short(cost / count)} each)` : ""}.${opening}`,
+        `${cell.row.name} ${verb} ${cell.column.name}: ${plural(count, "sample")}, ${percent(share)} of the row, total cost ${short(cost)}${count ? ` (${short(cost / count)} per sample)` : ""}.${opening}`,
       );
     }),
   );
 }
 
-// The cells that cost most, whatever is shown of the matrix.
+// The cells that cost most, independent of what the matrix shows.
 function drawCostly(state) {
   const { workbench, now, index } = state;
   const { problem } = workbench;
@@ -263,11 +238,11 @@ function drawCostly(state) {
   replace(
     byId("costly"),
     rows.length
-      ? table(["True → decided", "Samples", "Cost each", "Of the cost"], rows, {
-          class: "figures",
+      ? table(["True → decided", "Samples", "Cost per sample", "Share of the cost"], rows, {
+          class: "numbers",
           label: "Costliest cells",
         })
-      : el("p", { class: "hint" }, "Nothing: every sample got the best action."),
+      : el("p", { class: "hint" }, "No cost: every sample got the best action."),
   );
 }
 
@@ -294,7 +269,7 @@ function blockTotals(counts, costs, problem, classes, actions) {
 
 const MOST_MISTAKES = 30;
 
-// The library's list covers every sample; once something is edited, the page ranks the samples that it has.
+// The library's list covers all samples; after an edit, the page ranks the embedded samples.
 function currentMistakes(state) {
   const { workbench, index } = state;
   const run = workbench.runs[index];
@@ -329,8 +304,8 @@ function drawMistakes(state) {
   const listed = currentMistakes(state).slice(0, MOST_MISTAKES);
   const pictures = Object.keys(run.thumbnails).length > 0;
   byId("mistakes-text").textContent = listed.length
-    ? "What the best action would have been worth more, the costliest first; among equals, those the model was surest of."
-    : "No decision cost anything: every sample got the best action for what was true.";
+    ? "Cost is how much more the best action would have been worth. The costliest come first; among equals, those with the highest confidence."
+    : "No decision cost anything: every sample got the best action for its true class.";
   const rows = listed.map((one) => [
     el("span", { class: "sample" }, pictures ? picture(run.thumbnails[one.row]) : null, nameOf(one.id)),
     nameOf(problem.names[one.true]),
@@ -342,8 +317,8 @@ function drawMistakes(state) {
   replace(
     byId("mistake-list"),
     listed.length
-      ? table(["Sample", "True", "Decided", "Cost", "Belief in the truth", "Belief in the decision"], rows, {
-          class: "figures mistakes",
+      ? table(["Sample", "True", "Decided", "Cost", "p(true class)", "p(decision)"], rows, {
+          class: "numbers mistakes",
           label: "Costliest mistakes",
         })
       : null,

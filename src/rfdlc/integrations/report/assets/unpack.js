@@ -1,4 +1,4 @@
-// Arrays out of their text: base64, deflate, and bytes that were laid in planes because that deflates better.
+// Arrays from text: base64, deflate, and bytes in planes, which deflate better.
 
 async function unpack(text, kind) {
   const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));

@@ -1,9 +1,9 @@
-// The state of the editor, and what follows from it: utility, temperature and prior in, decisions and figures out.
+// The state of the editor and its results: utility, temperature and prior in, decisions and metrics out.
 
 const ABSTAIN = "abstain";
 
-// What all runs share. Actions only ever get more, at the end, so that an index means the same action for ever;
-// `allowed` says which of them may be chosen now.
+// What all runs share. Actions are only ever added at the end, so the index of an action never changes; `allowed`
+// says which of them can be chosen.
 function makeProblem(data) {
   const { names, counts, rank, regions, groups } = data.classes;
   const problem = {
@@ -16,6 +16,7 @@ function makeProblem(data) {
     classOrder: [...names.keys()].sort((a, b) => (rank ? rank[a] - rank[b] : a - b)),
     regionOf: rank ? regionOfEach(regions, names.length) : null,
     headFractions: data.head_fractions,
+    metrics: data.metrics,
     actions: [],
     decidedClass: [],
     actionOf: names.map(() => -1),
@@ -41,7 +42,7 @@ function addAction(problem, name) {
   problem.actionCount++;
 }
 
-// A matrix for more actions than before: old columns stay where they are, new ones are 0.
+// A matrix with more actions: old columns keep their places, new ones are 0.
 function widen(U, classCount, before, after) {
   const wide = new Float64Array(classCount * after);
   for (let y = 0; y < classCount; y++) wide.set(U.subarray(y * before, (y + 1) * before), y * after);
@@ -60,10 +61,10 @@ class Workbench {
     this.results = runs.map((_, i) => this.decideRun(i));
   }
 
-  // The action to abstain is always there, allowed or not. A class may be called so: then it needs another name.
+  // The action to abstain always exists, allowed or not. It has another name if a class is called like it.
   addAbstain() {
     const { problem } = this;
-    const name = problem.names.includes(ABSTAIN) ? "hand over" : ABSTAIN;
+    const name = problem.names.includes(ABSTAIN) ? "abstain (action)" : ABSTAIN;
     this.abstainAction = problem.actions.indexOf(name);
     if (this.abstainAction >= 0) return;
     this.addColumns([name]);
@@ -84,7 +85,7 @@ class Workbench {
     this.listeners.push(listener);
   }
 
-  // Many input events may come within one frame: the last one counts.
+  // Several input events may arrive within one frame: only the last one counts.
   changed() {
     if (this.waiting) return;
     this.waiting = requestAnimationFrame(() => {
@@ -110,12 +111,13 @@ class Workbench {
     return { ...decide(run, U, columns, levels, ratio), levels, ratio };
   }
 
-  // Figures of decisions by the matrix of now: what was decided before is worth something else when costs change.
-  figures(index, result) {
+  // Metrics of decisions by the current matrix: earlier decisions have another utility when costs change.
+  measure(index, result) {
     const run = this.runs[index];
     const counts = confusionCounts(run, result.actions, this.problem.actionCount);
-    const found = figuresFrom(run, result.actions, counts, this.U, this.problem);
-    return { ...found, counts, ece: calibrationError(result.confidence, result.likeliest, run.targets) };
+    const found = decisionMetrics(run, result.actions, counts, this.U, this.problem);
+    found.metrics.ece = calibrationError(result.confidence, result.likeliest, run.targets);
+    return { ...found, counts };
   }
 
   levels() {
@@ -164,7 +166,7 @@ class Workbench {
     this.prior = { target: "given", carried: this.prior.carried, own: null };
   }
 
-  // One value for many cells. Right decisions keep theirs unless the cell stands for them alone.
+  // One value for many cells. Right decisions keep theirs, unless it is the only cell.
   assign(classes, actions, value) {
     const { decidedClass, actionCount } = this.problem;
     const alone = classes.length === 1 && actions.length === 1;

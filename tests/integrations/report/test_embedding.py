@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 
-from rfdlc.integrations.report.packing import LEVELS, STEP, dequantise, pack, quantise, stratified
+from rfdlc.integrations.report.embedding import LEVELS, STEP, dequantise, pack, quantise, stratified
 
 
 def random_probabilities(samples, classes, seed=0):

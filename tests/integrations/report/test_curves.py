@@ -1,12 +1,12 @@
-"""The figures of the report are those of the library."""
+"""The curves of the report are those of the library."""
 
 import numpy as np
 import pytest
 
 from rfdlc import Decider, Utility, evaluate
 from rfdlc.decide.classes import Classes
-from rfdlc.integrations.report import figures
-from rfdlc.integrations.report.source import Run
+from rfdlc.integrations.report import curves
+from rfdlc.integrations.report.runs import ReportRun
 
 from .conftest import make_predictions
 
@@ -14,33 +14,33 @@ from .conftest import make_predictions
 @pytest.fixture
 def run(predictions):
     utility = Utility.tail_sensitive(predictions.classes, -0.5).with_abstain(0.3)
-    return Run("a", predictions, Decider(utility, train_prior="train", target_prior="uniform"))
+    return ReportRun("a", predictions, Decider(utility, train_prior="train", target_prior="uniform"))
 
 
 def test_probabilities_before_and_after_the_prior(run):
     ratio = 1 / np.array(run.classes.prior)
     moved = run.calibrated * ratio
-    assert np.allclose(moved / moved.sum(axis=1, keepdims=True), run.probabilities, atol=1e-6)
+    assert np.allclose(moved / moved.sum(axis=1, keepdims=True), run.outcomes.probabilities, atol=1e-6)
 
 
-def test_false_head_curve_passes_through_the_figures(run):
-    curve = {point["share"]: point["rate"] for point in figures.false_head_curve(run)}
+def test_false_head_curve_passes_through_the_metrics(run):
+    curve = {point["share"]: point["rate"] for point in curves.false_head_curve(run)}
     for share, rate in evaluate(run.predictions, decider=run.decider).false_head_rates.items():
         assert curve[share] == pytest.approx(rate)
 
 
 def test_reliability_gives_the_calibration_error(run):
     result = evaluate(run.predictions, decider=run.decider)
-    curves = figures.reliability(run)
+    lines = curves.reliability(run)
     for name, expected in {"all": result.ece, **result.ece_by_region}.items():
-        bins = curves[name]
+        bins = lines[name]
         total = sum(bin["samples"] for bin in bins)
         error = sum(bin["samples"] * abs(bin["accuracy"] - bin["confidence"]) for bin in bins) / total
         assert error == pytest.approx(expected, abs=1e-6)
 
 
 def test_frontier_is_what_evaluate_says_for_each_penalty(run):
-    for point in figures.frontier(run):
+    for point in curves.frontier(run):
         utility = Utility.tail_sensitive(run.classes, point["penalty"])
         result = evaluate(run.predictions, decider=run.decider.replace(utility=utility))
         assert point["accuracy"] == pytest.approx(result.accuracy)
@@ -49,14 +49,14 @@ def test_frontier_is_what_evaluate_says_for_each_penalty(run):
 
 def test_by_class_and_risk_coverage(run):
     result = evaluate(run.predictions, decider=run.decider)
-    each = figures.by_class(run)
+    each = curves.by_class(run)
     assert np.average(each["accuracy"], weights=each["samples"]) == pytest.approx(result.accuracy)
-    last = figures.risk_coverage(run)[-1]
+    last = curves.risk_coverage(run)[-1]
     assert last == pytest.approx({"coverage": 1.0, "risk": 1 - result.kept_accuracy})
 
 
 def test_uncertainties_are_shares_with_the_auc_of_evaluate(run):
-    kinds = figures.uncertainties(run)
+    kinds = curves.uncertainties(run)
     assert len(kinds) == 3  # two particles can disagree
     for histogram in kinds.values():
         assert sum(histogram["right"]) == pytest.approx(1)
@@ -66,27 +66,31 @@ def test_uncertainties_are_shares_with_the_auc_of_evaluate(run):
 
 
 def test_costliest_mistakes_come_first(run):
-    listed = figures.mistakes(run, figures.costliest(run))
+    listed = curves.mistakes(run, curves.costliest(run))
     costs = [one["cost"] for one in listed]
     assert costs == sorted(costs, reverse=True)
     matrix = run.decider.utility.matrix
-    assert costs[0] == max(matrix[y].max() - matrix[y, a] for y, a in zip(run.targets, run.actions, strict=True)) > 0
+    assert (
+        costs[0]
+        == max(matrix[y].max() - matrix[y, a] for y, a in zip(run.outcomes.targets, run.outcomes.actions, strict=True))
+        > 0
+    )
     first = listed[0]
-    assert run.actions[first["row"]] == first["action"]
+    assert run.outcomes.actions[first["row"]] == first["action"]
     assert first["id"] == f"sample-{first['row']}"
-    assert first["true_probability"] == pytest.approx(float(run.probabilities[first["row"], first["true"]]))
+    assert first["true_probability"] == pytest.approx(float(run.outcomes.probabilities[first["row"], first["true"]]))
 
 
 def test_without_counts_there_is_no_tail(predictions):
     bare = Classes(predictions.classes.names)
-    run = Run("a", predictions.with_classes(bare), Decider(Utility.one_hot(bare)))
-    assert figures.frontier(run) == []
-    assert figures.false_head_curve(run) == []
-    assert list(figures.reliability(run)) == ["all"]
+    run = ReportRun("a", predictions.with_classes(bare), Decider(Utility.one_hot(bare)))
+    assert curves.frontier(run) == []
+    assert curves.false_head_curve(run) == []
+    assert list(curves.reliability(run)) == ["all"]
 
 
 def test_all_handed_over(predictions):
     utility = Utility.one_hot(predictions.classes).with_abstain(2)
-    run = Run("a", make_predictions(), Decider(utility))
-    assert figures.risk_coverage(run) == []
-    assert figures.uncertainties(run) == {}
+    run = ReportRun("a", make_predictions(), Decider(utility))
+    assert curves.risk_coverage(run) == []
+    assert curves.uncertainties(run) == {}

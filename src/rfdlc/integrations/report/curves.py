@@ -1,0 +1,147 @@
+"""The numbers that the page and the plots draw; they are those of `evaluate` and `rfdlc.decide.metrics`."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.decide import metrics, uncertainty
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.utility import Utility
+from rfdlc.integrations.report.runs import ReportRun
+
+PENALTIES = (0.0, -0.1, -0.25, -0.5, -1.0, -2.0, -4.0, -8.0)
+HEAD_SHARES = tuple(round(0.05 * i, 2) for i in range(1, 20))
+CURVE_POINTS = 200  # as many as a screen shows
+HISTOGRAM_BINS = 20
+FRONTIER_PRODUCTS = 10_000_000_000  # multiplications for all penalties together: a few seconds at most
+MISTAKES = 60
+
+
+def by_class(run: ReportRun) -> dict[str, Any]:
+    """Accuracy and number of samples per class; None for a class without samples."""
+    o = run.outcomes
+    each = metrics.recalls(o.targets, o.decided, len(o.classes))
+    samples = np.bincount(o.targets, minlength=len(o.classes)).tolist()
+    return {"accuracy": [None if np.isnan(value) else float(value) for value in each], "samples": samples}
+
+
+def false_head_curve(run: ReportRun) -> list[dict[str, float]]:
+    """The false head rate at head shares from 5% to 95%, where there are tail samples."""
+    if run.classes.counts is None:
+        return []
+    rates = metrics.false_head_rates(run.outcomes.targets, run.outcomes.decided, run.classes, HEAD_SHARES)
+    return [{"share": share, "rate": rate} for share, rate in rates.items() if not np.isnan(rate)]
+
+
+def frontier(run: ReportRun, rows: Indices | None = None) -> list[dict[str, float]]:
+    """Accuracy and mean false head rate of the same probabilities as the tail-sensitive penalty grows.
+
+    `rows` are the samples to use, for large problems (see `frontier_rows`). Empty without training counts, and if
+    there is no tail sample.
+    """
+    if run.classes.counts is None:
+        return []
+    rows = np.arange(len(run.outcomes)) if rows is None else rows
+    p, targets = run.outcomes.probabilities[rows], run.outcomes.targets[rows]
+    points = []
+    for penalty in PENALTIES:
+        utility = Utility.tail_sensitive(run.classes, penalty)
+        decided = run.decider.replace(utility=utility, rule="expected-utility").decide_probabilities(p)
+        rate = metrics.mean_false_head_rate(metrics.false_head_rates(targets, decided, run.classes))
+        accuracy = metrics.accuracy(targets, decided)
+        points.append({"penalty": penalty, "accuracy": accuracy, "false_head_rate": rate})
+    return [point for point in points if not np.isnan(point["false_head_rate"])]
+
+
+def frontier_rows(run: ReportRun) -> int:
+    """The number of samples that the frontier can use in reasonable time."""
+    return max(500, FRONTIER_PRODUCTS // (len(PENALTIES) * len(run.classes) ** 2))
+
+
+def reliability(run: ReportRun) -> dict[str, list[dict[str, float]]]:
+    """Per bin of confidence, for all samples and each region: mean confidence, accuracy of arg max, samples.
+
+    The bins are those of the expected calibration error, which is the weighted mean distance from the diagonal.
+    """
+    o = run.outcomes
+    masks = {"all": np.ones(len(o), dtype=bool), **dict(metrics.regions(o, "thirds"))}
+    return {name: _bins(o.confidence[mask], o.right[mask]) for name, mask in masks.items()}
+
+
+def _bins(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> list[dict[str, float]]:
+    place = metrics.bin_of(confidence)
+    count, total, hits = (
+        np.bincount(place, weights=weights, minlength=metrics.ECE_BINS) for weights in (None, confidence, right)
+    )
+    return [
+        {"confidence": total[i] / count[i], "accuracy": hits[i] / count[i], "samples": int(count[i])}
+        for i in np.flatnonzero(count)
+    ]
+
+
+def risk_coverage(run: ReportRun) -> list[dict[str, float]]:
+    """Error rate among the most confident samples against their share, without samples that were abstained on."""
+    coverage, risk = metrics.risk_coverage(*metrics.errors(run.outcomes))
+    shown = np.unique(np.linspace(0, len(risk) - 1, CURVE_POINTS).round().astype(int)) if len(risk) else []
+    return [{"coverage": float(coverage[i]), "risk": float(risk[i])} for i in shown]
+
+
+def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:
+    """Histograms of each kind of uncertainty for correct and for wrong decisions, and its AUC of detecting errors."""
+    o = run.outcomes
+    kinds: dict[str, NDArray[Any]] = {
+        "1 − largest probability": 1 - o.confidence,
+        "entropy (1 = uniform)": o.entropy / np.log(max(2, len(o.classes))),
+    }
+    if len(run.scores.values) > 1:
+        kinds["disagreement of the particles"] = np.concatenate(
+            [
+                uncertainty.mutual_information(uncertainty.particle_probabilities(chunk, run.scores.logits))
+                for _, chunk in run.scores.chunks()
+            ]
+        )
+    kept, right = o.decided >= 0, o.decided == o.targets
+    return {name: _histogram(values[kept], right[kept]) for name, values in kinds.items()} if kept.any() else {}
+
+
+def _histogram(values: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, Any]:
+    """Shares of the correct and of the wrong decisions in each bin."""
+    edges = np.linspace(0, max(float(values.max()), 1e-6), HISTOGRAM_BINS + 1)
+    shares = {
+        name: (np.histogram(values[mask], edges)[0] / max(1, int(mask.sum()))).tolist()
+        for name, mask in (("right", right), ("wrong", ~right))
+    }
+    auc = metrics.error_auc(right, -values)
+    return {"edges": edges.tolist(), **shares, "auc": None if np.isnan(auc) else auc}
+
+
+def _costs(run: ReportRun) -> NDArray[np.float64]:
+    """The regret of each decision (N,)."""
+    matrix = run.decider.utility.matrix
+    return np.asarray((matrix.max(axis=1, keepdims=True) - matrix)[run.outcomes.targets, run.outcomes.actions])
+
+
+def costliest(run: ReportRun, most: int = MISTAKES) -> Indices:
+    """Samples with the largest regret; among equals, those with the highest confidence come first."""
+    costs = _costs(run)
+    order = np.lexsort((-run.outcomes.confidence, -costs))[:most]
+    return np.asarray(order[costs[order] > 0])
+
+
+def mistakes(run: ReportRun, rows: Indices) -> list[dict[str, Any]]:
+    """What a person needs to judge each of these samples."""
+    o, costs = run.outcomes, _costs(run)
+    p = o.probabilities
+    return [
+        {
+            "id": name,
+            "row": int(row),
+            "true": int(o.targets[row]),
+            "action": int(o.actions[row]),
+            "cost": float(costs[row]),
+            "true_probability": float(p[row, o.targets[row]]),
+            "decided_probability": float(p[row, o.decided[row]]) if o.decided[row] >= 0 else None,
+        }
+        for row, name in zip(rows, run.ids_of(rows), strict=True)
+    ]

@@ -1,0 +1,172 @@
+"""What is reported: labelled predictions of a model and the Decider that turns them into actions."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rfdlc.decide.classes import Classes, Indices, as_classes
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.outcomes import Outcomes, observe
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.scores import Floats, Scores
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError
+
+Source = str | Path | Predictions
+MOST_RUNS = 8  # more colours cannot be told apart
+
+
+@dataclass(frozen=True)
+class ReportRun:
+    """Labelled predictions of one model, its Decider, and the settings that its folder records."""
+
+    name: str
+    predictions: Predictions
+    decider: Decider
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def _labelled(self) -> tuple[Scores, Indices]:
+        try:
+            return self.decider.read_labelled(self.predictions, None)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}") from None
+
+    @property
+    def scores(self) -> Scores:
+        """Checked scores (M, N, C) in the class order of the utility."""
+        return self._labelled[0]
+
+    @cached_property
+    def outcomes(self) -> Outcomes:
+        """The decisions, in the class order of the utility."""
+        return observe(*self._labelled, self.decider)
+
+    @property
+    def classes(self) -> Classes:
+        """The classes in the order of every array of this run."""
+        return self.decider.utility.classes
+
+    @cached_property
+    def calibrated(self) -> Floats:
+        """Combined and calibrated probabilities (N, C), not corrected for the prior."""
+        return np.asarray(self.decider.replace(target_prior=None).probabilities(self.predictions))
+
+    def ids_of(self, rows: Indices) -> list[str]:
+        """Names of samples: their ids, or their positions."""
+        ids = self.predictions.ids
+        return [str(row) for row in rows] if ids is None else [str(name) for name in ids[rows]]
+
+
+def as_runs(
+    given: Source | Sequence[Source] | Mapping[str, Source],
+    utility: Utility | None = None,
+    decider: Decider | None = None,
+    classes: Classes | Sequence[str] | None = None,
+) -> list[ReportRun]:
+    """Runs from whatever `report` accepts; a folder has its own decider, unless one is given."""
+    if isinstance(given, Mapping):
+        several = list(given.values())
+    else:
+        several = list(given) if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
+    for source in several:
+        if not isinstance(source, str | Path | Predictions):
+            raise InputError(
+                f"a {type(source).__name__} cannot be reported: expected a run folder, a file of predictions, or "
+                "Predictions(probabilities=..., targets=...)"
+            )
+    names = map(str, given) if isinstance(given, Mapping) else run_names(several)
+    known = None if classes is None else as_classes(classes)
+    return alike([_read(name, source, utility, decider, known) for name, source in zip(names, several, strict=True)])
+
+
+def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
+    """The runs with the classes and the utility of the first, so that their metrics can be compared."""
+    if not 0 < len(runs) <= MOST_RUNS:
+        raise InputError(f"{len(runs)} runs: expected 1 to {MOST_RUNS} in one report")
+    utility = runs[0].decider.utility
+    for run in runs[1:]:
+        odd = sorted(set(run.classes.names) ^ set(utility.classes.names))
+        if odd:
+            raise InputError(f"{run.name}: class {odd[0]!r} is not in every run: expected runs with the same classes")
+        if run.classes.names != utility.classes.names:
+            raise InputError(f"{run.name}: orders its classes differently from the first run: give classes (--classes)")
+    shared = [replace(run, decider=run.decider.replace(utility=utility, classes=utility.classes)) for run in runs[1:]]
+    return [runs[0], *shared]
+
+
+def run_names(sources: Sequence[Source]) -> list[str]:
+    """Short names that differ: the last part of the path; the whole path or a number where names would be equal.
+
+    >>> run_names(["runs/a", "runs/b/predictions.npz", "old/a"])
+    ['runs/a', 'predictions', 'old/a']
+    """
+    paths = [Path("predictions") if isinstance(source, Predictions) else Path(source) for source in sources]
+    short = [path.stem if path.suffix else path.name for path in paths]
+    names = [str(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
+    return [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
+
+
+def prepared(name: str, predictions: Predictions, decider: Decider, source: Path | None) -> ReportRun:
+    """A run with training counts from its predictions or its folder, if its decider has none."""
+    saved = None if source is None else source / "classes.json"
+    if decider.utility.classes.counts is None:
+        if predictions.named and predictions.classes.counts is not None:
+            decider = decider.replace(classes=predictions.classes)
+        elif saved is not None and saved.is_file():
+            known = Classes.from_json(saved)
+            if set(known.names) != set(decider.utility.classes.names):
+                raise InputError(f"{name}: {saved} and the predictions have different classes: expected the same")
+            decider = decider.replace(classes=known)
+    return ReportRun(name, predictions, decider, {} if source is None else _recorded(source))
+
+
+def _read(
+    name: str, source: Source, utility: Utility | None, decider: Decider | None, classes: Classes | None
+) -> ReportRun:
+    path = None
+    if isinstance(source, Predictions):
+        predictions = source if classes is None else source.with_classes(classes)
+    else:
+        path = Path(source)
+        if not path.exists():
+            raise InputError(f"{path}: no such run folder or file of predictions")
+        predictions = Predictions.load(path, classes)
+        if decider is None and (path / "decider.json").is_file():
+            decider = Decider.load(path / "decider.json")
+    if decider is None:
+        decider = Decider(utility or Utility.one_hot(predictions.classes))
+    elif utility is not None:
+        decider = decider.replace(utility=utility)
+    if classes is not None:
+        decider = decider.replace(classes=classes)
+    return prepared(name, predictions, decider, path)
+
+
+def _recorded(source: Path) -> dict[str, Any]:
+    """The settings, environment and history in a run folder; damaged files are left out."""
+    found: dict[str, Any] = {"source": str(source)}
+    for name in ("config", "environment"):
+        with suppress(OSError, ValueError):
+            table = json.loads((source / f"{name}.json").read_text(encoding="utf-8"))
+            found |= {name: table} if table and isinstance(table, dict) else {}
+    with suppress(OSError), open(source / "history.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+        columns = {name: [_number(row.get(name)) for row in rows] for name in (rows[0] if rows else ())}
+        found["history"] = {name: values for name, values in columns.items() if set(values) != {None}}
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if np.isfinite(value) else None
