@@ -238,7 +238,7 @@ function drawCostly(state) {
   replace(
     byId("costly"),
     rows.length
-      ? table(["True → decided", "Samples", "Cost per sample", "Share of the cost"], rows, {
+      ? table(["True → decided", "Samples", "Cost each", "Share"], rows, {
           class: "numbers",
           label: "Costliest cells",
         })
