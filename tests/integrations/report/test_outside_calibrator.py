@@ -128,6 +128,7 @@ def test_the_server_answers_by_it(trained):
     testing = pytest.importorskip("fastapi.testclient", reason='needs pip install "rfdlc[serve]" httpx')
     from rfdlc.integrations.server.application import make_app
     from rfdlc.integrations.server.backends import open_backend
+
     from rfdlc.integrations.server.limits import Limits
 
     model, inputs = rfdlc.Model.load(trained, device="cpu"), rfdlc.load("digits-lt").test.inputs[:20]

@@ -1,6 +1,5 @@
 """RFDLCClassifier: an ensemble of small networks for long-tailed tables and embeddings."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any, Self
@@ -18,10 +17,9 @@ from rfdlc.data.table import blurred
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.metrics import nll
 from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import choose
 from rfdlc.integrations.sklearn.labels import (
     action_labels,
     advantage,
@@ -33,7 +31,7 @@ from rfdlc.integrations.sklearn.labels import (
 
 try:
     from rfdlc.integrations.sklearn import particle_training as training
-    from rfdlc.training.config import Settings
+    from rfdlc.training.config import TrainConfig
     from rfdlc.training.heldout import carries_uniform
     from rfdlc.training.model import new_decider
 except ModuleNotFoundError as error:
@@ -164,20 +162,19 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         as_prior(named_prior(self.prior), data.classes, "prior")
         settings = self._settings(len(split), before)
         decider = new_decider(training.METHOD, settings, training.weighted(data).classes)
-        parted = _parted(data, settings, decider.calibration is not None or self.early_stopping)
+        if decider.calibration is not None or self.early_stopping:
+            split_data = training.with_held_out(data, settings)
+        else:
+            split_data = data
+        start, held = None if before is None else before.weights_, split_data.val
+        loss = training.held_out_loss(decider, held) if self.early_stopping and held is not None else None
         trained = training.train_particles(
-            parted,
-            settings,
-            start=None if before is None else before.weights_,
-            held_out_loss=_held_out_loss(decider, parted) if self.early_stopping and parted.val is not None else None,
-            patience=self.patience,
+            split_data, settings, start=start, held_out_loss=loss, patience=self.patience
         )
         self._keep(trained, settings, data)
-        if parted.val is not None:
-            logits, held = self._particle_logits(parted.val.array), parted.val
-            decider = decider.fit(
-                logits, held.labels, logits=True, balanced=carries_uniform(decider), sample_weight=held.weights
-            )
+        if held is not None:
+            options: dict[str, Any] = {"balanced": carries_uniform(decider), "sample_weight": held.weights}
+            decider = decider.fit(self._particle_logits(held.array), held.labels, logits=True, **options)
         self._decide_with(decider.replace(target_prior=named_prior(self.prior), utility=utility))
         return self
 
@@ -199,7 +196,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         settings = self._settings(len(split), None if first else self)
         before = None if first else training.Trained(self.weights_, self.optimiser_, self.loss_curve_, [])
         self._keep(training.continue_particles(data, settings, before), settings, data)
-        decider = new_decider(training.METHOD, settings.changed({"calibration": "none"}), data.classes)
+        decider = new_decider(training.METHOD, settings.replace(calibration="none"), data.classes)
         self._decide_with(
             decider.replace(target_prior=named_prior(self.prior), utility=as_utility(self.utility, data.classes))
         )
@@ -248,14 +245,12 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     # -- inside -----------------------------------------------------------------------------------------------
 
-    def _settings(self, samples: int, before: Self | None = None) -> Settings:
+    def _settings(self, samples: int, before: Self | None = None) -> TrainConfig:
         """The settings of `rfdlc train` for a table of this size, changed by the parameters."""
         choose("weighting", self.weighting, training.WEIGHTINGS)
-        if self.patience < 0:
-            raise InputError(f"patience {self.patience!r} is out of range: expected a number of epochs, 0 or more")
         changes = {
             "particles": self.particles,
-            "widths": _widths(self.hidden),
+            "widths": tuple(np.atleast_1d(self.hidden).tolist()),
             "epochs": self.epochs,
             "learning_rate": self.learning_rate,
             "hold_out": self.hold_out,
@@ -300,7 +295,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes = Classes.from_counts(self.class_counts_, label_names(self.classes_))
         return Dataset("arrays", classes, split, normalisation=scale or Normalisation.of_features(split.array))
 
-    def _keep(self, trained: "training.Trained", settings: Settings, data: Dataset) -> None:
+    def _keep(self, trained: "training.Trained", settings: TrainConfig, data: Dataset) -> None:
         self.weights_, self.optimiser_ = trained.weights, trained.state
         self.loss_curve_, self.held_out_loss_curve_ = trained.losses, trained.held_out_losses
         self.loss_, self.n_iter_ = trained.losses[-1], len(trained.losses)
@@ -310,12 +305,9 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
         self.decider_ = decider
 
-    def _here(self) -> Settings:
-        """The settings of the training, on the present device."""
-        return self.settings_.changed({"device": self.device})
-
     def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:
-        return training.particle_logits(self.weights_, self._here(), inputs, len(self.classes_), self.normalisation_)
+        here = self.settings_.replace(device=self.device)
+        return training.particle_logits(self.weights_, here, inputs, len(self.classes_), self.normalisation_)
 
     def _stream(self, X: Any) -> Iterator[Floats]:
         """Particle logits (M, n, C) in batches of rows."""
@@ -346,31 +338,6 @@ def _samples(
     return Split(_dense(X[rows]), np.searchsorted(known, y[rows]), groups=group_of, weights=relative), known
 
 
-def _parted(data: Dataset, settings: Settings, wanted: bool) -> Dataset:
-    """With samples held out, if wanted and if some class has two samples."""
-    if not wanted or not settings.hold_out:
-        return data
-    if data.classes.count_array.max() < 2:
-        warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
-        return data
-    return data.hold_out(settings.hold_out, seed=settings.seed)
-
-
-def _held_out_loss(decider: Decider, data: Dataset) -> "training.HeldOutLoss":
-    """Negative log-likelihood of held-out samples; classes weigh the same if the networks train for a uniform prior."""
-    assert data.val is not None
-    y = data.val.labels
-    weights = np.ones(len(y)) if data.val.weights is None else data.val.weights
-    if carries_uniform(decider):
-        weights = weights / np.bincount(y, weights)[y]
-
-    def loss(logits: Floats) -> float:
-        p = np.asarray(decider.probabilities(logits, logits=True))
-        return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
-
-    return loss
-
-
 def _offsets(X: Any) -> NDArray[np.float64]:
     """The median of each feature that loses precision in 32 bits, 0 for all others (F,)."""
     if issparse(X) or X.dtype.itemsize <= 4:
@@ -379,14 +346,7 @@ def _offsets(X: Any) -> NDArray[np.float64]:
         return np.array([np.median(feature) if blurred(feature) else 0.0 for feature in X.T])
 
 
-def _widths(hidden: Any) -> tuple[int, ...]:
-    widths = np.atleast_1d(hidden)
-    if not len(widths) or widths.dtype.kind not in "iu" or widths.min() < 1:
-        raise InputError(f"hidden {hidden!r} is not possible: expected the width of each hidden layer, such as (256,)")
-    return tuple(widths.tolist())
-
-
-def _check_same_networks(before: Settings, now: Settings) -> None:
+def _check_same_networks(before: TrainConfig, now: TrainConfig) -> None:
     """Training continues only with networks of the same shape."""
     for name, old, new in (("hidden", before.widths, now.widths), ("particles", before.particles, now.particles)):
         if old != new:

@@ -3,6 +3,7 @@
 Results are plain arrays by name; networks are built from them when they are needed.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.decide.classes import Classes
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.metrics import nll
 from rfdlc.decide.scores import Floats
 from rfdlc.training.assembly import build_net, build_parts, choose_device, place, sensible_threads
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.heldout import carries_uniform
 from rfdlc.training.loop import epochs, optimiser_state
 from rfdlc.training.losses.terms import WEIGHT_FORMS
 from rfdlc.training.methods import METHODS, resolve
@@ -41,7 +45,7 @@ class Trained:
     held_out_losses: list[float]
 
 
-def table_settings(samples: int, weighting: str, **changes: Any) -> Settings:
+def table_settings(samples: int, weighting: str, **changes: Any) -> TrainConfig:
     """The settings of `rfdlc train` for a table with this many rows and this class weighting."""
     tau = (1.0,) if weighting == "prior" else ()
     form = "constant" if weighting in ("prior", "none") else weighting
@@ -57,9 +61,33 @@ def weighted(data: Dataset) -> Dataset:
     return replace(data, classes=Classes.from_counts(np.maximum(1, np.rint(counts)), data.classes.names))
 
 
+def with_held_out(data: Dataset, settings: TrainConfig) -> Dataset:
+    """With samples held out, if wanted and if some class has two samples."""
+    if not settings.hold_out:
+        return data
+    if data.classes.count_array.max() < 2:
+        warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
+        return data
+    return data.hold_out(settings.hold_out, seed=settings.seed)
+
+
+def held_out_loss(decider: Decider, held: Split) -> HeldOutLoss:
+    """Negative log-likelihood of held-out samples; classes weigh the same if the networks train for a uniform prior."""
+    y = held.labels
+    weights = np.ones(len(y)) if held.weights is None else held.weights
+    if carries_uniform(decider):
+        weights = weights / np.bincount(y, weights)[y]
+
+    def loss(logits: Floats) -> float:
+        p = np.asarray(decider.probabilities(logits, logits=True))
+        return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
+
+    return loss
+
+
 def train_particles(
     data: Dataset,
-    settings: Settings,
+    settings: TrainConfig,
     *,
     start: Arrays | None = None,
     held_out_loss: HeldOutLoss | None = None,
@@ -87,12 +115,12 @@ def train_particles(
     return Trained(best or _arrays(net.state_dict()), {}, losses, held)
 
 
-def continue_particles(data: Dataset, settings: Settings, before: Trained | None) -> Trained:
+def continue_particles(data: Dataset, settings: TrainConfig, before: Trained | None) -> Trained:
     """One more pass over `data.train` at a constant learning rate, with the optimizer state of the previous passes."""
     device = choose_device(settings.device)
     done = len(before.losses) if before is not None and before.state else 0  # after `fit` it starts again
     net = _network(settings, data.input_shape, len(data.classes), device, None if before is None else before.weights)
-    steady = settings.changed({"schedule": "constant", "warmup": 0, "epochs": done + 1})
+    steady = settings.replace(schedule="constant", warmup=0, epochs=done + 1)
     parts = build_parts(METHODS[METHOD], steady, weighted(data), (settings.seed,), device)
     state = {name: torch.tensor(array) for name, array in (before.state if before else {}).items()}
     with _own_random_numbers(device), sensible_threads(net, steady):
@@ -102,7 +130,11 @@ def continue_particles(data: Dataset, settings: Settings, before: Trained | None
 
 
 def particle_logits(
-    weights: Arrays, settings: Settings, inputs: NDArray[np.float32], classes: int, normalisation: Normalisation | None
+    weights: Arrays,
+    settings: TrainConfig,
+    inputs: NDArray[np.float32],
+    classes: int,
+    normalisation: Normalisation | None,
 ) -> Floats:
     """Particle logits (M, N, C) of features (N, F) by trained weights."""
     device = choose_device(settings.device)
@@ -111,7 +143,7 @@ def particle_logits(
 
 
 def _network(
-    settings: Settings, shape: tuple[int, ...], classes: int, device: torch.device, weights: Arrays | None
+    settings: TrainConfig, shape: tuple[int, ...], classes: int, device: torch.device, weights: Arrays | None
 ) -> ParticleNet:
     net = build_net(settings, shape, classes, (settings.seed,))
     if weights is not None:
