@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from rfdlc.integrations.report.source import Run
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 
 import rfdlc
 from rfdlc.cli import main
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, register_calibrator
-from rfdlc.integrations.report.source import Run
 from rfdlc.training.config import TrainConfig
 
 from .conftest import make_folder, make_predictions
