@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from rfdlc.integrations.report.source import Run
 from scipy.special import log_softmax, softmax
 from sklearn.linear_model import LogisticRegression
 
 import rfdlc
 from rfdlc.cli import main
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, register_calibrator
+from rfdlc.integrations.report.runs import ReportRun
 from rfdlc.training.config import TrainConfig
 
 from .conftest import make_folder, make_predictions
@@ -126,13 +126,11 @@ def test_training_fits_it_and_the_exported_graph_agrees(trained, tmp_path):
 
 def test_the_server_answers_by_it(trained):
     testing = pytest.importorskip("fastapi.testclient", reason='needs pip install "rfdlc[serve]" httpx')
-    from rfdlc.integrations.server.application import make_app
-    from rfdlc.integrations.server.backends import open_backend
-
-    from rfdlc.integrations.server.limits import Limits
+    from rfdlc.integrations.server.app import create_app
+    from rfdlc.integrations.server.backend import open_backend
 
     model, inputs = rfdlc.Model.load(trained, device="cpu"), rfdlc.load("digits-lt").test.inputs[:20]
-    with testing.TestClient(make_app(open_backend(trained), Limits(), None)) as client:
+    with testing.TestClient(create_app(open_backend(trained))) as client:
         answer = client.post("/decide?full=true", json={"arrays": inputs.tolist()}).json()
     expected = model.decider.probabilities(model.predict(inputs))
     np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
@@ -145,7 +143,7 @@ def test_the_page_decides_by_it_and_gives_it_back(browser, tmp_path):
     decider = rfdlc.Decider.load(folder / "decider.json")
     path = rfdlc.report(folder, out=tmp_path / "report.html", bootstrap=0)
     predictions = rfdlc.Predictions.load(folder)
-    page = Page(browser, path, Run("run", predictions, decider))
+    page = Page(browser, path, ReportRun("run", predictions, decider))
     assert str(decider.fitted) in page.element("#lead").text
     assert page.actions == [decider.utility.actions[a] for a in decider.decide(predictions)]
     page.write("#temperature-value", "1.5")
