@@ -40,8 +40,8 @@ def test_a_folder_of_parquet_files_is_a_data_set(tmp_path: Path) -> None:
 
 
 def test_arrow_files(tmp_path: Path) -> None:
-    feather.write_feather(scores(), tmp_path / "p.feather")
-    write_table(tmp_path / "p.arrow", scores().to_pydict())
+    for name in ("p.feather", "p.arrow"):
+        feather.write_feather(scores(), tmp_path / name)
     for name in ("p.feather", "p.arrow"):
         assert Predictions.load(tmp_path / name).scores.values[0].tolist() == P.tolist()
     (tmp_path / "p.arrow").write_bytes(b"nonsense")
@@ -49,7 +49,7 @@ def test_arrow_files(tmp_path: Path) -> None:
         Predictions.load(tmp_path / "p.arrow")
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
     columns = {"a, b": ['x "y"', "z\nz"], "n": [0.1, 1 / 3]}
     write_table(tmp_path / f"t.{suffix}", columns)
@@ -62,7 +62,6 @@ def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
     ("text", "message"),
     [
         ('cat,dog\n1,0\n1,"0\n0,1\n', r"p.csv line \d: 1 cells|p.csv: cannot be read as CSV in UTF-8 \(unexpected end"),
-        ("cat;dog\n0,5;0.5\n", "cannot be read as CSV with one decimal sign in all numbers"),
         ("cat;dog\n0,5;half\n", "p.csv line 2, column 'dog': 'half' is not a number"),
         ("cat,dog\n1_0,0\n", "p.csv line 2, column 'cat': '1_0' is not a number"),
         ('cat,dog\n"1\n",0\n\n0,x\n', "p.csv line 5, column 'dog': 'x' is not a number"),
@@ -83,7 +82,7 @@ def test_a_quote_that_is_never_closed(tmp_path: Path) -> None:
     assert read_columns(tmp_path / "t.csv")["label"].to_pylist() == ["a", "b\n3,a"]
 
 
-@pytest.mark.parametrize("line", ["0,5;0,5;x, y", "0.5;0.5;x, y"])
+@pytest.mark.parametrize("line", ["0,5;0,5;x, y", "0.5;0.5;x, y", " 0.5;0,5 ;x, y"])
 def test_semicolons_with_either_decimal_sign(tmp_path: Path, line: str) -> None:
     (tmp_path / "p.csv").write_text("\n".join(["cat;dog;id", *["1;0;none"] * 50, line]))
     loaded = Predictions.load(tmp_path / "p.csv")

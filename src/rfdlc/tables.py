@@ -8,7 +8,7 @@ import io
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,14 +30,16 @@ DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
 class TableFile(Protocol):
-    """A table on disk. `batches` reads it from the start; of a CSV file the columns in `numbers` become float64."""
+    """A table on disk."""
 
     path: Path
     names: list[str]
-    decimals: tuple[str, ...]  # signs that may separate the fraction of a number, the more likely one first
 
-    def batches(self, numbers: Collection[str] = (), decimal: str = ".") -> Iterator[Any]:
-        """Yield `pyarrow.RecordBatch` objects, in the order of the rows."""
+    def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
+        """Yield the rows in order, as `pyarrow.RecordBatch`.
+
+        Cells of a CSV file are text; those of columns in `numbers` become float64. Other files keep their types.
+        """
         ...
 
 
@@ -73,8 +75,6 @@ def check_names(where: str, names: Sequence[str]) -> None:
 class ArrowFile:
     """Parquet or Arrow (Feather) files."""
 
-    decimals: tuple[str, ...] = (".",)
-
     def __init__(self, path: Path) -> None:
         self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
         with self._explained():
@@ -85,8 +85,8 @@ class ArrowFile:
             self._dataset = dataset(files, format=self._kind.lower(), partitioning=partitioning)
         self.names = [name for name in self._dataset.schema.names if not PANDAS_INDEX.fullmatch(name)]
 
-    def batches(self, numbers: Collection[str] = (), decimal: str = ".") -> Iterator[Any]:
-        """Yield the rows some thousand at a time; columns keep their types."""
+    def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
+        """Yield the rows some thousand at a time."""
         with self._explained():
             ahead = {"batch_readahead": 2, "fragment_readahead": 1}
             yield from self._dataset.to_batches(columns=self.names, batch_size=BATCH_ROWS, **ahead)
@@ -114,76 +114,73 @@ class CsvFile:
         self.delimiter = delimiter_of(lines)
         header = next(csv.reader(lines[self._blank :], delimiter=self.delimiter), [])
         self.names = [name.strip() for name in header]
-        self.decimals: tuple[str, ...] = (",", ".") if self.delimiter == ";" else (".",)
+        self.decimal = "," if self.delimiter == ";" else "."
 
-    def batches(self, numbers: Collection[str] = (), decimal: str = ".") -> Iterator[Any]:
-        """Yield the rows some megabytes at a time; cells are text, but for those of the columns in `numbers`."""
-        from pyarrow import ArrowException, float64, string
+    def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
+        """Yield the rows some megabytes at a time."""
+        from pyarrow import ArrowException, RecordBatch, float64, string
         from pyarrow import csv as arrow_csv
 
-        kinds = {name: float64() if name in numbers else string() for name in self.names}
+        commas = self.decimal == ","
+        kinds = {name: string() if commas or name not in (numbers or ()) else float64() for name in self.names}
         options = (
             arrow_csv.ReadOptions(
                 column_names=self.names, skip_rows=self._blank, skip_rows_after_names=1, block_size=BLOCK_BYTES
             ),
             arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-            arrow_csv.ConvertOptions(column_types=kinds, null_values=[], decimal_point=decimal),
+            arrow_csv.ConvertOptions(column_types=kinds, null_values=[]),
         )
         last: list[Any] = []
         try:
             for batch in arrow_csv.open_csv(self.path, *options):
+                if commas:
+                    cells = [_with_points(name, batch.column(name), numbers) for name in self.names]
+                    batch = RecordBatch.from_arrays(cells, self.names)
                 yield batch
                 last = batch.slice(batch.num_rows - 1).to_pylist() or last
         except (OSError, ArrowException) as error:
-            self._explain(numbers, error)
+            self._explain(numbers or (), error)
         if any("\n" in str(cell) for row in last for cell in row.values()):
             self._explain((), None)  # a quote that is never closed makes one cell of all that follows
 
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield line number and cells of every row that is not blank, after the header; slow, for small files."""
+        with self._text() as file:
+            reader = csv.reader(file, delimiter=self.delimiter, strict=True)
+            yield from islice(
+                ((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)), 1, None
+            )
+
     def _explain(self, numbers: Collection[str], error: Exception | None) -> None:
-        """Raise for the first line that is wrong, and without one for `error`."""
-        places = [i for i, name in enumerate(self.names) if name in numbers]
+        """Raise for the first line that is wrong, and where there is none for `error`."""
         line = 0
-        for line, row in self._rows():
+        for line, row in self.rows():
             if len(row) != len(self.names):
                 told = f"{len(row)} cells, expected {len(self.names)} as in the first line"
                 raise InputError(f"{self.path} line {line}: {told}")
-            for i in places:
-                if not is_number(row[i], self.decimals[0]):
-                    raise InputError(f"{self.path} line {line}, column {self.names[i]!r}: {row[i]!r} is not a number")
+            for name, cell in zip(self.names, row, strict=True):
+                if name in numbers and not is_number(cell, self.decimal):
+                    raise InputError(f"{self.path} line {line}, column {name!r}: {cell!r} is not a number")
         if line and error is not None:
-            raise InputError(f"{self.path}: cannot be read as CSV with one decimal sign in all numbers ({error})")
-
-    def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Line numbers and cells, without the header and blank lines; slow, for messages."""
-        with self._text() as file:
-            reader = csv.reader(file, delimiter=self.delimiter, strict=True)
-            yield from islice(((reader.line_num, row) for row in reader if row), 1, None)
+            raise InputError(f"{self.path}: cannot be read as CSV ({error})")
 
     @contextmanager
     def _text(self) -> Iterator[io.TextIOBase]:
-        with readable(self.path, "CSV"), open(self.path, newline="", encoding="utf-8-sig") as file:
-            yield file
+        try:
+            with open(self.path, newline="", encoding="utf-8-sig") as file:
+                yield file
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+            raise InputError(f"{self.path}: cannot be read as CSV in UTF-8 ({reason})") from None
 
 
-@contextmanager
-def readable(path: Path, what: str) -> Iterator[None]:
-    """Say with the name of the file what is wrong with its text."""
-    try:
-        yield
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise InputError(f"{path}: cannot be read as {what} in UTF-8 ({reason})") from None
+def _with_points(name: str, cells: Any, numbers: Collection[str] | None) -> Any:
+    """Text with decimal points instead of commas, and float64 where the column is one of `numbers`."""
+    from pyarrow import compute, float64
 
-
-def text_batches(file: TableFile) -> Iterator[Any]:
-    """Yield batches in which numbers of a CSV file, which are text, have decimal points."""
-    from pyarrow import RecordBatch, compute
-
-    for batch in file.batches():
-        if file.decimals[0] == ",":
-            cells = [compute.replace_substring_regex(column, DECIMAL_COMMA, r"\1.\2") for column in batch.columns]
-            batch = RecordBatch.from_arrays(cells, file.names)
-        yield batch
+    if numbers is None or name in numbers:
+        cells = compute.replace_substring_regex(cells, DECIMAL_COMMA, r"\1.\2")
+    return compute.utf8_trim_whitespace(cells).cast(float64()) if name in (numbers or ()) else cells
 
 
 def read_columns(path: Path) -> dict[str, Any]:
@@ -191,7 +188,7 @@ def read_columns(path: Path) -> dict[str, Any]:
     import pyarrow
 
     file = open_table(path)
-    batches = list(track(text_batches(file), f"Reading {path.name}"))
+    batches = list(track(file.batches(), f"Reading {path.name}"))
     schema = batches[0].schema if batches else pyarrow.schema([(name, pyarrow.string()) for name in file.names])
     table = pyarrow.Table.from_batches(batches, schema)
     return dict(zip(table.column_names, table.itercolumns(), strict=True))
@@ -201,19 +198,10 @@ def read_numbers(
     file: TableFile, numbers: Sequence[str], texts: Sequence[str]
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.str_]]]:
     """Read some columns as one matrix (rows, numbers), and others as text by their names."""
-    for decimal in file.decimals[:-1]:
-        with suppress(InputError):
-            return _read_numbers(file, numbers, texts, decimal)
-    return _read_numbers(file, numbers, texts, file.decimals[-1])
-
-
-def _read_numbers(
-    file: TableFile, numbers: Sequence[str], texts: Sequence[str], decimal: str
-) -> tuple[NDArray[np.float64], dict[str, NDArray[np.str_]]]:
     values: list[NDArray[np.float64]] = []
     words: dict[str, list[str]] = {name: [] for name in texts}
     total = file.path.stat().st_size // BLOCK_BYTES + 1
-    for batch in track(file.batches(numbers, decimal), f"Reading {file.path.name}", total):
+    for batch in track(file.batches(numbers), f"Reading {file.path.name}", total):
         values.append(np.stack([_as_floats(file.path, name, batch.column(name)) for name in numbers], axis=1))
         for name, cells in words.items():
             cells += [str(cell).strip() for cell in batch.column(name).to_pylist()]
@@ -270,19 +258,6 @@ def is_number(cell: str, decimal: str = ".") -> bool:
     return True
 
 
-def read_rows(path: Path, what: str) -> tuple[str, list[tuple[int, list[str]]]]:
-    """Read a small CSV file of any layout: its decimal sign, and line number and cells of every row that is not blank.
-
-    Where semicolons separate the cells, a comma is a decimal sign, and so is a point.
-    """
-    with readable(path, what):
-        text = path.read_text(encoding="utf-8-sig")
-        delimiter = delimiter_of(text.splitlines())
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        decimal = "," if delimiter == ";" else "."
-        return decimal, [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)]
-
-
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
@@ -296,10 +271,6 @@ def open_writer(path: Path, schema: Any, *, kind: str | None = None, repeated: S
         from pyarrow.parquet import ParquetWriter
 
         return ParquetWriter(path, schema, use_dictionary=list(repeated), write_statistics=False)
-    if suffix in ARROW:
-        from pyarrow.ipc import new_file
-
-        return new_file(path, schema)
     from pyarrow.csv import CSVWriter
 
     return CSVWriter(path, schema)

@@ -98,8 +98,8 @@ def test_csv_with_decimal_commas_and_with_odd_names(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "u.csv: expected a first line.* found 0 lines"),
-        ("true,a,b\n", "u.csv: expected a first line.* found 1 lines"),
+        ("", "u.csv: expected a first line"),
+        ("true,a,b\n", "u.csv: expected a first line"),
         ("true,a,b\na,1,0\nb,x,1\n", "u.csv line 3, column 'a': 'x' is not a number"),
         ("true,a,b\na,1,0\nb,1\n", "u.csv line 3: 2 cells, expected 3"),
         ("true,a,b\na,1,0\nb,nan,1\n", "u.csv: utility holds nan in row 1, column 0"),

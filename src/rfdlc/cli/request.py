@@ -194,6 +194,7 @@ def read_classes(spec: str) -> "Classes":
     """`cat,dog,newt`; a JSON file; a CSV with columns class,count[,group]; or any table of predictions."""
     from rfdlc.decide.classes import Classes
     from rfdlc.decide.predictions import Predictions
+    from rfdlc.tables import SUFFIXES, open_table
 
     path = Path(spec)
     if not path.is_file():
@@ -202,7 +203,7 @@ def read_classes(spec: str) -> "Classes":
         return Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
     if path.suffix.lower() == ".json":
         return Classes.from_json(path)
-    if path.suffix.lower() in (".csv", ".tsv") and _lists_classes(path):
+    if path.suffix.lower() in SUFFIXES and "class" in open_table(path).names:
         return _classes_table(path)
     try:
         return Predictions.load(path).classes
@@ -261,14 +262,14 @@ def read_prior(spec: str, what: str) -> str | dict[str, float]:
         return spec
     if "=" in spec:
         pairs = (item.partition("=") for item in spec.split(","))
-        return _shares(((name.strip(), value, ".") for name, _, value in pairs), what)
+        return _shares(((name.strip(), value) for name, _, value in pairs), what)
     if not spec.lower().endswith((".csv", ".tsv")):
         raise InputError(
             f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
             "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share"
         )
-    decimal, rows = _rows(Path(spec), ("class", "share"))
-    return _shares(((row["class"], row["share"], decimal) for row in rows), f"{spec}: share")
+    columns = _columns(Path(spec), ("class", "share"))
+    return _shares(zip(columns["class"], columns["share"], strict=True), f"{spec}: share")
 
 
 def read_predictions(path: Path, classes: "Classes | None", *, logits: bool = False) -> "Predictions":
@@ -286,67 +287,55 @@ def folder_decider(path: Path) -> "Decider | None":
     return Decider.load(saved) if path.is_dir() and saved.is_file() else None
 
 
-def _lists_classes(path: Path) -> bool:
-    """Whether the first line of a table names a column `class`."""
-    from rfdlc.tables import DELIMITERS
+def _columns(path: Path, needed: tuple[str, ...]) -> dict[str, list[str]]:
+    """The cells of a small table as text, by column."""
+    from rfdlc.tables import read_columns
 
-    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-        line = file.readline()
-    return any("class" in map(str.strip, next(csv.reader([line], delimiter=d), [])) for d in DELIMITERS)
-
-
-def _rows(path: Path, needed: tuple[str, ...]) -> tuple[str, list[dict[str, str]]]:
-    """The decimal sign of a table, and each row by the names of its columns."""
-    from rfdlc.tables import read_rows
-
-    decimal, lines = read_rows(path, "CSV")
-    columns = lines[0][1] if lines else []
-    if len(lines) < 2 or not set(needed) <= set(columns):
-        raise InputError(f"{path}: expected columns {', '.join(needed)} and one row a class")
-    for line, row in lines:
-        if len(row) != len(columns):
-            raise InputError(f"{path} line {line}: {len(row)} cells, expected {len(columns)} as in the first line")
-    return decimal, [dict(zip(columns, row, strict=True)) for _, row in lines[1:]]
+    columns = {name: [str(cell).strip() for cell in cells.to_pylist()] for name, cells in read_columns(path).items()}
+    if not set(needed) <= set(columns) or not columns[needed[0]]:
+        raise InputError(f"{path}: expected columns {', '.join(needed)} and one row per class")
+    return columns
 
 
 def _classes_table(path: Path) -> "Classes":
     from rfdlc.decide.classes import Classes
 
-    decimal, rows = _rows(path, ("class",))
-    groups: dict[str, list[str]] = {}
-    for row in rows:
-        if row.get("group"):
-            groups.setdefault(row["group"], []).append(row["class"])
-    counts: tuple[Any, ...] | None = None  # numbers that `Classes` finds whole, or names
-    if "count" in rows[0]:
-        counts = tuple(_count(row["count"], decimal, f"{path}: count of {row['class']!r}") for row in rows)
+    columns = _columns(path, ("class",))
+    names, groups = columns["class"], dict[str, list[str]]()
+    for name, group in zip(names, columns.get("group", ()), strict=False):
+        groups.setdefault(group, []).append(name)
+    groups.pop("", None)
+    counts: tuple[Any, ...] | None = None  # `Classes` checks that they are whole
+    if "count" in columns:
+        counts = tuple(
+            _count(text, f"{path}: count of {name!r}") for name, text in zip(names, columns["count"], strict=True)
+        )
     try:
-        return Classes(tuple(row["class"] for row in rows), counts, groups)
+        return Classes(tuple(names), counts, groups)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _shares(given: Iterable[tuple[str, str, str]], what: str) -> dict[str, float]:
-    """(class, share as text, decimal sign of its table) as a table of numbers."""
+def _shares(given: Iterable[tuple[str, str]], what: str) -> dict[str, float]:
     shares: dict[str, float] = {}
-    for name, text, decimal in given:
+    for name, text in given:
         if name in shares:
             raise InputError(f"{what} of {name!r} is given twice: expected one for every class")
-        shares[name] = _number(text, decimal, f"{what} of {name!r}")
+        shares[name] = _number(text, f"{what} of {name!r}")
     return shares
 
 
-def _count(text: str, decimal: str, what: str) -> float:
-    """A number that is to be whole: 12.000, or 12,000 between semicolons, is twelve thousand to whoever wrote it."""
+def _count(text: str, what: str) -> float:
+    """A number that must be whole: 12.000, or 12,000 between semicolons, may be meant as twelve thousand."""
     if re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text):
         raise InputError(f"{what}: {text!r} could be read in two ways: write it without a sign for thousands")
-    return _number(text, decimal, what)
+    return _number(text, what)
 
 
-def _number(text: str, decimal: str, what: str) -> float:
+def _number(text: str, what: str) -> float:
     from rfdlc.tables import number
 
     try:
-        return number(text, decimal)
+        return number(text)
     except ValueError:
         raise InputError(f"{what}: {text!r} is not a number") from None

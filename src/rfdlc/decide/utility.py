@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.errors import InputError, listing, repeated
-from rfdlc.tables import number, read_rows
+from rfdlc.tables import CsvFile, number
 
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
@@ -288,20 +288,19 @@ def _check_penalty(penalty: float) -> None:
 
 def _read_matrix(path: Path) -> tuple[list[str], list[str], list[list[float]]]:
     """Action names, class names and values of a CSV file."""
-    decimal, lines = read_rows(path, "a utility")
-    if len(lines) < 2:
-        raise InputError(
-            f"{path}: expected a first line of action names and one line per class, found {len(lines)} lines"
-        )
-    corner, *actions = lines[0][1]
-    names = [row[0] for _, row in lines[1:]]
+    file = CsvFile(path)
+    lines = list(file.rows())
+    if not lines:
+        raise InputError(f"{path}: expected a first line of action names and one line per class")
+    corner, *actions = file.names
+    names = [row[0] for _, row in lines]
     if corner in names:  # of numbered classes, a first column of values could pass for their names
         raise InputError(
             f"{path}: the first line begins with the class {corner!r}: expected a first column that holds the true "
             "classes, with any other word above it, such as true"
         )
-    _check_decimals(path, decimal, [cell for _, row in lines[1:] for cell in row[1:]])
-    return actions, names, [_read_row(path, line, row, actions, decimal) for line, row in lines[1:]]
+    _check_decimals(path, file.decimal, [cell for _, row in lines for cell in row[1:]])
+    return actions, names, [_read_row(path, line, row, actions, file.decimal) for line, row in lines]
 
 
 def _check_decimals(path: Path, decimal: str, cells: list[str]) -> None:

@@ -17,7 +17,7 @@ from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, text_column
 from rfdlc.errors import InputError, listing, repeated, suggestion
-from rfdlc.tables import check_names, open_table, read_columns, text_batches
+from rfdlc.tables import check_names, open_table, read_columns
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 OF_IMAGES = (
@@ -122,7 +122,7 @@ class TableRows:
 
     def _batches(self) -> Iterator[Any]:
         column = split_column(self.names)
-        for batch in text_batches(self._file):
+        for batch in self._file.batches():
             if self._split is not None:
                 splits = (split_name(str(cell).strip()) for cell in batch.column(column).to_pylist())
                 batch = batch.filter(np.array([split == self._split for split in splits]))
