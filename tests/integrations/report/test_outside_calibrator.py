@@ -130,7 +130,7 @@ def test_the_server_answers_by_it(trained):
     from rfdlc.integrations.server.backend import open_backend
 
     model, inputs = rfdlc.Model.load(trained, device="cpu"), rfdlc.load("digits-lt").test.inputs[:20]
-    with testing.TestClient(create_app(open_backend(trained))) as client:
+    with testing.TestClient(create_app(open_backend(trained)), "http://localhost") as client:
         answer = client.post("/decide?full=true", json={"arrays": inputs.tolist()}).json()
     expected = model.decider.probabilities(model.predict(inputs))
     np.testing.assert_allclose(answer["probabilities"], expected, atol=1e-5)
