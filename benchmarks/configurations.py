@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import METHODS
 
 
@@ -20,7 +20,7 @@ class Config:
     fork_of: str | None = None
     same_stage: bool = False
 
-    def shared_epochs(self, settings: Settings) -> int:
+    def shared_epochs(self, settings: TrainConfig) -> int:
         return settings.epochs if self.same_stage else settings.deferred_epoch
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from recording import write
 from rfdlc import Classes
 from rfdlc.training.assembly import build_net, sensible_threads
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
 from rfdlc.training.factories import integrated_gain
 from rfdlc.training.networks.particles import ParticleNet
@@ -49,7 +49,7 @@ def weights(net: ParticleNet, number: int, module: nn.Module) -> list[Tensor]:
     return [own if own.shape == like.shape else own.T if like.ndim == 2 else own[0] for own, like in pairs]
 
 
-def separate(settings: Settings, net: ParticleNet, number: int) -> nn.Sequential:
+def separate(settings: TrainConfig, net: ParticleNet, number: int) -> nn.Sequential:
     """Network `number` of the stack as a module of its own."""
     head = NormedLinear(settings.head_scale) if settings.head == "cosine" else nn.Linear(HIDDEN, CLASSES)
     module = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.LayerNorm(HIDDEN), nn.ReLU(), head)
@@ -59,7 +59,7 @@ def separate(settings: Settings, net: ParticleNet, number: int) -> nn.Sequential
     return module
 
 
-def stepper(settings: Settings, batch: tuple[Tensor, Tensor]) -> tuple[Callable[[], None], ParticleNet]:
+def stepper(settings: TrainConfig, batch: tuple[Tensor, Tensor]) -> tuple[Callable[[], None], ParticleNet]:
     """The library's step, and the stack that it trains."""
     net = build_net(settings, (INPUTS,), CLASSES, (0,))
     losses = RunLosses([integrated_gain(settings, Classes.from_counts([1] * CLASSES), None)])
@@ -71,7 +71,7 @@ def stepper(settings: Settings, batch: tuple[Tensor, Tensor]) -> tuple[Callable[
 
 
 def separate_stepper(
-    settings: Settings, net: ParticleNet, batch: tuple[Tensor, Tensor]
+    settings: TrainConfig, net: ParticleNet, batch: tuple[Tensor, Tensor]
 ) -> tuple[Callable[[], None], list[nn.Sequential]]:
     """Three modules that step one after the other."""
     modules = [separate(settings, net, number) for number in range(NETWORKS)]
@@ -99,7 +99,7 @@ def seconds(steps: Callable[[], None], threads: int) -> float:
 def rows() -> Iterator[dict[str, object]]:
     cores = os.cpu_count() or 1
     for head in ("cosine", "linear"):
-        settings = Settings(backbone="mlp", widths=(HIDDEN,), particles=NETWORKS, batch_size=BATCH, head=head)
+        settings = TrainConfig(backbone="mlp", widths=(HIDDEN,), particles=NETWORKS, batch_size=BATCH, head=head)
         torch.manual_seed(0)
         batch = torch.randn(BATCH, INPUTS), torch.randint(CLASSES, (BATCH,))
         ours, net = stepper(settings, batch)

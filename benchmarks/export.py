@@ -38,11 +38,11 @@ from rfdlc.integrations.onnx.exporting import export
 from rfdlc.integrations.onnx.model import OnnxModel
 from rfdlc.integrations.onnx.parity import TIE, TOLERANCE, Rounding, measure_rounding
 from rfdlc.training.assembly import OwnBackbone
-from rfdlc.training.fitting import train
 from rfdlc.training.methods import METHODS
 from rfdlc.training.model import Model, as_tensors
 from rfdlc.training.networks.backbones import BACKBONES, Bottleneck
 from rfdlc.training.networks.stack import BatchNorm
+from rfdlc.training.train import train
 
 CLASSES, SAMPLES, CHECKED, EXACT = 6, 1000, 100, 20  # inputs; those that export compares itself; those in 64 bits
 LARGE = ("resnet50", "resnet50-slim", "resnext50")

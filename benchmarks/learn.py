@@ -36,8 +36,8 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.training.assembly import build_parts, choose_device, method_net, place, split_outputs
-from rfdlc.training.config import Settings, parse_pairs
+from rfdlc.training.assembly import build_stages, choose_device, method_net, place, split_outputs
+from rfdlc.training.config import TrainConfig, parse_pairs
 from rfdlc.training.heldout import balanced, carries_uniform, diversity
 from rfdlc.training.loop import epochs, optimiser_state
 from rfdlc.training.methods import METHODS, resolve
@@ -114,7 +114,7 @@ class Bench:
 
     # -- parts ------------------------------------------------------------------------------------------------
 
-    def ready(self, name: str) -> tuple[str, Settings, Dataset]:
+    def ready(self, name: str) -> tuple[str, TrainConfig, Dataset]:
         config = CONFIGS[name]
         changes: dict[str, Any] = {**config.settings, **parse_pairs(self.options.set)}
         if self.options.epochs:
@@ -126,11 +126,11 @@ class Bench:
             self.data[config.data] = _small(data, self.options.tiny) if self.options.tiny else data
         return config.method, settings, self.data[config.data]
 
-    def trained(self, name: str, method: str, settings: Settings, data: Dataset) -> tuple[ParticleNet, float]:
+    def trained(self, name: str, method: str, settings: TrainConfig, data: Dataset) -> tuple[ParticleNet, float]:
         """The trained stack and the seconds it took; forked from the kept state of another one where there is such."""
         seeds, row = self.options.seeds, METHODS[method]
         net = place(method_net(row, settings, data.input_shape, data.classes, seeds), self.device)
-        parts = build_parts(row, settings, data, seeds, self.device)
+        parts = build_stages(row, settings, data, seeds, self.device)
         state: dict[str, torch.Tensor] = {}
         config, suffix = CONFIGS[name.removesuffix("-held-out")], "-held-out" * name.endswith("-held-out")
         shared = f"{config.fork_of}{suffix}", config.shared_epochs(settings)
@@ -153,12 +153,12 @@ class Bench:
         forks = [other for other in self.options.configs if CONFIGS[other].fork_of == name]
         return {CONFIGS[other].shared_epochs(self.ready(other)[1]) for other in forks}
 
-    def decider(self, name: str, settings: Settings) -> Decider:
+    def decider(self, name: str, settings: TrainConfig) -> Decider:
         config = CONFIGS[name]
         return new_decider(config.method, settings, self.data[config.data].classes)
 
     def calibrated(
-        self, name: str, mode: str, settings: Settings, logits: Array, labels: Array, seconds: float
+        self, name: str, mode: str, settings: TrainConfig, logits: Array, labels: Array, seconds: float
     ) -> list[Decider]:
         """A decider a seed, fitted on held-out logits, and what it makes of them."""
         bare = self.decider(name, settings)
@@ -170,7 +170,7 @@ class Bench:
         self,
         name: str,
         mode: str,
-        settings: Settings,
+        settings: TrainConfig,
         logits: Array,
         labels: Array,
         deciders: list[Decider],
@@ -219,10 +219,10 @@ class Bench:
         from rfdlc.training.execution import Execution
 
         for variant in ("eager", "captured", "compiled"):
-            chosen = settings.changed({"compile": variant == "compiled"})
+            chosen = settings.replace(compile=variant == "compiled")
             row, seeds = METHODS[method], self.options.seeds
             net = place(method_net(row, chosen, data.input_shape, data.classes, seeds), self.device)
-            parts = build_parts(row, chosen, data, seeds, self.device)
+            parts = build_stages(row, chosen, data, seeds, self.device)
             Execution.capturing = variant != "eager"
             times = []
             for epoch in epochs(net, parts, {}):

@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from recording import write
 from rfdlc.data.load import load
-from rfdlc.training.fitting import train
+from rfdlc.training.train import train
 
 SMALL, LARGE = 10_000, 100_000
 FOLDERS = 100

@@ -24,9 +24,9 @@ import torch.fx.experimental.symbolic_shapes  # the first backward pass imports 
 
 from recording import write
 from rfdlc.data.load import load
-from rfdlc.training.fitting import resume, train
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
+from rfdlc.training.train import resume, train
 
 SETTINGS: dict[str, Any] = {
     "epochs": 20,
@@ -71,7 +71,7 @@ def readable(folder: Path) -> int:
     if not (folder / "config.json").exists():
         return -1
     run = Run(folder)
-    _ = run.config, run.classes
+    _ = run.metadata, run.classes
     checkpoint = run.checkpoint()
     if checkpoint is None:
         return -1

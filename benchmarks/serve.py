@@ -25,8 +25,8 @@ from load import request as post
 from malformed import against_the_document, malformed
 from recording import write
 from rfdlc.data.load import load as load_data
-from rfdlc.training.fitting import train
 from rfdlc.training.model import Model
+from rfdlc.training.train import train
 
 REQUESTS, CONCURRENCY, UNBATCHED, MALFORMED, DOCUMENTED = 10_000, 64, 2_000, 1_000, 500
 ROUNDS, QUEUE = 10, 64

@@ -27,7 +27,7 @@ from data import PillowAugmented
 from recording import RESULTS, write
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-from rfdlc.training.assembly import build_parts, choose_device, method_net, place, split_outputs
+from rfdlc.training.assembly import build_stages, choose_device, method_net, place, split_outputs
 from rfdlc.training.loop import epochs
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.model import new_decider
@@ -103,7 +103,7 @@ class Measured:
             torch.cuda.reset_peak_memory_stats()
         row, (_, chosen) = METHODS[METHOD], resolve(METHOD, SOURCE, settings)
         net = place(method_net(row, chosen, data.input_shape, data.classes, seeds), device)
-        parts = build_parts(row, chosen, data, seeds, device)
+        parts = build_stages(row, chosen, data, seeds, device)
         times = []
         for epoch in epochs(net, parts, {}):
             times.append(epoch.seconds)

@@ -124,13 +124,13 @@ class Experiment:
 
     def train(self, missing: Sequence[Wanted], data: Dataset) -> None:
         """Train runs in one call, and note what it took."""
-        from rfdlc.training.jobs.driving import TrainingInterrupted
         from rfdlc.training.loop import TrainingStopped
-        from rfdlc.training.many import Plan, train_many
+        from rfdlc.training.train import RunSpec, train_many
+        from rfdlc.training.trainer import TrainingInterrupted
 
         resumed = any((self.runs / run.folder / "config.json").exists() for run in missing)
         began = time.perf_counter()
-        plans = [self._plan(Plan, run, data) for run in missing]
+        plans = [self._plan(RunSpec, run, data) for run in missing]
         try:
             models = train_many(data, plans, networks=self.networks)
         except TrainingStopped as error:
@@ -139,7 +139,7 @@ class Experiment:
             raise TrainingInterrupted("stopped; run the same command again to continue") from None
         seconds = time.perf_counter() - began
         costs = work(self.grid.data.source, missing)
-        networks = sum(model.settings.particles for model in models)
+        networks = sum(model.config.particles for model in models)
         for run, model, cost in zip(missing, models, costs, strict=True):
             share = None if resumed else seconds * cost.alone / sum(each.here for each in costs)
             parameters = sum(weight.numel() for weight in model.net.parameters())

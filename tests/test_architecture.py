@@ -23,7 +23,6 @@ GROUND_FLOOR = {"errors", "files", "progress", "style", "tables"}
 # import what is on those below, and knows neither its neighbours nor anything above.
 FLOORS_OF_LEARN = (
     {"distributed"},
-    {"processes"},
     {"networks"},
     {"losses", "optimisation"},
     {"config"},
@@ -34,10 +33,9 @@ FLOORS_OF_LEARN = (
     {"execution"},
     {"loop"},
     {"assembly", "heldout", "run"},
-    {"model", "profiling"},
-    {"jobs"},
-    {"fitting"},
-    {"many"},
+    {"_stacking", "model", "profiling"},
+    {"trainer"},
+    {"train"},
 )
 
 
@@ -91,11 +89,11 @@ def test_everything_in_learn_is_on_one_floor():
 def test_a_wrong_arrow_would_be_found(tmp_path):
     file = tmp_path / "wrong.py"
     file.write_text(
-        "from rfdlc.training import many\n"
+        "from rfdlc.training import trainer\n"
         "def f():\n    from rfdlc.training.loop import epochs\n    import rfdlc.cli.decide\n"
     )
     assert imported(file) == {"training", "cli"}
-    assert imported(file, "rfdlc.training") == {"many", "loop"}
+    assert imported(file, "rfdlc.training") == {"trainer", "loop"}
 
 
 @pytest.mark.parametrize("heavy", ["torch", "pandas", "matplotlib", "pyarrow", "sklearn", "scipy", "rich", "typer"])

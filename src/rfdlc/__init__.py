@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from rfdlc.integrations.sklearn.estimator import RFDLCClassifier as RFDLCClassifier
     from rfdlc.integrations.sklearn.scoring import make_utility_scorer as make_utility_scorer
     from rfdlc.integrations.sklearn.utility_classifier import UtilityClassifier as UtilityClassifier
-    from rfdlc.training.fitting import fork as fork
-    from rfdlc.training.fitting import resume as resume
-    from rfdlc.training.fitting import train as train
-    from rfdlc.training.many import Plan as Plan
-    from rfdlc.training.many import train_many as train_many
+    from rfdlc.training.config import TrainConfig as TrainConfig
     from rfdlc.training.model import Model as Model
+    from rfdlc.training.train import RunSpec as RunSpec
+    from rfdlc.training.train import fork as fork
+    from rfdlc.training.train import resume as resume
+    from rfdlc.training.train import train as train
+    from rfdlc.training.train import train_many as train_many
 
 # Public name -> the module that defines it.
 _HOME = {
@@ -54,11 +55,12 @@ _HOME = {
     "Predictions": "rfdlc.decide.predictions",
     "Utility": "rfdlc.decide.utility",
     "InputError": "rfdlc.errors",
-    "fork": "rfdlc.training.fitting",
-    "resume": "rfdlc.training.fitting",
-    "train": "rfdlc.training.fitting",
-    "Plan": "rfdlc.training.many",
-    "train_many": "rfdlc.training.many",
+    "fork": "rfdlc.training.train",
+    "resume": "rfdlc.training.train",
+    "train": "rfdlc.training.train",
+    "RunSpec": "rfdlc.training.train",
+    "train_many": "rfdlc.training.train",
+    "TrainConfig": "rfdlc.training.config",
     "Model": "rfdlc.training.model",
 }
 

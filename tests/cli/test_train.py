@@ -100,7 +100,7 @@ def test_bad_input(tmp_path, folder):
         run("train", "digits-lt", "--out", tmp_path / "x", "learning_rate=inf")
     with pytest.raises(InputError, match="factor='many' is not valid: input should be a valid number"):
         run("train", "digits-lt", "--out", tmp_path / "x", "data.factor=many")
-    with pytest.raises(InputError, match="x is no run folder"):
+    with pytest.raises(InputError, match="x is not a run folder"):
         run("predict", tmp_path / "x", "digits-lt", "--out", tmp_path / "p.csv")
     with pytest.raises(InputError, match="expected key=value"):
         run("train", "digits-lt", "fast", "--out", tmp_path / "x")
@@ -116,7 +116,7 @@ def test_bad_input(tmp_path, folder):
         (("train", "digits-lt", "data=b"), "setting 'data' is unknown"),
         (("fork", "FOLDER", "at=1"), "write --at 1"),
         (("fork", "FOLDER", "backbone=resnet8"), "a fork cannot change backbone"),
-        (("fork", "FOLDER", "method=ride"), "a fork cannot go on as ride"),
+        (("fork", "FOLDER", "method=ride"), "a fork cannot continue as ride"),
     ],
 )
 def test_pairs_that_are_no_settings(tmp_path, folder, words, message):

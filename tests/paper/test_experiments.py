@@ -12,7 +12,7 @@ from paper import grids, results
 from paper.__main__ import main
 from paper.experiments import Experiment, run_grid
 from rfdlc.errors import InputError
-from rfdlc.training.jobs.driving import TrainingInterrupted
+from rfdlc.training.trainer import TrainingInterrupted
 
 DIGITS = """
 seeds = [0, 1]
@@ -67,7 +67,7 @@ def forbidden(monkeypatch):
         def fail(*_, **__):
             raise AssertionError("trained again")
 
-        monkeypatch.setattr("rfdlc.training.many.train_many", fail)
+        monkeypatch.setattr("rfdlc.training.train.train_many", fail)
 
     return set_up
 
@@ -286,6 +286,6 @@ def test_after_an_interruption_the_same_command_goes_on(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise TrainingInterrupted("go on with `rfdlc resume`")
 
-    monkeypatch.setattr("rfdlc.training.many.train_many", interrupted)
+    monkeypatch.setattr("rfdlc.training.train.train_many", interrupted)
     with pytest.raises(TrainingInterrupted, match=r"^stopped; run the same command again to continue$"):
         run_grid(Experiment(grid_of(tmp_path, DIGITS), tmp_path / "runs", tmp_path / "out"), tmp_path)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from rfdlc.data.dataset import Dataset, Split
-from rfdlc.training.fitting import train
-from rfdlc.training.jobs import finishing
-from rfdlc.training.many import Plan, train_many
+from rfdlc.training import trainer
+from rfdlc.training.train import RunSpec, train, train_many
 
 
 class Sealed:
@@ -57,10 +56,10 @@ def test_training_and_calibration_never_read_them(data, tmp_path, monkeypatch, r
         final(run, model, given, *others)
         data.test.labels.open = False
 
-    final = finishing.score_test
-    monkeypatch.setattr(finishing, "score_test", open_then_score)
+    final = trainer.score_test
+    monkeypatch.setattr(trainer, "score_test", open_then_score)
     settings = {"epochs": 2, "hold_out": 0.2, "refit": refit, "evaluate_every": 1}
     train(data, "rf-dlc", tmp_path / "one", **settings)
-    plans = [Plan(tmp_path / f"many-{seed}", "ldam-drw", {**settings, "seed": seed}) for seed in (0, 1)]
-    train_many(data, plans)
+    specs = [RunSpec(tmp_path / f"many-{seed}", "ldam-drw", {**settings, "seed": seed}) for seed in (0, 1)]
+    train_many(data, specs)
     assert evaluated == ["one", "many-0", "many-1"]

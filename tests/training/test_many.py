@@ -12,13 +12,10 @@ from safetensors.torch import load_file
 import rfdlc
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.errors import InputError
-from rfdlc.training import many
+from rfdlc.training import trainer
+from rfdlc.training._stacking import OWN, Stacker, same_until, stage_signature
 from rfdlc.training.assembly import training_utility
-from rfdlc.training.config import Settings
-from rfdlc.training.jobs import driving
-from rfdlc.training.jobs.driving import TrainingInterrupted
-from rfdlc.training.jobs.job import Job
-from rfdlc.training.jobs.sharing import OWN, form, same_until
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.repulsion import repulsion
@@ -26,6 +23,7 @@ from rfdlc.training.losses.terms import CompositeLoss, NegativeLogLikelihood, Pr
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.per_run import Repulsions, RunLosses
 from rfdlc.training.run import Run
+from rfdlc.training.trainer import TrainingInterrupted
 
 SMALL = {"epochs": 4, "widths": (16,), "batch_size": 128}
 TIMES = ("seconds", "samples_per_second")
@@ -38,22 +36,23 @@ def one_thread():
 
 @pytest.fixture
 def stacks(monkeypatch):
-    """What was trained: for every stack its first epoch, its last one, and the folders of the jobs on each run."""
+    """What was trained: for every stack its first epoch, its last one, and the folders of the runs of each member."""
     seen = []
-    original = many.train_stack
+    original = Stacker.next_stack
 
-    def watched(lanes, samples, phase):
-        start = lanes[0].start.epoch if lanes[0].start else 0
-        jobs = [[traveller.job.run.path.name for traveller in lane.travellers] for lane in lanes]
-        seen.append((phase, start, lanes[0].travellers[0].until, jobs))
-        return original(lanes, samples, phase)
+    def watched(self, waiting):
+        stack = original(self, waiting)
+        runs = [[run.path.name for run in member.runs] for member in stack.members]
+        if "alone" not in stack.run.path.parts:
+            seen.append((stack.run.phase, stack.start, stack.end, runs))
+        return stack
 
-    monkeypatch.setattr(many, "train_stack", watched)
+    monkeypatch.setattr(Stacker, "next_stack", watched)
     return seen
 
 
-def plan(folder, name, method, **settings):
-    return rfdlc.Plan(folder / name, method, {**SMALL, **settings})
+def spec(folder, name, method, **settings):
+    return rfdlc.RunSpec(folder / name, method, {**SMALL, **settings})
 
 
 def history(path):
@@ -95,10 +94,10 @@ def assert_close(one, other, atol):
         assert torch.allclose(tensor, other[name], atol=atol), name
 
 
-def assert_as_alone(plans, tmp_path, data="digits-lt", atol=2e-6):
-    """Train the plans together, then each alone, and compare."""
-    models = rfdlc.train_many(data, plans)
-    for one, model in zip(plans, models, strict=True):
+def assert_as_alone(specs, tmp_path, data="digits-lt", atol=2e-6):
+    """Train the specs together, then each alone, and compare."""
+    models = rfdlc.train_many(data, specs)
+    for one, model in zip(specs, models, strict=True):
         alone = tmp_path / "alone" / one.out.name
         rfdlc.train(data, one.method, alone, **one.settings)
         assert model.path == one.out
@@ -109,46 +108,46 @@ def assert_as_alone(plans, tmp_path, data="digits-lt", atol=2e-6):
 
 
 def test_seeds_objectives_and_schedules_in_one_stack(tmp_path, stacks):
-    plans = [
-        plan(tmp_path, "ce-0", "ce", keep=(0.5,), evaluate_every=2),
-        plan(tmp_path, "ce-1", "ce", seed=1, weight_decay=0.0),
-        plan(tmp_path, "balanced", "balanced-softmax", seed=1, schedule="cosine", warmup=0, learning_rate=0.02),
-        plan(tmp_path, "cb", "cb", seed=2, milestones=(0.5,)),
-        plan(tmp_path, "margin", "ce", seed=3, margin=0.5, utility="tail-sensitive", deferred=0.5),
+    specs = [
+        spec(tmp_path, "ce-0", "ce", keep=(0.5,), evaluate_every=2),
+        spec(tmp_path, "ce-1", "ce", seed=1, weight_decay=0.0),
+        spec(tmp_path, "balanced", "balanced-softmax", seed=1, schedule="cosine", warmup=0, learning_rate=0.02),
+        spec(tmp_path, "cb", "cb", seed=2, milestones=(0.5,)),
+        spec(tmp_path, "margin", "ce", seed=3, margin=0.5, utility="tail-sensitive", deferred=0.5),
     ]
-    assert_as_alone(plans, tmp_path)
+    assert_as_alone(specs, tmp_path)
     ((_, _, _, runs),) = stacks
-    assert sorted(name for (name,) in runs) == sorted(one.out.name for one in plans)
+    assert sorted(name for (name,) in runs) == sorted(one.out.name for one in specs)
 
 
 def test_particles_with_repulsions_of_their_own(tmp_path, stacks):
     common = {"particles": 2, "mixup": 0.4}
-    plans = [
-        plan(tmp_path, "head", "rf-dlc", **common),
-        plan(tmp_path, "strong", "rf-dlc", **common, seed=1, repulsion_tau=3.0, repulsion_strength=2.0),
-        plan(tmp_path, "predictions", "rf-dlc", particles=2, mixup=0.8, seed=1, repulsion="predictions"),
-        plan(tmp_path, "none", "rf-dlc", **common, repulsion="none", prior_tau=(0, 2)),
+    specs = [
+        spec(tmp_path, "head", "rf-dlc", **common),
+        spec(tmp_path, "strong", "rf-dlc", **common, seed=1, repulsion_tau=3.0, repulsion_strength=2.0),
+        spec(tmp_path, "predictions", "rf-dlc", particles=2, mixup=0.8, seed=1, repulsion="predictions"),
+        spec(tmp_path, "none", "rf-dlc", **common, repulsion="none", prior_tau=(0, 2)),
     ]
-    assert_as_alone(plans, tmp_path)
+    assert_as_alone(specs, tmp_path)
     assert [len(runs) for _, _, _, runs in stacks] == [4]
 
 
 def test_adam_with_clipping_and_averages(tmp_path):
     common = {"optimiser": "adamw", "average": 0.9, "clip": 1.0, "weight_decay": 0.01}
     rates = (1e-3, 2e-3)
-    plans = [plan(tmp_path, str(rate), "ce", seed=1, learning_rate=rate, **common) for rate in rates]
-    assert_as_alone(plans, tmp_path, atol=1e-5)
+    specs = [spec(tmp_path, str(rate), "ce", seed=1, learning_rate=rate, **common) for rate in rates]
+    assert_as_alone(specs, tmp_path, atol=1e-5)
 
 
 def test_images_with_crops_of_their_own(tmp_path):
     settings = {"epochs": 1, "backbone": "resnet8", "augment": "crop-flip", "batch_size": 64, "learning_rate": 1e-3}
-    plans = [rfdlc.Plan(tmp_path / str(seed), "ce", {**settings, "seed": seed}) for seed in (0, 1)]
-    assert_as_alone(plans, tmp_path, atol=1e-3)  # convolutions of one and of two networks round differently
+    specs = [rfdlc.RunSpec(tmp_path / str(seed), "ce", {**settings, "seed": seed}) for seed in (0, 1)]
+    assert_as_alone(specs, tmp_path, atol=1e-3)  # convolutions of one and of two networks round differently
 
 
 def test_refit_trains_both_phases_as_stacks(tmp_path, stacks):
-    plans = [plan(tmp_path, str(seed), "ce", seed=seed, epochs=2, refit=True) for seed in (0, 1)]
-    assert_as_alone(plans, tmp_path)
+    specs = [spec(tmp_path, str(seed), "ce", seed=seed, epochs=2, refit=True) for seed in (0, 1)]
+    assert_as_alone(specs, tmp_path)
     assert [(phase, len(runs)) for phase, _, _, runs in stacks] == [(0, 2), (1, 2)]
 
 
@@ -157,54 +156,55 @@ def test_refit_trains_both_phases_as_stacks(tmp_path, stacks):
 
 def test_runs_that_share_their_beginning_train_it_once(tmp_path, stacks):
     late = {"alpha": 1.0, "utility": "tail-sensitive-by-rank"}
-    plans = [
-        plan(tmp_path, "paper", "rf-dlc-paper", deferred=0.5),
-        plan(tmp_path, "utility", "rf-dlc-paper", deferred=0.5, **late),
-        plan(tmp_path, "later", "rf-dlc-paper", deferred=0.75, **late, evaluate_every=1),
+    specs = [
+        spec(tmp_path, "paper", "rf-dlc-paper", deferred=0.5),
+        spec(tmp_path, "utility", "rf-dlc-paper", deferred=0.5, **late),
+        spec(tmp_path, "later", "rf-dlc-paper", deferred=0.75, **late, evaluate_every=1),
     ]
-    assert_as_alone(plans, tmp_path)
+    assert_as_alone(specs, tmp_path)
     assert stacks == [(0, 0, 4, [["paper", "utility", "later"]]), (0, 2, 4, [["utility"], ["later"]])]
 
 
 def test_two_stages_after_a_common_first_one(tmp_path, stacks):
     names = ("ce", "crt", "tau-norm", "la-posthoc")
-    plans = [plan(tmp_path, f"{name}-{seed}", name, seed=seed) for seed in (0, 1) for name in names]
-    assert_as_alone(plans, tmp_path)
+    specs = [spec(tmp_path, f"{name}-{seed}", name, seed=seed) for seed in (0, 1) for name in names]
+    assert_as_alone(specs, tmp_path)
     assert stacks[0] == (0, 0, 4, [[f"{name}-{seed}" for name in names] for seed in (0, 1)])
     assert [(start, end, len(runs)) for _, start, end, runs in stacks[1:]] == [(4, 14, 2), (4, 4, 2), (4, 4, 2)]
 
 
 @pytest.mark.parametrize("method", ["srepr", "ride"])
 def test_stages_with_averages_and_routers(tmp_path, method):
-    plans = [plan(tmp_path, str(seed), method, seed=seed) for seed in (0, 1)]
-    assert_as_alone(plans, tmp_path, atol=2e-5)
+    specs = [spec(tmp_path, str(seed), method, seed=seed) for seed in (0, 1)]
+    assert_as_alone(specs, tmp_path, atol=2e-5)
 
 
-def job(method, **settings):
-    data = rfdlc.load("digits-lt")
-    return Job(Run("nowhere"), method, resolve(method, data.name, {"epochs": 100, **settings})[1], data)
+def described(method, **settings):
+    run = Run("nowhere")
+    run.method_name, run.config = method, resolve(method, "digits-lt", {"epochs": 100, **settings})[1]
+    return run
 
 
 @pytest.mark.parametrize(
     ("one", "other", "epochs"),
     [
-        (job("ce"), job("ce", seed=1), 0),
-        (job("ce"), job("ce", learning_rate=0.1), 0),
-        (job("ce"), job("la"), 0),
-        (job("ce"), job("cb"), 0),  # weights from the first epoch on
-        (job("ce"), job("elkan"), 100),
-        (job("ce"), job("crt"), 100),
-        (job("ce"), job("tau-norm", calibration="none"), 100),
-        (job("crt"), job("crt", combine="mean-logits"), 110),
-        (job("cb"), job("reweighted-elkan"), 100),
-        (job("ldam"), job("ldam-drw"), 80),
-        (job("ldam-drw"), job("ldam-drw", deferred=0.7), 70),
-        (job("ldam-drw"), job("ldam-drw", weight_beta=0.999), 80),
-        (job("rf-dlc-paper"), job("rf-dlc-paper", utility="tail-sensitive"), 80),
-        (job("rf-dlc-paper"), job("rf-dlc-paper", alpha=7.0), 80),  # not used, but nothing here proves it
-        (job("rf-dlc", alpha=7.0), job("rf-dlc"), 100),
-        (job("ensemble-ldam"), job("ride"), 0),
-        (job("ride"), job("ride", weight_beta=0.999), 0),  # experts: nothing is known of their objective
+        (described("ce"), described("ce", seed=1), 0),
+        (described("ce"), described("ce", learning_rate=0.1), 0),
+        (described("ce"), described("la"), 0),
+        (described("ce"), described("cb"), 0),  # weights from the first epoch on
+        (described("ce"), described("elkan"), 100),
+        (described("ce"), described("crt"), 100),
+        (described("ce"), described("tau-norm", calibration="none"), 100),
+        (described("crt"), described("crt", combine="mean-logits"), 110),
+        (described("cb"), described("reweighted-elkan"), 100),
+        (described("ldam"), described("ldam-drw"), 80),
+        (described("ldam-drw"), described("ldam-drw", deferred=0.7), 70),
+        (described("ldam-drw"), described("ldam-drw", weight_beta=0.999), 80),
+        (described("rf-dlc-paper"), described("rf-dlc-paper", utility="tail-sensitive"), 80),
+        (described("rf-dlc-paper"), described("rf-dlc-paper", alpha=7.0), 80),  # not used, but nothing here proves it
+        (described("rf-dlc", alpha=7.0), described("rf-dlc"), 100),
+        (described("ensemble-ldam"), described("ride"), 0),
+        (described("ride"), described("ride", weight_beta=0.999), 0),  # experts: nothing is known of their objective
     ],
 )
 def test_until_which_epoch_runs_are_the_same(one, other, epochs):
@@ -216,8 +216,8 @@ def test_until_which_epoch_runs_are_the_same(one, other, epochs):
 
 
 def test_stacks_are_limited_and_even(tmp_path, stacks):
-    plans = [plan(tmp_path, str(seed), "ce", seed=seed, epochs=1) for seed in range(5)]
-    rfdlc.train_many("digits-lt", plans, networks=4)
+    specs = [spec(tmp_path, str(seed), "ce", seed=seed, epochs=1) for seed in range(5)]
+    rfdlc.train_many("digits-lt", specs, networks=4)
     assert [len(runs) for _, _, _, runs in stacks] == [3, 2]
 
 
@@ -226,12 +226,12 @@ def test_stacks_are_limited_and_even(tmp_path, stacks):
     [{"batch_size": 32}, {"epochs": 3}, {"optimiser": "adamw"}, {"widths": (8,)}, {"mixup": 1.0}, {"clip": 1.0}],
 )
 def test_shapes_that_do_not_agree(change):
-    assert form(job("ce"), 0) == form(job("la", seed=1, hold_out=0.3), 0)
-    assert form(job("ce"), 0) != form(job("ce", **change), 0)
+    assert stage_signature(described("ce"), 0) == stage_signature(described("la", seed=1, hold_out=0.3), 0)
+    assert stage_signature(described("ce"), 0) != stage_signature(described("ce", **change), 0)
 
 
 def test_every_setting_is_shared_or_a_runs_own():
-    assert set(Settings.describe()) >= OWN
+    assert set(TrainConfig.describe()) >= OWN
 
 
 class Crash(Exception):
@@ -240,44 +240,45 @@ class Crash(Exception):
 
 def test_an_interrupted_call_goes_on(tmp_path, stacks, monkeypatch):
     """A crash between the checkpoints of two runs: the one that is behind catches up, then both are a stack again."""
-    plans = [plan(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=1) for seed in (0, 1)]
-    original = driving._keep
+    specs = [spec(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=1) for seed in (0, 1)]
+    original = trainer._checkpoint
 
-    def keep(lane, net, phase, epoch, *when):
-        if epoch.epoch == 2 and lane.job.settings.seed == 1:
+    def crash(run, net, epoch, *when):
+        if epoch.epoch == 2 and run.config.seed == 1:
             raise Crash
-        original(lane, net, phase, epoch, *when)
+        original(run, net, epoch, *when)
 
     with monkeypatch.context() as patch:
-        patch.setattr(driving, "_keep", keep)
+        patch.setattr(trainer, "_checkpoint", crash)
         with pytest.raises(Crash):
-            rfdlc.train_many("digits-lt", plans)
+            rfdlc.train_many("digits-lt", specs)
     stacks.clear()
-    assert_as_alone(plans, tmp_path)
+    assert_as_alone(specs, tmp_path)
     assert stacks == [(0, 1, 2, [["1"]]), (0, 2, 4, [["0"], ["1"]])]
 
 
 def test_ctrl_c_stops_all_runs_at_the_end_of_the_epoch(tmp_path, monkeypatch):
-    plans = [plan(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=4) for seed in (0, 1)]
-    original = driving._row
+    specs = [spec(tmp_path, str(seed), "ce", seed=seed, checkpoint_every=4) for seed in (0, 1)]
+    original = trainer.Trainer._history_row
 
-    def row(job, net, data, phase, done):
-        if done.epoch == 2 and job.settings.seed == 0:
+    def row(self, run, member, done):
+        if done.epoch == 2 and run.config.seed == 0:
             signal.raise_signal(signal.SIGINT)
-        return original(job, net, data, phase, done)
+        return original(self, run, member, done)
 
     with monkeypatch.context() as patch:
-        patch.setattr(driving, "_row", row)
-        with pytest.raises(TrainingInterrupted, match="after epoch 2 of 4; go on with the same call of train_many"):
-            rfdlc.train_many("digits-lt", plans)
-    assert [Run(one.out).checkpoint().epoch for one in plans] == [2, 2]
-    assert_as_alone(plans, tmp_path)
+        patch.setattr(trainer.Trainer, "_history_row", row)
+        with pytest.raises(TrainingInterrupted, match="after epoch 2 of 4; continue with the same call of train_many"):
+            rfdlc.train_many("digits-lt", specs)
+    assert [Run(one.out).checkpoint().epoch for one in specs] == [2, 2]
+    assert_as_alone(specs, tmp_path)
 
 
 def test_finished_runs_are_loaded_and_others_trained(tmp_path, stacks):
     rfdlc.train("digits-lt", "ce", tmp_path / "a", **SMALL)
+    stacks.clear()
     written = (tmp_path / "a" / "model.safetensors").stat().st_mtime_ns
-    models = rfdlc.train_many("digits-lt", [plan(tmp_path, name, "ce") for name in "ab"])
+    models = rfdlc.train_many("digits-lt", [spec(tmp_path, name, "ce") for name in "ab"])
     assert [model.path for model in models] == [tmp_path / name for name in "ab"]
     assert (tmp_path / "a" / "model.safetensors").stat().st_mtime_ns == written
     assert [runs for _, _, _, runs in stacks] == [[["b"]]]
@@ -285,31 +286,31 @@ def test_finished_runs_are_loaded_and_others_trained(tmp_path, stacks):
 
 
 def test_a_run_that_is_lost_is_named(tmp_path):
-    plans = [plan(tmp_path, "good", "ce"), plan(tmp_path, "bad", "ce", learning_rate=1e30, warmup=0)]
+    specs = [spec(tmp_path, "good", "ce"), spec(tmp_path, "bad", "ce", learning_rate=1e30, warmup=0)]
     with pytest.raises(TrainingStopped, match=r"learning rate is too high.*(no checkpoint yet|in .*bad)"):
-        rfdlc.train_many("digits-lt", plans)
+        rfdlc.train_many("digits-lt", specs)
 
 
-def test_plans_that_cannot_be(tmp_path):
-    good = rfdlc.Plan(tmp_path / "a")
-    for message, plans, options in (
-        ("folder of several plans", [good, rfdlc.Plan(tmp_path / "b" / ".." / "a", "ce")], {}),
-        ("'epoch' is unknown", [good, rfdlc.Plan(tmp_path / "b", settings={"epoch": 1})], {}),
-        ("expected particles=2 or more", [good, rfdlc.Plan(tmp_path / "b", "ride", {"particles": 1})], {}),
-        ("pass backbone", [good, rfdlc.Plan(tmp_path / "b", "ce", {"backbone": "own"})], {}),
+def test_specs_that_cannot_be(tmp_path):
+    good = rfdlc.RunSpec(tmp_path / "a")
+    for message, specs, options in (
+        ("folder of several runs", [good, rfdlc.RunSpec(tmp_path / "b" / ".." / "a", "ce")], {}),
+        ("'epoch' is unknown", [good, rfdlc.RunSpec(tmp_path / "b", settings={"epoch": 1})], {}),
+        ("expected particles=2 or more", [good, rfdlc.RunSpec(tmp_path / "b", "ride", {"particles": 1})], {}),
+        ("pass backbone", [good, rfdlc.RunSpec(tmp_path / "b", "ce", {"backbone": "own"})], {}),
         ("networks is 0", [good], {"networks": 0}),
     ):
         with pytest.raises(InputError, match=message):
-            rfdlc.train_many("digits-lt", plans, **options)
+            rfdlc.train_many("digits-lt", specs, **options)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path):
     rfdlc.train("digits-lt", "ce", tmp_path / "a", **SMALL)
-    with pytest.raises(InputError, match=r"another run than the planned one \(it differs in epochs\)"):
-        rfdlc.train_many("digits-lt", [plan(tmp_path, "a", "ce", epochs=5)])
+    with pytest.raises(InputError, match=r"another run \(it differs in epochs\)"):
+        rfdlc.train_many("digits-lt", [spec(tmp_path, "a", "ce", epochs=5)])
     with pytest.raises(InputError, match="it differs in method ce"):
-        rfdlc.train_many("digits-lt", [plan(tmp_path, "a", "elkan")])
+        rfdlc.train_many("digits-lt", [spec(tmp_path, "a", "elkan")])
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------
@@ -336,13 +337,13 @@ def test_objectives_of_all_runs_in_few_calls():
 def test_the_objective_of_every_method_serves_several_runs_at_once(method):
     classes = rfdlc.Classes.from_counts([50, 20, 5, 2])
     for number, stage in enumerate(METHODS[method].stages):
-        settings = resolve(method, "", {"epochs": 4, "utility": "tail-sensitive"})[1].changed(stage.settings)
+        settings = resolve(method, "", {"epochs": 4, "utility": "tail-sensitive"})[1].replace(**stage.settings)
         make, width = stage.loss or METHODS[method].loss, 4 + (stage.trains == "router")
         own = [make(settings, classes, training_utility(settings, classes)) for _ in range(2)]
         together = RunLosses(own)
         assert [group.runs for group in together.groups] == [2], number
         logits, targets = (
-            torch.randn(2, settings.particles * (1 + stage.swag_samples), 6, width),
+            torch.randn(2, settings.particles * (1 + stage.number("swag_samples", settings)), 6, width),
             torch.randint(4, (2, 6)),
         )
         for epoch in (torch.tensor(1.0), torch.tensor(4.0)):
@@ -352,7 +353,7 @@ def test_the_objective_of_every_method_serves_several_runs_at_once(method):
 
 def test_repulsions_of_all_runs():
     kinds = (("head", 40.0, 1.0), ("head", 3.0, 0.5), ("none", 1.0, 1.0), ("predictions", 9.0, 0.1))
-    settings = [Settings(repulsion=k, repulsion_tau=tau, repulsion_strength=s) for k, tau, s in kinds]
+    settings = [TrainConfig(repulsion=k, repulsion_tau=tau, repulsion_strength=s) for k, tau, s in kinds]
     weights, logits, epoch = torch.randn(4, 3, 5, 2), torch.randn(4, 3, 6, 2), torch.tensor(2.0)
     found = Repulsions(settings, torch.device("cpu"))(weights, logits, epoch)
     for run, (kind, tau, strength) in enumerate(kinds):
@@ -374,5 +375,3 @@ def test_a_loader_with_samples_of_each_run():
             for run, other in enumerate(others):
                 assert torch.equal(batch[0][run], other[0][0])
                 assert torch.equal(batch[1][run], other[1][0])
-    with pytest.raises(InputError, match=r"\[120, 3\] samples for 2 seeds"):
-        ResidentLoader(split, seeds=(0, 1), positions=[positions[0], np.arange(3)])

@@ -8,7 +8,7 @@ import torch
 from scipy.special import digamma, gammaln
 
 from rfdlc.decide.classes import Classes
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.experts import Routing, SelfDistillation, dirichlet_divergence
 from rfdlc.training.methods import METHODS, integrated_gain, resolve
@@ -246,7 +246,7 @@ def test_no_loss_reads_a_value_on_the_host(method):
 
 
 def plain(sample):
-    return float(mean_loss(integrated_gain(Settings(epochs=EPOCHS), CLASSES, None)(*sample, torch.tensor(1))))
+    return float(mean_loss(integrated_gain(TrainConfig(epochs=EPOCHS), CLASSES, None)(*sample, torch.tensor(1))))
 
 
 def test_limiting_cases(sample):

@@ -10,14 +10,14 @@ import torch
 
 import rfdlc
 from rfdlc.errors import InputError
-from rfdlc.training.assembly import build_parts, method_net
+from rfdlc.training import trainer
+from rfdlc.training.assembly import build_stages, method_net
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.jobs import driving
-from rfdlc.training.jobs.driving import TrainingInterrupted
 from rfdlc.training.loop import epochs
 from rfdlc.training.methods import METHODS, Method, Stage, find_method, resolve
 from rfdlc.training.model import new_decider
 from rfdlc.training.optimisation import EpochMean, normalise_head, rate, reinitialize_head
+from rfdlc.training.trainer import TrainingInterrupted
 
 SMALL = {"epochs": 3, "widths": (8,), "batch_size": 128}
 CPU = torch.device("cpu")
@@ -41,14 +41,14 @@ def weights(path):
 
 
 def interrupt_in(monkeypatch, epoch):
-    original = driving._row
+    original = trainer.Trainer._history_row
 
-    def row(job, net, data, phase, done):
+    def row(self, run, member, done):
         if done.epoch == epoch:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(job, net, data, phase, done)
+        return original(self, run, member, done)
 
-    monkeypatch.setattr(driving, "_row", row)
+    monkeypatch.setattr(trainer.Trainer, "_history_row", row)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -60,7 +60,7 @@ def test_trained_saved_loaded_predicted(trained, method):
     assert np.array_equal(found.scores.values, saved.scores.values)
     assert np.isfinite(found.scores.values).all()
     lines = (model.path / "history.csv").read_text().splitlines()
-    assert len(lines) == 1 + sum(METHODS[method].stage_epochs(model.settings))
+    assert len(lines) == 1 + sum(METHODS[method].stage_epochs(model.config))
     utility = rfdlc.Utility.tail_sensitive(model.classes).with_abstain(0.2)
     actions = again.decide(data, utility)  # any method's model takes the same Decider
     assert actions.shape == (len(data.test),)
@@ -111,14 +111,14 @@ def test_a_fork_from_the_late_epoch(trained, tmp_path):
 def test_forks_that_cannot_be(trained, tmp_path):
     with pytest.raises(InputError, match="a fork cannot change particles, head"):
         rfdlc.fork(trained["ce"].path, tmp_path / "fork", method="rf-dlc-paper")
-    with pytest.raises(InputError, match="cannot go on as ride"):
+    with pytest.raises(InputError, match="cannot continue as ride"):
         rfdlc.fork(trained["ensemble-ldam"].path, tmp_path / "fork", method="ride")
     assert not (tmp_path / "fork").exists()
 
 
 def test_a_fork_leaves_the_settings_of_the_old_method_behind(trained, tmp_path):
     forked = rfdlc.fork(trained["ldam-drw"].path, tmp_path / "fork", method="ldam")
-    assert forked.settings == trained["ldam"].settings
+    assert forked.config == trained["ldam"].config
 
 
 @pytest.mark.parametrize("method", ["srepr", "ride", "crt"])
@@ -128,7 +128,7 @@ def test_a_run_alone_equals_the_run_in_a_stack(method):
     nets = []
     for seeds in ((7,), (3, 7)):
         net = method_net(row, settings, data.input_shape, data.classes, seeds)
-        list(epochs(net, build_parts(row, settings, data, seeds, CPU), {}))
+        list(epochs(net, build_stages(row, settings, data, seeds, CPU), {}))
         nets.append(net)
     for (name, one), two in zip(nets[0].state_dict().items(), nets[1].state_dict().values(), strict=True):
         assert torch.allclose(one, two.chunk(2)[1], atol=2e-4), name
@@ -155,7 +155,7 @@ def stage_by_stage(method, **changes):
     row, settings = resolve(method, data.name, {**SMALL, **changes})
     net = method_net(row, settings, data.input_shape, data.classes, (0,))
     states = []
-    for _ in epochs(net, build_parts(row, settings, data, (0,), CPU), {}):
+    for _ in epochs(net, build_stages(row, settings, data, (0,), CPU), {}):
         states.append({name: tensor.clone() for name, tensor in net.state_dict().items()})
     return states, net
 
@@ -228,7 +228,7 @@ def test_decisions_of_methods_that_only_decide_otherwise(trained):
     by_utility = plain.decider.replace(utility=rfdlc.Utility.tail_sensitive(classes)).decide(predictions)
     assert np.array_equal(trained["elkan"].decider.decide(predictions), by_utility)
     assert np.array_equal(trained["cobb"].decider.decide(predictions), by_utility)  # the logarithm changes no order
-    bare = new_decider("la-posthoc", plain.settings.changed({"calibration": "none"}), classes)
+    bare = new_decider("la-posthoc", plain.config.replace(calibration="none"), classes)
     adjusted = predictions.scores.values[0] - np.log(classes.prior)
     assert np.array_equal(bare.decide(predictions), adjusted.argmax(-1))
     assert weights(trained["reweighted-elkan"].path) == weights(trained["cb"].path)
@@ -244,7 +244,7 @@ def test_what_experts_say_of_themselves_reaches_the_metrics(trained, method, nam
     assert 0 <= rfdlc.evaluate(saved, decider=model.decider, uncertainty="own").error_auc <= 1
     assert saved.with_classes(model.classes).uncertainty is not None
     assert model.net.particle_logits(torch.zeros(1, 2, 1, 8, 8)).shape == (1, 3, 2, 10)
-    with pytest.raises(InputError, match="a model that states one"):
+    with pytest.raises(InputError, match="stored in the predictions of some methods"):
         rfdlc.evaluate(trained["ce"].predict("digits-lt"), uncertainty="own")
 
 
@@ -277,7 +277,7 @@ def test_options_of_methods_are_set_like_settings(tmp_path):
     assert model.net.head.weight.norm(dim=1).std() > 1e-3  # the lengths of class weights are left alone
     forked = rfdlc.fork(model.path, tmp_path / "fork", tau=1)
     assert forked.net.head.weight.norm(dim=1).std() < 1e-3
-    assert forked.settings.method_options == {"tau": 1.0}
+    assert forked.config.method_options == {"tau": 1.0}
 
 
 def test_options_do_not_share_names_with_settings():

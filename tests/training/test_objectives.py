@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rfdlc.decide.classes import Classes
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses import mean_loss
 from rfdlc.training.losses.repulsion import FLOORS, REPULSIONS, repulsion
 from rfdlc.training.losses.terms import (
@@ -124,7 +124,7 @@ def test_utility_terms(sample, epoch):
 
 def test_the_whole_of_the_paper(sample):
     """Margins inside every log p, the utility's too; weights and utility after the deferred epoch."""
-    settings = Settings(
+    settings = TrainConfig(
         particles=3, weights="linear", margin=0.5, deferred=0.8, epochs=10, alpha=0.3, utility_weights="columns"
     )
     weights = class_weights(COUNTS)

@@ -17,10 +17,10 @@ from torch import nn
 
 import rfdlc
 from rfdlc.errors import InputError
-from rfdlc.training.jobs import driving
-from rfdlc.training.jobs.driving import TrainingInterrupted
+from rfdlc.training import trainer
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.run import Run
+from rfdlc.training.trainer import TrainingInterrupted
 
 SMALL = {"epochs": 4, "widths": (16,), "checkpoint_every": 1}
 FILES = {
@@ -47,7 +47,7 @@ def test_weights_of_a_training_that_is_not_finished_are_called_so(whole, tmp_pat
     shutil.copytree(whole, unfinished)
     for name in ("model.safetensors", "decider.json", "predictions.npz"):
         (unfinished / name).unlink()
-    with pytest.warns(UserWarning, match="not trained to its end: these are the weights after epoch 4, not calibrated"):
+    with pytest.warns(UserWarning, match="not trained to the end: these are the weights after epoch 4, not calibrated"):
         rfdlc.Model.load(unfinished)
     with pytest.raises(InputError, match=r"has no predictions.npz: .*not finished .then `rfdlc resume"):
         rfdlc.Predictions.load(unfinished)
@@ -64,14 +64,14 @@ def history(path):
 
 def interrupt_in(monkeypatch, epoch, act):
     """Do something in the middle of an epoch's bookkeeping."""
-    original = driving._row
+    original = trainer.Trainer._history_row
 
-    def row(job, net, data, phase, done):
+    def row(self, run, member, done):
         if done.epoch == epoch:
             act()
-        return original(job, net, data, phase, done)
+        return original(self, run, member, done)
 
-    monkeypatch.setattr(driving, "_row", row)
+    monkeypatch.setattr(trainer.Trainer, "_history_row", row)
 
 
 def test_the_folder_has_everything(whole):
@@ -117,7 +117,7 @@ def test_a_run_is_never_overwritten(whole):
 
 def test_ctrl_c_stops_at_a_checkpoint_and_resume_is_identical(whole, tmp_path, monkeypatch):
     interrupt_in(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(TrainingInterrupted, match="after epoch 2 of 4; go on with `rfdlc resume"):
+    with pytest.raises(TrainingInterrupted, match="after epoch 2 of 4; continue with `rfdlc resume"):
         rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), evaluate_every=2, **SMALL)
     monkeypatch.undo()
     assert len(history(tmp_path / "run")) == 2
@@ -152,7 +152,7 @@ def test_a_full_disk_is_said_and_the_checkpoint_is_whole(whole, tmp_path, monkey
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     interrupt_in(monkeypatch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1])))
     try:
-        with pytest.raises(InputError, match=r"last.ckpt cannot be written \(File too large\); last.ckpt is whole"):
+        with pytest.raises(InputError, match=r"last.ckpt cannot be written \(File too large\); last.ckpt is intact"):
             rfdlc.train("digits-lt", out=tmp_path / "run", **SMALL)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -170,7 +170,7 @@ def test_an_unwritable_folder_is_said(tmp_path):
 
 
 def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monkeypatch):
-    real = driving.epochs
+    real = trainer.epochs
 
     def poisoned(net, *rest):
         for epoch in real(net, *rest):
@@ -178,7 +178,7 @@ def test_a_loss_that_is_no_number_names_the_last_good_checkpoint(tmp_path, monke
             if epoch.epoch == 2:
                 next(net.parameters()).data.fill_(float("nan"))
 
-    monkeypatch.setattr(driving, "epochs", poisoned)
+    monkeypatch.setattr(trainer, "epochs", poisoned)
     with pytest.raises(TrainingStopped, match=r"in epoch 3; .*last good checkpoint is epoch 2 in"):
         rfdlc.train("digits-lt", out=tmp_path / "run", **SMALL)
 
@@ -195,7 +195,7 @@ def test_a_fork_shares_what_came_before(whole, tmp_path):
         rfdlc.fork(whole, tmp_path / "none", at=3)
     with pytest.raises(InputError, match="a fork cannot change particles"):
         rfdlc.fork(whole, tmp_path / "none", particles=5)
-    with pytest.raises(InputError, match=r"epochs=1 is less than the checkpoint of .* has, which is of epoch 2"):
+    with pytest.raises(InputError, match=r"epochs=1 is less than the epoch of the checkpoint of .*, which is 2"):
         rfdlc.fork(whole, tmp_path / "none", at=2, epochs=1)
     assert not (tmp_path / "none").exists()
 
@@ -252,7 +252,7 @@ def test_resume_needs_the_same_data(tmp_path, monkeypatch):
 
 
 def test_folders_of_strangers(tmp_path, whole):
-    with pytest.raises(InputError, match=r"is no run folder: .*config.json cannot be read"):
+    with pytest.raises(InputError, match=r"is not a run folder: .*config.json cannot be read"):
         rfdlc.Model.load(tmp_path)
     bad = tmp_path / "bad"
     bad.mkdir()
@@ -265,7 +265,7 @@ def test_folders_of_strangers(tmp_path, whole):
         rfdlc.Model.load(bad)
     (bad / "model.safetensors").unlink()
     (bad / "last.ckpt").write_bytes(b"\x80\x04")
-    with pytest.raises(InputError, match="not a checkpoint of ours"):
+    with pytest.raises(InputError, match="is not a checkpoint"):
         rfdlc.resume(bad)
     table = json.loads((whole / "config.json").read_text())
     table["settings"]["widths"] = [17]
@@ -358,15 +358,15 @@ def test_options_of_the_data_are_kept(tmp_path):
 
 def test_refit_where_validation_data_are_given(tmp_path):
     data = rfdlc.load("digits-lt").hold_out(0.2)
-    with pytest.raises(InputError, match="has a validation part of its own"):
+    with pytest.raises(InputError, match="has a validation split of its own"):
         rfdlc.train(data, out=tmp_path / "run", refit=True)
-    with pytest.raises(InputError, match="refit needs a held-out part"):
+    with pytest.raises(InputError, match="refit needs held-out samples"):
         rfdlc.train("digits-lt", out=tmp_path / "run", refit=True, hold_out=0)
 
 
 @pytest.mark.parametrize(("pause", "written"), [(10.0, [4]), (0.0, [1, 2, 3, 4])])
 def test_checkpoints_come_when_time_has_passed(tmp_path, monkeypatch, pause, written):
-    monkeypatch.setattr(driving, "SECONDS_BETWEEN_CHECKPOINTS", pause)
+    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_CHECKPOINTS", pause)
     saved = []
     real = Run.save_checkpoint
 

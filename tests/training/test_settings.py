@@ -6,7 +6,7 @@ import pytest
 
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
-from rfdlc.training.config import Settings, parse_pairs, preset
+from rfdlc.training.config import TrainConfig, parse_pairs, preset
 from rfdlc.training.methods import METHODS, carried_prior, resolve
 
 PRESETS = sorted(file.name.removesuffix(".toml") for file in (files("rfdlc.training") / "presets").iterdir())
@@ -16,7 +16,7 @@ PRESETS = sorted(file.name.removesuffix(".toml") for file in (files("rfdlc.train
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_preset_and_method_resolve(data, method):
     _, settings = resolve(method, data, {})
-    assert Settings().changed(settings.to_dict()) == settings  # what config.json holds gives the same again
+    assert TrainConfig(**settings.to_dict()) == settings  # what config.json holds gives the same again
 
 
 def test_the_paper_for_cifar100():
@@ -42,7 +42,7 @@ def test_lists_have_their_presets_by_the_names_they_come_with(name):
 def test_later_wins():
     assert resolve("ce", "digits-lt", {})[1].epochs == preset("digits-lt", "ce")["epochs"]
     assert resolve("ce", "digits-lt", {"epochs": "7"})[1].epochs == 7
-    assert resolve("ce", "unheard-of", {})[1].epochs == Settings().epochs
+    assert resolve("ce", "unheard-of", {})[1].epochs == TrainConfig().epochs
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_later_wins():
 )
 def test_wrong_settings_say_what_is_right(given, message):
     with pytest.raises(InputError, match=message):
-        Settings().changed(given)
+        TrainConfig(**given)
 
 
 def test_unknown_method():
@@ -84,16 +84,16 @@ def test_pairs():
     assert parse_pairs(["batch-size=3", "utility=a=b.csv"]) == {"batch_size": "3", "utility": "a=b.csv"}
     with pytest.raises(InputError, match="expected key=value"):
         parse_pairs(["fast"])
-    assert Settings().changed({"refit": "yes", "keep": "0.5;0.8", "widths": "64"}).widths == (64,)
+    assert TrainConfig(refit="yes", keep="0.5;0.8", widths="64").widths == (64,)
 
 
 def test_every_setting_is_described():
-    assert all(text for _, text in Settings.describe().values())
+    assert all(text for _, text in TrainConfig.describe().values())
 
 
 def test_the_prior_that_probabilities_carry():
     classes = Classes.from_counts([80, 15, 5])
-    carried = lambda **settings: carried_prior(Settings(**settings), classes).tolist()  # noqa: E731
+    carried = lambda **settings: carried_prior(TrainConfig(**settings), classes).tolist()  # noqa: E731
     third, train = [1 / 3] * 3, [0.8, 0.15, 0.05]
     assert carried() == pytest.approx(train)
     assert carried(weights="linear") == pytest.approx(third)

@@ -11,8 +11,8 @@ from torch import nn
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
-from rfdlc.training.assembly import build_net, build_parts, choose_device, method_net, split_outputs, training_utility
-from rfdlc.training.config import Settings
+from rfdlc.training.assembly import build_net, build_stages, choose_device, method_net, split_outputs, training_utility
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
 from rfdlc.training.heldout import balanced, balanced_positions, diversity
 from rfdlc.training.loop import TrainingStopped, epochs
@@ -59,7 +59,7 @@ class Double:
 def trained(data, seeds, method="rf-dlc", double=False, **settings):
     _, chosen = resolve(method, data.name, settings)
     net = method_net(METHODS[method], chosen, data.input_shape, data.classes, seeds)
-    parts = build_parts(METHODS[method], chosen, data, seeds, CPU)
+    parts = build_stages(METHODS[method], chosen, data, seeds, CPU)
     if double:
         net.double()
         parts = [replace(part, loader=Double(part.loader), losses=part.losses.double()) for part in parts]
@@ -98,7 +98,7 @@ def test_one_seed_gives_one_result_bit_for_bit():
 def test_training_learns():
     data = features([60, 20, 8])
     net, done = trained(data, (0,), epochs=30, batch_size=32, learning_rate=0.05)
-    logits = split_outputs(net, data.test, data.normalisation, Settings(), CPU)[0][0].mean(0)
+    logits = split_outputs(net, data.test, data.normalisation, TrainConfig(), CPU)[0][0].mean(0)
     assert (logits.argmax(-1).numpy() == data.test.labels).mean() > 0.8
     assert done[-1].losses[0] < done[0].losses[0]
 
@@ -180,7 +180,7 @@ def test_a_step_keeps_the_moving_average():
     _, settings = resolve("rf-dlc", "blobs", {"average": 0.5, "widths": (4,), "epochs": 1, "batch_size": 64})
     net = build_net(settings, data.input_shape, 2, (0,))
     before = [p.detach().clone() for p in net.parameters()]
-    (part,) = build_parts(METHODS["rf-dlc"], settings, data, (0,), CPU)
+    (part,) = build_stages(METHODS["rf-dlc"], settings, data, (0,), CPU)
     step = Step(net, part.losses, settings)
     step.begin_epoch(1, 0.1)
     (inputs, targets) = next(iter(part.loader.epoch(1)))
@@ -191,19 +191,19 @@ def test_a_step_keeps_the_moving_average():
 
 def test_training_utilities(tmp_path):
     classes = rfdlc.Classes.from_counts([9, 5, 5])
-    matrix = training_utility(Settings(utility="tail-sensitive", penalty=-0.5), classes)
+    matrix = training_utility(TrainConfig(utility="tail-sensitive", penalty=-0.5), classes)
     assert matrix.tolist() == [[0, 0, 0], [-0.5, 0, 0], [-0.5, 0, 0]]
-    by_rank = training_utility(Settings(utility="tail-sensitive-by-rank"), classes)
+    by_rank = training_utility(TrainConfig(utility="tail-sensitive-by-rank"), classes)
     assert by_rank.tolist() == [[0, 0, 0], [-1, 0, 0], [-1, -1, 0]]
     rfdlc.Utility.one_hot(classes).to_csv(tmp_path / "u.csv")
-    assert training_utility(Settings(utility=str(tmp_path / "u.csv")), classes).tolist() == np.eye(3).tolist()
+    assert training_utility(TrainConfig(utility=str(tmp_path / "u.csv")), classes).tolist() == np.eye(3).tolist()
     with pytest.raises(InputError, match="neither a file"):
-        training_utility(Settings(utility="nothing.csv"), classes)
+        training_utility(TrainConfig(utility="nothing.csv"), classes)
 
 
 def test_devices():
     assert choose_device("cpu").type == "cpu"
-    with pytest.raises(InputError, match="no device"):
+    with pytest.raises(InputError, match="not a device"):
         choose_device("gpu")
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="needs a GPU"):
@@ -237,7 +237,7 @@ def test_a_captured_step_equals_the_eager_one(monkeypatch):
     results = []
     for capture in (False, True):
         net = build_net(settings, data.input_shape, 3, (0, 1))
-        (part,) = build_parts(METHODS["rf-dlc"], settings, data, (0, 1), CPU)
+        (part,) = build_stages(METHODS["rf-dlc"], settings, data, (0, 1), CPU)
         step = Step(net, part.losses, settings)
         execution = Execution(step)
         if capture:

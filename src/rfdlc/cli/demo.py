@@ -50,7 +50,7 @@ def compare(folder: Path, seed: int = 0) -> "dict[str, Evaluation]":
     from rfdlc.decide.decider import Decider
     from rfdlc.decide.evaluation import evaluate
     from rfdlc.decide.utility import Utility
-    from rfdlc.training.fitting import train
+    from rfdlc.training.train import train
 
     data = load("digits-lt")
     utility = Utility.tail_sensitive(data.classes)

@@ -30,8 +30,8 @@ def _print_settings(value: bool) -> None:
     if not value:
         return
     with ready():
-        from rfdlc.training.config import Settings
-    for name, (default, text) in Settings.describe().items():
+        from rfdlc.training.config import TrainConfig
+    for name, (default, text) in TrainConfig.describe().items():
         typer.echo(f"{name}={_shown(default)}".ljust(34) + text)
     raise typer.Exit
 
@@ -66,7 +66,7 @@ def train(
     - `rfdlc train digits-lt --out runs/c --profile`
     """
     with ready():
-        from rfdlc.training.fitting import train as train_it
+        from rfdlc.training.train import train as train_it
 
         chosen = _chosen(settings, ("out", "root", "target"))
         named = chosen.pop("method", method)
@@ -109,7 +109,7 @@ def resume(run: RunFolder, json: JsonOption = False) -> None:
     - `rfdlc resume runs/a`
     """
     with ready():
-        from rfdlc.training.fitting import resume as resume_it
+        from rfdlc.training.train import resume as resume_it
 
         _report(resume_it(run), json)
 
@@ -130,7 +130,7 @@ def fork(
     - `rfdlc fork runs/ce --out runs/crt --method crt`
     """
     with ready():
-        from rfdlc.training.fitting import fork as fork_it
+        from rfdlc.training.train import fork as fork_it
 
         changes = _chosen(settings, ("out", "at"))
         _report(fork_it(run, out, at=at, method=changes.pop("method", method), **changes), json)
@@ -146,8 +146,8 @@ def ready() -> Iterator[None]:
         import torch  # noqa: F401
     except ImportError:
         raise InputError(NEEDS_TORCH) from None
-    from rfdlc.training.jobs.driving import TrainingInterrupted
     from rfdlc.training.loop import TrainingStopped
+    from rfdlc.training.trainer import TrainingInterrupted
 
     try:
         yield
@@ -159,7 +159,7 @@ def ready() -> Iterator[None]:
 
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:
     """Settings by name, `method` and `data.key` among them; what is unknown or an option is told before any work."""
-    from rfdlc.training.config import Settings, parse_pairs
+    from rfdlc.training.config import TrainConfig, parse_pairs
     from rfdlc.training.methods import METHODS
 
     chosen = parse_pairs(pairs or [])
@@ -167,7 +167,7 @@ def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]
         if name in chosen:
             raise InputError(f"{name} is an option and no setting: write --{name} {chosen[name]}")
     others = {"method", *(name for method in METHODS.values() for name in method.options)}
-    Settings.check_names(key for key in chosen if key not in others and not key.startswith("data."))
+    TrainConfig.check_names(key for key in chosen if key not in others and not key.startswith("data."))
     return dict(chosen)
 
 
@@ -179,7 +179,7 @@ def _report(model: "Model", as_json: bool) -> None:
 
     assert model.path is not None
     run = Run(model.path)
-    metrics, notes = run.read_json("metrics.json"), run.config["data"].get("notes", [])
+    metrics, notes = run.read_json("metrics.json"), run.metadata["data"].get("notes", [])
     if as_json:
         print_json({"run": str(model.path), "notes": notes, **metrics})
         return

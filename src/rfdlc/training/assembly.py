@@ -1,12 +1,13 @@
-"""From settings and data to what the loop needs: network, loaders, objectives, the training utility."""
+"""From config and data to what the loop needs: network, loaders, losses, the training utility."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,22 +22,22 @@ from rfdlc.data.streamed import StreamedLoader, View
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.factories import Matrix
 from rfdlc.training.loop import Loader, PreparedStage, outputs_of, spans
-from rfdlc.training.losses import Loss
-from rfdlc.training.methods import Method, Stage
+from rfdlc.training.methods import Method
 from rfdlc.training.networks.backbones import backbone, own
 from rfdlc.training.networks.combinations import Particles
 from rfdlc.training.networks.particles import Combine, ParticleNet
 from rfdlc.training.per_run import RunLosses
-from rfdlc.training.processes.group import ALONE, Processes
 from rfdlc.training.step import reduced
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
+Positions = NDArray[np.int64]
 
 SMALL_STEP = 10_000_000  # multiplications
-EVALUATED_AT_ONCE = 256  # samples
+EVALUATION_BATCH = 256  # samples
 TRAINING_UTILITIES = ("none", "one-hot", "tail-sensitive", "tail-sensitive-by-rank")
 
 
@@ -47,53 +48,73 @@ def choose_device(wanted: str) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError:
-        raise InputError(f"setting device={wanted!r} is no device: expected auto, cpu, cuda or cuda:N") from None
+        raise InputError(f"setting device={wanted!r} is not a device: expected auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"setting device={wanted!r} needs a GPU, but torch finds none: use device=cpu or device=auto")
     return device
 
 
+# -- networks ------------------------------------------------------------------------------------------------------
+
+
 def method_net(
     method: Method,
-    settings: Settings,
+    config: TrainConfig,
     shape: tuple[int, ...],
     classes: Classes,
     seeds: Sequence[int],
     network: OwnBackbone | None = None,
 ) -> ParticleNet:
-    """The stack of len(seeds) runs of a method, with its combination."""
-    return build_net(settings, shape, len(classes), seeds, network, partial(method.combination, settings, classes))
+    """The network of a method with its combination, for len(seeds) runs."""
+    return build_net(config, shape, len(classes), seeds, network, partial(method.combination, config, classes))
 
 
 def build_net(
-    settings: Settings,
+    config: TrainConfig,
     shape: tuple[int, ...],
     classes: int,
     seeds: Sequence[int],
     network: OwnBackbone | None = None,
     combine: Combine = lambda runs, width: Particles(),
 ) -> ParticleNet:
-    """The stack of len(seeds) runs for samples of this shape; `network` is a backbone of the user's own."""
-    if settings.backbone == "own" and network is None:
-        raise InputError("this run has a backbone of its own, which a folder cannot hold: pass backbone=... again")
-    name = _automatic(shape) if settings.backbone == "auto" else settings.backbone
-    found = backbone(name, shape, settings.widths) if network is None else own(network, torch.zeros(2, *shape))
+    """The network for samples of this shape and len(seeds) runs; `network` is a backbone of the user's own."""
+    if ":" in config.backbone and network is None:
+        network = imported_backbone(config.backbone)
+    if config.backbone == "own" and network is None:
+        raise InputError(
+            "this run has a backbone of its own, which a folder cannot hold: pass backbone=... again, or train with "
+            "backbone='package.module:function'"
+        )
+    name = _automatic(shape) if config.backbone == "auto" else config.backbone
+    found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
     net = ParticleNet(
         found,
         classes,
-        particles=settings.particles,
+        particles=config.particles,
         seeds=seeds,
-        shared_stages=min(settings.shared_stages, len(found.stages) - (name == "mlp")),
-        head=settings.head,
-        head_scale=settings.head_scale,
+        shared_stages=min(config.shared_stages, len(found.stages) - (name == "mlp")),
+        head=config.head,
+        head_scale=config.head_scale,
         combine=combine,
     )
-    net.recompute = settings.checkpoint_activations
+    net.recompute = config.checkpoint_activations
     return net
 
 
+def imported_backbone(name: str) -> OwnBackbone:
+    """The function or module at `package.module:function`."""
+    module, _, function = name.partition(":")
+    try:
+        found: OwnBackbone = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"setting backbone={name!r} cannot be imported ({error}): expected package.module:function on the path"
+        ) from None
+    return found
+
+
 def _automatic(shape: tuple[int, ...]) -> str:
-    """A network by the shape of a sample: (F,), or (channels, height, width)."""
+    """A backbone by the shape of a sample: (F,), or (channels, height, width)."""
     side = min(shape[1:]) if len(shape) == 3 else 0
     return "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
 
@@ -105,10 +126,10 @@ def place(net: ParticleNet, device: torch.device) -> ParticleNet:
 
 
 @contextmanager
-def sensible_threads(net: ParticleNet, settings: Settings) -> Iterator[None]:
-    """One thread for steps so small that handing work to others costs more than it saves (small MLPs on a CPU)."""
+def sensible_threads(net: ParticleNet, config: TrainConfig) -> Iterator[None]:
+    """One thread for steps so small that more threads cost more than they save (small MLPs on a CPU)."""
     before, weights = torch.get_num_threads(), list(net.parameters())
-    small = all(w.ndim < 4 for w in weights) and sum(w.numel() for w in weights) * settings.batch_size < SMALL_STEP
+    small = all(w.ndim < 4 for w in weights) and sum(w.numel() for w in weights) * config.batch_size < SMALL_STEP
     if small:
         torch.set_num_threads(1)
     try:
@@ -117,118 +138,112 @@ def sensible_threads(net: ParticleNet, settings: Settings) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Recipe(NamedTuple):
-    """What one run of a stack trains: its method and settings, its seed, the classes as counted on its samples."""
-
-    method: Method
-    settings: Settings
-    seed: int
-    classes: Classes
-    positions: NDArray[np.int64] | None = None  # of its samples in the training part; none: all of them
+# -- stages --------------------------------------------------------------------------------------------------------
 
 
-def build_parts(
-    method: Method, settings: Settings, data: Dataset, seeds: Sequence[int], device: torch.device,
-    processes: Processes = ALONE,
+def build_stages(
+    method: Method, config: TrainConfig, data: Dataset, seeds: Sequence[int], device: torch.device,
+    group: ProcessGroup = SINGLE,
 ) -> list[PreparedStage]:  # fmt: skip
-    """The method's stages with their loaders and objectives, which see the training part of the data alone."""
-    recipes = [Recipe(method, settings, seed, data.classes) for seed in seeds]
-    return [stack_part(recipes, data, number, device, processes) for number in range(len(method.stages))]
+    """The method's stages with their loaders and losses, which see only the training split."""
+    runs = [(method, config.replace(seed=seed), data.classes) for seed in seeds]
+    return [prepare_stage(number, runs, data, device, group) for number in range(len(method.stages))]
 
 
-def stack_part(
-    recipes: Sequence[Recipe], data: Dataset, number: int, device: torch.device, processes: Processes = ALONE
-) -> PreparedStage:
-    """The stage of this number for a stack of runs, each by its own recipe."""
-    stages = tuple(recipe.method.stages[number] for recipe in recipes)
-    each = tuple(recipe.settings.changed(stage.settings) for recipe, stage in zip(recipes, stages, strict=True))
-    start, end = spans(recipes[0].method.stage_epochs(recipes[0].settings))[number]
-    loader = training_loader(each[0], data, recipes, device, processes)
-    losses = [_loss(*run) for run in zip(recipes, stages, each, strict=True)]
-    return PreparedStage(stages, each, start, end, loader, RunLosses(losses).to(device))
+def prepare_stage(
+    number: int, runs: Sequence[tuple[Method, TrainConfig, Classes]], data: Dataset, device: torch.device,
+    group: ProcessGroup = SINGLE, positions: Sequence[Positions] = (),
+) -> PreparedStage:  # fmt: skip
+    """The stage of this number for a stack of runs, with classes as counted on the samples of each.
 
-
-def _loss(recipe: Recipe, stage: Stage, settings: Settings) -> Loss:
-    make = stage.loss or recipe.method.loss
-    return make(settings, recipe.classes, training_utility(recipe.settings, recipe.classes))
+    `positions` of those samples in the training split, one per run; none where all runs have all of it.
+    """
+    stages = tuple(method.stages[number] for method, _, _ in runs)
+    configs = tuple(config.replace(**stage.settings) for (_, config, _), stage in zip(runs, stages, strict=True))
+    start, end = spans(runs[0][0].stage_epochs(runs[0][1]))[number]
+    loader = training_loader(configs[0], data, [own.seed for own in configs], device, group, positions)
+    losses = [
+        (stage.loss or method.loss)(own, classes, training_utility(config, classes))
+        for (method, config, classes), stage, own in zip(runs, stages, configs, strict=True)
+    ]
+    return PreparedStage(stages, configs, start, end, loader, RunLosses(losses).to(device))
 
 
 def training_loader(
-    settings: Settings, data: Dataset, recipes: Sequence[Recipe], device: torch.device, processes: Processes = ALONE
-) -> Loader:
-    """Batches of the training part: from the device's memory, or decoded by workers where images are files."""
-    seeds, positions = [recipe.seed for recipe in recipes], [r.positions for r in recipes if r.positions is not None]
-    share = processes.share(settings.batch_size, settings.accumulate)
-    common: dict[str, Any] = {"batch_size": share, "sampling": settings.sampling, "seeds": seeds, "device": device}
-    common |= {"rank": processes.rank, "world_size": processes.world}
+    config: TrainConfig, data: Dataset, seeds: Sequence[int], device: torch.device, group: ProcessGroup = SINGLE,
+    positions: Sequence[Positions] = (),
+) -> Loader:  # fmt: skip
+    """Batches of the training split: from the device's memory, or decoded by workers where images are files."""
+    shard = group.shard_size(config.batch_size, config.accumulate)
+    common: dict[str, Any] = {"batch_size": shard, "sampling": config.sampling, "seeds": seeds, "device": device}
+    common |= {"rank": group.rank, "world_size": group.world_size}
     if isinstance(data.train.inputs, ImageFiles):
-        view, workers = View(jitter=settings.jitter), _workers(settings, processes)
+        view, workers = View(jitter=config.jitter), _workers(config, group)
         return StreamedLoader(data.train, data.normalisation, view=view, workers=workers, **common)
-    augment = augmentation(settings, data.kind)
+    augment = augmentation(config, data.kind)
     return ResidentLoader(data.train, data.normalisation, augment=augment, positions=positions or None, **common)
 
 
-def augmentation(settings: Settings, kind: str) -> Augment | None:
+def augmentation(config: TrainConfig, kind: str) -> Augment | None:
     """Crop and flip for images unless something else is set; nothing for features."""
     if kind != "images":
         return None
-    return replace(
-        AUGMENTATIONS["crop-flip" if settings.augment == "auto" else settings.augment], cutout=settings.cutout
-    )
+    chosen = AUGMENTATIONS["crop-flip" if config.augment == "auto" else config.augment]
+    return replace(chosen, cutout=config.cutout)
 
 
-def training_utility(settings: Settings, classes: Classes) -> Matrix | None:
-    """The matrix trained with. A tail-sensitive one has no diagonal, as the authors': the likelihood has it already."""
-    if settings.utility == "none":
+def training_utility(config: TrainConfig, classes: Classes) -> Matrix | None:
+    """The matrix to train with. A tail-sensitive one has no diagonal, as the authors': the likelihood has it."""
+    if config.utility == "none":
         return None
-    if settings.utility == "one-hot":
+    if config.utility == "one-hot":
         return np.eye(len(classes))
-    if settings.utility.startswith("tail-sensitive"):
-        by_rank = settings.utility == "tail-sensitive-by-rank"
-        matrix = Utility.tail_sensitive(classes, settings.penalty, by_rank=by_rank).matrix
+    if config.utility.startswith("tail-sensitive"):
+        by_rank = config.utility == "tail-sensitive-by-rank"
+        matrix = Utility.tail_sensitive(classes, config.penalty, by_rank=by_rank).matrix
         return matrix - np.diag(np.diag(matrix))
-    if not Path(settings.utility).is_file():
+    if not Path(config.utility).is_file():
         known = ", ".join(TRAINING_UTILITIES)
-        raise InputError(f"setting utility={settings.utility!r} is neither a file nor one of {known}")
-    matrix = Utility.read_csv(settings.utility, classes).matrix
+        raise InputError(f"setting utility={config.utility!r} is neither a file nor one of {known}")
+    matrix = Utility.read_csv(config.utility, classes).matrix
     if matrix.shape[0] != matrix.shape[1]:
-        raise InputError(f"{settings.utility} has actions beyond the classes: training needs a square utility")
+        raise InputError(f"{config.utility} has actions that are not classes: training needs a square utility")
     return matrix
 
 
+# -- outputs -------------------------------------------------------------------------------------------------------
+
+
 def split_outputs(
-    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """Logits (R, M, N, C) of a split, on the CPU, and the uncertainty (R, N) that the network's combination states
     itself, if it does. Labels are not read."""
-    logits, unsure = shared_outputs(net, split, normalisation, settings, device, ALONE)
+    logits, uncertainty = sharded_outputs(net, split, normalisation, config, device, SINGLE)
     assert logits is not None
-    return logits, unsure
+    return logits, uncertainty
 
 
-def shared_outputs(
-    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, device: torch.device,
-    processes: Processes,
+def sharded_outputs(
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device,
+    group: ProcessGroup,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """The same by several processes, which share the samples out; all must call it, and process 0 has the result."""
-    common: dict[str, Any] = {"device": device, "rank": processes.rank, "world_size": processes.world}
+    """The same, each rank on its shard of the samples. All ranks must call it; rank 0 has the result."""
+    common: dict[str, Any] = {"device": device, "rank": group.rank, "world_size": group.world_size}
     bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
     loader: ResidentLoader | StreamedLoader
     if isinstance(split.inputs, ImageFiles):
-        workers = _workers(settings, processes)
-        loader = StreamedLoader(bare, normalisation, batch_size=EVALUATED_AT_ONCE, workers=workers, **common)
+        workers = _workers(config, group)
+        loader = StreamedLoader(bare, normalisation, batch_size=EVALUATION_BATCH, workers=workers, **common)
     else:
-        loader = ResidentLoader(bare, normalisation, batch_size=EVALUATED_AT_ONCE, **common)
-    logits, unsure = outputs_of(net, loader.in_order(), lambda: _precision(settings, device))
-    return processes.gathered(logits, 2), processes.gathered(unsure, 1)
+        loader = ResidentLoader(bare, normalisation, batch_size=EVALUATION_BATCH, **common)
+    autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=reduced(config, device))
+    logits, uncertainty = outputs_of(net, loader.in_order(), autocast)
+    return group.gather(logits, 2), group.gather(uncertainty, 1)
 
 
-def _workers(settings: Settings, processes: Processes) -> int | None:
-    """Where nothing is set, processes on one machine share its cores."""
-    if settings.workers >= 0 or processes.local == 1:
-        return None if settings.workers < 0 else settings.workers
-    return max(1, (os.cpu_count() or 1) // processes.local)
-
-
-def _precision(settings: Settings, device: torch.device) -> Any:
-    return torch.autocast(device.type, torch.bfloat16, enabled=reduced(settings, device))
+def _workers(config: TrainConfig, group: ProcessGroup) -> int | None:
+    """By default, processes on one machine divide its cores among them."""
+    if config.workers >= 0 or group.local_world_size == 1:
+        return None if config.workers < 0 else config.workers
+    return max(1, (os.cpu_count() or 1) // group.local_world_size)

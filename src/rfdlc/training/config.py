@@ -196,6 +196,11 @@ class TrainConfig(BaseModel):
         """The last epoch before what is deferred starts."""
         return round(self.deferred * self.epochs)
 
+    @property
+    def own_backbone(self) -> bool:
+        """Whether the backbone is a function or module of the user's own."""
+        return self.backbone == "own" or ":" in self.backbone
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return self.model_dump(mode="json")
@@ -203,10 +208,6 @@ class TrainConfig(BaseModel):
     def replace(self, **values: Any) -> "TrainConfig":
         """A copy with these values."""
         return TrainConfig(**{**dict(self), **values})
-
-    def changed(self, values: Mapping[str, Any]) -> "TrainConfig":
-        """The same, until all callers use `replace`."""
-        return self.replace(**values)
 
     @staticmethod
     def check_names(names: Iterable[str]) -> None:
@@ -282,6 +283,3 @@ def _expected(name: str) -> str:
         f"{words} {number[key]}" for key, words in (("minimum", "at least"), ("maximum", "at most")) if key in number
     ]
     return " ".join([*least, kind]) + (", " + " and ".join(bounds) if bounds else "")
-
-
-Settings = TrainConfig  # until all callers use the new name

@@ -19,11 +19,11 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
-from rfdlc.training.assembly import OwnBackbone, choose_device, method_net, place, shared_outputs
-from rfdlc.training.config import Settings
+from rfdlc.training.assembly import OwnBackbone, choose_device, method_net, place, sharded_outputs
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.methods import find_method
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.processes.group import ALONE, Processes
 from rfdlc.training.run import Run
 
 SAMPLES_AT_ONCE, BYTES_AT_ONCE = 1000, 2**25  # of inputs that are read and computed together
@@ -32,48 +32,105 @@ SAMPLES_AT_ONCE, BYTES_AT_ONCE = 1000, 2**25  # of inputs that are read and comp
 class Model:
     """Trained particles, their classes, and the calibrated Decider.
 
-    `Model.load(folder)` rebuilds everything from the run folder alone; a backbone of the user's own is passed again.
+    Made by `Model.load(folder)`, and returned by `rfdlc.train`.
+
+    Attributes
+    ----------
+    net : ParticleNet
+        The trained networks.
+    classes : Classes
+        Names and training counts.
+    decider : Decider
+        Turns predictions into actions.
+    config : TrainConfig
+        The settings it was trained with.
+    path : Path
+        Its run folder.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> import rfdlc
+    >>> folder = rfdlc.train("digits-lt", "ce", f"{mkdtemp()}/run", epochs=2).path
+    >>> model = Model.load(folder)
+    >>> model.decide("digits-lt").shape
+    (899,)
     """
 
-    def __init__(
-        self,
-        net: ParticleNet,
-        classes: Classes,
-        decider: Decider,
-        settings: Settings,
-        normalisation: Normalisation | None,
-        input_shape: tuple[int, ...],
-        encoder: TableEncoder | None = None,
-        path: Path | None = None,
-        centre: float = 1.0,
-    ) -> None:
-        self.net, self.classes, self.decider, self.settings = net, classes, decider, settings
-        self.normalisation, self.input_shape, self.encoder, self.path = normalisation, input_shape, encoder, path
-        self.centre = centre  # the part of an image's shorter side that is looked at
+    def __init__(self, run: Run, net: ParticleNet, config: TrainConfig) -> None:
+        self.net, self.config, self.path, self.classes = net, config, run.path, run.classes
+        self.input_shape, self.normalisation, self.encoder, self.centre = _samples_of(run)
+        self.decider = read_decider(run, config, run.classes)
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
-        """From a run folder. `backbone` only for a run that was trained with one of the user's own."""
+        """Load the model of a run folder.
+
+        Parameters
+        ----------
+        path
+            A run folder.
+        backbone
+            The backbone again, only for a run that was trained with a function or module of the user's own which was
+            not given as `"package.module:function"`.
+        device
+            `auto`, `cpu`, `cuda` or `cuda:N`.
+
+        Returns
+        -------
+        Model
+            Ready to predict and decide.
+
+        Raises
+        ------
+        InputError
+            If the folder does not hold a run, or files in it are damaged.
+        """
         run = Run(path)
-        config, classes = run.config, run.classes
-        settings = find_method(config["method"]).configure({**config["settings"], "device": device})
-        shape, normalisation, encoder, centre = _samples_of(run)
-        net = method_net(find_method(config["method"]), settings, shape, classes, (settings.seed,), backbone)
-        _load_weights(net, run)
-        net = place(net, choose_device(device))
-        decider = read_decider(run, settings, classes)
-        return cls(net, classes, decider, settings, normalisation, shape, encoder, run.path, centre)
+        config = run.config.replace(device=device)
+        with torch.random.fork_rng(devices=[]):  # a backbone of the user's own draws its first weights
+            net = method_net(run.method, config, _samples_of(run)[0], run.classes, (config.seed,), backbone)
+        try:
+            net.load_state_dict(run.weights())
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise InputError(f"{run.path}: the weights do not fit the network of config.json ({reason})") from None
+        return cls(run, place(net, choose_device(device)), config)
+
+    @classmethod
+    def of(cls, run: Run, net: ParticleNet) -> "Model":
+        """The model of a run that has just been trained, with its network."""
+        device = next(net.parameters()).device
+        return cls(run, net.eval().requires_grad_(True), run.config.replace(device=str(device)))
 
     def predict(
         self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
     ) -> Predictions:
-        """Logits of samples: a Dataset, a Split, an array (N, ...), a table, or a data set's name or path.
+        """Logits of samples.
 
-        Images may lie in one folder without classes, or be listed in a file, and one image is a data set too: labels
-        are read where a folder has the name of a class, or a list has them. Of what has parts, `split` names one;
-        without it the last of train, val and test. A table (CSV or Parquet file, data frame, columns by name) gives all
-        its rows, encoded as the training rows were; labels in it are not read. `skip_broken` leaves out broken image
-        files. For more than fits into memory there is `rfdlc.predict`.
+        Parameters
+        ----------
+        inputs
+            A Dataset, a Split, an array (N, ...), a table (CSV or Parquet file, data frame, columns by name), or the
+            name or path of data. Images may be in one folder without classes, or listed in a file, or one image; labels
+            are read where a folder has the name of a class, or a list has them. All rows of a table are predicted,
+            encoded as the training rows were; its labels are not read.
+        split
+            Which split of the data; by default the last of train, val and test.
+        root
+            The folder in which a named data set is looked for.
+        skip_broken
+            Leave out image files that cannot be read.
+
+        Returns
+        -------
+        Predictions
+            In memory. For more samples than that, use `rfdlc.predict`.
+
+        Raises
+        ------
+        InputError
+            For samples of another shape, or that cannot be read.
         """
         if isinstance(inputs, str | Path):
             return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
@@ -86,10 +143,10 @@ class Model:
     def open_samples(
         self, source: str | Path, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
     ) -> Samples:
-        """Samples at a path, as this model takes them."""
+        """The samples at a path, in the form that this model needs."""
         if not isinstance(source, str | Path):
             raise InputError(
-                f"a {type(source).__name__} is no path: expected a folder, a file or a data set's name; "
+                f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name; "
                 "samples in memory are for Model.load(run).predict"
             )
         return open_samples(source, self._spec, root=root, split=split, skip_broken=skip_broken)
@@ -99,7 +156,7 @@ class Model:
         return InputSpec(self.classes, self.input_shape, self.encoder, self.centre)
 
     def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Chunk]]:
-        """What it says of these rows, some at a time; the next are read meanwhile. None where all are broken."""
+        """Predictions of these rows in pieces, while the next piece is read; None for a piece of broken samples."""
         size = max(1, min(SAMPLES_AT_ONCE, BYTES_AT_ONCE // int(np.prod(self.input_shape))))
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         with ThreadPoolExecutor(1, "read") as reader:
@@ -111,16 +168,16 @@ class Model:
                 yield (self.predict_split(piece.split) if len(piece.split) else None), piece
 
     def predict_split(self, split: Split) -> Predictions:
-        """Logits of samples that are there."""
+        """Logits of samples in memory."""
         shape = tuple(split.inputs.shape[1:])
         if shape != self.input_shape:
             raise InputError(f"samples have shape {shape}, but this model was trained on {self.input_shape}")
-        found = predictions_of(self.net, split, self.normalisation, self.settings, self.classes)
+        found = predictions_of(self.net, split, self.normalisation, self.config, self.classes)
         assert found is not None
         return found
 
     def predict_samples(self, samples: Samples) -> Predictions:
-        """All of them, in memory."""
+        """Logits of all samples, in memory."""
         pieces = list(self.predict_pieces(samples, range(len(samples))))
         found = [predictions for predictions, _ in pieces if predictions is not None]
         if not found:
@@ -167,15 +224,15 @@ def _columns(inputs: Any) -> Mapping[str, Sequence[Any]] | None:
         single = [name for name, cells in inputs.items() if isinstance(cells, str) or not isinstance(cells, Sized)]
         if single:
             told = f"column {single[0]!r} is {inputs[single[0]]!r}"
-            raise InputError(f"{told}: expected a list of cells, one a row, also of a single row")
+            raise InputError(f"{told}: expected a list of cells, one per row, also for a single row")
         return inputs
     columns = getattr(inputs, "columns", None)
     return None if columns is None else {str(column): inputs[column].tolist() for column in columns}
 
 
 def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableEncoder | None, float]:
-    """What a run folder says of its samples: shape, normalisation, encoder, and the part of an image that is seen."""
-    data = run.config["data"]
+    """From config.json: shape, normalisation, encoder, and the share of an image's shorter side that is used."""
+    data = run.metadata["data"]
     try:
         shape = tuple(int(side) for side in data["input_shape"])
         scale = data["normalisation"]
@@ -188,38 +245,33 @@ def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableE
         raise InputError(f"{run.path}/config.json is damaged where it describes the data ({error!r})") from None
 
 
-def read_decider(run: Run, settings: Settings, classes: Classes) -> Decider:
+def read_decider(run: Run, config: TrainConfig, classes: Classes) -> Decider:
     """The folder's Decider; before calibration, one that combines particles and leaves probabilities alone."""
     path = run.path / "decider.json"
     return (
-        Decider.load(path).replace(classes=classes)
-        if path.exists()
-        else new_decider(run.config["method"], settings, classes)
+        Decider.load(path).replace(classes=classes) if path.exists() else new_decider(run.method_name, config, classes)
     )
 
 
-def new_decider(method: str, settings: Settings, classes: Classes) -> Decider:
-    """Not fitted yet. It knows the prior that the method's probabilities carry, and how the method decides."""
+def new_decider(method: str, config: TrainConfig, classes: Classes) -> Decider:
+    """A Decider that is not fitted, with the prior that the method's probabilities carry, and its rule."""
     row = find_method(method)
     return Decider(
         row.utility(classes),
-        combine=settings.combine,
-        calibration=None if settings.calibration == "none" else settings.calibration,
-        train_prior=row.prior(settings, classes),
+        combine=config.combine,
+        calibration=None if config.calibration == "none" else config.calibration,
+        train_prior=row.prior(config, classes),
         target_prior=row.target_prior,
         rule=row.rule,
     )
 
 
 def predictions_of(
-    net: ParticleNet, split: Split, normalisation: Normalisation | None, settings: Settings, classes: Classes,
-    processes: Processes = ALONE,
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, classes: Classes,
+    group: ProcessGroup = SINGLE,
 ) -> Predictions | None:  # fmt: skip
-    """What a network says of a split; labels only go along, where they are known.
-
-    Several `processes` share the samples out, and process 0 has the predictions.
-    """
-    logits, unsure = shared_outputs(net, split, normalisation, settings, next(net.parameters()).device, processes)
+    """Predictions of a split, with its labels where they are known. Of several processes, rank 0 has them."""
+    logits, unsure = sharded_outputs(net, split, normalisation, config, next(net.parameters()).device, group)
     if logits is None:
         return None
     return Predictions(
@@ -231,14 +283,6 @@ def predictions_of(
     )
 
 
-def _load_weights(net: ParticleNet, run: Run) -> None:
-    try:
-        net.load_state_dict(run.weights())
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise InputError(f"{run.path}: the weights do not fit the network of config.json ({reason})") from None
-
-
 def as_tensors(net: ParticleNet) -> dict[str, torch.Tensor]:
-    """The networks' state, ready for a file."""
+    """The state of the networks, ready for a file."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}

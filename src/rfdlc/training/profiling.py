@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.data.replayed import capture
-from rfdlc.training.assembly import build_parts, choose_device, method_net, place, sensible_threads, split_outputs
+from rfdlc.training.assembly import build_stages, choose_device, method_net, place, sensible_threads, split_outputs
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import PreparedStage
 from rfdlc.training.methods import resolve
@@ -63,7 +63,7 @@ def profile(
     row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
     device, seeds = choose_device(chosen.device), (chosen.seed,)
     net = place(method_net(row, chosen, given.input_shape, given.classes, seeds), device)
-    part = build_parts(row, chosen, given, seeds, device)[0]
+    part = build_stages(row, chosen, given, seeds, device)[0]
     with sensible_threads(net, chosen):
         steps = (part.end - part.start) * part.loader.steps
         traffic = _traffic(net, part, reduced(chosen, device))

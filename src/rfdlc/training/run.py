@@ -1,14 +1,15 @@
-"""The run folder: the only thing commands share. Every file is written whole or not at all.
+"""Run: a training in its folder. The folder is all that commands share; every file is written whole or not at all.
 
 config.json        method, settings, where the data came from      classes.json       names and training counts
 last.ckpt          all that continues the training (safetensors)   epoch-N.ckpt       checkpoints that were kept
-history.csv        one row an epoch                                held-out.npz       predictions of held-out data
+history.csv        one row per epoch                               held-out.npz       predictions of held-out data
 model.safetensors  the trained weights                             decider.json       calibration and combination
-predictions.npz    particle logits of the test split               metrics.json       what they are worth
+predictions.npz    particle logits of the test split               metrics.json       their metrics
 environment.json   versions and hardware
 """
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,19 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from rfdlc import __version__
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.load import load
+from rfdlc.data.streamed import View
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.files import read_json
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.loop import spans
+from rfdlc.training.methods import Method, find_method
 
-FORMAT, VERSION = "rfdlc-run", 1
+FORMAT, VERSION = "rfdlc-run", 2
+READABLE = (1, VERSION)
 
 Rows = list[dict[str, Any]]
 
@@ -43,21 +53,31 @@ class Checkpoint:
     phase: int
     epoch: int
     net: dict[str, Tensor]
-    state: dict[str, Tensor]  # of the optimiser and the moving average
+    state: dict[str, Tensor]  # of the optimiser and the weight averages
     history: Rows
 
 
 class Run:
-    """A folder with one training in it. Of several processes that train, one `writes`."""
+    """A training run: its folder, method and config, and how far it is.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    writes
+        Whether this process writes files: of several processes that train a run, one does.
+    """
 
     def __init__(self, path: str | Path, writes: bool = True) -> None:
         self.path, self.writes = Path(path), writes
+        self.phase, self.epoch = 0, 0
+        self.history: Rows = []
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping[str, Any], classes: Classes) -> "Run":
-        """A new folder. One that holds a run already is refused, never overwritten."""
+    def create(cls, path: str | Path, metadata: Mapping[str, Any], classes: Classes) -> None:
+        """Make the folder. One that holds a run already is refused, never overwritten."""
         run = cls(path)
-        if (run.path / "config.json").exists():
+        if run.exists:
             raise InputError(
                 f"{path} holds a run already: continue it with `rfdlc resume {path}`, or choose another folder"
             )
@@ -67,43 +87,90 @@ class Run:
             raise InputError(f"{path} cannot be made a run folder ({error.strerror}): choose another folder") from None
         run.write_json("classes.json", classes.to_dict())
         run.write_json("environment.json", environment())
-        run.write_json("config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **config})  # last
-        return run
+        run.write_json("config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **metadata})  # last
 
-    def was_asked_for(self, config: Mapping[str, Any]) -> bool:
-        """Whether the folder holds a run of just this configuration."""
-        if not (self.path / "config.json").exists():
-            return False
-        asked = json.loads(json.dumps(config))
-        return {key: value for key, value in self.config.items() if key in asked} == asked
-
-    # -- reading ----------------------------------------------------------------------------------------------
+    # -- what it is -------------------------------------------------------------------------------------------
 
     @property
-    def config(self) -> dict[str, Any]:
-        """What was asked for."""
+    def exists(self) -> bool:
+        return (self.path / "config.json").exists()
+
+    def matches(self, metadata: Mapping[str, Any]) -> bool:
+        """Whether the folder holds a run of just this description."""
+        asked = json.loads(json.dumps(metadata))
+        return self.exists and {key: value for key, value in self.metadata.items() if key in asked} == asked
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """config.json: method, settings, and where the data came from."""
         table = self.read_json("config.json")
-        if table.get("format") != FORMAT or table.get("version") != VERSION:
-            raise InputError(f"{self.path}/config.json is not of a run of this version (expected {FORMAT} {VERSION})")
+        if table.get("format") != FORMAT:
+            raise InputError(f"{self.path}/config.json does not describe a run (expected the format {FORMAT})")
+        if table.get("version") not in READABLE:
+            raise InputError(
+                f"{self.path} has format version {table.get('version')}, written by rfdlc {table.get('rfdlc')}: "
+                f"this rfdlc {__version__} reads versions {' and '.join(map(str, READABLE))}"
+            )
         for name, kind in (("method", str), ("settings", dict), ("data", dict)):
             if not isinstance(table.get(name), kind):
                 raise InputError(f"{self.path}/config.json is damaged: {name!r} is missing or of another kind")
         return table
 
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The settings; what a folder of an earlier version does not have is as the method's default."""
+        return self.method.configure(self.metadata["settings"])
+
+    @cached_property
+    def method_name(self) -> str:
+        return str(self.metadata["method"])
+
     @property
+    def method(self) -> Method:
+        return find_method(self.method_name)
+
+    @cached_property
     def classes(self) -> Classes:
         """Names and training counts."""
         return Classes.from_json(self.read_json("classes.json"))
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Start and end epoch of every stage."""
+        return spans(self.method.stage_epochs(self.config))
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs of all stages."""
+        return self.spans[-1][1]
+
+    @property
+    def phases(self) -> int:
+        """The number of trainings: two with `refit`, first without the held-out split, then on all samples."""
+        return 2 if self.config.refit else 1
+
+    def holds_out(self, data: Dataset) -> bool:
+        """Whether this phase holds out a part of the training split, to calibrate on."""
+        return self.phase == 0 and data.val is None and self.config.hold_out > 0
+
+    def restore(self) -> Checkpoint | None:
+        """Continue from the last checkpoint, if there is one."""
+        found = self.checkpoint()
+        if found is not None:
+            self.phase, self.epoch, self.history = found.phase, found.epoch, list(found.history)
+        return found
+
+    # -- reading ----------------------------------------------------------------------------------------------
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder."""
         try:
             return read_json(self.path / name)
         except InputError as error:
-            raise InputError(f"{self.path} is no run folder: {error}") from None
+            raise InputError(f"{self.path} is not a run folder: {error}") from None
 
     def checkpoint(self, name: str = "last.ckpt") -> Checkpoint | None:
-        """The last checkpoint, or none before the first one."""
+        """The last checkpoint or a kept one; None if it does not exist."""
         path = self.path / name
         if not path.exists():
             return None
@@ -116,7 +183,7 @@ class Run:
                 json.loads(meta["history"]),
             )  # fmt: skip
         except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
-            raise InputError(f"{path} is not a checkpoint of ours ({error})") from None
+            raise InputError(f"{path} is not a checkpoint ({error})") from None
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights, or those of the last checkpoint while training goes on."""
@@ -130,7 +197,7 @@ class Run:
         if found is None:
             raise InputError(f"{self.path} has no trained weights yet: train it with `rfdlc resume {self.path}`")
         warnings.warn(
-            f"{self.path} is not trained to its end: these are the weights after epoch {found.epoch}, not calibrated; "
+            f"{self.path} is not trained to the end: these are the weights after epoch {found.epoch}, not calibrated; "
             f"finish it with `rfdlc resume {self.path}`",
             stacklevel=2,
         )
@@ -155,7 +222,7 @@ class Run:
         self.write_history(checkpoint.history)
 
     def write_history(self, rows: Rows) -> None:
-        """One row an epoch; columns that only some rows have are empty in the others."""
+        """One row per epoch; columns that only some rows have are empty in the others."""
         columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO()
         writer = csv.DictWriter(text, columns)
@@ -168,7 +235,7 @@ class Run:
         self.write(name, (json.dumps(table, indent=1, ensure_ascii=False) + "\n").encode())
 
     def write_with(self, name: str, save_to: Callable[[Path], object]) -> None:
-        """A file that something else writes: at any instant the folder has the old one or the new one, whole."""
+        """A file written by a function: at any time the folder has the old one or the new one, complete."""
         if not self.writes:
             return
         temporary = self.path / f".{name}.tmp"
@@ -181,14 +248,14 @@ class Run:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             kept = (self.path / "last.ckpt").exists()
-            state = "last.ckpt is whole" if kept else "there was no checkpoint yet"
+            state = "last.ckpt is intact" if kept else "there was no checkpoint yet"
             raise InputError(
                 f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}: make room, then "
                 f"`rfdlc resume {self.path}`"
             ) from None
 
     def write(self, name: str, data: bytes) -> None:
-        """A file of these bytes, in the same way."""
+        """A file of these bytes, likewise."""
         self.write_with(name, lambda path: path.write_bytes(data))
 
 
@@ -212,3 +279,48 @@ def _over(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+# -- the data of a run ------------------------------------------------------------------------------------------------
+
+
+def describe_data(data: Dataset, source: Any, root: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run folder keeps of its data: how to load them again, what a model needs, and a fingerprint."""
+    scale, skipped = data.normalisation, len(data.skipped)
+    place = {"source": str(source), "root": None if root is None else str(root)} if _is_place(source) else {}
+    return {
+        **place,
+        "options": json.loads(json.dumps(dict(options), default=str)),  # paths and numbers of numpy as text
+        "name": data.name,
+        "input_shape": list(data.input_shape),
+        "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
+        "encoder": None if data.encoder is None else data.encoder.to_dict(),
+        "centre": View().evaluated if isinstance(data.train.inputs, ImageFiles) else 1.0,
+        "fingerprint": fingerprint(data),
+        "notes": [*data.notes, *([f"broken, left out: {skipped}"] if skipped else [])],
+    }
+
+
+def data_of(run: Run, data: Any = None) -> Dataset:
+    """The data that a run was trained on, passed again or loaded from where they were; other data are refused."""
+    table = run.metadata["data"]
+    if data is None and "source" not in table:
+        raise InputError(f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
+    given = data if data is not None else table["source"]
+    found = given if isinstance(given, Dataset) else load(given, root=table.get("root"), **table.get("options", {}))
+    if fingerprint(found) != table["fingerprint"]:
+        raise InputError(f"{run.path} was trained on other data than {found.name}: labels or samples differ")
+    return found
+
+
+def fingerprint(data: Dataset) -> str:
+    """Of the training labels in order, and of some samples."""
+    digest = hashlib.sha256(np.ascontiguousarray(data.train.labels).tobytes())
+    some = np.linspace(0, len(data.train) - 1, min(64, len(data.train))).astype(np.int64)
+    few = data.train.take(some).inputs
+    digest.update("\n".join(few.names).encode() if isinstance(few, ImageFiles) else np.ascontiguousarray(few).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _is_place(source: Any) -> bool:
+    return isinstance(source, str | Path)

@@ -21,7 +21,7 @@ from rfdlc import Classes, Decider, InputError, RFDLCClassifier, Utility, make_u
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.integrations.sklearn.particle_training import table_settings
-from rfdlc.training.config import Settings
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import resolve
 
 SMALL = {"hidden": (16,), "particles": 2, "epochs": 20, "random_state": 0}
@@ -74,8 +74,8 @@ def test_the_command_line_reads_a_table_the_same_way(three, tmp_path):
 def test_defaults_are_those_of_the_command_line():
     ours = RFDLCClassifier(random_state=0)._settings(500)
     theirs = resolve("rf-dlc", "patients", {}, "features", 500)[1]
-    assert {f: getattr(ours, f) for f in Settings.model_fields} == {
-        f: getattr(theirs, f) for f in Settings.model_fields
+    assert {f: getattr(ours, f) for f in TrainConfig.model_fields} == {
+        f: getattr(theirs, f) for f in TrainConfig.model_fields
     }
 
 

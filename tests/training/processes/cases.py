@@ -16,16 +16,16 @@ import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
 from rfdlc.training import assembly
-from rfdlc.training.assembly import build_parts, method_net
-from rfdlc.training.config import Settings
+from rfdlc.training.assembly import build_stages, method_net
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group
 from rfdlc.training.loop import epochs
 from rfdlc.training.losses import mean_loss
-from rfdlc.training.many import Plan, train_many
 from rfdlc.training.methods import METHODS, Method, resolve
 from rfdlc.training.networks.operations import shared_norm
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.per_run import RunLosses
-from rfdlc.training.processes.group import ALONE, Processes, joined
+from rfdlc.training.train import RunSpec, train_many
 
 CPU = torch.device("cpu")
 
@@ -48,15 +48,15 @@ def pictures():
     return Dataset.of("few", data.classes.names, {"train": data.train.take(np.arange(0, len(data.train), 12))})
 
 
-def trained(data, method="cb", processes=ALONE, seeds=(3,), **changes):
+def trained(data, method="cb", group=SINGLE, seeds=(3,), **changes):
     """Losses of the epochs and the state after three, of 7 steps each."""
     defaults = {"epochs": 3, "batch_size": 16, "widths": (16,), "warmup": 1, "learning_rate": 0.02, "mixup": 0.0}
     row, settings = resolve(method, data.name, {**defaults, **changes})
     net = method_net(row, settings, data.input_shape, data.classes, seeds)
-    if settings.batch_norm == "sync" and not processes.alone:
-        share_statistics(net, processes)
-    parts = build_parts(row, settings, data, seeds, CPU, processes)
-    losses = [epoch.losses[0] for epoch in epochs(net, parts, {}, 0, processes)]
+    if settings.batch_norm == "sync" and not group.single:
+        share_statistics(net, group)
+    parts = build_stages(row, settings, data, seeds, CPU, group)
+    losses = [epoch.losses[0] for epoch in epochs(net, parts, {}, 0, group)]
     return losses, {name: tensor.clone() for name, tensor in net.state_dict().items()}
 
 
@@ -89,9 +89,9 @@ def test_two_processes_equal_one_with_the_same_batch(two_processes):
     data = blobs()
 
     def work():
-        with joined() as processes:
-            assert processes.world == 2
-            return {name: trained(data, method, processes, **changes) for name, (method, changes) in CASES.items()}
+        with process_group() as group:
+            assert group.world_size == 2
+            return {name: trained(data, method, group, **changes) for name, (method, changes) in CASES.items()}
 
     first, second = two_processes(work)
     for name, (method, changes) in CASES.items():
@@ -105,8 +105,8 @@ def test_batch_norm_needs_the_statistics_of_the_whole_batch(two_processes):
     data, network = pictures(), {"backbone": "resnet8", "learning_rate": 0.005, "epochs": 2}
 
     def work():
-        with joined() as processes:
-            return {kind: trained(data, "la", processes, batch_norm=kind, **network) for kind in ("sync", "local")}
+        with process_group() as group:
+            return {kind: trained(data, "la", group, batch_norm=kind, **network) for kind in ("sync", "local")}
 
     first, second = two_processes(work)
     alone = trained(data, "la", **network)
@@ -121,7 +121,7 @@ def test_shared_statistics_are_those_of_torch():
     results = []
     for normalise in (
         lambda mean, variance: functional.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5),
-        lambda mean, variance: shared_norm(x, mean, variance, weight, bias, 0.1, 1e-5, ALONE),
+        lambda mean, variance: shared_norm(x, mean, variance, weight, bias, 0.1, 1e-5, SINGLE),
     ):
         mean, variance = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         y = normalise(mean, variance)
@@ -164,8 +164,8 @@ def test_a_loss_of_ones_own_plain_accumulated_and_on_two_processes(name, two_pro
     data = blobs()
 
     def work():
-        with joined() as processes:
-            return [trained(data, name, processes, **changes) for changes in ({}, {"mixup": 0.4}, {"accumulate": 3})]
+        with process_group() as group:
+            return [trained(data, name, group, **changes) for changes in ({}, {"mixup": 0.4}, {"accumulate": 3})]
 
     first, second = two_processes(work)
     whole, mixed = trained(data, name), trained(data, name, mixup=0.4, accumulate=2)
@@ -232,10 +232,10 @@ def test_two_processes_accumulate(two_processes):
     """The last batch gives 6 samples to one process and 5 to the other: both must compute as many parts."""
 
     def work():
-        with joined() as processes:
+        with process_group() as group:
             return [
-                trained(blobs(), "rf-dlc", processes, accumulate=6),
-                trained(pictures(), "tlc", processes, accumulate=8, batch_norm="sync", backbone="resnet8", epochs=1),
+                trained(blobs(), "rf-dlc", group, accumulate=6),
+                trained(pictures(), "tlc", group, accumulate=8, batch_norm="sync", backbone="resnet8", epochs=1),
             ]
 
     first, second = two_processes(work)
@@ -245,7 +245,7 @@ def test_two_processes_accumulate(two_processes):
 
 def kept_for_backward(**changes):
     """Numbers that a forward pass leaves for the backward pass."""
-    net, kept = assembly.build_net(Settings(backbone="resnet8", **changes), (1, 8, 8), 3, (0,)), []
+    net, kept = assembly.build_net(TrainConfig(backbone="resnet8", **changes), (1, 8, 8), 3, (0,)), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
         net.particle_logits(torch.zeros(1, 4, 1, 8, 8))
     return sum(kept)
@@ -330,10 +330,13 @@ def test_what_is_wrong_is_said_once(tmp_path, two_processes):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Processes(0, 4).share(2, 1), "batch_size 2 cannot be divided among 4 .* multiple of 4, for example 4"),
-        (lambda: Processes(0, 2).share(8, 5), "accumulate 5 is more than the 4 samples"),
         (
-            lambda: Processes(0, 2, 0, 2).own_device(torch.device("cuda:1")),
+            lambda: ProcessGroup(0, 4).shard_size(2, 1),
+            "cannot be divided among 4 .* multiple of 4, for example 4",
+        ),
+        (lambda: ProcessGroup(0, 2).shard_size(8, 5), "accumulate 5 is more than the 4 samples"),
+        (
+            lambda: ProcessGroup(0, 2, 0, 2).local_device(torch.device("cuda:1")),
             "device=cuda:1 would be shared by 2 processes",
         ),
     ],
@@ -347,13 +350,13 @@ def test_many_trainings_are_for_one_process(monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(InputError, match="one process, but 2 were started"):
-        train_many("digits-lt", [Plan(tmp_path / "a")])
+        train_many("digits-lt", [RunSpec(tmp_path / "a")])
 
 
 def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(InputError, match="2 processes on this machine, but 1 GPUs: start one process per GPU"):
-        Processes(0, 2, 0, 2).own_device(torch.device("cuda"))
+        ProcessGroup(0, 2, 0, 2).local_device(torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("gpus", "backend"), [(2, "cpu:gloo,cuda:nccl"), (0, "gloo")])
@@ -369,11 +372,11 @@ def test_gpus_are_joined_by_nccl_and_cpus_by_gloo(monkeypatch, gpus, backend):
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: met.append("parted"))
     monkeypatch.setattr("rfdlc.training.distributed.rendezvous", lambda *how: met.append(how))
-    with joined() as processes:
+    with process_group() as group:
         assert met == [(backend, 1, 2)]
         if gpus:
-            assert processes.own_device(torch.device("cuda")) == torch.device("cuda", 1)
+            assert group.local_device(torch.device("cuda")) == torch.device("cuda", 1)
             assert taken == [1]
         else:
-            assert processes.own_device(CPU) == CPU
+            assert group.local_device(CPU) == CPU
     assert met[1:] == ["parted"]

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.sources import folder
-from rfdlc.training.jobs import driving
 from rfdlc.training.run import Run
+from rfdlc.training.trainer import Trainer
 
 
 def epochs_of(path):
@@ -102,19 +102,19 @@ WORDS = [*NETWORK, "mixup=0", "batch_norm=sync", "accumulate=1", "workers=0", "d
 
 @pytest.mark.filterwarnings("ignore")  # the lists are shorter than the published ones; few samples calibrate
 def test_lists_of_images_from_training_to_report(lists, monkeypatch, two_processes):
-    def interrupted(job, net, data, phase, epoch, original=driving._row):
+    def interrupted(self, run, member, epoch, original=Trainer._history_row):
         if epoch.epoch == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(job, net, data, phase, epoch)
+        return original(self, run, member, epoch)
 
     one, two = lists / "one", lists / "two"
     with monkeypatch.context() as patch:
-        patch.setattr(driving, "_row", interrupted)
+        patch.setattr(Trainer, "_history_row", interrupted)
         with pytest.raises(SystemExit):
             run("train", "imagenet-lt", "--root", lists, "--out", one, *WORDS)
     assert epochs_of(one) == [1, 2]
     assert json.loads(run("resume", one, "--json"))["test"]["accuracy"] > 0.5
-    settings = Run(one).config["settings"]
+    settings = Run(one).metadata["settings"]
     assert (settings["repulsion_tau"], settings["compile"]) == (20, True)  # the preset of ImageNet-LT
     told = two_processes(lambda: run("train", "imagenet-lt", "--root", lists, "--out", two, *WORDS, "--json"))
     assert json.loads(told[0])["run"] == str(two)

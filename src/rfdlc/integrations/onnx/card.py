@@ -43,7 +43,7 @@ def card(model: Model, utility: Utility, file: str, precision: str, parity: Pari
     """YAML header, then prose and tables."""
     assert model.path is not None
     run = Run(model.path)
-    config, scored = run.config, _scored(model, utility)
+    config, scored = run.metadata, _scored(model, utility)
     method = find_method(config["method"])
     calibrated = ", calibrated on held-out data" if model.decider.fitted else ", not calibrated"
     parts = [

@@ -106,8 +106,8 @@ def provenance(model: Model) -> dict[str, Any]:
         "rfdlc": __version__,
         "torch": torch.__version__,
         "run": run.path.resolve().name,
-        "method": run.config["method"],
-        "data": run.config["data"]["name"],
+        "method": run.metadata["method"],
+        "data": run.metadata["data"]["name"],
         "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None,
     }
 

@@ -139,7 +139,7 @@ def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
 def _recorded(model: Model) -> tuple[NDArray[Any], Predictions] | None:
     if model.path is None or not (model.path / "predictions.npz").exists():
         return None
-    table = Run(model.path).config["data"]
+    table = Run(model.path).metadata["data"]
     if "source" not in table:
         return None
     try:

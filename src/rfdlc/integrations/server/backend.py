@@ -142,7 +142,7 @@ def _run(path: Path, utility: Utility | None) -> Backend:
     decider = model.decider if utility is None else model.decider.replace(utility=utility)
 
     def compute(inputs: NDArray[Any]) -> Computed:
-        with sensible_threads(model.net, model.settings):
+        with sensible_threads(model.net, model.config):
             predictions = model.predict(inputs)
         return np.asarray(decider.probabilities(predictions)), mutual_information(softmax(predictions.scores.values))
 

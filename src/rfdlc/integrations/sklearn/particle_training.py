@@ -20,7 +20,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.metrics import nll
 from rfdlc.decide.scores import Floats
-from rfdlc.training.assembly import build_net, build_parts, choose_device, place, sensible_threads
+from rfdlc.training.assembly import build_net, build_stages, choose_device, place, sensible_threads
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.heldout import carries_uniform
 from rfdlc.training.loop import epochs, optimiser_state
@@ -99,7 +99,7 @@ def train_particles(
     """
     device = choose_device(settings.device)
     net = _network(settings, data.input_shape, len(data.classes), device, start)
-    parts = build_parts(METHODS[METHOD], settings, weighted(data), (settings.seed,), device)
+    parts = build_stages(METHODS[METHOD], settings, weighted(data), (settings.seed,), device)
     losses: list[float] = []
     held: list[float] = []
     best: Arrays | None = None
@@ -121,7 +121,7 @@ def continue_particles(data: Dataset, settings: TrainConfig, before: Trained | N
     done = len(before.losses) if before is not None and before.state else 0  # after `fit` it starts again
     net = _network(settings, data.input_shape, len(data.classes), device, None if before is None else before.weights)
     steady = settings.replace(schedule="constant", warmup=0, epochs=done + 1)
-    parts = build_parts(METHODS[METHOD], steady, weighted(data), (settings.seed,), device)
+    parts = build_stages(METHODS[METHOD], steady, weighted(data), (settings.seed,), device)
     state = {name: torch.tensor(array) for name, array in (before.state if before else {}).items()}
     with _own_random_numbers(device), sensible_threads(net, steady):
         (epoch,) = epochs(net, parts, state, done)

@@ -1,0 +1,254 @@
+"""Runs side by side as one stack of networks: the only module of the orchestration that sees several runs at once.
+
+Runs whose shapes agree train as one stack, each with its own seed, loss, schedule, weight decay and repulsion. Runs
+that are the same training up to an epoch share one member of the stack until then.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from pathlib import Path
+
+from torch import Tensor
+
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.longtail import hold_out_indices
+from rfdlc.training.assembly import OwnBackbone, Positions, choose_device, method_net, place, prepare_stage
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.distributed import ProcessGroup
+from rfdlc.training.factories import as_they_are, integrated_gain
+from rfdlc.training.loop import Epoch, PreparedStage, of_run, stacked
+from rfdlc.training.methods import Method, Stage
+from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.stack import share_statistics
+from rfdlc.training.run import Run
+
+# The class weights and the utility term, which start after the deferred epoch.
+LATE = frozenset(
+    (
+        "weights", "weight_power", "weight_beta", "utility", "penalty", "utility_form", "utility_weights", "alpha",
+        "deferred",
+    )
+)  # fmt: skip
+# Settings that change nothing in what a network learns.
+BOOKKEEPING = frozenset(("combine", "calibration", "evaluate_every", "checkpoint_every", "keep", "refit"))
+# Settings that may differ between the runs of a stack.
+OWN = LATE | BOOKKEEPING | {
+    "seed", "hold_out", "target_prior", "margin", "focal", "prior_tau", "repulsion", "repulsion_tau",
+    "repulsion_strength", "learning_rate", "weight_decay", "schedule", "milestones", "decay", "warmup", "mixup",
+    "cutmix", "method_options",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of a stack and the runs that share it: the first stays to the end, others may leave before."""
+
+    runs: list[Run]
+    last_epochs: list[int]  # after which each run leaves
+    data: Dataset  # with its held-out split
+    net: ParticleNet  # shares the memory of the stack
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Runs that are equally far and train as one network, from the end of epoch `start` to epoch `end`."""
+
+    members: list[Member]
+    net: ParticleNet
+    stages: list[PreparedStage]
+    state: dict[str, Tensor]
+    start: int
+    end: int
+
+    @property
+    def run(self) -> Run:
+        """The first: all runs agree in everything that is not in `OWN`."""
+        return self.members[0].runs[0]
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs of the longest run."""
+        return max(member.runs[0].epochs for member in self.members)
+
+    def unstack(self, epoch: Epoch) -> Iterator[tuple[Run, Member, Epoch, bool]]:
+        """Each run that has not left before, with what the epoch is for it, and whether it leaves after it."""
+        for number, member in enumerate(self.members):
+            own = epoch.of(number)
+            for run, last in zip(member.runs, member.last_epochs, strict=True):
+                if epoch.epoch <= last:
+                    yield run, member, own, epoch.epoch == last
+
+    def trained(self) -> list[Member]:
+        """Note how far all runs are; the members whose first run has its last epoch behind it."""
+        for member in self.members:
+            for run, last in zip(member.runs, member.last_epochs, strict=True):
+                run.epoch = last
+        return [member for member in self.members if self.end == member.runs[0].epochs]
+
+
+class Stacker:
+    """Forms stacks of runs on one data set, with at most `networks` particles of all runs in each."""
+
+    def __init__(self, data: Dataset, backbone: OwnBackbone | None, group: ProcessGroup, networks: int) -> None:
+        self.data, self.backbone, self.group, self.networks = data, backbone, group, networks
+        self.held_out: dict[tuple[float, int], tuple[Dataset, Positions]] = {}
+        self.built: dict[Path, ParticleNet] = {}
+
+    def build(self, path: Path, method: Method, config: TrainConfig) -> None:
+        """Build the network of a run. A method and config that do not fit the data raise here."""
+        self.built[path] = self._build(method, config, [config.seed])
+
+    def next_stack(self, waiting: Sequence[Run]) -> Stack:
+        """The stack to train next: the runs that are least far, so that they can join the others."""
+        first = min(waiting, key=lambda run: (run.phase, run.epoch))
+        beside = [run for run in waiting if (run.phase, run.epoch) == (first.phase, first.epoch)]
+        fitting = [runs for runs in _sharing(beside) if self._signature(runs[0]) == self._signature(first)]
+        most = max(1, self.networks // first.config.particles)
+        size = ceil(len(fitting) / ceil(len(fitting) / most))  # stacks of about the same size
+        ahead = [
+            run.epoch
+            for run in waiting
+            if run.phase == first.phase and run.epoch > first.epoch and _next(run) == _next(first)
+        ]
+        end = first.epochs if len(waiting) == 1 else min([first.spans[_stage_number(first)][1], *ahead])
+        return self._stack(sorted(fitting, key=_loss_first)[:size], end)
+
+    def _stack(self, shared: list[list[Run]], end: int) -> Stack:
+        runs = [sharing[0] for sharing in shared]
+        first, start = runs[0], runs[0].epoch
+        device = self.group.local_device(choose_device(first.config.device))
+        checkpoints = [found for run in runs if start and (found := run.checkpoint()) is not None]
+        nets = [self.built.pop(run.path, None) or self._network(run) for run in runs]
+        net = nets[0] if len(nets) == 1 else self._network(*runs)
+        if checkpoints:
+            net.load_state_dict(stacked([found.net for found in checkpoints]))
+        net = place(net, device)
+        self.group.broadcast_(list(net.state_dict().values()))  # a backbone of the user's own may be random
+        if first.config.batch_norm == "sync" and not self.group.single:
+            share_statistics(net, self.group)
+        if len(nets) > 1:
+            for number, own in enumerate(nets):
+                place(own, device).load_state_dict(of_run(net.state_dict(), number, len(nets)), assign=True)
+        samples = [self._samples(run) for run in runs]
+        members = [
+            Member(sharing, [end, *(min(end, same_until(run, other)) for other in sharing[1:])], data, own)
+            for sharing, run, (data, _), own in zip(shared, runs, samples, nets, strict=True)
+        ]
+        data = samples[0][0] if len(runs) == 1 else self.data
+        positions = [own for _, own in samples if len(runs) > 1 and own is not None]
+        described = [(run.method, run.config, own.classes) for run, (own, _) in zip(runs, samples, strict=True)]
+        # with the stage that has just ended: it is finalized after its last checkpoint
+        numbers = [i for i, (begin, last) in enumerate(first.spans) if last >= start and begin < end]
+        stages = [prepare_stage(number, described, data, device, self.group, positions) for number in numbers]
+        return Stack(members, net, stages, stacked([found.state for found in checkpoints]), start, end)
+
+    def _network(self, *runs: Run) -> ParticleNet:
+        return self._build(runs[0].method, runs[0].config, [run.config.seed for run in runs])
+
+    def _build(self, method: Method, config: TrainConfig, seeds: Sequence[int]) -> ParticleNet:
+        return method_net(method, config, self.data.input_shape, self.data.classes, seeds, self.backbone)
+
+    def _signature(self, run: Run) -> Hashable:
+        """Equal for runs that can train in one stack from where they are. Image files are streamed to one run alone."""
+        alone = run.path if isinstance(self.data.train.inputs, ImageFiles) else None
+        numbers = range(_stage_number(run) + 1)  # with a stage that has just ended, which is still to be finalized
+        stages = tuple(stage_signature(run, number) for number in numbers if run.spans[number][1] >= run.epoch)
+        return alone, len(self._samples(run)[0].train), stages
+
+    def _samples(self, run: Run) -> tuple[Dataset, Positions | None]:
+        """What a run trains on in its phase, and the positions of it in the training split; None: all of it."""
+        if not run.holds_out(self.data):
+            return self.data, None
+        key = run.config.hold_out, run.config.seed
+        if key not in self.held_out:
+            train = self.data.train
+            kept, _ = hold_out_indices(train.labels, *key, train.groups)
+            self.held_out[key] = self.data.hold_out(key[0], seed=key[1]), kept
+        return self.held_out[key]
+
+
+# -- what runs have in common ---------------------------------------------------------------------------------------
+
+
+def stage_signature(run: Run, number: int) -> Hashable:
+    """Equal for runs whose stage of this number can train in one stack, on equally many samples."""
+    stage = run.method.stages[number]
+    config = run.config.replace(**stage.settings)
+    mixing = bool(config.mixup), bool(config.cutmix)
+    combination = run.method.combination
+    options = config.method_options if stage.finalize or combination is not as_they_are else None  # used by the stack
+    return run.spans[number], _kind(stage, config), stage.finalize, combination, options, mixing, _values(config, OWN)
+
+
+def same_until(one: Run, other: Run) -> int:
+    """The last epoch up to which two runs are the same training, on the same data; 0 if they never are."""
+    without = LATE | BOOKKEEPING | {"method_options"}
+    combination, same_options = one.method.combination, one.config.method_options == other.config.method_options
+    if combination is not other.method.combination or not (same_options or combination is as_they_are):
+        return 0
+    if _values(one.config, without) != _values(other.config, without):
+        return 0
+    same = 0
+    for mine, theirs, (_, end) in zip(one.method.stages, other.method.stages, one.spans, strict=False):
+        loss, late = mine.loss or one.method.loss, _late(one.config) | _late(other.config)
+        if loss is not (theirs.loss or other.method.loss) or not (same_options or loss is integrated_gain):
+            return same
+        if _training(mine, one.config) != _training(theirs, other.config):
+            return same
+        if len(late) > 1:  # until they start, the integrated gain is what it is without them
+            return max(same, int(min(end, *(epoch for epoch, _ in late)))) if loss is integrated_gain else same
+        same = end
+        if mine.finalize is not theirs.finalize or not (same_options or mine.finalize is None):
+            return same
+    return same
+
+
+def _sharing(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that are equally far, grouped: those that are the same training from here on, for a while, are together."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        same = next((group for group in groups if same_until(group[0], run) > run.epoch), None)
+        if same is None:
+            groups.append([run])
+        else:
+            same.append(run)
+    return groups
+
+
+def _stage_number(run: Run) -> int:
+    """The stage that comes next, or the last one where only its finalization is left."""
+    ends = [end for _, end in run.spans]
+    return next((number for number, end in enumerate(ends) if end > run.epoch), len(ends) - 1)
+
+
+def _next(run: Run) -> Hashable:
+    return stage_signature(run, _stage_number(run))
+
+
+def _loss_first(runs: list[Run]) -> tuple[str, str]:
+    """Sorts runs of one method side by side: one call of the loss serves neighbours."""
+    return runs[0].method_name, str({**runs[0].config.to_dict(), "seed": None})
+
+
+def _values(config: TrainConfig, without: frozenset[str]) -> Hashable:
+    return tuple(value for name, value in config if name not in without)
+
+
+def _training(stage: Stage, config: TrainConfig) -> Hashable:
+    """All that a stage does before it is finalized."""
+    numbers = stage.number("epochs", config), stage.number("learning_rate_factor", config)
+    return numbers, _kind(stage, config), tuple(sorted(stage.settings.items()))
+
+
+def _kind(stage: Stage, config: TrainConfig) -> Hashable:
+    samples = stage.number("swag_samples", config)
+    return stage.trains, stage.reinitialize_head, stage.weight_averaging, samples
+
+
+def _late(config: TrainConfig) -> set[tuple[float, Hashable]]:
+    """The epoch after which something starts, and what."""
+    if config.weights == "constant" and config.utility == "none":
+        return {(inf, None)}
+    return {(config.deferred_epoch, tuple(getattr(config, name) for name in sorted(LATE)))}

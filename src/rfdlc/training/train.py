@@ -1,0 +1,328 @@
+"""train, resume, fork and train_many: from data and settings to run folders and models."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.load import load
+from rfdlc.decide.classes import Classes
+from rfdlc.errors import InputError
+from rfdlc.training.assembly import OwnBackbone
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
+from rfdlc.training.methods import find_method, resolve
+from rfdlc.training.model import Model
+from rfdlc.training.run import Run, data_of, describe_data
+from rfdlc.training.trainer import Trainer
+
+FIXED_IN_FORKS = (
+    "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser",
+)  # fmt: skip
+MAY_CHANGE = ("device", "workers", "compile")  # between the calls of train_many that train a run
+
+
+def train(
+    data: Any,
+    method: str = "rf-dlc",
+    out: str | Path = "runs/rf-dlc",
+    *,
+    root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    backbone: OwnBackbone | str | None = None,
+    **settings: Any,
+) -> Model:
+    """Train a model; everything is kept in a run folder.
+
+    Parameters
+    ----------
+    data
+        A Dataset, or whatever `rfdlc.load` takes: a name, a path, or arrays.
+    method
+        A name in `rfdlc.methods.METHODS`.
+    out
+        The run folder to make. One that holds a run already is refused.
+    root, data_options
+        Passed to `rfdlc.load`.
+    backbone
+        A name; or a function without arguments that makes a module which maps a batch to features (called once per
+        particle), itself or as `"package.module:function"`; or such a module (copied). A function given by its
+        import path is found again by `Model.load`; others must be passed again.
+    **settings
+        Settings of a `TrainConfig`. They override those of the data set's preset and of the method.
+
+    Returns
+    -------
+    Model
+        The trained and calibrated model.
+
+    Raises
+    ------
+    InputError
+        For data, settings or a folder that cannot be used; nothing is written then.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> model = train("digits-lt", "ce", f"{mkdtemp()}/run", epochs=2, seed=1)
+    >>> model.config.epochs, len(model.classes)
+    (2, 10)
+    """
+    network, settings = _backbone_setting(backbone, settings)
+    with process_group() as group:
+        with group.raising_together():
+            resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting raises before any work
+            given, description = _load(data, root, data_options)
+            trainer = Trainer(given, backbone=network, group=group)
+            config = trainer.configure(out, method, settings)
+            metadata = {"method": method, "settings": config.to_dict(), "data": description}
+            run = create_run(out, metadata, given.classes, group)
+        return trainer.fit([trainer.restore(run)])[0]
+
+
+def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None = None) -> Model:
+    """Continue a training from its last checkpoint, or finish what was left undone after it.
+
+    Parameters
+    ----------
+    path
+        A run folder.
+    data
+        The data again, only for a run that was trained on data in memory.
+    backbone
+        The backbone again, only for a run that was trained with a function or module of the user's own.
+
+    Returns
+    -------
+    Model
+        The trained model, bit for bit what an undisturbed training gives on the same machine.
+
+    Raises
+    ------
+    InputError
+        If the folder does not hold a run, or the data are others.
+    """
+    with process_group() as group:
+        with group.raising_together():
+            run = Run(path, group.main)
+            trainer = Trainer(data_of(run, data), backbone=backbone, group=group)
+            trainer.check_processes(run.config)
+        return trainer.fit([trainer.restore(run)])[0]
+
+
+def fork(
+    path: str | Path,
+    out: str | Path,
+    *,
+    at: int | None = None,
+    method: str | None = None,
+    data: Any = None,
+    backbone: OwnBackbone | str | None = None,
+    **changes: Any,
+) -> Model:
+    """Continue from a checkpoint of another run in a new folder, with other settings or as another method.
+
+    Parameters
+    ----------
+    path
+        The folder of the other run.
+    out
+        The run folder to make.
+    at
+        The epoch of a kept checkpoint (setting `keep`); by default the last checkpoint.
+    method
+        Another method, with its settings: `crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`.
+    data, backbone
+        As in `resume`.
+    **changes
+        Settings that differ from the other run's.
+
+    Returns
+    -------
+    Model
+        The trained model.
+
+    Raises
+    ------
+    InputError
+        If there is no such checkpoint, or it cannot continue with these settings.
+    """
+    network, changes = _backbone_setting(backbone, changes, own=False)
+    with process_group() as group:
+        with group.raising_together():
+            _begin_fork(Run(path), out, at, method, changes, group)
+        return resume(out, data, backbone=network)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run for `train_many` to train.
+
+    Parameters
+    ----------
+    out
+        Its run folder.
+    method
+        A name in `rfdlc.methods.METHODS`.
+    settings
+        The settings that differ from the method's and the preset's.
+    """
+
+    out: str | Path
+    method: str = "rf-dlc"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def train_many(
+    data: Any,
+    specs: Sequence[RunSpec],
+    *,
+    root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    networks: int = 24,
+) -> list[Model]:
+    """Train many runs on the same data, in as few stacks of networks as possible.
+
+    Each folder ends up as `rfdlc.train` would have left it. Runs whose shapes agree train side by side; what runs have
+    in common at the beginning is trained once. Finished runs are loaded and unfinished ones continued: after an
+    interruption, make the same call again.
+
+    Parameters
+    ----------
+    data, root, data_options
+        As in `rfdlc.train`.
+    specs
+        The runs, each with a folder of its own.
+    networks
+        The largest number of networks (particles of all runs) that train as one stack.
+
+    Returns
+    -------
+    list of Model
+        In the order of `specs`.
+
+    Raises
+    ------
+    InputError
+        For settings that cannot be used, or a folder that holds another run; nothing is trained then.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> specs = [RunSpec(f"{mkdtemp()}/run", "ce", {"seed": seed, "epochs": 2}) for seed in (0, 1)]
+    >>> [model.config.seed for model in train_many("digits-lt", specs)]
+    [0, 1]
+    """
+    _check_specs(data, specs, networks)
+    given, description = _load(data, root, data_options)
+    trainer = Trainer(given, networks=networks)
+    configs = [trainer.configure(spec.out, spec.method, spec.settings) for spec in specs]
+    for spec, config in zip(specs, configs, strict=True):
+        _check_folder(spec, config, given)
+    models: dict[Path, Model] = {}
+    runs = []
+    for spec, config in zip(specs, configs, strict=True):
+        run = Run(spec.out)
+        if (run.path / "metrics.json").exists():  # written last
+            models[run.path] = Model.load(run.path, device=config.device)
+            continue
+        if not run.exists:
+            metadata = {"method": spec.method, "settings": config.to_dict(), "data": description}
+            run = create_run(spec.out, metadata, given.classes, SINGLE)
+        run.config = config
+        run.restore()
+        runs.append(run)
+    models |= {run.path: model for run, model in zip(runs, trainer.fit(runs), strict=True)}
+    return [models[Path(spec.out)] for spec in specs]
+
+
+def create_run(out: str | Path, metadata: Mapping[str, Any], classes: Classes, group: ProcessGroup) -> Run:
+    """A run in a new folder. A command that torchrun starts again finds its folder and continues."""
+    if group.main and not (under_torchrun() and Run(out).matches(metadata)):
+        Run.create(out, metadata, classes)
+    return Run(out, group.main)
+
+
+# -- beginnings ------------------------------------------------------------------------------------------------------
+
+
+def _backbone_setting(
+    backbone: OwnBackbone | str | None, settings: Mapping[str, Any], own: bool = True
+) -> tuple[OwnBackbone | None, dict[str, Any]]:
+    """A name is a setting; a network of the user's own is passed on, and the setting says so."""
+    if backbone is None:
+        return None, dict(settings)
+    if isinstance(backbone, str):
+        return None, {**settings, "backbone": backbone}
+    return backbone, {**settings, **({"backbone": "own"} if own else {})}
+
+
+def _load(data: Any, root: str | Path | None, options: Mapping[str, Any] | None) -> tuple[Dataset, dict[str, Any]]:
+    """The data, and what a run folder keeps of them."""
+    if isinstance(data, Dataset) and options:
+        raise InputError(f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load")
+    given = data if isinstance(data, Dataset) else load(data, root=root, **(options or {}))
+    return given, describe_data(given, data, root, options or {})
+
+
+def _begin_fork(
+    source: Run, out: str | Path, at: int | None, method: str | None, changes: Mapping[str, Any], group: ProcessGroup
+) -> None:
+    """A folder with the other run's checkpoint in it."""
+    row = find_method(method or source.method_name)
+    if row.combination is not source.method.combination:
+        raise InputError(f"a fork cannot continue as {method}: its networks have other parts; start a new run")
+    old = source.config
+    new = row.configure({**old.to_dict(), **changes}) if method is None else _config_as(method, source, changes)
+    moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(new, name)]
+    if moved:
+        raise InputError(f"a fork cannot change {', '.join(moved)}: its checkpoint depends on them; start a new run")
+    checkpoint = source.checkpoint("last.ckpt" if at is None else f"epoch-{at}.ckpt")
+    if checkpoint is None:
+        kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
+        raise InputError(f"{source.path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
+    if checkpoint.epoch > sum(row.stage_epochs(new)):
+        raise InputError(
+            f"epochs={new.epochs} is less than the epoch of the checkpoint of {source.path}, which is "
+            f"{checkpoint.epoch}: expected more, or an earlier checkpoint"
+        )
+    origin = {"path": str(source.path), "epoch": checkpoint.epoch, "changes": {k: str(v) for k, v in changes.items()}}
+    metadata = {"method": method or source.method_name, "settings": new.to_dict(), "data": source.metadata["data"]}
+    run = create_run(out, {**metadata, "forked_from": origin}, source.classes, group)
+    if run.checkpoint() is None:
+        run.save_checkpoint(checkpoint)
+
+
+def _config_as(method: str, source: Run, changes: Mapping[str, Any]) -> TrainConfig:
+    """Another method's config for the data of a run, with what its user had set."""
+    data = source.metadata["data"]
+    name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "features"
+    usual = resolve(source.method_name, name, {}, kind)[1].to_dict()
+    chosen = {key: value for key, value in source.config.to_dict().items() if value != usual[key]}
+    return resolve(method, name, {**chosen, **changes}, kind)[1]
+
+
+def _check_specs(data: Any, specs: Sequence[RunSpec], networks: int) -> None:
+    """Raise for what is wrong already before the data are loaded."""
+    if started_processes() > 1:
+        raise InputError(f"train_many uses one process, but {started_processes()} were started: leave torchrun out")
+    if networks < 1:
+        raise InputError(f"networks is {networks}: expected 1 or more networks per stack")
+    folders = [Path(spec.out).resolve() for spec in specs]
+    for spec, folder in zip(specs, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise InputError(f"{spec.out} is the folder of several runs: expected one folder per run")
+        resolve(spec.method, data if isinstance(data, str) else "", spec.settings)
+
+
+def _check_folder(spec: RunSpec, config: TrainConfig, data: Dataset) -> None:
+    """Refuse a folder that holds another run."""
+    run = Run(spec.out)
+    if not run.exists:
+        return
+    data_of(run, data)
+    others = [name for name, value in config if name not in MAY_CHANGE and getattr(run.config, name) != value]
+    if run.method_name != spec.method or others:
+        what = ", ".join(others) or f"method {run.method_name}"
+        raise InputError(f"{spec.out} holds another run (it differs in {what}): choose another folder")
