@@ -29,6 +29,7 @@ from rfdlc.decide.evaluation import entries
 from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.files import read_json
@@ -105,8 +106,8 @@ def _plain(predictions: Predictions, split: str) -> tuple[list[Value], list[Poin
         warnings.simplefilter("ignore")  # eq12 says itself that it is no good
         eq12 = Decider(tail, calibration=None, rule="paper-eq12")
     decided = {
-        "argmax": by_logits.argmax(1),
-        "mean-probabilities": by_probabilities.argmax(1),
+        "argmax": largest(by_logits),
+        "mean-probabilities": largest(by_probabilities),
         "expected-utility": averaged.replace(utility=tail).decide_probabilities(by_probabilities),
         "eq12": eq12.decide_probabilities(by_probabilities),
     }
@@ -124,7 +125,7 @@ def _plain(predictions: Predictions, split: str) -> tuple[list[Value], list[Poin
 def _calibrated(decider: Decider, test: Predictions) -> tuple[list[Value], list[Point]]:
     """The standard protocol: one calibrated probability, decided for every penalty and task."""
     classes, y, p = test.classes, _targets(test), _probabilities(decider, test)
-    decided = {"calibrated": p.argmax(1)}
+    decided = {"calibrated": largest(p)}
     for penalty in PENALTIES:
         utility = Utility.tail_sensitive(classes, penalty)
         decided[f"calibrated {penalty:g}"] = decider.replace(utility=utility).decide_probabilities(p)
@@ -186,7 +187,7 @@ def decision_metrics(y: Indices, decided: Indices, classes: Classes) -> Pairs:
 
 def trust_metrics(y: Indices, p: Floats, classes: Classes) -> Pairs:
     """Standard measures of probabilities: ECE with 15 bins, AUC of error detection, by true region too."""
-    outcomes = Outcomes.of(Utility.one_hot(classes), y, p.argmax(1), p)
+    outcomes = Outcomes.of(Utility.one_hot(classes), y, largest(p), p)
     for suffix, mask in _regions(y, classes):
         region = outcomes.take(np.flatnonzero(mask))
         yield from read_metrics(region, REGION_METRICS, suffix)
@@ -196,7 +197,7 @@ def trust_metrics(y: Indices, p: Floats, classes: Classes) -> Pairs:
 
 def paper_uncertainty(y: Indices, p: Floats, logits: Floats, classes: Classes) -> Pairs:
     """The paper's three scores of one model, by its own measure of ECE: see `metrics.ece_paper`."""
-    right = p.argmax(1) == y
+    right = largest(p) == y
     unsure: Mapping[str, NDArray[Any]] = {
         "mcp": uncertainty.max_probability(p),
         "evidential": uncertainty.evidential(logits),
@@ -227,7 +228,7 @@ def _regions(y: Indices, classes: Classes) -> Iterator[tuple[str, NDArray[np.boo
 
 def _curves(split: str, decision: str, y: Indices, p: Floats) -> Iterator[Point]:
     """Reliability by bin of confidence, and the error rate of the most confident share of the samples."""
-    confidence, right = p.max(1).astype(np.float64), p.argmax(1) == y
+    confidence, right = p.max(1).astype(np.float64), largest(p) == y
     place = metrics.bin_of(confidence)
     for k in np.unique(place):
         inside = place == k

@@ -360,7 +360,7 @@ def test_a_damaged_file_is_refused(tmp_path, text):
     [
         ({"bias": [1.0]}, r"bias of the calibrator has shape \(1,\)"),
         ({"prior": [0.5, 0.5]}, r"prior of the calibrator has shape \(2,\)"),
-        ({"temperature": 0}, "temperature 0.0 cannot be used"),
+        ({"temperature": 0}, "temperature 0 cannot be used"),
     ],
 )
 def test_a_calibration_that_does_not_fit_is_refused(tmp_path, change, message):

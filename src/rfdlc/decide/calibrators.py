@@ -13,7 +13,7 @@ Biases also move the class prior of the result to that of the held-out data.
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
@@ -31,8 +31,10 @@ MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C
 
 
 class Calibrator(Protocol):
-    """A fitted calibrator: softmax(W log p + b). Subclass it, decorate with `register_calibrator`, and every surface
-    of the library (deciders, commands, training, exported graphs, servers, reports) can use it by its `name`.
+    """A fitted calibrator: softmax(W log p + b).
+
+    A new one is a dataclass that inherits from this class, defines `name`, `fit` and `as_affine`, and is decorated
+    with `register_calibrator`. Deciders, commands, training, exported graphs, servers and reports then know it by name.
 
     Attributes
     ----------
@@ -43,7 +45,7 @@ class Calibrator(Protocol):
     """
 
     name: ClassVar[str]
-    prior: tuple[float, ...] | None
+    prior: tuple[float, ...] | None = None
 
     @classmethod
     @abstractmethod
@@ -59,14 +61,16 @@ class Calibrator(Protocol):
     def as_affine(self) -> tuple[Any, Any]:
         """W, a number, a vector (C,) for a diagonal or a matrix (C, C), and b, a number or a vector (C,)."""
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, ready for JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {name: np.asarray(v).tolist() if np.ndim(v) else v for name, v in values.items()}
 
     @classmethod
-    @abstractmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
+        """The inverse of `to_dict`; lists become tuples."""
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        return cls(**{name: tuple(table[name]) if isinstance(table[name], list) else table[name] for name in names})
 
     def apply(self, log_p: Floats) -> Floats:
         """Calibrated probabilities (N, C) from logits or log probabilities (N, C)."""
@@ -126,14 +130,6 @@ class _Scaling(Calibrator):
 
     def as_affine(self) -> tuple[Any, Any]:
         return 1 / self.temperature, 0.0 if self.bias is None else np.array(self.bias)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, table: Mapping[str, Any]) -> Self:
-        bias, prior = (None if table.get(key) is None else tuple(map(float, table[key])) for key in ("bias", "prior"))
-        return cls(float(table["temperature"]), bias, prior)
 
     def __str__(self) -> str:
         return f"temperature {self.temperature:.3g}" + ("" if self.bias is None else " and a bias per class")
@@ -204,15 +200,6 @@ class MatrixScaling(Calibrator):
 
     def as_affine(self) -> tuple[Any, Any]:
         return self.weight, self.bias
-
-    def to_dict(self) -> dict[str, Any]:
-        prior = None if self.prior is None else list(self.prior)
-        return {"weight": np.asarray(self.weight).tolist(), "bias": np.asarray(self.bias).tolist(), "prior": prior}
-
-    @classmethod
-    def from_dict(cls, table: Mapping[str, Any]) -> Self:
-        prior = None if table["prior"] is None else tuple(table["prior"])
-        return cls(np.array(table["weight"], dtype=np.float64), np.array(table["bias"], dtype=np.float64), prior)
 
     def __str__(self) -> str:
         return f"{'a matrix' if np.ndim(self.weight) == 2 else 'scales'} and a bias per class"

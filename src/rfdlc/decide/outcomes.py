@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
@@ -85,7 +86,7 @@ def probability_columns(probabilities: Floats, targets: Indices) -> dict[str, ND
     """The columns of `Outcomes` that follow from probabilities (N, C); `certainty` is the confidence."""
     confidence = probabilities.max(axis=1).astype(np.float64)
     return {
-        "likeliest": probabilities.argmax(axis=1),
+        "likeliest": largest(probabilities),
         "confidence": confidence,
         "certainty": confidence,
         "entropy": uncertainty.entropy(probabilities),

@@ -26,7 +26,6 @@ class Mixing(Calibrator):
     """A matrix that mixes the log probabilities of neighbouring classes: asymmetric, so that its order matters."""
 
     strength: float
-    prior = None
     name = NAME
     classes: int = 0
 
@@ -37,13 +36,6 @@ class Mixing(Calibrator):
 
     def as_affine(self):
         return np.eye(self.classes) * 0.6 + self.strength * np.eye(self.classes, k=1), np.linspace(0, 0.5, self.classes)
-
-    def to_dict(self):
-        return {"strength": self.strength, "classes": self.classes}
-
-    @classmethod
-    def from_dict(cls, table):
-        return cls(table["strength"], classes=table["classes"])
 
     def __str__(self):
         return f"mixed by {self.strength:.3f}"
