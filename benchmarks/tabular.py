@@ -26,9 +26,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from recording import write
-from rfdlc import Classes, RFDLCClassifier, Utility, UtilityClassifier
+from rfdlc import Classes, RFDLCClassifier, Utility, UtilityClassifier, make_utility_scorer
 from rfdlc.data.longtail import profile_counts, subset
-from rfdlc.integrations.sklearn.scoring import mean_utility_score
 
 Problem = tuple[NDArray[Any], NDArray[Any]]
 
@@ -89,8 +88,10 @@ def fold_utilities(X: NDArray[Any], y: NDArray[Any], learn: Any, held: Any) -> d
     """Mean utility on the held-out fold of every classifier, bare and wrapped, and of RFDLCClassifier."""
     utility = Utility.tail_sensitive(Classes.from_labels(y[learn]))
 
+    scorer = make_utility_scorer(utility)
+
     def worth(model: Any) -> float:
-        return mean_utility_score(y[held], model.predict(X[held]), utility=utility)
+        return float(scorer(model, X[held], y[held]))
 
     scores = {}
     for name, model in models().items():

@@ -14,33 +14,44 @@ SAID = ["a", "b", "b", "a", "abstain", "c"]
 UTILITY = Utility([[2, 0, 0, 0.5], [-3, 1, 0, 0.5], [-9, -1, 4, 0.5]], ["a", "b", "c"], ["a", "b", "c", "abstain"])
 
 
+class Fixed:
+    """An estimator whose decisions are `said`."""
+
+    def __init__(self, said, classes=None):
+        self.said, self.classes_ = np.asarray(said), np.unique(said) if classes is None else np.asarray(classes)
+
+    def predict(self, X):
+        return self.said
+
+
+def score(true, said, utility, classes=None, **options):
+    return make_utility_scorer(utility, **options)(Fixed(said, classes), None, true)
+
+
 def test_mean_utility():
     gained = [2, 0, 1, -3, 0.5, 4]
-    assert scoring.mean_utility_score(TRUE, SAID, utility=UTILITY) == pytest.approx(np.mean(gained))
-    assert scoring.mean_utility_score(TRUE, SAID, utility=UTILITY.matrix) == pytest.approx(np.mean(gained))
-    weights = [1, 2, 0, 1, 1, 5]
-    expected = np.average(gained, weights=weights)
-    assert scoring.mean_utility_score(TRUE, SAID, utility=UTILITY, sample_weight=weights) == pytest.approx(expected)
+    assert score(TRUE, SAID, UTILITY) == pytest.approx(np.mean(gained))
+    assert score(TRUE, SAID, UTILITY.matrix, ["a", "b", "c"]) == pytest.approx(np.mean(gained))
+    assert score(["a", "b", "b"], ["a", "a", "b"], "tail-sensitive") == pytest.approx((1 + 0 + 1) / 3)
 
 
 def test_numbers_and_classes_that_a_fold_lacks():
-    utility = Utility(np.eye(4) - 1)  # classes 0 to 3
-    assert scoring.mean_utility_score([0, 3], [0, 2], utility=utility) == -0.5
-    assert scoring.mean_utility_score([-1, 1], [1, 1], utility=np.eye(2)) == 0.5  # -1 is a class here
-    assert scoring.mean_utility_score([True, False], [True, True], utility=Utility(np.eye(2), ["True", "False"])) == 0.5
+    assert score([0, 3], [0, 2], Utility(np.eye(4) - 1)) == -0.5  # classes 0 to 3
+    assert score([-1, 1], [1, 1], np.eye(2), [-1, 1]) == 0.5  # -1 is a class here
+    assert score([True, False], [True, True], Utility(np.eye(2), ["True", "False"])) == 0.5
     handed_over = np.column_stack([np.eye(2), [0.3, 0.3]])
-    assert scoring.mean_utility_score([0, 1], [-1, 1], utility=handed_over) == pytest.approx(0.65)
+    assert score([0, 1], [-1, 1], handed_over, [0, 1]) == pytest.approx(0.65)
     with pytest.raises(InputError, match="'d' is not an action"):
-        scoring.mean_utility_score(TRUE, [*SAID[:5], "d"], utility=UTILITY)
-    with pytest.raises(InputError, match="y_true contains 'd'"):
-        scoring.mean_utility_score(["d"], ["a"], utility=UTILITY)
+        score(TRUE, [*SAID[:5], "d"], UTILITY)
+    with pytest.raises(InputError, match="y contains 'd'"):
+        score(["d"], ["a"], UTILITY)
     with pytest.raises(InputError, match="numbers but the utility's classes are a, b, c"):
-        scoring.mean_utility_score([1], [1], utility=UTILITY)
-    with pytest.raises(InputError, match=r"3 rows but y_true and y_pred have 2 classes \(0, 2\): give labels"):
-        scoring.mean_utility_score([0, 2], [0, 0], utility=np.eye(3))
-    assert scoring.mean_utility_score([0, 2], [0, 0], utility=np.eye(3), labels=[0, 1, 2]) == 0.5
+        score([1], [1], UTILITY)
+    with pytest.raises(InputError, match=r"utility has 3 rows but y has 2 classes \(0, 2\)"):
+        score([0, 2], [0, 0], np.eye(3), [0, 2])
+    assert score([0, 2], [0, 0], np.eye(3), labels=[0, 1, 2]) == 0.5
     with pytest.raises(InputError, match="labels are 2, 0, 1: expected each once and sorted"):
-        scoring.mean_utility_score([0, 2], [0, 0], utility=np.eye(3), labels=[2, 0, 1])
+        score([0, 2], [0, 0], np.eye(3), labels=[2, 0, 1])
 
 
 def test_one_hot_utility_is_accuracy():

@@ -5,25 +5,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.metrics import make_scorer
-from sklearn.utils.validation import check_consistent_length, column_or_1d
+from sklearn.utils.validation import column_or_1d
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.evaluation import entries
 from rfdlc.decide.metrics import METRICS, Metric
 from rfdlc.decide.outcomes import Outcomes
-from rfdlc.decide.utility import ABSTAIN
 from rfdlc.errors import InputError, choose, listing
-from rfdlc.integrations.sklearn.labels import (
-    Labels,
-    action_labels,
-    as_sample_weight,
-    as_utility,
-    label_names,
-    named_utility,
-)
-
-NO_CLASS, NO_ACTION = "y_true contains {!r}, which is not a class", "{!r} is not an action of the utility"
+from rfdlc.integrations.sklearn.labels import Labels, action_labels, as_utility, label_names, named_utility
 
 
 def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstain_label: Any = -1) -> Any:
@@ -35,7 +24,7 @@ def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstai
         What each action is worth for each true class, as in `UtilityClassifier`. "tail-sensitive" tells head from tail
         by the samples of each fold; pass `Utility.tail_sensitive(classes)` to have the same ones in every fold.
     labels : array-like, optional
-        All labels, sorted: needed for an array `utility` if a fold may lack a class.
+        All labels, sorted; by default those that the utility names, or those that the estimator was fitted to.
     abstain_label : object, default -1
         Label of an action that is not a class, as in `UtilityClassifier`.
 
@@ -53,7 +42,7 @@ def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstai
     >>> cross_val_score(GaussianNB(), X, y, scoring=make_utility_scorer([[1, 0, 0], [0, 1, -5], [0, -2, 1]]), cv=3)
     array([0.58, 0.7 , 0.88])
     """
-    return make_scorer(mean_utility_score, utility=utility, labels=labels, abstain_label=abstain_label)
+    return partial(_score, metric=METRICS["mean_utility"], utility=utility, labels=labels, abstain_label=abstain_label)
 
 
 def make_metric_scorer(
@@ -91,82 +80,55 @@ def make_metric_scorer(
 
 
 def _score(
-    estimator: Any, X: Any, y: ArrayLike, *, metric: Metric, name: str, utility: Any, y_train: Any, abstain_label: Any
-) -> float:
-    labels, own = estimator.classes_, getattr(estimator, "decider_", None)
-    classes = Classes(tuple(label_names(labels)))
-    if y_train is not None:
-        counts = np.bincount(_positions(column_or_1d(y_train), labels, NO_CLASS), minlength=len(labels))
-        classes = Classes.from_counts(counts, classes.names)
-    worth = as_utility(own.utility if utility is None and own is not None else utility, classes)
-    actions = _positions(
-        column_or_1d(estimator.predict(X)),
-        action_labels(worth, labels, abstain_label),
-        NO_ACTION,
-    )
-    p = estimator.predict_proba(X) if hasattr(estimator, "predict_proba") else None
-    outcomes = Outcomes.of(worth, _positions(column_or_1d(y), labels, NO_CLASS), actions, p)
-    values = {entry.name: entry.value for entry in entries({metric.name: metric.function(outcomes)})}
-    if name not in values:
-        raise InputError(f"metric {name!r} is not defined: expected one of {listing(values)}, or counts as y_train")
-    return -values[name] if metric.direction == "lower" else values[name]
-
-
-def mean_utility_score(
-    y_true: ArrayLike,
-    y_pred: ArrayLike,
+    estimator: Any,
+    X: Any,
+    y: ArrayLike,
     *,
-    utility: Any,
+    metric: Metric,
+    name: str = "",
+    utility: Any = None,
     labels: ArrayLike | None = None,
+    y_train: ArrayLike | None = None,
     abstain_label: Any = -1,
-    sample_weight: ArrayLike | None = None,
 ) -> float:
-    """Mean of U[true, decided], with the parameters of `make_utility_scorer`.
+    own, true = getattr(estimator, "decider_", None), column_or_1d(y)
+    given = own.utility if utility is None and own is not None else utility
+    known = _known_labels(estimator.classes_, given) if labels is None else column_or_1d(labels)
+    if not np.array_equal(known, np.unique(known)):
+        raise InputError(f"labels are {listing(known)}: expected each once and sorted, as rows and columns are")
+    classes, targets = Classes(tuple(label_names(known))), _positions(true, known, "y contains {!r}, not a class")
+    if y_train is not None or (isinstance(given, str) and given == "tail-sensitive"):
+        counted = true if y_train is None else column_or_1d(y_train)
+        counts = np.bincount(_positions(counted, known, "y_train contains {!r}, not a class"), minlength=len(known))
+        classes = Classes.from_counts(counts, classes.names)
+    worth = as_utility(given, classes)
+    decided, allowed = column_or_1d(estimator.predict(X)), action_labels(worth, known, abstain_label)
+    actions = _positions(decided, allowed, "{!r} is not an action of the utility")
+    p = (
+        estimator.predict_proba(X)
+        if hasattr(estimator, "predict_proba") and len(known) == len(estimator.classes_)
+        else None
+    )
+    outcomes = Outcomes.of(worth, targets, actions, p)
+    values = {entry.name: entry.value for entry in entries({metric.name: metric.function(outcomes)})}
+    if (name or metric.name) not in values:
+        raise InputError(f"metric {name!r} is not defined: expected one of {listing(values)}, or counts as y_train")
+    value = values[name or metric.name]
+    return -value if metric.direction == "lower" else value
 
-    The classes are those of the utility if it names them, else `labels`, else all labels in `y_true` and `y_pred`.
 
-    >>> mean_utility_score(["ill", "well"], ["well", "well"], utility=[[1, -9], [0, 1]])
-    -4.0
-    """
-    true, decided = column_or_1d(y_true), column_or_1d(y_pred)
-    check_consistent_length(true, decided)
-    known = _labels(true, decided, utility, abstain_label) if labels is None else _sorted(labels)
-    y = _positions(true, known, NO_CLASS)
-    worth = as_utility(utility, Classes.from_counts(np.bincount(y, minlength=len(known)), label_names(known)))
-    actions = action_labels(worth, known, abstain_label)
-    gained = worth.matrix[y, _positions(decided, actions, NO_ACTION)]
-    return float(np.average(gained, weights=None if sample_weight is None else as_sample_weight(sample_weight, gained)))
-
-
-def _sorted(labels: ArrayLike) -> Labels:
-    """The labels as they are given; in another order, rows and columns would be taken for those of other classes."""
-    given = column_or_1d(labels)
-    if not np.array_equal(given, np.unique(given)):
-        raise InputError(f"labels are {listing(given)}: expected each once and sorted, as rows and columns are")
-    return given
-
-
-def _labels(true: Labels, decided: Labels, utility: Any, abstain_label: Any) -> Labels:
-    """The classes that the utility names, as labels like those of y; else those that occur."""
+def _known_labels(fitted: Labels, utility: Any) -> Labels:
+    """The classes that a utility names, as labels like those of the estimator; else those of the estimator."""
     named = named_utility(utility)
-    if named is None:
-        standing = abstain_label.values() if isinstance(abstain_label, dict) else (abstain_label, ABSTAIN)
-        found = np.unique([*true.tolist(), *(label for label in decided.tolist() if label not in standing)])
-        if np.ndim(utility) == 2 and len(utility) > len(found):
-            raise InputError(
-                f"utility has {len(utility)} rows but y_true and y_pred have {len(found)} classes ({listing(found)}): "
-                "give labels, all of them, sorted"
-            )
-        return found
+    if named is None or fitted.dtype.kind not in "iufb":
+        return fitted if named is None else np.unique(named.classes.names)
     names = np.array(named.classes.names)
-    if true.dtype.kind == "b" and set(names) <= {"False", "True"}:
+    if fitted.dtype.kind == "b":
         return np.unique(names == "True")
-    if true.dtype.kind not in "iufb":
-        return np.unique(names)
     try:
-        return np.unique(names.astype(np.float64).astype(true.dtype))
+        return np.unique(names.astype(np.float64).astype(fitted.dtype))
     except ValueError:
-        raise InputError(f"y_true holds numbers but the utility's classes are {listing(names)}") from None
+        raise InputError(f"y holds numbers but the utility's classes are {listing(names)}") from None
 
 
 def _positions(given: Labels, allowed: Labels, problem: str) -> Labels:
