@@ -1,4 +1,4 @@
-"""How unsure a prediction is, one number a sample: larger is less sure."""
+"""Uncertainty of predictions: one number per sample, larger for a less certain prediction."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,12 +7,12 @@ from rfdlc.decide.scores import Floats, safe_log, softmax
 
 
 def entropy(probabilities: Floats, *, normalised: bool = False) -> NDArray[np.floating]:
-    """-sum_c p(c) log p(c) in nats of (..., C); `normalised` divides by log C, so that 1 is complete ignorance.
+    """-sum_c p(c) log p(c) in nats of (..., C); `normalised` divides by log C, so 1 is uniform.
 
     >>> entropy(np.array([[0.5, 0.5], [1.0, 0.0]]), normalised=True).round(3).tolist()
     [1.0, 0.0]
     """
-    # 0 log 0 is 0: the floor inside the logarithm is multiplied by the 0 outside. `+ 0.0` turns -0 into 0.
+    # 0 log 0 is 0, because the logarithm of the floor is multiplied by 0. `+ 0.0` turns -0 into 0.
     nats = -np.einsum("...c,...c->...", probabilities, safe_log(probabilities)) + 0.0
     return nats / np.log(probabilities.shape[-1]) if normalised and probabilities.shape[-1] > 1 else nats
 
@@ -23,7 +23,7 @@ def max_probability(probabilities: Floats) -> NDArray[np.floating]:
 
 
 def mutual_information(probabilities: Floats) -> NDArray[np.floating]:
-    """Entropy of the mean less mean of the entropies over particles (M, N, C): what the particles disagree about.
+    """Entropy of the mean minus mean entropy over particles (M, N, C): how much the particles disagree.
 
     >>> mutual_information(np.array([[[1.0, 0.0]], [[0.0, 1.0]]])).round(3).tolist()
     [0.693]
@@ -32,7 +32,7 @@ def mutual_information(probabilities: Floats) -> NDArray[np.floating]:
 
 
 def evidential(logits: Floats) -> NDArray[np.floating]:
-    """C / (sum_c max(logit_c, 0) + C) of (..., C): few positive logits are little evidence (the paper's form)."""
+    """C / (sum_c max(logit_c, 0) + C) of (..., C): the paper's form of evidential uncertainty."""
     classes = logits.shape[-1]
     return classes / (np.maximum(logits, 0).sum(axis=-1) + classes)
 

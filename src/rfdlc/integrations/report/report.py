@@ -35,19 +35,9 @@ BOOTSTRAP = 200
 PICTURES = 150  # samples with a thumbnail: the costliest mistakes, then the most confident errors
 # One script in this order: a file uses only names of earlier files.
 SCRIPTS = (
-    "dom.js",
-    "unpack.js",
-    "decisions.js",
-    "workbench.js",
-    "files.js",
-    "charts.js",
-    "matrix.js",
-    "editor.js",
-    "headline.js",
-    "panels.js",
-    "figures.js",
-    "main.js",
-)
+    "dom.js", "unpack.js", "decisions.js", "workbench.js", "files.js", "charts.js",
+    "matrix.js", "editor.js", "headline.js", "panels.js", "figures.js", "main.js",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
