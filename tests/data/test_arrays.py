@@ -1,11 +1,15 @@
 """Arrays, MedMNIST files and the front door: what is read, and what each wrong thing is told."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rfdlc
+from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.load import SOURCES, register_source
 from rfdlc.data.samples import InputSpec, Samples, open_samples
 from rfdlc.errors import InputError
 
@@ -299,3 +303,49 @@ def test_names_as_bytes(tmp_path: Path) -> None:
 def test_other_medmnist_variants_are_named(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         rfdlc.load(medmnist(tmp_path / "chestmnist.npz", **changes))
+
+
+# -- formats from outside ----------------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path, *, target: str = "label", scale: float = 1.0, columns: Sequence[str] = ("a",)) -> Dataset:
+    """A format that the library does not know: one JSON object per line."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    inputs = np.array([[scale * row[column] for column in columns] for row in rows], dtype=np.float32)
+    names = sorted({row[target] for row in rows})
+    return Dataset.of(path.stem, names, {"train": Split(inputs, np.array([names.index(row[target]) for row in rows]))})
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("rfdlc.data.load.SOURCES", list(SOURCES))
+    names = {"mine": lambda root: root / "set.jsonl"}
+    register_source(read_lines, names=names, suffixes=[".jsonl"])
+    rows = [{"a": i, "b": -i, "kind": "xy"[i % 2]} for i in range(10)]
+    (tmp_path / "set.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    return tmp_path
+
+
+def test_a_format_registered_outside_is_read_with_its_options(lines: Path) -> None:
+    data = rfdlc.load(lines / "set.jsonl", target="kind", scale="2", columns="a, b", test_fraction=0)
+    assert data.train.array[3].tolist() == [6, -6]
+    assert data.classes.names == ("x", "y")
+    assert len(rfdlc.load("mine", root=lines, target="kind").test or ()) == 2  # held out as for any other format
+    with pytest.raises(InputError, match=r"has no option 'targt'.*did you mean 'target'"):
+        rfdlc.load(lines / "set.jsonl", targt="kind")
+    with pytest.raises(InputError, match="option scale='big' is not valid: input should be a valid number"):
+        rfdlc.load("mine", root=lines, target="kind", scale="big")
+    spec = InputSpec(data.classes, (1,))
+    with pytest.raises(KeyError, match="label"):  # its own errors come through
+        open_samples(lines / "set.jsonl", spec)
+
+
+def test_a_format_registered_outside_trains_and_predicts(lines: Path) -> None:
+    options = {"target": "kind", "columns": "a,b"}
+    model = rfdlc.train("mine", "ce", lines / "run", root=lines, data_options=options, epochs=1, device="cpu")
+    assert model.input_shape == (2,)
+
+
+def test_what_is_registered_last_is_asked_first(lines: Path) -> None:
+    register_source(lambda path: read_lines(path, target="kind", scale=3), recognises=lambda path: path.stem == "set")
+    assert rfdlc.load(lines / "set.jsonl", test_fraction=0).train.array[1].tolist() == [3]

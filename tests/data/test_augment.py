@@ -8,7 +8,11 @@ import torch
 from PIL import Image
 
 from rfdlc.data.augment import COLOUR, Augment, Policy
+from rfdlc.data.dataset import Split
+from rfdlc.data.loader import ResidentLoader
 from rfdlc.data.mixing import cutmix, draw_shares, mixup
+from rfdlc.training.assembly import augmentation
+from rfdlc.training.config import TrainConfig
 
 
 @pytest.fixture
@@ -137,3 +141,37 @@ def test_shares_depend_on_the_seed_alone() -> None:
     stacked = draw_shares(0.4, 50, (3, 7), epoch=2)
     assert torch.equal(stacked[:, 1], draw_shares(0.4, 50, (7,), epoch=2)[:, 0])
     assert not torch.equal(stacked[:, 0], stacked[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"augment": "none"}, Augment()),
+        ({"augment": "auto"}, Augment(crop_padding=4, flip=True)),
+        ({"augment": "crop-flip-rotate"}, Augment.paper()),
+        ({"augment": "randaugment"}, Augment(crop_padding=4, flip=True, policy=Policy(layers=2, magnitude=0.5))),
+        (
+            {"augment": "trivialaugment", "cutout": 5},
+            Augment(crop_padding=4, flip=True, cutout=5, policy=Policy(layers=1, magnitude=1.0)),
+        ),
+    ],
+)
+def test_settings_choose_the_augmentation(settings: dict, expected: Augment) -> None:
+    assert augmentation(TrainConfig(**settings), "images") == expected
+    assert augmentation(TrainConfig(**settings), "features") is None
+
+
+def test_a_policy_and_cutout_in_the_batches_of_a_training(images: torch.Tensor) -> None:
+    """Each batch is what the augmentation gives for the drawn parameters, image by image."""
+    split = Split(images.numpy(), np.arange(12) % 2)
+    augment = augmentation(TrainConfig(augment="trivialaugment", cutout=3), "images")
+    assert augment is not None
+    loader = ResidentLoader(split, None, batch_size=5, seeds=(4,), augment=augment)
+    drawn = loader.draw(2)
+    assert len(drawn.draws["operation"].unique()) > 4
+    found = torch.cat([inputs[0] for inputs, _ in loader.epoch(2)])
+    for place in range(12):
+        image = images[drawn.order[0, place]][None]
+        alone = augment(image, {name: values[0, place][None] for name, values in drawn.draws.items()})
+        torch.testing.assert_close(found[place], alone[0] / 255)
+    assert (found == 0).all(1).flatten(1).sum(1).min() >= 4  # a black square, cut off at a corner at the worst

@@ -2,10 +2,14 @@
 
 import os
 import pickle
+import pickletools
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import rfdlc
 from rfdlc.data.sources.cifar import _matrix, _table
@@ -145,6 +149,75 @@ def test_a_payload_inside_an_array_of_objects_is_refused(root: Path) -> None:
     with pytest.raises(InputError, match="refused"):
         rfdlc.load("cifar10-lt", root=root)
     assert not mark.exists()
+
+
+def test_a_dtype_that_sets_its_own_state_is_never_built(root: Path) -> None:
+    """A dtype of one object field whose flags say that it holds none: numpy would follow the bytes as addresses."""
+
+    class Dtype:
+        def __reduce__(self) -> tuple:
+            state = (3, "|", None, ("f",), {"f": (np.dtype(object), 0)}, 8, 1, 0)
+            return np.dtype, ("V8", False, True), state
+
+    class Array:
+        def __reduce__(self) -> tuple:
+            reconstruct = np.empty(0).__reduce__()[0]
+            return reconstruct, (np.ndarray, (0,), b"b"), (1, (1,), Dtype(), False, b"\x41" * 8)
+
+    path = root / "cifar-10-batches-py" / "data_batch_1"
+    dump(path, data=Array(), labels=[0])
+    assert _matrix(_table(path)["data"]) is None
+    with pytest.raises(InputError, match="data_batch_1: expected 'data' as uint8"):
+        rfdlc.load("cifar10-lt", root=root)
+
+
+def test_a_small_file_cannot_ask_for_much_memory(root: Path) -> None:
+    """A long text that is encoded many times stays one text until it is used: it would be 5 GB."""
+    text = b"X" + (100_000).to_bytes(4, "little") + b"a" * 100_000 + b"q\x00"
+    encoded = b"c_codecs\nencode\nh\x00U\x06latin1\x86R"
+    (root / "large").write_bytes(b"\x80\x02}(U\x05names](" + text + encoded * 50_000 + b"eu.")
+    assert len(_table(root / "large")["names"]) == 50_001
+    dump(root / "cifar-10-batches-py" / "batches.meta", label_names=[b"a" * 2000] * 10)
+    with pytest.raises(InputError, match=r"batches.meta: expected 10 class names"):
+        rfdlc.load("cifar10-lt", root=root)
+
+
+def outcome(content: bytes) -> str:
+    """The word read, or the message for the user; any other error is a failure."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "batch"
+        path.write_bytes(content)
+        try:
+            _matrix(_table(path).get("data"))
+        except InputError as error:
+            return str(error).removeprefix(str(path))
+    return "read"
+
+
+VALID = {
+    protocol: pickle.dumps({b"data": images_of([1, 2], 0)[:, :40].copy(), b"labels": [1, 2], "x": None}, protocol)
+    for protocol in (0, 1, 2, 3, 4)
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(VALID)), st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=8))
+def test_damage_is_an_error_of_one_line(protocol: int, changes: list[tuple[int, int]]) -> None:
+    content = bytearray(VALID[protocol])
+    assert outcome(bytes(content)) == "read"
+    for place, value in changes:
+        content[place % len(content)] = value
+    assert outcome(bytes(content)).startswith(("read", ": the pickle", ": refused", ": expected a dict"))
+
+
+INSTRUCTIONS = st.sampled_from([opcode.code.encode("latin-1") for opcode in pickletools.opcodes])
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(INSTRUCTIONS | st.binary(max_size=6) | st.sampled_from([b"K\x01", b"q\x00", b"h\x00"]), max_size=30))
+def test_any_program_is_an_error_of_one_line(program: list[bytes]) -> None:
+    content = b"\x80\x02" + b"".join(program) + b"."
+    assert outcome(content).startswith(("read", ": the pickle", ": refused", ": expected a dict"))
 
 
 @pytest.mark.parametrize(
