@@ -81,28 +81,23 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def brightness(pixels: Tensor, strength: Tensor) -> Tensor:
-    """Darker or brighter."""
     return _blend(pixels, torch.zeros_like(pixels), strength)
 
 
 def contrast(pixels: Tensor, strength: Tensor) -> Tensor:
-    """Towards the mean grey, or away from it."""
     return _blend(pixels, _grey(pixels).mean((2, 3), keepdim=True), strength)
 
 
 def saturation(pixels: Tensor, strength: Tensor) -> Tensor:
-    """Towards grey, or away from it."""
     return _blend(pixels, _grey(pixels), strength)
 
 
-def posterise(pixels: Tensor, strength: Tensor) -> Tensor:
-    """Fewer levels: from 8 bits per channel down to 4."""
+def posterise(pixels: Tensor, strength: Tensor) -> Tensor:  # from 8 bits per channel down to 4
     step = torch.exp2((4 * strength.abs()).round())
     return (pixels / step).floor() * step
 
 
-def solarise(pixels: Tensor, strength: Tensor) -> Tensor:
-    """Invert what is brighter than a threshold that falls from 256 to 0."""
+def solarise(pixels: Tensor, strength: Tensor) -> Tensor:  # inverts above a threshold that falls from 256 to 0
     return torch.where(pixels >= 256 * (1 - strength.abs()), 255 - pixels, pixels)
 
 
@@ -111,41 +106,23 @@ COLOUR: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (brightness, contrast, 
 # -- geometry: a signed strength (B,) in -1..1 and the width -> an affine map (B, 2, 3) about the centre ---------------
 
 
-def shear_x(strength: Tensor, width: int) -> Tensor:
-    """Shift rows against each other, by up to 0.3 pixels per row."""
-    return affine(torch.ones_like(strength), 0.3 * strength, torch.zeros_like(strength), torch.ones_like(strength))
-
-
-def shear_y(strength: Tensor, width: int) -> Tensor:
-    """Shift columns against each other, by up to 0.3 pixels per column."""
-    return affine(torch.ones_like(strength), torch.zeros_like(strength), 0.3 * strength, torch.ones_like(strength))
-
-
-def translate_x(strength: Tensor, width: int) -> Tensor:
-    """Sideways by up to 0.3 of the width."""
-    return shear_x(torch.zeros_like(strength), width) + _shift(0.3 * width * strength, torch.zeros_like(strength))
-
-
-def translate_y(strength: Tensor, width: int) -> Tensor:
-    """Up or down by as much."""
-    return shear_x(torch.zeros_like(strength), width) + _shift(torch.zeros_like(strength), 0.3 * width * strength)
-
-
-def rotate(strength: Tensor, width: int) -> Tensor:
-    """By up to 30 degrees."""
-    return _rotation(strength * math.radians(30))
+def _moved(strength: Tensor, across: float = 0, down: float = 0, x: float = 0, y: float = 0) -> Tensor:
+    """The identity with these multiples of the strength: shear along both axes, and shift."""
+    one = torch.ones_like(strength)
+    return affine(one, across * strength, down * strength, one, x * strength, y * strength)
 
 
 def _rotation(angle: Tensor) -> Tensor:
     return affine(angle.cos(), -angle.sin(), angle.sin(), angle.cos())
 
 
-def _shift(x: Tensor, y: Tensor) -> Tensor:
-    zero = torch.zeros_like(x)
-    return affine(zero, zero, zero, zero, x, y)
-
-
-GEOMETRY: tuple[Callable[[Tensor, int], Tensor], ...] = (shear_x, shear_y, translate_x, translate_y, rotate)
+GEOMETRY: tuple[Callable[[Tensor, int], Tensor], ...] = (
+    lambda strength, width: _moved(strength, across=0.3),  # shear by up to 0.3 pixels per row
+    lambda strength, width: _moved(strength, down=0.3),  # and per column
+    lambda strength, width: _moved(strength, x=0.3 * width),  # shift sideways by up to 0.3 of the width
+    lambda strength, width: _moved(strength, y=0.3 * width),  # up or down by as much
+    lambda strength, width: _rotation(strength * math.radians(30)),
+)
 
 
 @dataclass(frozen=True)
@@ -174,7 +151,7 @@ class Policy:
 
     def matrix(self, draws: Draws, width: int) -> Tensor:
         """The geometric operations of all layers as one map (B, 2, 3)."""
-        total = shear_x(torch.zeros_like(draws["strength"][:, 0]), width)
+        total = _moved(torch.zeros_like(draws["strength"][:, 0]))
         for layer in range(self.layers):
             operation, strength = draws["operation"][:, layer], draws["strength"][:, layer]
             for number, move in enumerate(GEOMETRY, start=len(COLOUR)):

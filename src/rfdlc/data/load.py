@@ -83,12 +83,12 @@ def register_source(
 
 
 register_source(folder.read, recognises=Path.is_dir)
-register_source(arrays.read_folder, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
+register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
 register_source(table.read, suffixes=TABLE_SUFFIXES)
 register_source(table.read, recognises=lambda path: path.is_dir() and bool(parquet_files(path)))
-register_source(listing.read_folder, recognises=lambda path: path.is_dir() and bool(listing.find(path)))
+register_source(listing.read, recognises=lambda path: path.is_dir() and bool(listing.find(path)))
 register_source(cifar.read_folder, recognises=cifar.recognises)
-register_source(arrays.read_npz, suffixes=[".npz"])
+register_source(arrays.read, suffixes=[".npz"])
 register_source(arrays.read_npy, suffixes=[".npy"])
 register_source(listing.read, names={n: partial(listing.find_named, name=n) for n in listing.NAMES}, suffixes=[".txt"])
 register_source(

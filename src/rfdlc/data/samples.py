@@ -16,7 +16,7 @@ from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.images import BrokenImage, ImageFiles, PackedText, fitted, open_image, planes
 from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, folder, listing
-from rfdlc.data.sources.arrays import as_inputs, as_texts, open_arrays
+from rfdlc.data.sources.arrays import as_inputs, as_texts
 from rfdlc.data.sources.table import TableRows, names_rows
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
@@ -89,11 +89,11 @@ def open_samples(
     reader, found = find_reader(source, root)
     if reader is folder.read:
         return _folder(found, spec, split, skip_broken)
-    if reader in (listing.read, listing.read_folder):
+    if reader is listing.read:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
         named = listing.find_images(listing.list_file(found, split, whole=whole), spec.classes.names)
         return of_files(*named, spec, skip_broken)
-    if reader in (arrays.read_npz, arrays.read_npy, arrays.read_folder):
+    if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
     sized: dict[str, Any] = {"image_size": spec.input_shape[-1]} if "image_size" in options_of(reader) else {}
     return resident(split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes))
@@ -182,26 +182,25 @@ def _table(path: Path, encoder: TableEncoder, split: str | None) -> Samples:
 
 
 def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
-    """`x`, and `y`, `ids` and `names` where they exist; inputs are read row by row, labels at once."""
-    splits = open_arrays(path)
+    """`x`, and `y`, `ids` and `names` where they exist; rows of `.npy` files are read on demand."""
+    splits = arrays.by_split(path.name, arrays.open_arrays(path, mapped=True))
     names = splits.get(None, {}).pop("names", None)
     given = {name or "train": roles for name, roles in splits.items() if roles}
     found = given[choose_split(str(path), given, split)]
     if "x" not in found:
         raise InputError(f"{path}: holds no inputs: expected an array x (or test_x, X_test, features, images, ...)")
     inputs, ids = found["x"], found.get("ids")
-    lengths = {role: len(array) for role, array in found.items()}
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{count} of {role}" for role, count in lengths.items())
-        raise InputError(f"{path}: has {counts}: expected one of each per sample")
-    everything = range(len(inputs))
-    named = None if names is None else [str(name) for name in as_texts(names[range(len(names))])]
-    labels = _labels(path, found["y"][everything], named, spec.classes) if "y" in found else _none(len(inputs))
+    if len({array.shape[:1] for array in found.values()}) > 1 or not inputs.ndim:
+        shapes = ", ".join(f"{role} of shape {array.shape}" for role, array in found.items())
+        raise InputError(f"{path}: has {shapes}: expected one of each per sample")
+    named = None if names is None else [str(name) for name in as_texts(names)]
+    labels = _labels(path, found["y"], named, spec.classes) if "y" in found else _none(len(inputs))
 
     def read(rows: range) -> Chunk:
-        texts = None if ids is None else [str(text) for text in as_texts(ids[rows])]
-        values = as_inputs(f"{path}, from row {rows.start} on", inputs[rows])
-        return Chunk(Split(values, labels[rows.start : rows.stop], texts))
+        here = slice(rows.start, rows.stop)
+        texts = None if ids is None else [str(text) for text in as_texts(ids[here])]
+        values = as_inputs(f"{path}, from row {rows.start} on", np.array(inputs[here]))
+        return Chunk(Split(values, labels[here], texts))
 
     return Samples(len(inputs), _known(labels), ids is not None, _state(path), read)
 

@@ -417,7 +417,7 @@ def test_arrays_are_read_from_the_file(run, tmp_path):
         assert (table.targets is None) if wanted is None else (table.targets == wanted).all()
         assert (table.ids is not None) == (name == "plain.npz")
     (tmp_path / "cut.npy").write_bytes((tmp_path / "only.npy").read_bytes()[:-100])
-    with pytest.raises(rfdlc.InputError, match=r"cut.npy.*truncated"):
+    with pytest.raises(rfdlc.InputError, match=r"cut.npy.*damaged"):
         rfdlc.predict(run, tmp_path / "cut.npy", tmp_path / "p.csv")
     np.savez(tmp_path / "beyond.npz", x=x, y=y + 1, names=[str(i) for i in range(10)])
     with pytest.raises(rfdlc.InputError, match="labels go from 1 to 10, but there are 10 names"):

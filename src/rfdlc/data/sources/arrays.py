@@ -2,10 +2,9 @@
 
 import re
 import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +14,6 @@ from rfdlc.data.table import blurred
 from rfdlc.decide.classes import Classes, as_array, is_missing, numbered
 from rfdlc.errors import InputError, listing
 
-Value = TypeVar("Value")
-
 # What the words in a key mean: `train_x`, `X_test`, `y`, `val_labels`, `groups`, ...
 ROLES = {
     "x": {"x", "features", "embeddings", "inputs", "data", "images"},
@@ -25,13 +22,12 @@ ROLES = {
     "ids": {"ids", "id"},
     "names": {"names", "classes"},
 }
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
 
-def read_npz(path: Path) -> Dataset:
-    """One file with all arrays: `x` and `y`, or `train_x`, `train_y`, `test_x`, ..."""
-    return from_arrays(path.stem, open_npz(path))
+def read(path: Path) -> Dataset:
+    """An `.npz`, or a folder of `.npy` files, with `x` and `y`, or with `train_x`, `train_y`, `test_x`, ..."""
+    return from_arrays(path.name if path.is_dir() else path.stem, open_arrays(path))
 
 
 def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
@@ -42,13 +38,7 @@ def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
             f"{path}: there are no labels for it at {beside}; name them with labels (--labels; to rfdlc train "
             "data.labels=FILE)"
         )
-    return from_arrays(path.stem, {"x": _npy(path), "y": _npy(beside)})
-
-
-def read_folder(path: Path) -> Dataset:
-    """A folder of `.npy` files named like the arrays in an `.npz`: `train_x.npy`, `train_y.npy`, ..."""
-    arrays = {file.stem: _npy(file) for file in sorted(path.glob("*.npy"))}
-    return from_arrays(path.name, arrays)
+    return from_arrays(path.stem, {"x": _open(path), "y": _open(beside)})
 
 
 def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
@@ -68,28 +58,30 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     return from_arrays(name, {k: as_array(v) for k, v in arrays.items()})
 
 
-def open_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays in an `.npz`; one that would need unpickling is refused."""
+def open_arrays(path: Path, *, mapped: bool = False) -> dict[str, NDArray[Any]]:
+    """The arrays of an `.npz`, an `.npy` with the `y.npy` beside it, or a folder of `.npy` files, by name.
+
+    Arrays in `.npy` files may be memory-mapped, so that their rows are read on demand.
+    """
+    if path.is_dir():
+        return {file.stem: _open(file, mapped) for file in sorted(path.glob("*.npy"))}
+    if path.suffix.lower() == ".npz":
+        return dict(_open(path))
+    labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
+    beside = labels.is_file() and labels != path and not any(map(split_name, _words(path.stem)))
+    return {"x": _open(path, mapped)} | ({"y": _open(labels, mapped)} if beside else {})
+
+
+def _open(path: Path, mapped: bool = False) -> Any:
+    """What numpy reads without unpickling anything."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except Exception as error:  # a damaged zip can fail in any way
-        raise InputError(unreadable(path, error)) from None
-
-
-def _npy(path: Path) -> NDArray[Any]:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except Exception as error:
-        raise InputError(unreadable(path, error)) from None
-    return np.asarray(array)
-
-
-def unreadable(path: Path, error: Exception) -> str:
-    """The message for a file that numpy cannot read."""
-    if "allow_pickle" in str(error):
-        return f"{path}: holds Python objects, which are never unpickled: save arrays of numbers or text instead"
-    return f"{path}: cannot be read as numpy arrays, it is damaged or of another format ({error})"
+        found = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        return found if isinstance(found, np.ndarray) else {key: found[key] for key in found.files}
+    except Exception as error:  # a damaged file can fail in any way
+        objects = "allow_pickle" in str(error) or "Python objects" in str(error)
+        fix = "holds Python objects, which are never unpickled: save arrays of numbers or text instead"
+        damaged = f"cannot be read as numpy arrays, it is damaged or of another format ({error})"
+        raise InputError(f"{path}: {fix if objects else damaged}") from None
 
 
 # -- from named arrays to a data set -----------------------------------------------------------------------------------
@@ -129,9 +121,9 @@ def as_texts(array: NDArray[Any]) -> NDArray[Any]:
     return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 
-def by_split(name: str, arrays: Mapping[str, Value]) -> dict[str | None, dict[str, Value]]:
+def by_split(name: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str | None, dict[str, NDArray[Any]]]:
     """{split or None: {role: array}} of arrays whose keys name both."""
-    found: dict[str | None, dict[str, Value]] = {}
+    found: dict[str | None, dict[str, NDArray[Any]]] = {}
     for key, array in arrays.items():
         split, role = _meaning(name, key)
         if role in found.setdefault(split, {}):
@@ -148,15 +140,6 @@ def _meaning(name: str, key: str) -> tuple[str | None, str]:
     if len(roles) != 1 or len(splits) > 1 or len(words) != 1 + len(splits):
         raise InputError(f"{name}: the array {key!r} has a name that is not known here: expected {EXPECTED}")
     return (splits[0] if splits else None), roles[0]
-
-
-def names_split(key: str) -> bool:
-    """Whether a name contains train, val or test.
-
-    >>> names_split("X_test"), names_split("X")
-    (True, False)
-    """
-    return any(map(split_name, _words(key)))
 
 
 def _words(key: str) -> list[str]:
@@ -239,61 +222,3 @@ def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     if images.ndim == 4 and images.shape[3] in (1, 3):
         return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
     raise InputError(f"{where}: images have shape {images.shape}: expected 1 or 3 channels, (N, H, W[, channels])")
-
-
-# -- rows of large arrays, read on demand ------------------------------------------------------------------------------
-
-
-class ArrayRows:
-    """One stored array whose rows are read from the file on demand; cheap in ascending order, also when compressed."""
-
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        read_header = HEADERS[np.lib.format.read_magic(file)]
-        self.shape, by_column, self.dtype = read_header(file)
-        if self.dtype.hasobject or not self.shape:
-            raise ValueError("allow_pickle" if self.dtype.hasobject else "a single number")
-        self._file, self._path, self._start = file, path, file.tell()
-        self._row = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
-        # An array stored column by column has no rows to read: it is read at once.
-        self._whole = self._read(range(len(self))).reshape(self.shape, order="F") if by_column else None
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-    def __getitem__(self, rows: range) -> NDArray[Any]:
-        if self._whole is not None:
-            return self._whole[rows.start : rows.stop]
-        return self._read(rows).reshape(len(rows), *self.shape[1:])
-
-    def _read(self, rows: range) -> NDArray[Any]:
-        self._file.seek(self._start + rows.start * self._row)
-        try:
-            data = bytearray(self._file.read(len(rows) * self._row))
-            if len(data) < len(rows) * self._row:
-                raise EOFError("it is truncated")
-        except Exception as error:  # a damaged file can fail in any way
-            raise InputError(unreadable(self._path, error)) from None
-        return np.frombuffer(data, dtype=self.dtype)
-
-
-def open_arrays(path: Path) -> dict[str | None, dict[str, ArrayRows]]:
-    """The arrays of an `.npz`, a `.npy` with the `y.npy` beside it if there is one, or a folder of `.npy` files.
-
-    {split or None: {role: array}}, with the roles of `ROLES`. Files stay open as long as they are needed.
-    """
-    try:
-        if path.suffix.lower() == ".npz":
-            packed = zipfile.ZipFile(path)
-            found = {name.removesuffix(".npy"): ArrayRows(packed.open(name), path) for name in packed.namelist()}
-        elif path.is_dir():
-            found = {file.stem: ArrayRows(file.open("rb"), file) for file in sorted(path.glob("*.npy"))}
-        else:
-            labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
-            beside = labels.is_file() and labels != path and not names_split(path.stem)
-            found = {"x": ArrayRows(path.open("rb"), path)}
-            found |= {"y": ArrayRows(labels.open("rb"), labels)} if beside else {}
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(unreadable(path, error)) from None
-    return by_split(path.name, found)

@@ -17,8 +17,7 @@ from rfdlc.data.dataset import Dataset, Normalisation, choose_split, split_name
 from rfdlc.data.images import SUFFIXES, PackedText
 from rfdlc.data.sources.folder import Listed, read_images
 from rfdlc.decide.classes import MOST_NUMBERED
-from rfdlc.errors import InputError
-from rfdlc.errors import listing as told
+from rfdlc.errors import InputError, listing
 from rfdlc.progress import track
 
 
@@ -65,16 +64,9 @@ def find_named(root: Path, name: str) -> Path:
     )
 
 
-def read_folder(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
-    """The one data set whose list files lie in this folder."""
-    stems = find(path)
-    if len(stems) > 1:
-        raise InputError(f"{path}: holds lists of several data sets ({told(stems)}): give the path of one train list")
-    return read(next(iter(stems.values()))["train"], image_size=image_size, skip_broken=skip_broken)
-
-
 def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
-    """A training list and, beside it, those of val and test; paths in them are relative to their folder."""
+    """A training list (of a folder, the one in it) and, beside it, those of val and test; paths are relative to it."""
+    path = list_file(path, "train") if path.is_dir() else path
     stem, split = _stem_and_split(path)
     files = find(path.parent).get(stem, {}) if split is not None else {"train": path}
     if path not in files.values():
@@ -84,27 +76,19 @@ def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool
     listed = {name: _read_list(file, root, skipped, skip_broken) for name, file in files.items()}
     published = PUBLISHED.get(plain_name(stem))
     names = _class_names(listed)
-    notes = _compare(path, listed, len(names), published)
-    return read_images(
-        stem or path.stem,
-        root,
-        listed,
-        names,
-        image_size=image_size,
-        skip_broken=skip_broken,
-        notes=notes,
-        skipped=skipped,
-        normalisation=published.normalisation if published else None,
-    )
+    notes = [] if published is None else _differences(path, listed, len(names), published)
+    scale = published.normalisation if published else None
+    told = {"image_size": image_size, "skip_broken": skip_broken, "notes": notes, "skipped": skipped}
+    return read_images(stem or path.stem, root, listed, names, **told, normalisation=scale)
 
 
 def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
-    """The list to predict: the file itself, or of a folder, or a file that stands for a `whole` data set, a split."""
+    """The file itself, or the list of a split, of a folder or where the file stands for a `whole` data set."""
     if path.is_file() and split is None and not whole:
         return path
     stems = find(path if path.is_dir() else path.parent)
     if path.is_dir() and len(stems) > 1:
-        raise InputError(f"{path}: holds lists of several data sets ({told(stems)}): give the path of one list")
+        raise InputError(f"{path}: holds lists of several data sets ({listing(stems)}): give the path of one list")
     files = next(iter(stems.values())) if path.is_dir() else stems.get(_stem_and_split(path)[0], {})
     return files[choose_split(str(path), files, split)]
 
@@ -119,16 +103,20 @@ def find_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedTex
 
     def names() -> Iterator[str]:
         for number, line in _lines(path):
-            name, label, trouble = _labelled_or_not(line, class_names)
-            folder = place.get(name.rpartition("/")[0].rpartition("/")[2], label)
-            trouble = trouble or _leaving(name, root)
-            if not trouble and label >= 0 and folder != label:
-                trouble = (
-                    f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of another "
-                    f"class ({class_names[folder]!r}): labels count the model's classes; correct or leave them out"
-                )
-            if trouble:
-                raise InputError(f"{path}, line {number}: {trouble}")
+            try:
+                unlabelled = os.path.splitext(line)[1].lower() in SUFFIXES
+                name, label = (line, -1) if unlabelled else _parsed(line)
+                _check_inside(name, root)
+                folder = place.get(_folder_of(name), label)
+                if label >= len(class_names):
+                    raise InputError(f"label {label} is out of range: the model has {len(class_names)} classes")
+                if label >= 0 and folder != label:
+                    raise InputError(
+                        f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of "
+                        f"another class ({class_names[folder]!r}): correct the labels or leave them out"
+                    )
+            except InputError as error:
+                raise InputError(f"{path}, line {number}: {error}") from None
             labels.append(label)
             yield name
 
@@ -136,18 +124,6 @@ def find_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedTex
     if not len(packed):
         raise InputError(f"{path}: holds no usable line: expected lines of 'path' or 'path label'")
     return root, packed, np.frombuffer(labels, dtype=np.int64)
-
-
-def _labelled_or_not(line: str, class_names: Sequence[str]) -> tuple[str, int, str]:
-    """(name, label or -1, what is wrong)."""
-    name, label, trouble = _parsed(line)
-    if not trouble and label >= len(class_names):
-        return name, label, f"label {label} is out of range: the model has {len(class_names)} classes, from 0 on"
-    if not trouble:
-        return name, label, ""
-    if os.path.splitext(line.strip())[1].lower() in SUFFIXES:
-        return line.strip(), -1, ""
-    return name, -1, f"expected 'path', the name of an image, or 'path label', got {line.strip()!r}"
 
 
 def _stem_and_split(path: Path) -> tuple[str, str | None]:
@@ -167,17 +143,22 @@ def plain_name(name: str) -> str:
 
 
 def _read_list(path: Path, root: Path, skipped: list[str], skip_broken: bool) -> Listed:
-    """Every line as a name and a class; errors name the line."""
-    listed, folders = Listed(), _Folders(root)
+    listed = Listed()
+    contents: dict[str, frozenset[str]] = {}  # of each folder, read once: much faster than one call per file
     for number, line in _lines(path):
-        name, label, trouble = _parsed(line)
-        trouble = trouble or folders.trouble(name)
-        if not trouble:
+        try:
+            name, label = _parsed(line)
+            _check_inside(name, root)
+            folder, _, file = name.rpartition("/")
+            if folder not in contents:
+                contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
+            if file not in contents[folder]:
+                raise InputError(f"there is no file {root / name}")
             listed.add(name, label, f"{path}, line {number}: ")
-        elif skip_broken:
-            skipped.append(f"{path}, line {number}: {trouble}")
-        else:
-            raise InputError(f"{path}, line {number}: {trouble}")
+        except InputError as error:
+            if not skip_broken:
+                raise InputError(f"{path}, line {number}: {error}") from None
+            skipped.append(f"{path}, line {number}: {error}")
     if not listed.names:
         raise InputError(f"{path}: holds no usable line: expected lines of 'path label', such as 'train/a.jpg 0'")
     return listed
@@ -187,54 +168,33 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbers and lines, without empty ones and comments."""
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip() and not line.lstrip().startswith("#"):
+            for number, line in enumerate(map(str.strip, file), 1):
+                if line and not line.startswith("#"):
                     yield number, line
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as lines of 'path label' in UTF-8 ({error})") from None
 
 
-def _parsed(line: str) -> tuple[str, int, str]:
-    """(name, label, what is wrong); the label is what follows the last space, so that paths may have spaces."""
-    fields = line.strip().rsplit(None, 1)
-    if len(fields) != 2:
-        return "", 0, f"expected 'path label', got {line.strip()!r}"
-    name, label = fields
+def _parsed(line: str) -> tuple[str, int]:
+    """Name and label; the label is what follows the last space, so that paths may have spaces."""
+    name, *rest = line.rsplit(None, 1)
+    if not rest:
+        raise InputError(f"expected 'path label', got {line!r}")
+    label = rest[0]
     if not re.fullmatch(r"[0-9]{1,9}", label):
-        return name, 0, f"the label {label!r} is not a number: expected 'path label' with a class from 0 on"
+        raise InputError(f"the label {label!r} is not a number: expected 'path label' with a class from 0 on")
     if int(label) >= MOST_NUMBERED:
-        return name, 0, f"the label {label} is too large: expected class numbers from 0 on, below {MOST_NUMBERED:,}"
-    return name, int(label), ""
+        raise InputError(f"the label {label} is too large: expected class numbers from 0 on, below {MOST_NUMBERED:,}")
+    return name, int(label)
 
 
-def _leaving(name: str, root: Path) -> str:
+def _check_inside(name: str, root: Path) -> None:
     if name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]:
-        return f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it, without '..'"
-    return ""
+        raise InputError(f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it")
 
 
-class _Folders:
-    """Which files exist under a root; each folder is read once, which is much faster than one call per file."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._content: dict[str, frozenset[str]] = {}
-
-    def trouble(self, name: str) -> str:
-        """Why this path cannot be used; empty if it can."""
-        folder, _, file = name.rpartition("/")
-        if trouble := _leaving(name, self._root):
-            return trouble
-        if folder not in self._content:
-            self._content[folder] = self._read(folder)
-        return "" if file in self._content[folder] else f"there is no file {self._root / name}"
-
-    def _read(self, folder: str) -> frozenset[str]:
-        try:
-            with os.scandir(self._root / folder) as entries:
-                return frozenset(entry.name for entry in entries)
-        except OSError:
-            return frozenset()
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0].rpartition("/")[2]
 
 
 def _class_names(listed: dict[str, Listed]) -> list[str]:
@@ -243,20 +203,19 @@ def _class_names(listed: dict[str, Listed]) -> list[str]:
     folders: dict[int, set[str]] = defaultdict(set)
     for images in listed.values():
         for name, label in zip(images.names, images.labels, strict=True):
-            folders[label].add(name.rpartition("/")[0].rpartition("/")[2])
+            folders[label].add(_folder_of(name))
     alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
     names = [next(iter(folders[c])) for c in range(count)] if alone else []
     return names if len(set(names)) == count and all(names) else [str(c) for c in range(count)]
 
 
-def _compare(path: Path, listed: dict[str, Listed], classes: int, published: Published | None) -> list[str]:
+def _differences(path: Path, listed: dict[str, Listed], classes: int, published: Published) -> list[str]:
     """A note, and a warning, where the numbers differ from those of the published data set."""
-    if published is None:
-        return []
+    counts = {split: len(images.names) for split, images in listed.items()}
     wrong = [
-        f"{len(images.names)} {split} images (published: {published.images[split]})"
-        for split, images in listed.items()
-        if published.images.get(split, len(images.names)) != len(images.names)
+        f"{count} {split} images (published: {published.images[split]})"
+        for split, count in counts.items()
+        if published.images.get(split, count) != count
     ]
     wrong += [f"{classes} classes (published: {published.classes})"] if classes != published.classes else []
     wrong += [f"no {split} list" for split in published.images if split not in listed]
