@@ -365,7 +365,7 @@ def test_lists_with_and_without_labels(run, photos, tmp_path):
         ("0/0.png 10", "line 2: label 10 is out of range: the model has 10 classes"),
         ("0/0.png 3", "line 2: label 3 is '3' in the model, but the image lies in a folder of another class"),
         ("../0.png", "line 2: the path '../0.png' leaves the root"),
-        ("0/0.doc", "line 2: expected 'path', the name of an image"),
+        ("0/0.doc", "line 2: expected 'path label', got '0.0.doc'"),
         ("0/none.png", "none.png: there is no such file"),
     ],
 )
