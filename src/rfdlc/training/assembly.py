@@ -86,17 +86,18 @@ def build_net(
             "backbone='package.module:function'"
         )
     name = _automatic(shape) if config.backbone == "auto" else config.backbone
-    found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
-    net = ParticleNet(
-        found,
-        classes,
-        particles=config.particles,
-        seeds=seeds,
-        shared_stages=min(config.shared_stages, len(found.stages) - (name == "mlp")),
-        head=config.head,
-        head_scale=config.head_scale,
-        combine=combine,
-    )
+    with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
+        found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
+        net = ParticleNet(
+            found,
+            classes,
+            particles=config.particles,
+            seeds=seeds,
+            shared_stages=min(config.shared_stages, len(found.stages) - (name == "mlp")),
+            head=config.head,
+            head_scale=config.head_scale,
+            combine=combine,
+        )
     net.recompute = config.checkpoint_activations
     return net
 

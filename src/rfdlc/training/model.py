@@ -88,8 +88,7 @@ class Model:
         """
         run = Run(path)
         config = run.config.replace(device=device)
-        with torch.random.fork_rng(devices=[]):  # a backbone of the user's own draws its first weights
-            net = method_net(run.method, config, _samples_of(run)[0], run.classes, (config.seed,), backbone)
+        net = method_net(run.method, config, _samples_of(run)[0], run.classes, (config.seed,), backbone)
         try:
             net.load_state_dict(run.weights())
         except RuntimeError as error:

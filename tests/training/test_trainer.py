@@ -1,0 +1,152 @@
+"""The calls from the command to the loss, what a call leaves behind in torch, old run folders, imported backbones."""
+
+import json
+import shutil
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import rfdlc
+from rfdlc.cli.train import train as train_command
+from rfdlc.errors import InputError
+from rfdlc.training.methods import METHODS, Method
+
+SOURCE = str(Path(rfdlc.__file__).parent)
+OLD = Path(__file__).parents[1] / "compatibility" / "run-v1"
+SMALL = {"epochs": 1, "widths": (8,)}
+
+
+class Watching(nn.Module):
+    """Cross-entropy that notes the functions of ours by which it was called, the command first."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = [calls]
+
+    def forward(self, logits, target, epoch):
+        ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(SOURCE)]
+        command = next(i for i, frame in enumerate(ours) if frame.filename.endswith("cli/train.py"))
+        self.calls[0][:] = [f"{Path(frame.filename).stem}.{frame.name}" for frame in ours[command + 1 :]]
+        return -logits.log_softmax(-1)[:, torch.arange(len(target)), target]
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_eight_calls_from_the_command_to_the_loss(tmp_path, monkeypatch, capsys, kind):
+    calls = []
+    loss = Watching(calls)
+    row = Method("watched", "here", loss=lambda *given: loss if kind == "module" else loss.forward)
+    monkeypatch.setitem(METHODS, "watched", row)
+    train_command("digits-lt", ["epochs=1", "widths=8", "batch_size=512"], out=tmp_path / "run", method="watched")
+    assert calls[0] == "train.train"
+    assert len(calls) + 1 <= 8, calls  # with the call of the loss itself
+
+
+def state_of_torch():
+    return torch.get_rng_state(), torch.get_num_threads(), torch.backends.cudnn.benchmark
+
+
+def assert_untouched(before):
+    after = state_of_torch()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+class Own(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.2))
+
+
+def test_global_state_of_torch_is_the_callers(tmp_path, monkeypatch):
+    threads = torch.get_num_threads()
+    torch.manual_seed(7)
+    torch.set_num_threads(2)
+    before = state_of_torch()
+    try:
+        rfdlc.train("digits-lt", "crt", tmp_path / "a", keep=(1.0,), **SMALL)
+        assert_untouched(before)
+        rfdlc.resume(tmp_path / "a")
+        rfdlc.fork(tmp_path / "a", tmp_path / "b", at=1)
+        assert_untouched(before)
+        rfdlc.train_many("digits-lt", [rfdlc.RunSpec(tmp_path / f"{i}", "ce", {**SMALL, "seed": i}) for i in (0, 1)])
+        assert_untouched(before)
+        rfdlc.train("digits-lt", "ce", tmp_path / "own", backbone=Own, epochs=1)
+        rfdlc.Model.load(tmp_path / "own", backbone=Own).predict("digits-lt")
+        assert_untouched(before)
+        with pytest.raises(InputError):
+            rfdlc.train("digits-lt", "ce", tmp_path / "a")
+        assert_untouched(before)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_network_is_built_once(tmp_path, monkeypatch):
+    made = []
+
+    def make():
+        made.append(True)
+        return Own()
+
+    rfdlc.train("digits-lt", "ce", tmp_path / "run", backbone=make, epochs=1)
+    once = len(made)
+    made.clear()
+    rfdlc.Model.load(tmp_path / "run", backbone=make)
+    assert len(made) == once  # as often as for one network
+
+
+# -- run folders of version 1 ---------------------------------------------------------------------------------------
+
+
+def test_a_run_of_version_1_is_loaded_and_predicts_the_same():
+    model = rfdlc.Model.load(OLD)
+    saved = rfdlc.Predictions.load(OLD / "predictions.npz")
+    found = model.predict("digits-lt")
+    assert np.allclose(found.scores.values, saved.scores.values, atol=1e-5)
+    assert np.array_equal(model.decider.decide(found), model.decider.decide(saved))
+
+
+def test_a_run_of_version_1_is_resumed(tmp_path):
+    shutil.copytree(OLD, tmp_path / "run")
+    for name in ("model.safetensors", "decider.json", "metrics.json"):
+        (tmp_path / "run" / name).unlink()
+    rfdlc.resume(tmp_path / "run")
+    old, new = (load_file(folder / "model.safetensors") for folder in (OLD, tmp_path / "run"))
+    assert old.keys() == new.keys()
+    assert all(torch.equal(old[name], new[name]) for name in old)
+    metrics = [
+        json.loads((folder / "metrics.json").read_text())["test"]["accuracy"] for folder in (OLD, tmp_path / "run")
+    ]
+    assert metrics[0] == pytest.approx(metrics[1])
+
+
+def test_a_later_version_is_refused_by_name(tmp_path):
+    table = json.loads((OLD / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**table, "version": 3, "rfdlc": "0.9.0"}))
+    message = r"has format version 3, written by rfdlc 0.9.0: this rfdlc .* reads versions 1 and 2"
+    with pytest.raises(InputError, match=message):
+        rfdlc.Model.load(tmp_path)
+
+
+# -- backbones that are imported --------------------------------------------------------------------------------------
+
+
+def test_a_backbone_by_its_import_path_is_found_again(tmp_path, monkeypatch):
+    (tmp_path / "my_networks.py").write_text(
+        "from torch import nn\n\n\ndef small():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = rfdlc.train("digits-lt", "ce", tmp_path / "run", backbone="my_networks:small", epochs=1)
+    again = rfdlc.Model.load(tmp_path / "run")
+    assert np.array_equal(again.predict("digits-lt").scores.values, model.predict("digits-lt").scores.values)
+    rfdlc.resume(tmp_path / "run")
+    (many,) = rfdlc.train_many(
+        "digits-lt", [rfdlc.RunSpec(tmp_path / "m", "ce", {"backbone": "my_networks:small", **SMALL})]
+    )
+    assert many.config.backbone == "my_networks:small"
+    for wrong in ("my_networks:large", "no_such_module:small"):
+        with pytest.raises(InputError, match=f"backbone='{wrong}' cannot be imported"):
+            rfdlc.train("digits-lt", "ce", tmp_path / "wrong", backbone=wrong)
