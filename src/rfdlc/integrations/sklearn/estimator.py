@@ -19,6 +19,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
+from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose
 from rfdlc.integrations.sklearn.labels import (
     action_labels,
@@ -146,37 +147,31 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.device = device
 
-    # -- fitting ----------------------------------------------------------------------------------------------
-
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
         """Train the networks and calibrate them on held-out samples. No group of samples is on both sides."""
-        before = self if self.warm_start and hasattr(self, "weights_") else None
-        X, y = self._validated(X, y, reset=before is None)
-        check_classification_targets(y)
-        split, labels = _samples(X, y, sample_weight, groups)
-        self._check_labels(labels, before)
-        self.classes_, self.class_counts_ = labels, np.bincount(split.labels)
-        data = self._dataset(split, None if before is None else before.normalisation_)
-        utility = as_utility(self.utility, data.classes)
-        action_labels(utility, labels, self.abstain_label)  # raises before any work
-        as_prior(named_prior(self.prior), data.classes, "prior")
-        settings = self._settings(len(split), before)
-        decider = new_decider(training.METHOD, settings, training.weighted(data).classes)
-        if decider.calibration is not None or self.early_stopping:
-            split_data = training.with_held_out(data, settings)
-        else:
-            split_data = data
-        start, held = None if before is None else before.weights_, split_data.val
-        loss = training.held_out_loss(decider, held) if self.early_stopping and held is not None else None
-        trained = training.train_particles(
-            split_data, settings, start=start, held_out_loss=loss, patience=self.patience
+        first = not (self.warm_start and hasattr(self, "weights_"))
+        split, labels = self._read(X, y, sample_weight, groups, reset=first)
+        _expect(len(labels) > 1, f"{type(self).__name__} needs at least 2 classes, but y has only one class: {labels}")
+        _expect(
+            first or np.array_equal(labels, self.classes_),
+            "warm_start can only be used where `self.classes_` is the same as in the previous call to fit: it was "
+            f"{getattr(self, 'classes_', None)}, `y` has {labels}",
         )
-        self._keep(trained, settings, data)
+        self.classes_, self.class_counts_ = labels, np.bincount(split.labels)
+        data, utility = self._prepare(split, first)
+        as_prior(named_prior(self.prior), data.classes, "prior")  # raises before any work
+        config = self._config(len(split), first)
+        decider = new_decider(training.METHOD, config, training.weighted(data).classes)
+        if decider.calibration is not None or self.early_stopping:
+            data = training.with_held_out(data, config)
+        held = data.val
+        loss = training.held_out_loss(decider, held) if self.early_stopping and held is not None else None
+        before = training.Trained() if first else training.Trained(self.weights_)
+        self._keep(training.train_particles(data, config, before, loss, self.patience), config, data)
         if held is not None:
             options: dict[str, Any] = {"balanced": carries_uniform(decider), "sample_weight": held.weights}
             decider = decider.fit(self._particle_logits(held.array), held.labels, logits=True, **options)
-        self._decide_with(decider.replace(target_prior=named_prior(self.prior), utility=utility))
-        return self
+        return self._decide_with(decider.replace(target_prior=named_prior(self.prior), utility=utility))
 
     def partial_fit(
         self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -186,31 +181,25 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The first call names all `classes`, and its samples set the scale of the features.
         """
         first = not hasattr(self, "weights_")
-        X, y = self._validated(X, y, reset=first)
-        check_classification_targets(y)
         _check_partial_fit_first_call(self, classes)
-        split, _ = _samples(X, y, sample_weight, None, self.classes_)
+        split, _ = self._read(X, y, sample_weight, None, reset=first, labels=self.classes_)
         new = np.bincount(split.labels, minlength=len(self.classes_))
         self.class_counts_ = new if first else new + self.class_counts_
-        data = self._dataset(split, None if first else self.normalisation_)
-        settings = self._settings(len(split), None if first else self)
-        before = None if first else training.Trained(self.weights_, self.optimiser_, self.loss_curve_, [])
-        self._keep(training.continue_particles(data, settings, before), settings, data)
-        decider = new_decider(training.METHOD, settings.replace(calibration="none"), data.classes)
-        self._decide_with(
-            decider.replace(target_prior=named_prior(self.prior), utility=as_utility(self.utility, data.classes))
-        )
-        return self
+        data, utility = self._prepare(split, first)
+        before = training.Trained() if first else training.Trained(self.weights_, self.optimiser_, self.loss_curve_)
+        done = len(before.losses) if before.state else 0  # after `fit` it starts again
+        config = self._config(len(split), first).replace(calibration="none")
+        steady = config.replace(schedule="constant", warmup=0, epochs=done + 1)
+        self._keep(training.train_particles(data, steady, before, keep_state=True), config, data)
+        decider = new_decider(training.METHOD, config, data.classes)
+        return self._decide_with(decider.replace(target_prior=named_prior(self.prior), utility=utility))
 
     def set_utility(self, utility: Any) -> Self:
         """Decide for another utility from now on; neither networks nor calibration are fitted again."""
         check_is_fitted(self)
         counted = Classes.from_counts(self.class_counts_, label_names(self.classes_))
-        self._decide_with(self.decider_.replace(utility=as_utility(utility, counted)))
         self.utility = utility
-        return self
-
-    # -- predicting -------------------------------------------------------------------------------------------
+        return self._decide_with(self.decider_.replace(utility=as_utility(utility, counted)))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of the action with the highest expected utility."""
@@ -243,9 +232,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    # -- inside -----------------------------------------------------------------------------------------------
-
-    def _settings(self, samples: int, before: Self | None = None) -> TrainConfig:
+    def _config(self, samples: int, first: bool) -> TrainConfig:
         """The settings of `rfdlc train` for a table of this size, changed by the parameters."""
         choose("weighting", self.weighting, training.WEIGHTINGS)
         changes = {
@@ -254,56 +241,70 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "epochs": self.epochs,
             "learning_rate": self.learning_rate,
             "hold_out": self.hold_out,
-            "seed": _seed(self.random_state),
+            "seed": check_random_state(self.random_state).randint(2**31 - 1),
             "device": self.device,
         }
+        if isinstance(self.random_state, Integral):
+            changes["seed"] = int(self.random_state)
         if self.batch_size != "auto":
             changes["batch_size"] = self.batch_size
         if self.calibrate is not True:
             changes["calibration"] = self.calibrate or "none"
-        settings = training.table_settings(samples, self.weighting, **changes)
-        if before is not None:
-            _check_same_networks(before.settings_, settings)
-        return settings
+        config = training.table_settings(samples, self.weighting, **changes)
+        for name in () if first else ("widths", "particles"):
+            old, new = getattr(self.settings_, name), getattr(config, name)
+            _expect(old == new, f"{name} was {old} when training began and is {new} now: use a new estimator (clone)")
+        return config
 
-    def _validated(self, X: Any, y: Any, reset: bool) -> tuple[Any, NDArray[Any]]:
-        """Samples and labels; `reset` also sets the offsets of features that lie far from 0."""
+    def _read(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: ArrayLike | None,
+        groups: ArrayLike | None,
+        reset: bool,
+        labels: NDArray[Any] | None = None,
+    ) -> tuple[Split, NDArray[Any]]:
+        """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_WIDE, reset=reset)
+        check_classification_targets(y)
         if reset:
             self.offset_ = _offsets(X)
-        return self._narrowed(X), y
+        group_of = None if groups is None else np.asarray(groups)
+        check_consistent_length(X, y, group_of)
+        weights = None if sample_weight is None else as_sample_weight(sample_weight, X)
+        rows = np.arange(len(y)) if weights is None else np.flatnonzero(weights)
+        known = np.unique(y[rows]) if labels is None else labels
+        unknown = np.setdiff1d(y[rows], known)
+        _expect(not len(unknown), f"`y` has classes not in `self.classes_`: {unknown}. `self.classes_` has {known}.")
+        relative = None if weights is None else weights[rows] / weights[rows].mean()
+        group_of = None if group_of is None else group_of[rows]
+        inputs = _dense(self._narrowed(X)[rows])
+        return Split(inputs, np.searchsorted(known, y[rows]), groups=group_of, weights=relative), known
 
     def _narrowed(self, X: Any) -> Any:
-        """Features in 32 bits."""
+        """Features in 32 bits, without their offsets."""
         moved = _dense(X) - self.offset_ if self.offset_.any() else X
         return check_array(moved, accept_sparse="csr", dtype=np.float32, input_name="X", estimator=self)
 
-    def _check_labels(self, labels: NDArray[Any], before: Self | None) -> None:
-        if len(labels) < 2:
-            raise ValueError(
-                f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data contains only "
-                f"one class: {labels.tolist()[0]!r}"
-            )
-        if before is not None and not np.array_equal(labels, before.classes_):
-            raise ValueError(
-                "warm_start can only be used where `self.classes_` is the same as in the previous call to fit. "
-                f"Previously got {before.classes_}, `y` has {labels}"
-            )
-
-    def _dataset(self, split: Split, scale: Normalisation | None) -> Dataset:
-        """Networks that continue keep the `scale` of the features."""
+    def _prepare(self, split: Split, first: bool) -> tuple[Dataset, Utility]:
+        """The samples as a data set, and the utility. Networks that continue keep the scale of the features."""
         classes = Classes.from_counts(self.class_counts_, label_names(self.classes_))
-        return Dataset("arrays", classes, split, normalisation=scale or Normalisation.of_features(split.array))
+        utility = as_utility(self.utility, classes)
+        action_labels(utility, self.classes_, self.abstain_label)  # raises before any work
+        scale = Normalisation.of_features(split.array) if first else self.normalisation_
+        return Dataset("arrays", classes, split, normalisation=scale), utility
 
-    def _keep(self, trained: "training.Trained", settings: TrainConfig, data: Dataset) -> None:
+    def _keep(self, trained: "training.Trained", config: TrainConfig, data: Dataset) -> None:
         self.weights_, self.optimiser_ = trained.weights, trained.state
         self.loss_curve_, self.held_out_loss_curve_ = trained.losses, trained.held_out_losses
         self.loss_, self.n_iter_ = trained.losses[-1], len(trained.losses)
-        self.settings_, self.normalisation_ = settings, data.normalisation
+        self.settings_, self.normalisation_ = config, data.normalisation
 
-    def _decide_with(self, decider: Decider) -> None:
+    def _decide_with(self, decider: Decider) -> Self:
         self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
         self.decider_ = decider
+        return self
 
     def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:
         here = self.settings_.replace(device=self.device)
@@ -317,27 +318,6 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             yield self._particle_logits(_dense(self._narrowed(X[rows])))
 
 
-def _samples(
-    X: Any,
-    y: NDArray[Any],
-    sample_weight: ArrayLike | None,
-    groups: ArrayLike | None,
-    labels: NDArray[Any] | None = None,
-) -> tuple[Split, NDArray[Any]]:
-    """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
-    group_of = None if groups is None else np.asarray(groups)
-    check_consistent_length(X, y, group_of)
-    weights = None if sample_weight is None else as_sample_weight(sample_weight, X)
-    rows = np.arange(len(y)) if weights is None else np.flatnonzero(weights)
-    known = np.unique(y[rows]) if labels is None else labels
-    unknown = np.setdiff1d(y[rows], known)
-    if len(unknown):
-        raise ValueError(f"`y` has classes not in `self.classes_`. `self.classes_` has {known}. 'y' has {unknown}.")
-    relative = None if weights is None else weights[rows] / weights[rows].mean()
-    group_of = None if group_of is None else group_of[rows]
-    return Split(_dense(X[rows]), np.searchsorted(known, y[rows]), groups=group_of, weights=relative), known
-
-
 def _offsets(X: Any) -> NDArray[np.float64]:
     """The median of each feature that loses precision in 32 bits, 0 for all others (F,)."""
     if issparse(X) or X.dtype.itemsize <= 4:
@@ -346,21 +326,10 @@ def _offsets(X: Any) -> NDArray[np.float64]:
         return np.array([np.median(feature) if blurred(feature) else 0.0 for feature in X.T])
 
 
-def _check_same_networks(before: TrainConfig, now: TrainConfig) -> None:
-    """Training continues only with networks of the same shape."""
-    for name, old, new in (("hidden", before.widths, now.widths), ("particles", before.particles, now.particles)):
-        if old != new:
-            raise ValueError(
-                f"{name} was {old} when training began and is {new} now: networks that continue training keep "
-                "their shape; use a new estimator (clone), or fit without warm_start"
-            )
-
-
-def _seed(random_state: Any) -> int:
-    if isinstance(random_state, Integral):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))
-
-
 def _dense(X: Any) -> NDArray[np.float32]:
     return np.ascontiguousarray(X.toarray() if issparse(X) else X)
+
+
+def _expect(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

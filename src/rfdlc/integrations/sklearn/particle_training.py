@@ -4,10 +4,9 @@ Results are plain arrays by name; networks are built from them when they are nee
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,10 @@ HeldOutLoss = Callable[[Floats], float]  # of particle logits (M, N, C)
 class Trained:
     """Result of a training: weights and optimizer state by name, and the losses of each epoch."""
 
-    weights: Arrays
-    state: Arrays
-    losses: list[float]
-    held_out_losses: list[float]
+    weights: Arrays = field(default_factory=dict)
+    state: Arrays = field(default_factory=dict)
+    losses: Sequence[float] = ()
+    held_out_losses: Sequence[float] = ()
 
 
 def table_settings(samples: int, weighting: str, **changes: Any) -> TrainConfig:
@@ -61,14 +60,14 @@ def weighted(data: Dataset) -> Dataset:
     return replace(data, classes=Classes.from_counts(np.maximum(1, np.rint(counts)), data.classes.names))
 
 
-def with_held_out(data: Dataset, settings: TrainConfig) -> Dataset:
+def with_held_out(data: Dataset, config: TrainConfig) -> Dataset:
     """With samples held out, if wanted and if some class has two samples."""
-    if not settings.hold_out:
+    if not config.hold_out:
         return data
     if data.classes.count_array.max() < 2:
         warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
         return data
-    return data.hold_out(settings.hold_out, seed=settings.seed)
+    return data.hold_out(config.hold_out, seed=config.seed)
 
 
 def held_out_loss(decider: Decider, held: Split) -> HeldOutLoss:
@@ -87,72 +86,52 @@ def held_out_loss(decider: Decider, held: Split) -> HeldOutLoss:
 
 def train_particles(
     data: Dataset,
-    settings: TrainConfig,
-    *,
-    start: Arrays | None = None,
+    config: TrainConfig,
+    before: Trained,
     held_out_loss: HeldOutLoss | None = None,
     patience: int = 0,
+    keep_state: bool = False,
 ) -> Trained:
-    """Train on `data.train` for all epochs or, with `patience`, until the loss on `data.val` stops falling.
+    """Train on `data.train` until the last epoch or, with `held_out_loss`, until the loss on `data.val` stops falling.
 
-    Training starts from the weights `start`, if given. With `held_out_loss` the weights of the best epoch are kept.
+    Training starts from the weights `before`, if there are any, and continues its epochs if there is optimizer state.
     """
-    device = choose_device(settings.device)
-    net = _network(settings, data.input_shape, len(data.classes), device, start)
-    parts = build_stages(METHODS[METHOD], settings, weighted(data), (settings.seed,), device)
-    losses: list[float] = []
-    held: list[float] = []
-    best: Arrays | None = None
-    with _own_random_numbers(device), sensible_threads(net, settings):
-        for epoch in epochs(net, parts, {}):
+    device, done = choose_device(config.device), len(before.losses) if before.state else 0
+    net = _network(config, data.input_shape, len(data.classes), device, before.weights)
+    stages = build_stages(METHODS[METHOD], config, weighted(data), (config.seed,), device)
+    state = {name: torch.tensor(array) for name, array in before.state.items()}
+    losses, held, best = list(before.losses), [], None
+    with sensible_threads(net, config):
+        for epoch in epochs(net, stages, state, done):
             losses.append(epoch.losses[0])
-            if held_out_loss is None or data.val is None:
-                continue
-            held.append(held_out_loss(_logits(net, data.val.array, data.normalisation)))
-            best = _arrays(net.state_dict()) if held[-1] == min(held) else best
-            if len(held) - 1 - int(np.argmin(held)) >= patience:
-                break
-    return Trained(best or _arrays(net.state_dict()), {}, losses, held)
-
-
-def continue_particles(data: Dataset, settings: TrainConfig, before: Trained | None) -> Trained:
-    """One more pass over `data.train` at a constant learning rate, with the optimizer state of the previous passes."""
-    device = choose_device(settings.device)
-    done = len(before.losses) if before is not None and before.state else 0  # after `fit` it starts again
-    net = _network(settings, data.input_shape, len(data.classes), device, None if before is None else before.weights)
-    steady = settings.replace(schedule="constant", warmup=0, epochs=done + 1)
-    parts = build_stages(METHODS[METHOD], steady, weighted(data), (settings.seed,), device)
-    state = {name: torch.tensor(array) for name, array in (before.state if before else {}).items()}
-    with _own_random_numbers(device), sensible_threads(net, steady):
-        (epoch,) = epochs(net, parts, state, done)
-        kept = _arrays(optimiser_state(epoch.step))
-    return Trained(_arrays(net.state_dict()), kept, [*(before.losses if before else []), epoch.losses[0]], [])
+            if held_out_loss is not None and data.val is not None:
+                held.append(held_out_loss(_logits(net, data.val.array, data.normalisation)))
+                best = _arrays(net.state_dict()) if held[-1] == min(held) else best
+                if len(held) - 1 - int(np.argmin(held)) >= patience:
+                    break
+    kept = _arrays(optimiser_state(epoch.step)) if keep_state else {}
+    return Trained(best or _arrays(net.state_dict()), kept, losses, held)
 
 
 def particle_logits(
-    weights: Arrays,
-    settings: TrainConfig,
-    inputs: NDArray[np.float32],
-    classes: int,
-    normalisation: Normalisation | None,
+    weights: Arrays, config: TrainConfig, inputs: Floats, classes: int, normalisation: Normalisation | None
 ) -> Floats:
     """Particle logits (M, N, C) of features (N, F) by trained weights."""
-    device = choose_device(settings.device)
-    net = _network(settings, inputs.shape[1:], classes, device, weights)
+    net = _network(config, inputs.shape[1:], classes, choose_device(config.device), weights)
     return _logits(net, inputs, normalisation)
 
 
 def _network(
-    settings: TrainConfig, shape: tuple[int, ...], classes: int, device: torch.device, weights: Arrays | None
+    config: TrainConfig, shape: tuple[int, ...], classes: int, device: torch.device, weights: Arrays
 ) -> ParticleNet:
-    net = build_net(settings, shape, classes, (settings.seed,))
-    if weights is not None:
+    net = build_net(config, shape, classes, (config.seed,))
+    if weights:
         net.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
     return place(net, device)
 
 
 @torch.no_grad()
-def _logits(net: ParticleNet, inputs: NDArray[np.float32], normalisation: Normalisation | None) -> Floats:
+def _logits(net: ParticleNet, inputs: Floats, normalisation: Normalisation | None) -> Floats:
     """In double precision: a sample's prediction must not depend on the others in its batch."""
     exact = deepcopy(net).double().eval()
     device = exact.head.weight.device
@@ -163,10 +142,3 @@ def _logits(net: ParticleNet, inputs: NDArray[np.float32], normalisation: Normal
 
 def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
-
-
-@contextmanager
-def _own_random_numbers(device: torch.device) -> Iterator[None]:
-    """The loop seeds torch's global generator; the caller's state is restored afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
