@@ -54,3 +54,9 @@ def choose(what: str, given: str, allowed: Iterable[str]) -> str:
         hint = suggestion(given, allowed)
         raise InputError(f"{what} {given!r} is unknown: expected one of {listing(allowed, 40)}{hint}")
     return given
+
+
+def expect(condition: object, message: str) -> None:
+    """Raise InputError with `message` unless `condition` holds."""
+    if not condition:
+        raise InputError(message)

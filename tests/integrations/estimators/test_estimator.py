@@ -291,7 +291,7 @@ def test_wrong_input(three, named):
         RFDLCClassifier(Utility.one_hot(["common", "rare"]), **SMALL).fit(*named)
     with pytest.raises(InputError, match="row for the class '3' but y has no sample"):
         RFDLCClassifier(Utility.one_hot(4), **SMALL).fit(X, y)
-    with pytest.raises(ValueError, match="only one class: \[1\]"):
+    with pytest.raises(ValueError, match=r"only one class: \[1\]"):
         RFDLCClassifier(**SMALL).fit(X[:3], [1, 1, 1])
     with pytest.raises(ValueError, match="too large for dtype"):
         RFDLCClassifier(**SMALL).fit(np.where(np.arange(8) == 3, 1e200, X), y)

@@ -20,7 +20,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import choose
+from rfdlc.errors import choose, expect
 from rfdlc.integrations.sklearn.labels import (
     action_labels,
     advantage,
@@ -151,8 +151,8 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train the networks and calibrate them on held-out samples. No group of samples is on both sides."""
         first = not (self.warm_start and hasattr(self, "weights_"))
         split, labels = self._read(X, y, sample_weight, groups, reset=first)
-        _expect(len(labels) > 1, f"{type(self).__name__} needs at least 2 classes, but y has only one class: {labels}")
-        _expect(
+        expect(len(labels) > 1, f"{type(self).__name__} needs at least 2 classes, but y has only one class: {labels}")
+        expect(
             first or np.array_equal(labels, self.classes_),
             "warm_start can only be used where `self.classes_` is the same as in the previous call to fit: it was "
             f"{getattr(self, 'classes_', None)}, `y` has {labels}",
@@ -253,7 +253,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = training.table_settings(samples, self.weighting, **changes)
         for name in () if first else ("widths", "particles"):
             old, new = getattr(self.settings_, name), getattr(config, name)
-            _expect(old == new, f"{name} was {old} when training began and is {new} now: use a new estimator (clone)")
+            expect(old == new, f"{name} was {old} when training began and is {new} now: use a new estimator (clone)")
         return config
 
     def _read(
@@ -276,7 +276,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = np.arange(len(y)) if weights is None else np.flatnonzero(weights)
         known = np.unique(y[rows]) if labels is None else labels
         unknown = np.setdiff1d(y[rows], known)
-        _expect(not len(unknown), f"`y` has classes not in `self.classes_`: {unknown}. `self.classes_` has {known}.")
+        expect(not len(unknown), f"`y` has classes not in `self.classes_`: {unknown}. `self.classes_` has {known}.")
         relative = None if weights is None else weights[rows] / weights[rows].mean()
         group_of = None if group_of is None else group_of[rows]
         inputs = _dense(self._narrowed(X)[rows])
@@ -328,8 +328,3 @@ def _offsets(X: Any) -> NDArray[np.float64]:
 
 def _dense(X: Any) -> NDArray[np.float32]:
     return np.ascontiguousarray(X.toarray() if issparse(X) else X)
-
-
-def _expect(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

@@ -12,7 +12,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, listing, suggestion
+from rfdlc.errors import InputError, expect, listing, suggestion
 
 Labels = NDArray[Any]
 
@@ -49,11 +49,8 @@ def as_utility(given: Any, classes: Classes) -> Utility:
         return _matched(named, classes)
     actions = [str(i) for i in range(np.shape(given)[1])] if np.ndim(given) == 2 else None
     matrix, names = Utility(given, actions=actions).matrix, classes.names
-    if len(matrix) != len(names):
-        raise InputError(
-            f"utility has {len(matrix)} rows but y has {len(names)} classes ({listing(names)}): "
-            "expected one row per class, in this order"
-        )
+    problem = f"utility has {len(matrix)} rows but y has {len(names)} classes ({listing(names)})"
+    expect(len(matrix) == len(names), f"{problem}: expected one row per class, in this order")
     return Utility(matrix, classes)
 
 
@@ -64,11 +61,11 @@ def named_utility(given: Any) -> Utility | None:
     if isinstance(given, str | Path):
         if given in _BUILT:
             return None
-        if not Path(given).is_file():
-            raise InputError(
-                f"utility {str(given)!r} is neither a file nor one of {listing(_BUILT)}: expected one of these, "
-                f"a Utility, a data frame or an array{suggestion(str(given), _BUILT)}"
-            )
+        expect(
+            Path(given).is_file(),
+            f"utility {str(given)!r} is neither a file nor one of {listing(_BUILT)}: expected one of these, "
+            f"a Utility, a data frame or an array{suggestion(str(given), _BUILT)}",
+        )
         return Utility.read_csv(given)
     if not (hasattr(given, "columns") and hasattr(given, "index")):
         return None
@@ -90,9 +87,8 @@ def action_labels(utility: Utility, labels: Labels, abstain_label: Any) -> Label
     if not others:
         return labels[utility.decided_class]
     standing = _labels_of_others(others, labels, abstain_label)
-    taken = [label for label in standing.values() if label in set(labels.tolist())]
-    if taken:
-        raise InputError(f"abstain_label {taken[0]!r} is a class in y: expected a label other than {listing(labels)}")
+    for label in standing.values():
+        expect(label not in labels.tolist(), f"abstain_label {label!r} is a class in y: expected another label")
     values = [labels[c] if c >= 0 else standing[name] for name, c in decided]
     return np.array(values, dtype=object if labels.dtype == object else None)
 
@@ -105,41 +101,33 @@ def advantage(values: Floats) -> Floats:
 def as_sample_weight(given: ArrayLike, samples: Any) -> NDArray[np.float64]:
     """One weight per sample (N,), 0 or more and not all 0."""
     weights = _check_sample_weight(given, samples, dtype=np.float64)
-    if (weights < 0).any():
-        raise ValueError("Negative values in data passed to `sample_weight`")
-    if not weights.any():
-        raise ValueError("Sample weights must contain at least one non-zero number.")
+    expect((weights >= 0).all(), "Negative values in data passed to `sample_weight`")
+    expect(weights.any(), "Sample weights must contain at least one non-zero number.")
     return weights
 
 
 def _labels_of_others(others: list[str], labels: Labels, abstain_label: Any) -> dict[str, Any]:
     if isinstance(abstain_label, Mapping):
-        missing = [name for name in others if name not in abstain_label]
-        if missing:
-            raise InputError(f"abstain_label has no label for the action {missing[0]!r}: expected one for each action")
+        for name in others:
+            expect(name in abstain_label, f"abstain_label has no label for the action {name!r}: expected one for each")
         return {name: abstain_label[name] for name in others}
     if labels.dtype.kind not in "iufb":
         return {name: name for name in others}
-    if len(others) > 1:
-        raise InputError(
-            f"the utility has {len(others)} actions that are not classes ({listing(others)}) and the labels are "
-            "numbers: give each a number of its own, abstain_label={action: number}"
-        )
+    expect(
+        len(others) == 1,
+        f"the utility has {len(others)} actions that are not classes ({listing(others)}) and the labels are numbers: "
+        "give each a number of its own, abstain_label={action: number}",
+    )
     return {others[0]: abstain_label}
 
 
 def _matched(utility: Utility, classes: Classes) -> Utility:
     """The utility in the order of the classes."""
     rows, present = utility.classes.names, classes.names
-    lacking, unseen = sorted(set(present) - set(rows)), sorted(set(rows) - set(present))
-    if lacking:
-        raise InputError(
-            f"y has the class {lacking[0]!r} but the utility has no row for it: its rows are "
-            f"{listing(rows)}{suggestion(lacking[0], rows)}"
-        )
-    if unseen:
-        raise InputError(
-            f"the utility has a row for the class {unseen[0]!r} but y has no sample of it: the classes in y are "
-            f"{listing(present)}{suggestion(unseen[0], present)}"
-        )
+    for name in sorted(set(present) - set(rows)):
+        hint = f"{listing(rows)}{suggestion(name, rows)}"
+        raise InputError(f"y has the class {name!r} but the utility has no row for it: its rows are {hint}")
+    for name in sorted(set(rows) - set(present)):
+        hint = f"the classes in y are {listing(present)}{suggestion(name, present)}"
+        raise InputError(f"the utility has a row for the class {name!r} but y has no sample of it: {hint}")
     return utility.with_classes(classes if utility.classes.counts is None else utility.classes.in_order(present))

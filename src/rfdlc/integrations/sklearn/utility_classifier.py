@@ -13,11 +13,11 @@ from sklearn.utils import _safe_indexing, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, has_fit_parameter
 
-from rfdlc.decide.classes import Classes
+from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
-from rfdlc.errors import InputError
+from rfdlc.errors import expect
 from rfdlc.integrations.sklearn.labels import (
     action_labels,
     advantage,
@@ -27,7 +27,7 @@ from rfdlc.integrations.sklearn.labels import (
     named_prior,
 )
 
-_Fold = tuple[Any, Floats, NDArray[np.int64]]  # a model, its probabilities (n, C) of held-out samples, their rows
+_Fold = tuple[Any, Floats, Indices]  # a model, its probabilities (n, C) of held-out samples, their rows
 
 
 class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -45,20 +45,16 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         the sorted labels; "one-hot" (also None) or "tail-sensitive", which ranks classes by their number of samples in
         y. Columns that are not classes are additional actions, such as "abstain". Pass costs with their sign changed.
     calibration : str or None, default "temperature"
-        A registered calibrator: "temperature", "bias-corrected-temperature", "prior-corrected-temperature", ...; or
-        None.
+        The name of a calibrator in `rfdlc.decide.calibrators.CALIBRATORS`.
     prior : str, dict or array, default "train"
         Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
     estimator_prior : str, dict or array, default "train"
-        Class prior of the estimator's probabilities: "train"; "uniform" for an estimator that balances the classes by
-        weights or sampling; or shares by class.
+        Class prior of the estimator's probabilities; "uniform" if it balances the classes by weights or sampling.
     cv : int, splitter, iterable or "prefit", default 5
-        Folds of the calibration. With "prefit" the estimator is already fitted, and `fit` calibrates it on the given
-        samples, which should be new to it.
+        Folds of the calibration. "prefit" calibrates a fitted estimator on the samples given to `fit`.
     ensemble : bool, default True
-        Predict with the mean of the model of all samples and the models of the folds, each calibrated; with few samples
-        the mean is better than any one of them. If all errors cost the same, only the model of all samples predicts,
-        and its decisions are those of the estimator itself. False: always only the model of all samples.
+        Predict with the mean of the model of all samples and those of the folds, each calibrated. If all errors cost
+        the same, or with False, only the model of all samples predicts.
     abstain_label : object or dict, default -1
         What `predict` returns for an action that is not a class if labels are numbers; or `{action: label}`. If labels
         are text it is the action's name.
@@ -108,11 +104,11 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
 
         `groups` (N,) are passed to the splitter: samples of one group are never on both sides.
         """
-        if not hasattr(self.estimator, "predict_proba"):
-            raise InputError(
-                f"{type(self.estimator).__name__} has no predict_proba: expected a classifier with probabilities, "
-                "such as CalibratedClassifierCV(estimator)"
-            )
+        expect(
+            hasattr(self.estimator, "predict_proba"),
+            f"{type(self.estimator).__name__} has no predict_proba: expected a classifier with probabilities, such as "
+            "CalibratedClassifierCV(estimator)",
+        )
         y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")
         check_classification_targets(y)
         X, y, groups = indexable(X, y, groups)
@@ -128,12 +124,15 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         if self.calibration is not None:
             whole = [(self.estimator, self._probabilities(self.estimator, X), np.arange(len(y)))] if prefit else None
             folds = whole or list(self._folds(X, y, encoded, weights, groups))
-            scores, held = _joined(folds)
+            expect(folds, "no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
+            scores, held = (np.concatenate([fold[i] for fold in folds]) for i in (1, 2))
             balanced = isinstance(self.estimator_prior, str) and self.estimator_prior == "uniform"
             held_weights = None if weights is None else weights[held]
             decider = decider.fit(scores, encoded[held], balanced=balanced, sample_weight=held_weights)
         self.estimator_ = self.estimator if prefit else _fitted(self.estimator, X, y, weights)
-        self.estimators_ = [self.estimator_, *(self._others(folds) if self.ensemble else [])]
+        complete = [model for model, *_ in folds if self.ensemble and len(model.classes_) == len(self.classes_)]
+        # A fitted or frozen estimator is the same in every fold.
+        self.estimators_ = [self.estimator_, *(model for model in complete if model is not self.estimator_)]
         self.decider_, self.actions_ = decider, actions
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
@@ -172,11 +171,6 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
             tags.input_tags, tags.classifier_tags.multi_class = inner.input_tags, inner.classifier_tags.multi_class
         return tags
 
-    def _others(self, folds: list[_Fold]) -> list[Any]:
-        """Models of folds that saw every class. A fitted or frozen estimator is the same in every fold."""
-        every = len(self.classes_)
-        return [m for m, *_ in folds if len(m.classes_) == every and m is not self.estimator_]
-
     def _probabilities(self, model: Any, X: Any) -> Floats:
         """One column per class of `classes_`, in that order; 0 for a class that the model never saw."""
         found = np.asarray(model.predict_proba(X))
@@ -184,7 +178,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         p[:, _encode(model.classes_, self.classes_)] = found
         return p
 
-    def _new_decider(self, encoded: NDArray[np.int64], weights: NDArray[np.float64] | None) -> Decider:
+    def _new_decider(self, encoded: Indices, weights: Floats | None) -> Decider:
         """Not fitted yet."""
         count = len(self.classes_)
         classes = Classes.from_counts(np.bincount(encoded, minlength=count), label_names(self.classes_))
@@ -193,26 +187,18 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
             seen if isinstance(prior, str) and prior == "train" else as_prior(named_prior(prior), classes, name)
             for name, prior in (("estimator_prior", self.estimator_prior), ("prior", self.prior))
         )
-        return Decider(
-            as_utility(self.utility, classes),
-            calibration=self.calibration,
-            train_prior=carried,
-            target_prior=None if wanted is seen and carried is seen else wanted,
-        )
+        target = None if wanted is seen and carried is seen else wanted
+        utility = as_utility(self.utility, classes)
+        return Decider(utility, calibration=self.calibration, train_prior=carried, target_prior=target)
 
-    def _folds(
-        self,
-        X: Any,
-        y: NDArray[Any],
-        encoded: NDArray[np.int64],
-        weights: NDArray[np.float64] | None,
-        groups: Any,
-    ) -> Iterator[_Fold]:
+    def _folds(self, X: Any, y: NDArray[Any], encoded: Indices, weights: Floats | None, groups: Any) -> Iterator[_Fold]:
         """Models of folds, with their probabilities of the samples that they were not fitted to.
 
         Samples of a class that is missing from the rest of their fold are left out.
         """
-        for fit_rows, held in _splitter(self.cv, y, groups).split(X, y, groups):
+        grouped = groups is not None and (self.cv is None or isinstance(self.cv, Integral))
+        splitter = StratifiedGroupKFold(self.cv or 5) if grouped else check_cv(self.cv, y, classifier=True)
+        for fit_rows, held in splitter.split(X, y, groups):
             weights_here = None if weights is None else weights[fit_rows]
             model = _fitted(self.estimator, _safe_indexing(X, fit_rows), y[fit_rows], weights_here)
             known = _encode(model.classes_, self.classes_)
@@ -228,34 +214,20 @@ def _symmetric(utility: Floats) -> bool:
     return rows == columns and np.ptp(utility.diagonal()) == 0 and (wrong.size == 0 or np.ptp(wrong) == 0)
 
 
-def _joined(folds: list[_Fold]) -> tuple[Floats, NDArray[np.int64]]:
-    if not folds:
-        raise InputError("no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
-    _, scores, rows = zip(*folds, strict=True)
-    return np.concatenate(scores), np.concatenate(rows)
-
-
-def _splitter(cv: Any, y: NDArray[Any], groups: Any) -> Any:
-    if groups is not None and (cv is None or isinstance(cv, Integral)):
-        return StratifiedGroupKFold(5 if cv is None else cv)
-    return check_cv(cv, y, classifier=True)
-
-
-def _fitted(estimator: Any, X: Any, y: NDArray[Any], weights: NDArray[np.float64] | None) -> Any:
+def _fitted(estimator: Any, X: Any, y: NDArray[Any], weights: Floats | None) -> Any:
     """A clone fitted to the samples; in a pipeline the last step gets the weights."""
     model = clone(estimator)
     if weights is None:
         return model.fit(X, y)
     if isinstance(model, Pipeline):
         return model.fit(X, y, **{f"{model.steps[-1][0]}__sample_weight": weights})
-    if not has_fit_parameter(model, "sample_weight"):
-        raise ValueError(f"Underlying estimator {type(model).__name__} does not support sample weights.")
+    supported = has_fit_parameter(model, "sample_weight")
+    expect(supported, f"Underlying estimator {type(model).__name__} does not support sample weights.")
     return model.fit(X, y, sample_weight=weights)
 
 
-def _encode(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
+def _encode(y: NDArray[Any], classes: NDArray[Any]) -> Indices:
     """Labels as indices into sorted classes."""
-    unknown = np.setdiff1d(y, classes)
-    if len(unknown):
-        raise ValueError(f"y contains previously unseen labels: {unknown.tolist()}")
+    unknown = np.setdiff1d(y, classes).tolist()
+    expect(not unknown, f"y contains previously unseen labels: {unknown}")
     return np.searchsorted(classes, y)
