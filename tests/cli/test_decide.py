@@ -219,8 +219,11 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["evaluate", "runs/none"], "runs/none: no such file or run folder"),
         (["decide", "test.csv", "-u", "none.csv"], "no such file; expected a CSV file or one of one-hot"),
         (["decide", "test.csv", "-u", "test.parquet"], "expected a CSV file, as `rfdlc utility new` writes one"),
-        (["decide", "test.csv", "-u", "U.csv", "--penalty", "-3"], "penalty -3 is for the utility tail-sensitive"),
-        (["evaluate", "test.csv", "--penalty", "-3"], "penalty -3 is for the utility tail-sensitive, not for one-hot"),
+        (["decide", "test.csv", "-u", "U.csv", "--penalty", "-3"], "penalty -3.0 is for the utility tail-sensitive"),
+        (
+            ["evaluate", "test.csv", "--penalty", "-3"],
+            "penalty -3.0 is for the utility tail-sensitive, not",
+        ),
         (["decide", "test.csv", "-u", "tail-sensitive"], "needs training counts"),
         (["decide", "test.csv", "-u", "counts.csv"], "is not a number"),
         (["decide", "test.csv", "--rule", "best"], "rule 'best' is unknown"),

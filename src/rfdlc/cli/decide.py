@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
-from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich, rounded
+from rfdlc.cli.writing import check_writable, escaped, new_table, print_json, print_rich, rounded
 from rfdlc.errors import InputError, listing
 from rfdlc.files import replacing
 
@@ -156,15 +156,13 @@ def _summary(decider: "Decider", explained: Any) -> dict[str, Any]:
 
 def _summary_table(decider: "Decider", explained: Any, most: int = 25) -> Any:
     import numpy as np
-    from rich.table import Table
     from rich.text import Text
 
     names, total = decider.utility.classes.names, len(explained)
     chosen = np.bincount(explained.action, minlength=len(explained.actions))
     likely = np.bincount(explained.argmax, minlength=len(names))
-    table = Table(title=f"{total:,} decisions by {decider.rule}", title_justify="left")
-    for column in ("action", "decided", "share", "by arg max"):
-        table.add_column(column, justify="left" if column == "action" else "right")
+    title = f"{total:,} decisions by {decider.rule}"
+    table = new_table("action", "decided", "share", "by arg max", title=title)
     order = np.argsort(-chosen, kind="stable")
     for i in order[:most]:
         klass = decider.utility.decided_class[i]

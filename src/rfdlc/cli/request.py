@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import InputError, expect, listing
 
 if TYPE_CHECKING:
     from rfdlc.decide.classes import Classes
@@ -55,25 +55,20 @@ class UtilityRequest:
 
         `--abstain` alone adds an action to the utility of the `saved` decider.
         """
-        if self.utility is not None and self.costs is not None:
-            raise InputError("--utility and --costs exclude each other: give one of them")
-        named = self.utility if self.costs is None else str(self.costs)
-        if named is None and self.penalty is None and self.abstain is None:
+        costs, abstain = self.costs is not None, self.abstain
+        expect(self.utility is None or not costs, "--utility and --costs exclude each other: give one of them")
+        named = str(self.costs) if costs else self.utility
+        if named is None and self.penalty is None and abstain is None:
             return None
         decider = saved() if named is None and self.penalty is None else None
-        if decider is not None:
-            utility = decider.utility
-        else:
-            costs = self.costs is not None
-            utility = read_utility(named or "one-hot", classes(), penalty=self.penalty, costs=costs)
-        if self.abstain is None:
+        new = decider is None
+        utility = read_utility(named or "one-hot", classes(), self.penalty, costs) if new else decider.utility
+        if abstain is None:
             return utility
-        if self.costs is not None and self.abstain > utility.matrix.max():
-            raise InputError(
-                f"--abstain {self.abstain:g} is worth more than every decision under these costs: "
-                f"write --abstain {-self.abstain:g} for a cost of {self.abstain:g}"
-            )
-        return utility.with_abstain(self.abstain)
+        problem = f"--abstain {abstain:g} is worth more than every decision under these costs"
+        wrong = costs and abstain > utility.matrix.max()
+        expect(not wrong, f"{problem}: write --abstain {-abstain:g} for a cost of {abstain:g}")
+        return utility.with_abstain(abstain)
 
 
 @dataclass(frozen=True)
@@ -127,13 +122,16 @@ class Request(UtilityRequest):
 
     def prepare(self, file: Path) -> "tuple[Predictions, Decider]":
         """Read the predictions; make the decider, and fit it if asked."""
-        if self.calibrate is None and (self.calibration or self.balanced):
-            raise InputError("--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
+        from rfdlc.decide.predictions import Predictions
+
+        fits = self.calibrate is not None or not (self.calibration or self.balanced)
+        expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
         classes = None if self.classes is None else read_classes(self.classes)
-        predictions = read_predictions(file, classes, logits=self.logits)
+        predictions = Predictions.load(file, classes, logits=self.logits)
         decider = self._new_decider(file, predictions)
         if self.calibrate is not None:
-            decider = decider.fit(read_predictions(self.calibrate, classes, logits=self.logits), balanced=self.balanced)
+            held_out = Predictions.load(self.calibrate, classes, logits=self.logits)
+            decider = decider.fit(held_out, balanced=self.balanced)
         if self.target_prior == "estimate":
             decider = decider.replace(target_prior=decider.estimate_prior(predictions))
         elif self.target_prior is not None:
@@ -198,8 +196,8 @@ def read_classes(spec: str) -> "Classes":
 
     path = Path(spec)
     if not path.is_file():
-        if "," not in spec or path.suffix.lower() in _CLASS_FILES:
-            raise InputError(f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
+        named = "," in spec and path.suffix.lower() not in _CLASS_FILES
+        expect(named, f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
         return Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
     if path.suffix.lower() == ".json":
         return Classes.from_json(path)
@@ -211,22 +209,18 @@ def read_classes(spec: str) -> "Classes":
         raise InputError(f"{error}; training counts are read from a CSV with columns class,count") from None
 
 
-def read_utility(
-    spec: str, classes: "Classes | None", *, penalty: float | None = None, costs: bool = False
-) -> "Utility":
+def read_utility(spec: str, classes: "Classes | None", penalty: float | None = None, costs: bool = False) -> "Utility":
     """The path of a CSV file, or `one-hot` or `tail-sensitive` for classes that are known."""
     from rfdlc.decide.utility import Utility
 
-    if penalty is not None and spec != "tail-sensitive":
-        raise InputError(f"penalty {penalty:g} is for the utility tail-sensitive, not for {spec}: leave it out")
+    allowed = penalty is None or spec == "tail-sensitive"
+    expect(allowed, f"penalty {penalty} is for the utility tail-sensitive, not for {spec}: leave it out")
     if spec not in BUILDERS:
-        if not Path(spec).is_file():
-            raise InputError(f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
-        if Path(spec).suffix.lower() in _NO_TABLES:
-            raise InputError(
-                f"utility {spec!r}: expected a CSV file, as `rfdlc utility new` writes one (a saved decider is given "
-                "with --decider)"
-            )
+        exists = Path(spec).is_file()
+        expect(exists, f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
+        is_text = Path(spec).suffix.lower() not in _NO_TABLES
+        hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
+        expect(is_text, f"utility {spec!r}: expected a CSV file, {hint}")
         table = Utility.read_csv(spec, classes)
         utility = Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
         _warn_of_sign(spec, utility, costs)
@@ -235,25 +229,24 @@ def read_utility(
         raise InputError(f"utility {spec!r} needs the classes: give them with --classes")
     if spec == "one-hot":
         return Utility.one_hot(classes)
-    if classes.counts is None:
-        raise InputError("utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count")
+    counted = classes.counts is not None
+    expect(counted, "utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count")
     return Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
 
 
 def _warn_of_sign(spec: str, utility: "Utility", costs: bool) -> None:
-    """Costs taken for utilities, or the reverse, would silently bring about the worst decisions."""
+    """Costs read as utilities, or the reverse, would silently lead to the worst decisions."""
     own = utility.class_action
     if (own < 0).any():
         return
     among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
     right, least = among.diagonal(), among.min(axis=1)
     if (right == least).all() and (right < among.max(axis=1)).any():
-        found = (
-            "costs the most of its row: if these are utilities, give them with --utility"
-            if costs
-            else "is worth the least of its row: if these are costs, give them with --costs"
+        hints = (
+            "is worth the least of its row: if these are costs, give them with --costs",
+            "costs the most of its row: if these are utilities, give them with --utility",
         )
-        warnings.warn(f"{spec}: every right decision {found}", stacklevel=2)
+        warnings.warn(f"{spec}: every right decision {hints[costs]}", stacklevel=2)
 
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:
@@ -270,13 +263,6 @@ def read_prior(spec: str, what: str) -> str | dict[str, float]:
         )
     columns = _columns(Path(spec), ("class", "share"))
     return _shares(zip(columns["class"], columns["share"], strict=True), f"{spec}: share")
-
-
-def read_predictions(path: Path, classes: "Classes | None", *, logits: bool = False) -> "Predictions":
-    """A file of predictions, or a folder that holds `predictions.npz`."""
-    from rfdlc.decide.predictions import Predictions
-
-    return Predictions.load(path, classes, logits=logits)
 
 
 def folder_decider(path: Path) -> "Decider | None":

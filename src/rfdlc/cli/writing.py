@@ -47,3 +47,13 @@ def print_rich(*parts: Any) -> None:
     from rich.console import Console
 
     Console().print(*parts, sep="\n")
+
+
+def new_table(*columns: str, left: int = 1, title: str | None = None, **options: Any) -> Any:
+    """A table whose first columns hold text and the others numbers."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", **options)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i < left else "right", overflow="fold")
+    return table
