@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rfdlc.data.inspection import Inspection, Region
 
-MOST_CLASSES, ENDS = 30, 8  # up to so many classes are all listed; of more, so many from either end
+MOST_CLASSES, ENDS = 30, 8  # up to this many classes are all listed; of more, this many from either end
 BAR = 24
 
 
@@ -26,22 +26,24 @@ def inspect(
     root: Root = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the tail, such as tail.png.")] = None,
     skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave out what is broken, count it and report it.")
+        bool, typer.Option("--skip-broken", help="Leave out broken files and rows, and report them.")
     ] = False,
     target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The class column of a table.")] = None,
     groups: Annotated[
         str | None,
-        typer.Option(metavar="FILE_OR_COLUMN", help="What belongs together: a CSV file, or a column of a table."),
+        typer.Option(
+            metavar="FILE_OR_COLUMN", help="Samples that belong together: a CSV file or a column of a table."
+        ),
     ] = None,
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Leave out a column; may be repeated.")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="The labels of an .npy file of features.")] = None,
-    factor: Annotated[float | None, typer.Option(help="Imbalance factor of a data set that is thinned out.")] = None,
+    factor: Annotated[float | None, typer.Option(help="Imbalance factor of a data set that is subsampled.")] = None,
     profile: Annotated[str | None, typer.Option(help="exponential or step.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side to which images are brought.")] = None,
-    test_fraction: Annotated[float | None, typer.Option(help="Share held out where there is no test part.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of what is drawn.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    test_fraction: Annotated[float | None, typer.Option(help="Fraction held out where there is no test split.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything that is drawn.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show the classes and the tail of a data set, and what is wrong with it: duplicates, leaks, broken files.
@@ -59,32 +61,22 @@ def inspect(
 
     if plot is not None:
         check_writable(plot)
-    options: dict[str, Any] = {
-        "root": root,
-        "target": target,
-        "groups": groups,
-        "drop": drop or None,
-        "labels": labels,
-        "factor": factor,
-        "profile": profile,
-        "image_size": image_size,
-        "test_fraction": test_fraction,
-        "seed": seed,
-        "skip_broken": skip_broken or None,
-    }
+    options: dict[str, Any] = {"root": root, "target": target, "groups": groups, "drop": drop or None, "labels": labels}
+    options |= {"factor": factor, "profile": profile, "image_size": image_size, "test_fraction": test_fraction}
+    options |= {"seed": seed, "skip_broken": skip_broken or None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
         data = load(source, **{name: value for name, value in options.items() if value is not None})
     found = Inspection.of(data)
     if plot is not None:
-        plot_tail(found.data.classes, plot, found.data.name)
+        plot_tail(data.classes, plot, data.name)
     if json:
         print_json(found.to_dict())
     else:
         _show(found, plot)
     if found.leaks.broken and not skip_broken:
         raise InputError(
-            f"{found.leaks.broken[0]}; {len(found.leaks.broken)} files are broken: mend or remove them, "
+            f"{found.leaks.broken[0]}; {len(found.leaks.broken)} files are broken: repair or remove them, "
             "or leave them out with --skip-broken"
         )
 
@@ -95,14 +87,14 @@ def _show(found: "Inspection", plot: Path | None) -> None:
     console = Console(highlight=False)
     data = found.data
     shape = "x".join(map(str, data.input_shape))
-    parts = ", ".join(f"{len(part):,} {split}" for split, part in data.splits.items())
-    console.print(f"\n[bold]{escaped(data.name)}[/]: {data.kind} {shape}, {len(data.classes):,} classes; {parts}")
+    splits = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+    console.print(f"\n[bold]{escaped(data.name)}[/]: {data.kind} {shape}, {len(data.classes):,} classes; {splits}")
     console.print(f"Imbalance factor [bold]{data.classes.imbalance_factor:,.1f}[/] (largest over smallest class)\n")
     console.print(_class_table(found))
     console.print(_region_table(found.thirds + found.shots, len(data.train)))
     _show_checks(console, found)
     if plot is not None:
-        console.print(f"The tail is drawn in [bold]{escaped(plot)}[/]")
+        console.print(f"The picture of the tail is in [bold]{escaped(plot)}[/]")
 
 
 def _class_table(found: "Inspection") -> "Table":
@@ -142,7 +134,7 @@ def _region_table(regions: "list[Region]", samples: int) -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, title="Regions", title_justify="left", title_style="bold")
     table.add_column("region")
-    for heading in ("classes", "samples", "share", "samples a class"):
+    for heading in ("classes", "samples", "share", "samples per class"):
         table.add_column(heading, justify="right")
     for region in regions:
         span = f"{region.least:,}" if region.least == region.most else f"{region.least:,} to {region.most:,}"
@@ -171,12 +163,12 @@ def _show_checks(console: "Console", found: "Inspection") -> None:
         _check(console, leaks.across_splits, "no sample is in two splits", "samples are in more than one split")
     _check(console, leaks.across_labels, "no sample has two labels", "samples occur with more than one label")
     if leaks.groups_across_splits is None:
-        console.print("  [dim]-[/] groups are not known: give lesions, patients or tracks with --groups")
+        console.print("  [dim]-[/] groups are not known: name lesions, patients or tracks with --groups")
     elif several:
         _check(console, leaks.groups_across_splits, "no group is in two splits", "groups are in more than one split")
     _check(console, leaks.broken, "every sample can be read", "files cannot be read")
     if leaks.repeated:
-        console.print(f"  [dim]-[/] {leaks.repeated:,} different samples occur more than once, in whatever split")
+        console.print(f"  [dim]-[/] {leaks.repeated:,} different samples occur more than once, in any split")
     if data.skipped:
         _check(console, data.skipped, "", "broken files, lines or folders were skipped")
     for note in data.notes:

@@ -59,12 +59,16 @@ class Inspection:
     @property
     def thirds(self) -> list[Region]:
         """Head, med and tail: equal thirds of the classes by rank."""
-        return _regions(self.data.classes.count_array, self.data.classes.thirds)
+        return self._regions(self.data.classes.thirds)
 
     @property
     def shots(self) -> list[Region]:
         """Many, medium and few: by the number of training samples."""
-        return _regions(self.data.classes.count_array, self.data.classes.shots)
+        return self._regions(self.data.classes.shots)
+
+    def _regions(self, members: Mapping[str, NDArray[np.int64]]) -> list[Region]:
+        own = {name: self.data.classes.count_array[place] for name, place in members.items() if len(place)}
+        return [Region(name, len(n), int(n.sum()), int(n.min()), int(n.max())) for name, n in own.items()]
 
     def counts(self, split: str) -> NDArray[np.int64]:
         """Samples of each class in a split."""
@@ -99,14 +103,6 @@ class Inspection:
 
 def _counted(names: tuple[str, ...]) -> dict[str, Any]:
     return {"count": len(names), "examples": list(names[:EXAMPLES])}
-
-
-def _regions(counts: NDArray[np.int64], members: Mapping[str, NDArray[np.int64]]) -> list[Region]:
-    return [
-        Region(name, len(place), int(counts[place].sum()), int(counts[place].min()), int(counts[place].max()))
-        for name, place in members.items()
-        if len(place)
-    ]
 
 
 # -- leaks -------------------------------------------------------------------------------------------------------------
@@ -200,17 +196,15 @@ def plot_tail(classes: Classes, path: Path, title: str) -> None:
 
 def _draw(axes: Any, classes: Classes, counts: NDArray[np.int64]) -> None:
     """Bars for few classes, an area for many, in the colours of the regions."""
-    start = 0
+    stop = 0
     for region, members in classes.thirds.items():
-        stop = start + len(members)
+        start, stop = stop, stop + len(members)
         heights = counts[start:stop]
-        label = f"{region}: {len(members):,} classes, {heights.sum():,} samples"
+        style = {"color": COLOURS[region], "label": f"{region}: {len(members):,} classes, {heights.sum():,} samples"}
         if len(counts) <= MOST_NAMES:
-            axes.bar(np.arange(start, stop), heights, width=0.8, color=COLOURS[region], label=label)
+            axes.bar(np.arange(start, stop), heights, width=0.8, **style)
         else:
-            edges = np.arange(start, stop + 1) - 0.5
-            axes.stairs(heights, edges, baseline=0, fill=True, color=COLOURS[region], label=label)
-        start = stop
+            axes.stairs(heights, np.arange(start, stop + 1) - 0.5, baseline=0, fill=True, **style)
 
 
 def _label(axes: Any, classes: Classes, counts: NDArray[np.int64], title: str) -> None:

@@ -259,7 +259,7 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
         if group_of.setdefault(name, value) != value:
             raise InputError(f"{path}, line {line}: {name} is in two groups, {group_of[name]!r} and {value!r}")
     splits = {name: _grouped(path, name, split, group_of, by_index) for name, split in data.splits.items()}
-    return replace(data, **splits)
+    return replace(data, train=splits["train"], val=splits.get("val"), test=splits.get("test"))
 
 
 def _grouped(path: Path, name: str, split: Split, group_of: Mapping[str, str], by_index: bool) -> Split:

@@ -30,15 +30,9 @@ class Layout(NamedTuple):
     classes: int
 
 
+FIVE = tuple(f"data_batch_{k}" for k in range(1, 6))
 CIFAR10 = Layout(
-    "cifar10-lt",
-    "cifar-10-batches-py",
-    tuple(f"data_batch_{k}" for k in range(1, 6)),
-    "test_batch",
-    "batches.meta",
-    "labels",
-    "label_names",
-    10,
+    "cifar10-lt", "cifar-10-batches-py", FIVE, "test_batch", "batches.meta", "labels", "label_names", 10
 )
 CIFAR100 = Layout("cifar100-lt", "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100)
 
@@ -79,27 +73,20 @@ def _folder(root: Path, layout: Layout) -> Path:
     )
 
 
-def _read(folder: Path, layout: Layout, factor: float | None, profile: str, seed: int) -> Dataset:
+def _read(folder: Path, layout: Layout, factor: float | None, profile: Profile, seed: int) -> Dataset:
     names = _class_names(folder / layout.meta, layout)
     train = _joined([_batch(folder / name, layout) for name in layout.train])
     notes: list[str] = []
     if factor is not None:
         present = np.bincount(train.labels, minlength=layout.classes)
         wanted = profile_counts(int(present.max()), layout.classes, factor, profile)
-        notes += _shortage(names, present, wanted, factor)
+        short = [f"{names[c]} {present[c]} of {wanted[c]}" for c in np.flatnonzero(present < wanted)]
+        if short:
+            notes = [f"the files hold too few images for factor {factor:g}, all were used: {listing(short, 5)}"]
+            warnings.warn(notes[0], stacklevel=3)
         train = train.take(subset(train.labels, wanted, seed))
     splits = {"train": train, "test": _batch(folder / layout.test, layout)}
     return Dataset.of(layout.name, names, splits, notes, NORMALISATION)
-
-
-def _shortage(names: list[str], present: NDArray[Any], wanted: NDArray[Any], factor: float) -> list[str]:
-    short = np.flatnonzero(present < wanted)
-    if not len(short):
-        return []
-    counts = listing((f"{names[c]} {present[c]} of {wanted[c]}" for c in short), 5)
-    note = f"the files hold fewer images than factor {factor:g} needs in {len(short)} classes, all were used: {counts}"
-    warnings.warn(note, stacklevel=4)
-    return [note]
 
 
 def _joined(batches: list[Split]) -> Split:
