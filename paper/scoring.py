@@ -37,7 +37,7 @@ from rfdlc.training.heldout import diversity
 
 PENALTIES = (0.0, -0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0, -1.5, -2.0, -3.0)
 COVERAGES = tuple(k / 20 for k in range(1, 21))
-CALIBRATION = "prior-corrected-temperature"  # chosen by held-out likelihood, see docs/learn.md
+CALIBRATION = "prior-corrected-temperature"  # chosen by held-out likelihood, see docs/training.md
 # True and decided classes of the paper's class-sensitive tasks. Its code counts vehicles taken for classes 3 to 7, its
 # text speaks of mammals taken for vehicles: both are here, and the frog is in neither unless said.
 _VEHICLES, _MAMMALS = ("automobile", "truck"), ("cat", "deer", "dog", "horse")

@@ -343,7 +343,7 @@ METHODS: dict[str, Method] = {
     ),
     "rf-dlc": Method(
         "our default: the prior inside the likelihood, mixup, repulsion; calibrated, then decided by expected utility",
-        "RF-DLC with the target prior in the likelihood (docs/learn.md)",
+        "RF-DLC with the target prior in the likelihood (docs/training.md)",
         settings={
             "particles": 3,
             "shared_stages": 1,
