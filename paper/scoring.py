@@ -137,7 +137,7 @@ def _calibrated(decider: Decider, test: Predictions) -> tuple[list[Value], list[
     for task, (true, wrong) in known_tasks(classes).items():
         chosen = decider.replace(utility=Utility.group_sensitive(classes, true, wrong)).decide_probabilities(p)
         name = f"calibrated {task}"
-        found.append(Value("test", name, "acc", 100 * metrics.accuracy(y, chosen)))
+        found.append(Value("test", name, "acc", 100 * float(np.mean(y == chosen))))
         found += [Value("test", name, *pair) for pair in task_rates(y, chosen, classes)]
     assert decider.fitted is not None
     found.append(Value("test", "calibrated", "temperature", decider.fitted.temperature))
@@ -174,7 +174,7 @@ TRUST_METRICS = {"nll": "nll", "brier": "brier", "aurc": "risk_coverage_area"}
 def read_metrics(outcomes: Outcomes, names: Mapping[str, str], suffix: str = "") -> Pairs:
     """Metrics of the registry under the study's names; shares in percent."""
     wanted = dict.fromkeys(name.partition(".")[0] for name in names.values())
-    found = {entry.name: entry for entry in entries({name: METRICS[name].function(outcomes) for name in wanted})}
+    found = {entry.name: entry for entry in entries({name: METRICS[name].measure(outcomes) for name in wanted})}
     for ours, name in names.items():
         if name in found:
             yield f"{ours}{suffix}", found[name].value * (100 if found[name].metric.unit == "%" else 1)
@@ -217,7 +217,10 @@ def known_tasks(classes: Classes) -> dict[str, tuple[Sequence[str], Sequence[str
 def task_rates(y: Indices, decided: Indices, classes: Classes) -> Pairs:
     """Share of the samples of the true classes that were decided as one of the wrong ones."""
     for task, (true, wrong) in known_tasks(classes).items():
-        yield f"rate_{task}", 100 * metrics.group_rate(y, decided, classes.members(true), classes.members(wrong))
+        yield (
+            f"rate_{task}",
+            100 * float(np.isin(decided[np.isin(y, classes.members(true))], classes.members(wrong)).mean()),
+        )
 
 
 def _regions(y: Indices, classes: Classes) -> Iterator[tuple[str, NDArray[np.bool_]]]:

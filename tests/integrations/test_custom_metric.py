@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.decide.evaluation import Evaluation
-from rfdlc.decide.metrics import METRICS, register_metric
+from rfdlc.decide.metrics import METRICS, Metric, register_metric
 from rfdlc.integrations.sklearn.scoring import make_metric_scorer
 
 RUN = Path(__file__).parents[1] / "compatibility" / "run-v1"
@@ -26,7 +26,7 @@ def top_2(outcomes):
 
 @pytest.fixture(autouse=True)
 def registered():
-    register_metric("top_2", "top-2 accuracy", top_2, unit="%", headline=True)
+    register_metric(Metric("top_2", "top-2 accuracy", top_2, unit="%", headline=True))
     yield
     del METRICS["top_2"]
 
@@ -86,4 +86,4 @@ def test_older_results_are_read_without_it():
 @pytest.mark.parametrize("name", ["accuracy", "top 5", "samples"])
 def test_names_that_are_refused(name):
     with pytest.raises(rfdlc.InputError, match=f"metric name '{name}' is taken or is not an identifier"):
-        register_metric(name, "x", top_2)
+        register_metric(Metric(name, "x", top_2))

@@ -46,14 +46,14 @@ def report(
 
     check_writable(out, endings=(".html", ".htm"))
     runs = _prepare(files, request)
-    written = write_report(runs, out, images=images, title=title, bootstrap=bootstrap, seed=seed)
+    evaluations = write_report(runs, out, images=images, title=title, bootstrap=bootstrap, seed=seed)
     if json:
-        runs_json = {name: evaluation.to_dict() for name, evaluation in written.evaluations.items()}
-        print_json({"out": str(written.path), "bytes": written.path.stat().st_size, "runs": runs_json})
+        runs_json = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
+        print_json({"out": str(out), "bytes": out.stat().st_size, "runs": runs_json})
         return
-    for name, evaluation in written.evaluations.items():
+    for name, evaluation in evaluations.items():
         print_rich(f"[bold]{escaped(name)}[/bold]", evaluation)
-    print_rich(f"Written to {escaped(written.path)}: open it in a browser.")
+    print_rich(f"Written to {escaped(out)}: open it in a browser.")
 
 
 @takes_request

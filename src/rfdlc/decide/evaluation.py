@@ -51,21 +51,17 @@ def entries(values: Mapping[str, Any], headline: bool = False) -> Iterator[Entry
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of decisions and probabilities; every registered metric is an attribute.
-
-    Shares are between 0 and 1. Metrics by region and false head rates need training counts and are empty without
-    them.
+    """Metrics of decisions; every registered metric is an attribute. Metrics by region need training counts.
 
     Parameters
     ----------
     samples : int
-        Number of samples.
     values : dict
-        Each metric by name: a number, or a dict of numbers.
+        Each metric by name: a number, or a dict of numbers. Shares are between 0 and 1.
     uncertainty : str
         What ranked the samples for `error_auc` and `risk_coverage_area`.
     intervals : dict
-        95% intervals by name as in `flat()`, where they were requested.
+        95% intervals by name as in `flat()`.
 
     Examples
     --------
@@ -143,35 +139,28 @@ def evaluate(
 
     Parameters
     ----------
-    scores : Predictions, array (N, C) or (M, N, C), or table
+    scores : Predictions, table, or array (N, C) or (M, N, C)
         Probabilities of any model, or logits.
     targets : array (N,), optional
-        True classes as names or indices; not needed if `scores` has them.
+        True classes as names or indices, if `scores` has none.
     decider : Decider, optional
-        How scores become decisions. By default the most probable class is decided.
+        How scores become decisions; by default the most probable class is decided.
     utility : Utility, optional
-        Decide for this utility; replaces that of `decider`, without fitting again.
+        Replaces the utility of `decider`, without fitting again.
     classes : Classes or list of str, optional
-        Names and training counts, where `scores` has none.
+        Names and training counts, if `scores` has none.
     logits : bool
         Whether an array or a table holds logits.
     groups : list of (str, str)
         Pairs (true, decided) of classes or class groups whose confusion rate is computed.
     uncertainty : {"max-probability", "entropy", "mutual-information", "evidential", "own"}
-        Ranks samples for `error_auc` and `risk_coverage_area`; "own" is stored in predictions of some methods.
-    bootstrap : int
-        Number of bootstrap resamples for intervals, such as 500; 0 for none.
-    seed : int
-        Seed of the bootstrap.
+        Ranks samples for `error_auc` and `risk_coverage_area`; some methods store their "own" in predictions.
+    bootstrap, seed : int
+        Number of bootstrap resamples for intervals, such as 500, and their seed.
 
     Returns
     -------
     Evaluation
-
-    Raises
-    ------
-    InputError
-        If scores, targets and classes do not fit together, or an option is unknown.
 
     Examples
     --------

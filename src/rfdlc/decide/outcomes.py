@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 
 UNCERTAINTIES = ("max-probability", "entropy", "mutual-information", "evidential", "own")
 PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "entropy", "brier", "nll")
-SAMPLE_COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS)
+COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Outcomes:
     nll: Floats
     load_probabilities: Callable[[], Any]
     groups: Sequence[tuple[str, str]] = ()  # (true, decided) pairs of class groups
-    gaps: NDArray[np.float64] | None = None  # `classwise_gaps` of all samples; None for resampled ones
+    gaps: NDArray[np.float64] | None = None  # `classwise_gaps` of all samples; None for some of them
 
     @classmethod
     def of(
@@ -45,18 +44,24 @@ class Outcomes:
         utility: Utility,
         targets: Indices,
         actions: Indices,
-        probabilities: Floats | None = None,
-        groups: Sequence[tuple[str, str]] = (),
+        p: Floats | None = None,
+        certainty: Floats | None = None,
     ) -> "Outcomes":
-        """Outcomes of given decisions; without probabilities, metrics that need them raise a TypeError."""
+        """Outcomes of given decisions; without probabilities (N, C), metrics that need them raise a TypeError."""
         columns: dict[str, Any] = dict.fromkeys(PROBABILITY_COLUMNS)
-        if probabilities is not None:
-            columns = probability_columns(probabilities, targets)
-            columns["gaps"] = metrics.classwise_gaps(probabilities, targets)
+        if p is not None:
+            confidence = p.max(axis=1).astype(np.float64)
+            columns = {
+                "likeliest": p.argmax(axis=1),
+                "confidence": confidence,
+                "certainty": confidence if certainty is None else certainty,
+                "entropy": uncertainty.entropy(p),
+                "brier": metrics.brier(p, targets),
+                "nll": metrics.nll(p[np.arange(len(p)), targets]),
+                "gaps": metrics.classwise_gaps(p, targets),
+            }
         decided = utility.decided_class[actions]
-        return cls(
-            utility, targets, actions, decided, **columns, load_probabilities=lambda: probabilities, groups=groups
-        )
+        return cls(utility, targets, actions, decided, **columns, load_probabilities=lambda: p)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -67,6 +72,11 @@ class Outcomes:
         return self.utility.classes
 
     @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Whether the decided class is the true one."""
+        return self.decided == self.targets
+
+    @property
     def right(self) -> NDArray[np.bool_]:
         """Whether the most probable class is the true one."""
         return self.likeliest == self.targets
@@ -74,25 +84,12 @@ class Outcomes:
     @cached_property
     def probabilities(self) -> Floats:
         """Combined, calibrated and prior-corrected probabilities (N, C), computed on first use."""
-        return self.load_probabilities()
+        return np.asarray(self.load_probabilities())
 
     def take(self, rows: Indices) -> "Outcomes":
         """The outcomes of some samples, repeated where `rows` repeats them."""
-        columns = {name: getattr(self, name)[rows] for name in SAMPLE_COLUMNS}
+        columns = {name: getattr(self, name)[rows] for name in COLUMNS}
         return replace(self, **columns, load_probabilities=lambda: self.probabilities[rows], gaps=None)
-
-
-def probability_columns(probabilities: Floats, targets: Indices) -> dict[str, NDArray[Any]]:
-    """The columns of `Outcomes` that follow from probabilities (N, C); `certainty` is the confidence."""
-    confidence = probabilities.max(axis=1).astype(np.float64)
-    return {
-        "likeliest": largest(probabilities),
-        "confidence": confidence,
-        "certainty": confidence,
-        "entropy": uncertainty.entropy(probabilities),
-        "brier": metrics.brier(probabilities, targets),
-        "nll": metrics.nll(probabilities[np.arange(len(targets)), targets]),
-    }
 
 
 def observe(
@@ -103,31 +100,31 @@ def observe(
     own: NDArray[np.float64] | None = None,
     groups: Sequence[tuple[str, str]] = (),
 ) -> Outcomes:
-    """What metrics need to know about each sample, in one pass over the scores."""
-    gaps = np.zeros((len(decider.utility.classes), metrics.ECE_BINS))
-    chunks: list[dict[str, NDArray[Any]]] = []
-    for rows, p in decider.stream(scores):
-        true, actions = y[rows], decider.decide_probabilities(p)
-        chunk = {
-            "targets": true,
-            "actions": actions,
-            "decided": decider.utility.decided_class[actions],
-            **probability_columns(p, true),
-        }
-        if kind != "max-probability":
-            chunk["certainty"] = -own[rows] if kind == "own" and own is not None else _certainty(kind, p, scores, rows)
-        chunks.append(chunk)
-        gaps += metrics.classwise_gaps(p, true)
-    columns: dict[str, Any] = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-
-    def load_probabilities() -> Floats:
-        return np.concatenate([p for _, p in decider.stream(scores)])
-
-    return Outcomes(decider.utility, **columns, load_probabilities=load_probabilities, groups=tuple(groups), gaps=gaps)
+    """Decide scores in one pass, chunk by chunk; `kind` is the uncertainty that ranks samples."""
+    chunks = [
+        Outcomes.of(
+            decider.utility, y[rows], decider.decide_probabilities(p), p, _certainty(kind, p, scores, rows, own)
+        )
+        for rows, p in decider.stream(scores)
+    ]
+    columns: dict[str, Any] = {name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS}
+    return Outcomes(
+        decider.utility,
+        **columns,
+        load_probabilities=lambda: np.concatenate([p for _, p in decider.stream(scores)]),
+        groups=tuple(groups),
+        gaps=np.sum([chunk.gaps for chunk in chunks], axis=0),
+    )
 
 
-def _certainty(kind: str, p: Floats, scores: Scores, rows: slice) -> Floats:
-    """Minus the uncertainty of each sample of a chunk."""
+def _certainty(
+    kind: str, p: Floats, scores: Scores, rows: slice, own: NDArray[np.float64] | None
+) -> NDArray[Any] | None:
+    """Minus the uncertainty of each sample of a chunk; None for the largest probability."""
+    if kind == "max-probability":
+        return None
+    if kind == "own" and own is not None:
+        return -own[rows]
     if kind == "entropy":
         return -uncertainty.entropy(p)
     values = scores.values[:, rows]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rfdlc import Classes, Decider, Predictions, Utility
+from rfdlc.integrations.report.embedding import STEP
 
 NO_BROWSER = "no Chromium with its driver: on Debian run apt-get install chromium chromium-driver (make browser does)"
 
@@ -23,6 +24,12 @@ def make_predictions(samples=400, counts=(90, 40, 12, 12, 3), particles=2, seed=
     logits[:, np.arange(samples), targets] += 2
     names_of_samples = [f"sample-{i}" for i in range(samples)] if ids else None
     return Predictions(logits=logits.astype(np.float32), targets=targets, ids=names_of_samples, classes=classes)
+
+
+def dequantise(levels):
+    """The probabilities that the page computes: exp(-STEP level), each row divided by its sum."""
+    p = np.exp(levels.astype(np.float64) * -STEP)
+    return p / p.sum(axis=1, keepdims=True)
 
 
 def make_folder(folder: Path, predictions: Predictions, seed: int = 1, **decider: Any) -> Path:

@@ -13,13 +13,13 @@ import pytest
 import rfdlc
 from rfdlc import Decider, Predictions, Utility
 from rfdlc.decide.calibrators import Temperature
-from rfdlc.integrations.report.embedding import dequantise, quantise
+from rfdlc.integrations.report.embedding import quantise
 from rfdlc.integrations.report.runs import ReportRun, as_runs
 
 pytest.importorskip("selenium", reason="no Selenium: pip install selenium")
 from selenium.webdriver.common.keys import Keys
 
-from .conftest import make_folder, make_predictions
+from .conftest import dequantise, make_folder, make_predictions
 
 GROUPS = {"pets": ("c1", "c3")}
 

@@ -5,7 +5,9 @@ import zlib
 
 import numpy as np
 
-from rfdlc.integrations.report.embedding import LEVELS, STEP, dequantise, pack, quantise, stratified
+from rfdlc.integrations.report.embedding import LEVELS, STEP, pack, quantise, stratified
+
+from .conftest import dequantise
 
 
 def random_probabilities(samples, classes, seed=0):

@@ -141,7 +141,7 @@ def test_a_photograph_is_shown_upright(tmp_path):
         ({"out": "nowhere/r.html"}, "does not exist; create it first"),
         ({"images": np.zeros((3, 8, 8))}, r"images have shape \(3, 8, 8\) for 400 samples"),
         ({"images": "nowhere"}, "images 'nowhere': no such folder"),
-        ({"images": "."}, "none of the ids is a file in it"),
+        ({"images": "."}, "no id is a file in it"),
         ({"bootstrap": -1}, "bootstrap is -1"),
     ],
 )
@@ -209,4 +209,4 @@ def test_writing_needs_neither_torch_nor_matplotlib(tmp_path):
 def test_written_evaluations_are_by_run(tmp_path, predictions):
     run = ReportRun("a", predictions, Decider(Utility.one_hot(predictions.classes)))
     written = write_report([run], tmp_path / "r.html", bootstrap=0)
-    assert written.evaluations["a"].accuracy == rfdlc.evaluate(predictions, decider=run.decider).accuracy
+    assert written["a"].accuracy == rfdlc.evaluate(predictions, decider=run.decider).accuracy

@@ -49,8 +49,7 @@ def frontier(run: ReportRun, rows: Indices | None = None) -> list[dict[str, floa
         utility = Utility.tail_sensitive(run.classes, penalty)
         decided = run.decider.replace(utility=utility, rule="expected-utility").decide_probabilities(p)
         rate = metrics.mean_false_head_rate(metrics.false_head_rates(targets, decided, run.classes))
-        accuracy = metrics.accuracy(targets, decided)
-        points.append({"penalty": penalty, "accuracy": accuracy, "false_head_rate": rate})
+        points.append({"penalty": penalty, "accuracy": float(np.mean(decided == targets)), "false_head_rate": rate})
     return [point for point in points if not np.isnan(point["false_head_rate"])]
 
 

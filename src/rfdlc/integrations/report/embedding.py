@@ -33,12 +33,6 @@ def quantise(probabilities: Floats) -> NDArray[np.uint16]:
     return np.rint(levels).astype(np.uint16)
 
 
-def dequantise(levels: NDArray[np.uint16]) -> NDArray[np.float64]:
-    """The probabilities that the page computes: exp(-STEP level), each row divided by its sum."""
-    p = np.exp(levels.astype(np.float64) * -STEP)
-    return np.asarray(p / p.sum(axis=1, keepdims=True))
-
-
 def pack(array: NDArray[Any]) -> str:
     """Little-endian bytes in planes (all first bytes, then all second bytes, ...), which deflate better, as base64."""
     plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -60,42 +54,33 @@ def stratified(targets: Indices, size: int, seed: int) -> Indices:
     return np.sort(by_class[places])
 
 
-def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[int, str]:
+def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str, str]:
     """Images of these samples by position: from an array of all images, or from files named by the ids.
 
     A sample without a file has no image; it is an error if no file is found at all.
     """
     if images is None:
         return {}
-    if isinstance(images, str | Path):
-        return _from_files(run, rows, Path(images))
-    array = np.asarray(images)
-    if array.ndim not in (3, 4) or len(array) != len(run.outcomes):
-        raise InputError(
-            f"images have shape {array.shape} for {len(run.outcomes)} samples: "
-            "expected (samples, height, width), (samples, height, width, 3) or (samples, 3, height, width)"
-        )
-    return {int(row): _encode(_as_image(array[row])) for row in rows}
-
-
-def _from_files(run: ReportRun, rows: Indices, root: Path) -> dict[int, str]:
-    if not root.is_dir():
-        raise InputError(f"images {str(root)!r}: no such folder; expected the folder of the files named by the ids")
-    if run.predictions.ids is None:
-        raise InputError(f"{run.name}: has no ids to find images by: expected a column 'id' with paths")
-    paths = {int(row): root / name for row, name in zip(rows, run.ids_of(rows), strict=True)}
+    if not isinstance(images, str | Path):
+        array = np.asarray(images)
+        if array.ndim not in (3, 4) or len(array) != len(run.outcomes):
+            raise InputError(
+                f"images have shape {array.shape} for {len(run.outcomes)} samples: "
+                "expected (samples, height, width), (samples, height, width, 3) or (samples, 3, height, width)"
+            )
+        return {str(row): _encode(_as_image(array[row])) for row in rows}
+    if not Path(images).is_dir() or run.predictions.ids is None:
+        raise InputError(f"images {str(images)!r}: no such folder, or {run.name} has no ids that name its files")
+    paths = {str(row): Path(images) / name for row, name in zip(rows, run.ids_of(rows), strict=True)}
     found = {row: path for row, path in paths.items() if path.is_file()}
     if paths and not found:
-        example = next(iter(paths.values()))
-        raise InputError(f"images {str(root)!r}: none of the ids is a file in it (tried {example})")
-    return {row: _encode(_read_image(path)) for row, path in found.items()}
-
-
-def _read_image(path: Path) -> Any:
+        raise InputError(
+            f"images {str(images)!r}: no id is a file in it (tried {next(iter(paths.values()))})"
+        )
     try:
-        return upright(_pillow().open(path)).convert("RGB")
+        return {row: _encode(upright(_pillow().open(path)).convert("RGB")) for row, path in found.items()}
     except OSError as error:
-        raise InputError(f"{path}: cannot be read as an image ({error})") from None
+        raise InputError(f"images {str(images)!r}: one cannot be read ({error})") from None
 
 
 def _as_image(image: NDArray[Any]) -> Any:
@@ -109,14 +94,13 @@ def _as_image(image: NDArray[Any]) -> Any:
     return _pillow().fromarray(np.ascontiguousarray(image.astype(np.uint8)))
 
 
-def _encode(picture: Any) -> str:
+def _encode(image: Any) -> str:
     """PNG for tiny images, which are enlarged without blur; JPEG for photographs."""
-    file, tiny = io.BytesIO(), max(picture.size) < SIDE
+    file, tiny = io.BytesIO(), max(image.size) < SIDE
     if not tiny:
-        picture.thumbnail((SIDE * 2, SIDE * 2))
-    picture.save(file, "PNG" if tiny else "JPEG", optimize=True, **({} if tiny else {"quality": 80}))
-    kind = "png" if tiny else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+        image.thumbnail((SIDE * 2, SIDE * 2))
+    image.save(file, "PNG" if tiny else "JPEG", optimize=True, **({} if tiny else {"quality": 80}))
+    return f"data:image/{'png' if tiny else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
 def _pillow() -> Any:

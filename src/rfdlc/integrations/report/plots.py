@@ -17,35 +17,16 @@ from rfdlc.style import STYLE, brief
 FORMATS = ("svg", "pdf", "png")
 MOST_CLASSES = 50  # a confusion matrix with more is drawn by region
 WIDTH, HEIGHT = 4.6, 3.4  # inches: one column of most papers
-REGION_COLOURS = {"head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078", "all": "#2f3b4a"}
+REGION_COLOURS = {"head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078"}
 RUN_COLOURS = ("#2f3b4a", "#c2570c", "#2a7d8c", "#8a4fa3", "#6b7a1f", "#a83a50", "#3a62b8", "#7a6248")
 RUN_DASHES = ("-", "--", ":", "-.")
 
 
-def check(kind: str, out: Path) -> None:
-    """Raise before any work if the figure cannot be drawn or written."""
+def check(kind: str, out: Path) -> Any:
+    """matplotlib's pyplot, or an error before any work if the figure cannot be drawn or written."""
     choose("kind", kind, KINDS)
     if out.suffix.lower().lstrip(".") not in FORMATS:
         raise InputError(f"{out}: cannot be drawn as {out.suffix or 'a file without ending'!r}: expected svg, pdf, png")
-    _matplotlib()
-
-
-def draw(runs: Sequence[ReportRun], kind: str, out: Path) -> None:
-    """Draw one kind of figure of the runs into a file."""
-    check(kind, out)
-    pyplot = _matplotlib()
-    with pyplot.rc_context(STYLE):
-        figure = KINDS[kind](pyplot, runs)
-        ending = out.suffix.lower().lstrip(".")
-        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
-        try:
-            with replacing(out) as beside:
-                figure.savefig(beside, format=ending, bbox_inches="tight", dpi=200, metadata=undated)
-        finally:
-            pyplot.close(figure)
-
-
-def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
@@ -56,53 +37,58 @@ def _matplotlib() -> Any:
     return pyplot
 
 
+def draw(runs: Sequence[ReportRun], kind: str, out: Path) -> None:
+    """Draw one kind of figure of the runs into a file."""
+    pyplot, ending = check(kind, out), out.suffix.lower().lstrip(".")
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
+    with pyplot.rc_context(STYLE):
+        figure = KINDS[kind](pyplot, runs)
+        try:
+            with replacing(out) as beside:
+                figure.savefig(beside, format=ending, bbox_inches="tight", dpi=200, metadata=undated)
+        finally:
+            pyplot.close(figure)
+
+
+def _need(condition: Any, run: ReportRun, problem: str) -> None:
+    if not condition:
+        raise InputError(f"{run.name}: {problem}")
+
+
 def _need_counts(run: ReportRun, kind: str) -> None:
-    if run.classes.counts is None:
-        raise InputError(
-            f"{run.name}: the figure {kind!r} needs training counts: give classes with counts "
-            "(--classes FILE with columns class,count)"
-        )
+    give = "give classes with counts (--classes FILE with columns class,count)"
+    _need(run.classes.counts is not None, run, f"the figure {kind!r} needs training counts: {give}")
 
 
-def _axes(pyplot: Any, x: str, y: str) -> tuple[Any, Any]:
-    figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT))
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    return figure, axes
-
-
-def _percent(axis: Any, digits: int | None = 0) -> None:
+def _axes(pyplot: Any, x: str, y: str, digits: tuple[int | None, int | None] = (0, 0)) -> tuple[Any, Any]:
+    """Axes in percent."""
     from matplotlib.ticker import PercentFormatter
 
-    axis.set_major_formatter(PercentFormatter(1, decimals=digits))
+    figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT))
+    axes.set(xlabel=x, ylabel=y)
+    for axis, decimals in zip((axes.xaxis, axes.yaxis), digits, strict=True):
+        axis.set_major_formatter(PercentFormatter(1, decimals=decimals))
+    return figure, axes
 
 
 def _run_style(i: int) -> dict[str, Any]:
     return {"color": RUN_COLOURS[i % len(RUN_COLOURS)], "linestyle": RUN_DASHES[i % len(RUN_DASHES)]}
 
 
-def _legend(axes: Any, runs: Sequence[ReportRun]) -> None:
-    if len(runs) > 1:
-        axes.legend()
-
-
 def _frontier(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     """Accuracy against false head rate; each point is labelled with its penalty."""
-    figure, axes = _axes(pyplot, "false head rate", "accuracy")
+    figure, axes = _axes(pyplot, "false head rate", "accuracy", (None, None))
     for i, run in enumerate(runs):
         _need_counts(run, "frontier")
         points = curves.frontier(run, stratified(run.outcomes.targets, curves.frontier_rows(run), seed=0))
-        if not points:
-            raise InputError(f"{run.name}: the figure 'frontier' needs samples of rare classes; there are none")
-        across = [point["false_head_rate"] for point in points]
-        axes.plot(across, [p["accuracy"] for p in points], marker="o", markersize=4, label=run.name, **_run_style(i))
-        for point in points if i == 0 else ():  # every run has the same penalties, in the same order
-            place = (point["false_head_rate"], point["accuracy"])
+        _need(points, run, "the figure 'frontier' needs samples of rare classes; there are none")
+        places = [(point["false_head_rate"], point["accuracy"]) for point in points]
+        axes.plot(*zip(*places, strict=True), marker="o", markersize=4, label=run.name, **_run_style(i))
+        for point, place in zip(points, places, strict=True) if i == 0 else ():  # every run has the same penalties
             axes.annotate(f"{point['penalty']:g}", place, (4, 3), textcoords="offset points", fontsize=7)
     axes.margins(0.08)
-    _percent(axes.xaxis, None)
-    _percent(axes.yaxis, None)
-    _legend(axes, runs)
+    if len(runs) > 1:
+        axes.legend()
     return figure
 
 
@@ -112,28 +98,24 @@ def _reliability(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     axes.plot([0, 1], [0, 1], color="#8a8f96", linestyle=(0, (4, 4)), linewidth=1)
     for i, run in enumerate(runs):
         lines = curves.reliability(run)
-        if len(runs) > 1 or len(lines) == 1:
-            _reliability_line(axes, lines["all"], run.name, _run_style(i))
-            continue
-        for name, bins in lines.items():
-            if name != "all" and bins:
-                _reliability_line(axes, bins, name, {"color": REGION_COLOURS[name]})
+        together = len(runs) > 1 or len(lines) == 1
+        for region, bins in lines.items():
+            if not bins or (region == "all") != together:
+                continue
+            style = _run_style(i) if together else {"color": REGION_COLOURS[region]}
+            across, up = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
+            sizes = np.array([b["samples"] for b in bins])
+            axes.plot(across, up, linewidth=1.4, label=run.name if together else region, **style)
+            axes.scatter(across, up, s=6 + 40 * sizes / sizes.max(), color=style["color"], zorder=3)
     axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
-    _percent(axes.xaxis)
-    _percent(axes.yaxis)
     axes.legend()
     return figure
 
 
-def _reliability_line(axes: Any, bins: list[dict[str, float]], name: str, style: dict[str, Any]) -> None:
-    across, up = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
-    most = max(b["samples"] for b in bins)
-    axes.plot(across, up, linewidth=1.4, label=name, **style)
-    axes.scatter(across, up, s=[6 + 40 * b["samples"] / most for b in bins], color=style["color"], zorder=3)
-
-
 def _tail(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     """Training counts by decreasing frequency (above), and the accuracy of each class in the same order (below)."""
+    from matplotlib.ticker import PercentFormatter
+
     _need_counts(runs[0], "tail")
     classes = runs[0].classes
     order, places = classes.order, np.arange(len(classes))
@@ -144,27 +126,25 @@ def _tail(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     above.set(yscale="log", ylabel="training samples", ylim=(0.8, None))
     above.yaxis.set_major_formatter("{x:,.0f}")
     above.minorticks_off()
-    for i, run in enumerate(runs):
-        each = recalls(run.outcomes.targets, run.outcomes.decided, len(classes))[order]
-        if len(runs) == 1:
-            below.scatter(places, each, c=colours, s=14, clip_on=False, zorder=3)
-        else:
-            below.plot(places, each, linewidth=1, label=run.name, **_run_style(i))
     below.set(xlabel="classes by decreasing frequency", ylabel="accuracy", ylim=(0, 1.02))
-    _percent(below.yaxis)
+    below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     if len(classes) <= 20:
         below.set_xticks(places, [brief(classes.names[y]) for y in order], rotation=45, ha="right")
+    each = [recalls(run.outcomes.targets, run.outcomes.decided, len(classes))[order] for run in runs]
     if len(runs) == 1:
+        below.scatter(places, each[0], c=colours, s=14, clip_on=False, zorder=3)
         handles = [pyplot.Rectangle((0, 0), 1, 1, color=REGION_COLOURS[name]) for name in classes.thirds]
         above.legend(handles, list(classes.thirds))
-    _legend(below, runs)
+    else:
+        for i, run in enumerate(runs):
+            below.plot(places, each[i], linewidth=1, label=run.name, **_run_style(i))
+        below.legend()
     return figure
 
 
 def _confusion(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     """Shares of each row, one panel per run; by region if there are too many classes."""
-    width = WIDTH * len(runs)
-    figure, panels = pyplot.subplots(1, len(runs), figsize=(width, HEIGHT * 1.2), squeeze=False)
+    figure, panels = pyplot.subplots(1, len(runs), figsize=(WIDTH * len(runs), HEIGHT * 1.2), squeeze=False)
     for run, axes in zip(runs, panels[0], strict=True):
         shares, rows, columns = _confusion_shares(run)
         axes.grid(visible=False)
@@ -173,11 +153,10 @@ def _confusion(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
         axes.set_xticks(range(len(columns)), [*map(brief, columns)], rotation=90, fontsize=small + 1)
         axes.set_yticks(range(len(rows)), [*map(brief, rows)], fontsize=small + 1)
         axes.set(xlabel="decided", ylabel="true", title=run.name if len(runs) > 1 else "")
-        if len(rows) <= 20:
-            for (i, j), share in np.ndenumerate(shares):
-                if share >= 0.005:
-                    ink = "white" if share > 0.55 else "#1d2126"
-                    axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=small, color=ink)
+        for (i, j), share in np.ndenumerate(shares) if len(rows) <= 20 else ():
+            if share >= 0.005:
+                ink = "white" if share > 0.55 else "#1d2126"
+                axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=small, color=ink)
     figure.tight_layout()
     return figure
 
@@ -185,37 +164,31 @@ def _confusion(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
 def _confusion_shares(run: ReportRun) -> tuple[np.ndarray[Any, Any], list[str], list[str]]:
     """Shares with the names of rows and columns; classes by decreasing frequency, if it is known."""
     classes, utility = run.classes, run.decider.utility
-    others = [name for name, klass in zip(utility.actions, utility.decided_class, strict=True) if klass < 0]
     order = np.arange(len(classes)) if classes.counts is None else classes.order
-    if len(classes) <= MOST_CLASSES:
-        blocks = {classes.names[y]: np.array([y]) for y in order}
-    else:
+    blocks = {classes.names[y]: np.array([y]) for y in order}
+    if len(classes) > MOST_CLASSES:
         _need_counts(run, "confusion")
         blocks = dict(classes.thirds)
     block_of = np.empty(len(classes), dtype=np.int64)
     for i, members in enumerate(blocks.values()):
         block_of[members] = i
-    extra = {name: len(blocks) + i for i, name in enumerate(others)}
-    columns = [
-        int(block_of[klass]) if klass >= 0 else extra[name]
-        for name, klass in zip(utility.actions, utility.decided_class, strict=True)
-    ]
-    counts = np.zeros((len(blocks), len(blocks) + len(extra)))
-    np.add.at(counts, (block_of[run.outcomes.targets], np.array(columns)[run.outcomes.actions]), 1)
-    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), [*blocks], [*blocks, *extra]
+    others = [utility.actions[a] for a in np.flatnonzero(utility.decided_class < 0)]
+    columns = np.where(utility.decided_class >= 0, block_of[utility.decided_class], 0)
+    columns[utility.decided_class < 0] = len(blocks) + np.arange(len(others))
+    counts = np.zeros((len(blocks), len(blocks) + len(others)))
+    np.add.at(counts, (block_of[run.outcomes.targets], columns[run.outcomes.actions]), 1)
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), [*blocks], [*blocks, *others]
 
 
 def _risk_coverage(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
-    figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate")
+    figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate", (0, None))
     for i, run in enumerate(runs):
         points = curves.risk_coverage(run)
-        if not points:
-            raise InputError(f"{run.name}: every sample was abstained on: there is no risk to draw")
+        _need(points, run, "every sample was abstained on: there is no risk to draw")
         axes.plot([p["coverage"] for p in points], [p["risk"] for p in points], label=run.name, **_run_style(i))
     axes.set(xlim=(0, 1), ylim=(0, None))
-    _percent(axes.xaxis)
-    _percent(axes.yaxis, None)
-    _legend(axes, runs)
+    if len(runs) > 1:
+        axes.legend()
     return figure
 
 

@@ -10,7 +10,6 @@ import json
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -40,14 +39,6 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Written:
-    """Where a report was written, and the evaluations in it by the name of the run."""
-
-    path: Path
-    evaluations: dict[str, Evaluation]
-
-
 def report(
     runs: Source | Sequence[Source] | Mapping[str, Source],
     utility: Utility | None = None,
@@ -75,23 +66,16 @@ def report(
     classes : Classes or list of str, optional
         Names and training counts, where the runs have none.
     images : path or array, optional
-        All images of the samples, or the folder that contains the files named by the ids, for thumbnails.
+        All images of the samples, or the folder of the files named by the ids, for thumbnails.
     title : str, optional
         Heading of the page.
-    bootstrap : int
-        Number of bootstrap resamples for intervals; 0 for none.
-    seed : int
-        Seed of the bootstrap and of the samples that are embedded in the page.
+    bootstrap, seed : int
+        Number of bootstrap resamples for intervals, and their seed (also of the samples embedded in the page).
 
     Returns
     -------
     Path
         The file that was written.
-
-    Raises
-    ------
-    InputError
-        If a run cannot be read, has no targets, or has other classes than the first one.
 
     Examples
     --------
@@ -103,7 +87,8 @@ def report(
     'report.html'
     """
     prepared = as_runs(runs, utility, decider, classes)
-    return write_report(prepared, Path(out), images=images, title=title, bootstrap=bootstrap, seed=seed).path
+    write_report(prepared, Path(out), images=images, title=title, bootstrap=bootstrap, seed=seed)
+    return Path(out)
 
 
 def write_report(
@@ -114,8 +99,8 @@ def write_report(
     title: str | None = None,
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
-) -> Written:
-    """The report of runs that share their classes and their utility."""
+) -> dict[str, Evaluation]:
+    """Write the report of runs that share their classes and utility; the evaluations in it, by run."""
     if not out.absolute().parent.is_dir():
         raise InputError(f"{out}: the folder {out.absolute().parent} does not exist; create it first")
     evaluations = {
@@ -125,7 +110,14 @@ def write_report(
     most = max(1, MOST_CELLS // (len(runs) * len(runs[0].classes)))
     data = {
         "title": title,
-        "made": _made(seed, bootstrap),
+        "made": {
+            "rfdlc": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seed": seed,
+            "bootstrap": bootstrap,
+        },
         "level": LEVEL,
         "step": STEP,
         "metrics": _metrics(evaluations[runs[0].name]),
@@ -137,7 +129,7 @@ def write_report(
     page = _page(title, data, evaluations[runs[0].name].rows())
     with replacing(out) as beside:
         beside.write_text(page, encoding="utf-8", newline="\n")
-    return Written(out, evaluations)
+    return evaluations
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
@@ -197,7 +189,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "risk_coverage": curves.risk_coverage(run),
         "uncertainties": curves.uncertainties(run),
         "mistakes": curves.mistakes(run, worst),
-        "thumbnails": {str(row): picture for row, picture in thumbnails(run, pictured, images).items()},
+        "thumbnails": thumbnails(run, pictured, images),
         "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
         "calibration": _calibration(decider),
         "carried_prior": _listed(decider.effective_prior),
@@ -227,17 +219,6 @@ def _pictured(run: ReportRun, worst: Indices) -> Indices:
     o = run.outcomes
     errors = np.argsort(-np.where(o.right, -1.0, o.confidence), kind="stable")
     return np.array(list(dict.fromkeys([*worst.tolist(), *errors.tolist()]))[:PICTURES], dtype=np.int64)
-
-
-def _made(seed: int, bootstrap: int) -> dict[str, Any]:
-    return {
-        "rfdlc": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": seed,
-        "bootstrap": bootstrap,
-    }
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """What is reported: labelled predictions of a model and the Decider that turns them into actions."""
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -72,19 +71,11 @@ def as_runs(
     classes: Classes | Sequence[str] | None = None,
 ) -> list[ReportRun]:
     """Runs from whatever `report` accepts; a folder has its own decider, unless one is given."""
-    if isinstance(given, Mapping):
-        several = list(given.values())
-    else:
-        several = list(given) if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
-    for source in several:
-        if not isinstance(source, str | Path | Predictions):
-            raise InputError(
-                f"a {type(source).__name__} cannot be reported: expected a run folder, a file of predictions, or "
-                "Predictions(probabilities=..., targets=...)"
-            )
-    names = map(str, given) if isinstance(given, Mapping) else run_names(several)
+    several: Any = given.values() if isinstance(given, Mapping) else given
+    sources = list(several) if isinstance(given, Mapping | list | tuple) else [several]
+    names = map(str, given) if isinstance(given, Mapping) else run_names(sources)
     known = None if classes is None else as_classes(classes)
-    return alike([_read(name, source, utility, decider, known) for name, source in zip(names, several, strict=True)])
+    return alike([_read(name, source, utility, decider, known) for name, source in zip(names, sources, strict=True)])
 
 
 def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
@@ -108,7 +99,7 @@ def run_names(sources: Sequence[Source]) -> list[str]:
     >>> run_names(["runs/a", "runs/b/predictions.npz", "old/a"])
     ['runs/a', 'predictions', 'old/a']
     """
-    paths = [Path("predictions") if isinstance(source, Predictions) else Path(source) for source in sources]
+    paths = [Path(source) if isinstance(source, str | Path) else Path("predictions") for source in sources]
     short = [path.stem if path.suffix else path.name for path in paths]
     names = [str(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
     return [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
@@ -131,11 +122,15 @@ def prepared(name: str, predictions: Predictions, decider: Decider, source: Path
 def _read(
     name: str, source: Source, utility: Utility | None, decider: Decider | None, classes: Classes | None
 ) -> ReportRun:
-    path = None
+    path = Path(source) if isinstance(source, str | Path) else None
     if isinstance(source, Predictions):
         predictions = source if classes is None else source.with_classes(classes)
+    elif path is None:
+        raise InputError(
+            f"a {type(source).__name__} cannot be reported: expected a run folder, a file of predictions, or "
+            "Predictions(probabilities=..., targets=...)"
+        )
     else:
-        path = Path(source)
         if not path.exists():
             raise InputError(f"{path}: no such run folder or file of predictions")
         predictions = Predictions.load(path, classes)
@@ -155,18 +150,9 @@ def _recorded(source: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"source": str(source)}
     for name in ("config", "environment"):
         with suppress(OSError, ValueError):
-            table = json.loads((source / f"{name}.json").read_text(encoding="utf-8"))
-            found |= {name: table} if table and isinstance(table, dict) else {}
-    with suppress(OSError), open(source / "history.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-        columns = {name: [_number(row.get(name)) for row in rows] for name in (rows[0] if rows else ())}
-        found["history"] = {name: values for name, values in columns.items() if set(values) != {None}}
+            found[name] = dict(json.loads((source / f"{name}.json").read_text(encoding="utf-8")))
+    with suppress(OSError, ValueError):
+        rows = np.genfromtxt(source / "history.csv", delimiter=",", names=True, encoding="utf-8", ndmin=1)
+        columns = {name: rows[name].tolist() for name in rows.dtype.names or () if np.isfinite(rows[name]).any()}
+        found["history"] = {n: [v if np.isfinite(v) else None for v in values] for n, values in columns.items()}
     return found
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "nan")
-    except ValueError:
-        return None
-    return value if np.isfinite(value) else None

@@ -110,7 +110,7 @@ def _score(
         else None
     )
     outcomes = Outcomes.of(worth, targets, actions, p)
-    values = {entry.name: entry.value for entry in entries({metric.name: metric.function(outcomes)})}
+    values = {entry.name: entry.value for entry in entries({metric.name: metric.measure(outcomes)})}
     if (name or metric.name) not in values:
         raise InputError(f"metric {name!r} is not defined: expected one of {listing(values)}, or counts as y_train")
     value = values[name or metric.name]
