@@ -44,6 +44,30 @@ def alone(path: Path) -> Iterator[None]:
         os.close(place)
 
 
+@contextmanager
+def claimed(path: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Claim a file or folder as long as the context lasts: alone, or beside others that share it.
+
+    Gives False, at once, where another process has it. The claim of a process that is killed ends with it; where there
+    are no such locks (Windows, some network drives), nobody is refused.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield True
+        return
+    place = os.open(path, os.O_RDONLY)
+    try:
+        granted = True
+        try:
+            fcntl.flock(place, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            granted = not isinstance(error, BlockingIOError)
+        yield granted
+    finally:
+        os.close(place)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     try:

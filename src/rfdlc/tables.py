@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,23 +29,9 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers written by pand
 DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
-class TableFile(Protocol):
-    """A table on disk."""
-
-    path: Path
-    names: list[str]
-
-    def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
-        """Yield the rows in order, as `pyarrow.RecordBatch`.
-
-        Cells of a CSV file are text; those of columns in `numbers` become float64. Other files keep their types.
-        """
-        ...
-
-
-def open_table(path: Path) -> TableFile:
+def open_table(path: Path) -> "TableFile":
     """Open a table: `.csv`, `.tsv`, `.parquet`, `.pq`, `.arrow`, `.feather`, or a folder of Parquet files."""
-    file: TableFile = CsvFile(path) if path.suffix.lower() in CSV and not path.is_dir() else ArrowFile(path)
+    file = CsvFile(path) if path.suffix.lower() in CSV and not path.is_dir() else ArrowFile(path)
     check_names(str(path), file.names)
     return file
 
@@ -86,7 +72,7 @@ class ArrowFile:
         self.names = [name for name in self._dataset.schema.names if not PANDAS_INDEX.fullmatch(name)]
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
-        """Yield the rows some thousand at a time."""
+        """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
         with self._explained():
             ahead = {"batch_readahead": 2, "fragment_readahead": 1}
             yield from self._dataset.to_batches(columns=self.names, batch_size=BATCH_ROWS, **ahead)
@@ -117,7 +103,7 @@ class CsvFile:
         self.decimal = "," if self.delimiter == ";" else "."
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
-        """Yield the rows some megabytes at a time."""
+        """Yield the rows some megabytes at a time: cells are text, but float64 in the columns that `numbers` names."""
         from pyarrow import ArrowException, RecordBatch, float64, string
         from pyarrow import csv as arrow_csv
 
@@ -172,6 +158,9 @@ class CsvFile:
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             raise InputError(f"{self.path}: cannot be read as CSV in UTF-8 ({reason})") from None
+
+
+TableFile = ArrowFile | CsvFile
 
 
 def _with_points(name: str, cells: Any, numbers: Collection[str] | None) -> Any:

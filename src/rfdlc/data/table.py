@@ -51,10 +51,7 @@ def as_text(value: Any) -> str | None:
 def text_column(cells: Cells) -> Column:
     """Cells as text, None where they are missing."""
     if _of_arrow(cells):
-        texts = _arrow_texts(cells)
-        if texts is not None:
-            return texts.to_numpy(zero_copy_only=False)
-        cells = cells.to_pylist()
+        return _arrow_texts(cells).to_numpy(zero_copy_only=False)
     return np.array([as_text(cell) for cell in cells], dtype=object)
 
 
@@ -80,8 +77,8 @@ def parse_column(name: str, cells: Cells) -> Column:
 def _numbers(cells: Sequence[Any] | NDArray[Any]) -> NDArray[np.float64] | None:
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
         return cells.astype(np.float64, copy=False)
-    texts = (as_text(cell) for cell in cells)
     with suppress(ValueError):
+        texts = map(as_text, cells)
         return np.array([np.nan if text is None else number(text) for text in texts], dtype=np.float64)
     return None
 
@@ -93,23 +90,21 @@ def _of_arrow(cells: Cells) -> bool:
 def _arrow_numbers(column: Any) -> NDArray[np.float64] | None:
     from pyarrow import ArrowException, compute, float64, types
 
-    kind = column.type
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
-        return compute.cast(column, float64(), safe=False).to_numpy(zero_copy_only=False)
-    with suppress(ArrowException):  # most columns need no cleaning
-        return compute.cast(column, float64()).to_numpy() if types.is_string(kind) else None
-    with suppress(ArrowException):
-        return compute.cast(_arrow_texts(column), float64()).to_numpy(zero_copy_only=False)
+    if types.is_boolean(column.type):  # true and false are categories
+        return None
+    for read in (lambda: column, lambda: _arrow_texts(column)):  # most columns need no cleaning
+        with suppress(ArrowException):
+            return compute.cast(read(), float64(), safe=False).to_numpy(zero_copy_only=False)
     return None
 
 
 def _arrow_texts(column: Any) -> Any:
-    """A column of text, stripped, with null where cells are missing; None for columns of another type."""
+    """A column of pyarrow as text, stripped, with null where cells are missing."""
     from pyarrow import array, compute, string, types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if not (types.is_string(kind) or types.is_large_string(kind)):
-        return None
+        return array([as_text(cell) for cell in column.to_pylist()], string())
     texts = compute.utf8_trim_whitespace(column.cast(string()))
     missing = compute.is_in(compute.utf8_lower(texts), value_set=array(sorted(MISSING)))
     return compute.if_else(missing, None, texts)
@@ -145,14 +140,9 @@ class ColumnCode:
         if len(categories) > MOST_CATEGORIES:
             raise InputError(
                 f"column {name!r} has {len(categories)} different texts, too many to be categories (at most "
-                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers{_among_numbers(categories)}"
+                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers{strays_among(categories)}"
             )
         return cls(name, categories=categories, counts_missing=None in found)
-
-    @property
-    def strays(self) -> str:
-        """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing."""
-        return _among_numbers(self.categories)
 
     @property
     def values(self) -> list[str | None]:
@@ -190,9 +180,10 @@ class ColumnCode:
         return column
 
 
-def _among_numbers(values: Sequence[str]) -> str:
-    """
-    >>> _among_numbers([*"0123456789", "10", "unknown"]), _among_numbers(["1", "2", "more"])
+def strays_among(values: Sequence[str]) -> str:
+    """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing.
+
+    >>> strays_among([*"0123456789", "10", "unknown"]), strays_among(["1", "2", "more"])
     ("; 'unknown' is not a number: such cells may be left empty", '')
     """
     texts = [text for text in values if not is_number(text)]
@@ -237,39 +228,38 @@ class TableEncoder:
         if len(set(lengths.values())) > 1:
             told = listing(f"{name} has {length}" for name, length in lengths.items())
             raise InputError(f"the columns differ in length: {told}")
-        rows, (numeric, of_text) = next(iter(lengths.values())), self._by_kind
-        features = np.empty((rows, len(self.kinds)), dtype=np.float32)
+        features = np.empty((next(iter(lengths.values())), len(self.kinds)), dtype=np.float32)
+        numeric, imputer = self._imputed
         if numeric:
             cells = np.column_stack([column.numbers(table[column.name]) for column in numeric])
-            flagged = [column.flags_missing for column in numeric]
-            features[:, self.kinds == "flag"] = np.isnan(cells[:, flagged])
-            filled = self._imputer.transform(cells) - [column.offset for column in numeric]
-            features[:, self.kinds == "number"] = filled
+            features[:, self.kinds == "flag"] = np.isnan(cells[:, [column.flags_missing for column in numeric]])
+            offsets = [column.offset for column in numeric]
+            features[:, self.kinds == "number"] = imputer.transform(cells) - offsets
+        of_text, one_hot = self._one_hot
         if of_text:
             texts = np.column_stack([column.texts(table[column.name]) for column in of_text])
-            features[:, self.kinds == "category"] = self._one_hot.transform(texts)
+            features[:, self.kinds == "category"] = one_hot.transform(texts)
         return features
 
-    @property
-    def _by_kind(self) -> tuple[list[ColumnCode], list[ColumnCode]]:
-        """The columns of numbers, and those of text."""
-        numeric = [column for column in self.columns if column.median is not None]
-        return numeric, [column for column in self.columns if column.values]
-
     @cached_property
-    def _imputer(self) -> Any:
+    def _imputed(self) -> tuple[list[ColumnCode], Any]:
+        """The columns of numbers, and what fills their gaps."""
         from sklearn.impute import SimpleImputer
 
-        medians = [column.median for column in self._by_kind[0]]  # the median of one row is the row
-        return SimpleImputer(strategy="median").fit(np.array([medians]))
+        numeric = [column for column in self.columns if column.median is not None]
+        medians = np.array([[column.median for column in numeric]], dtype=np.float64)  # of one row, the row
+        return numeric, SimpleImputer(strategy="median").fit(medians) if numeric else None
 
     @cached_property
-    def _one_hot(self) -> Any:
+    def _one_hot(self) -> tuple[list[ColumnCode], Any]:
+        """The columns of text, and what encodes them."""
         from sklearn.preprocessing import OneHotEncoder
 
-        values = [column.values for column in self._by_kind[1]]
+        of_text = [column for column in self.columns if column.values]
+        values = [column.values for column in of_text]
         encoder = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False, dtype=np.float32)
-        return encoder.fit(np.array([[column[0] for column in values]], dtype=object))
+        first = np.array([[column[0] for column in values]], dtype=object)
+        return of_text, encoder.fit(first) if of_text else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""

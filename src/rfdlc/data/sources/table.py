@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, held_out_note, split_name
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, text_column
+from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, strays_among, text_column
 from rfdlc.errors import InputError, listing, repeated, suggestion
 from rfdlc.tables import check_names, open_table, read_columns
 
@@ -46,9 +46,7 @@ def read(
     if not len(next(iter(table.values()))):
         raise InputError(f"{where}: has no rows, so there is no training sample")
     target, found = _target(where, table, target)
-    for column in filter(None, (groups, split, *drop)):
-        _known(where, table, column)
-    _one_role_each(where, [target, groups, split, *drop])
+    _check_roles(where, table, [column for column in (target, groups, split, *drop) if column is not None])
     table, skipped = _labelled(where, table, target, skip_broken)
     labels, names = _classes(where, table.pop(target))
     group_of = None if groups is None else _groups(where, groups, table.pop(groups))
@@ -57,8 +55,7 @@ def read(
     positions, notes = _positions(where, table, split, labels, group_of, test_fraction, seed)
     notes += [f"column {column!r} was left out as asked" for column in drop]
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
-    left_out: list[str] = []
-    ids = _identities(table, columns, left_out)
+    ids, left_out = _identities(table, columns)
     notes += left_out
     if not columns:
         told = "; ".join(["", *left_out])
@@ -74,12 +71,12 @@ def read(
 
 def _of_frame(frame: Any) -> Table:
     check_names("data frame", [str(name) for name in frame.columns])
-    columns = {str(name): frame[name] for name in frame.columns}
-    numeric = {name: column.to_numpy().dtype.kind in "iuf" for name, column in columns.items()}
-    return {
-        name: column.to_numpy() if numeric[name] else np.fromiter(column, dtype=object, count=len(column))
-        for name, column in columns.items()
-    }
+    return {str(name): _of_series(frame[name]) for name in frame.columns}
+
+
+def _of_series(column: Any) -> NDArray[Any]:
+    array: NDArray[Any] = column.to_numpy()
+    return array if array.dtype.kind in "iuf" else np.fromiter(column, dtype=object, count=len(column))
 
 
 class TableRows:
@@ -132,24 +129,22 @@ class TableRows:
 # -- what the columns mean ---------------------------------------------------------------------------------------------
 
 
-def _one_role_each(where: str, columns: Sequence[str | None]) -> None:
-    given = [column for column in columns if column is not None]
-    twice = repeated(given)
-    if twice:
+def _check_roles(where: str, table: Table, columns: Sequence[str]) -> None:
+    """Raise unless the columns that have a role exist, and have one role each."""
+    for column in columns:
+        if column not in table:
+            hint = suggestion(column, table)
+            raise InputError(f"{where}: there is no column {column!r}: it has {listing(table)}{hint}")
+    if repeated(columns):
         raise InputError(
-            f"{where}: column {twice[0]!r} is named twice: expected others for each of target, groups, split and drop"
+            f"{where}: column {repeated(columns)[0]!r} is named twice: expected others for each of target, groups, "
+            "split and drop"
         )
-
-
-def _known(where: str, table: Table, column: str) -> None:
-    if column not in table:
-        raise InputError(f"{where}: there is no column {column!r}: it has {listing(table)}{suggestion(column, table)}")
 
 
 def _target(where: str, table: Table, target: str | None) -> tuple[str, list[str]]:
     """The class column, and what to say where nobody named it."""
     if target is not None:
-        _known(where, table, target)
         return target, []
     usual = [column for column in table if column.lower() in TARGETS]
     if len(usual) != 1:
@@ -233,21 +228,20 @@ def split_column(names: Iterable[str]) -> str | None:
     return next((name for name in names if name.lower() == "split"), None)
 
 
-def _identities(table: Table, columns: dict[str, Column], notes: list[str]) -> list[str] | None:
-    """Take out columns that only name the rows; the first of them gives the ids, as they are written."""
-    ids: list[str] | None = None
-    named = [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]
-    for name in named:
+def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | None, list[str]]:
+    """Remove columns that only name the rows: the first of them gives the ids, as they are written; and notes."""
+    ids, notes = None, []
+    for name in [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]:
         texts = text_column(table[name]).tolist()
         if len(set(texts)) == len(texts) and None not in texts:
-            of_images = OF_IMAGES if splitext(str(texts[0]))[1].lower() in IMAGE_SUFFIXES else ""
+            of_images = OF_IMAGES if splitext(texts[0])[1].lower() in IMAGE_SUFFIXES else ""
             notes.append(
                 f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
                 f"{of_images}"
             )
-            ids = ids or [str(text) for text in texts]
+            ids = ids or texts
             del columns[name]
-    return ids
+    return ids, notes
 
 
 def names_rows(column: str) -> bool:
@@ -264,8 +258,9 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
     """What was done to a column, where it is not obvious."""
     missing = int(np.isnan(cells).sum()) if cells.dtype == np.float64 else sum(cell is None for cell in cells)
     if column.median is None:
-        said = f"column {column.name!r} became {len(column.features)} features, one per category{column.strays}"
-        if column.strays:
+        strays = strays_among(column.categories)
+        said = f"column {column.name!r} became {len(column.features)} features, one per category{strays}"
+        if strays:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
     if not missing:

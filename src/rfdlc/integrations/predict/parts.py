@@ -6,26 +6,18 @@ Parts carry the hash of their job in their names, so that those of another model
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from rfdlc.errors import InputError
-from rfdlc.files import alone, read_json, replacing
+from rfdlc.files import alone, claimed, read_json, replacing
 from rfdlc.tables import open_writer
 
 JOB = "job.json"
 SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files
 GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in the file, the smaller of the two
-
-
-@contextmanager
-def _created(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path}: cannot be created ({error.strerror}); choose another file") from None
 
 
 class Parts:
@@ -46,48 +38,31 @@ class Parts:
         self.schema = schema.with_metadata({**(schema.metadata or {}), MADE_BY: self._hash})
 
     @contextmanager
-    def locked(self, *, shared: bool = False) -> Iterator[None]:
-        """Keep other processes from writing the same file; with `shared`, those that do not share alone.
+    def opened(self, rank: int = 0, world_size: int = 1) -> Iterator[list[int]]:
+        """Begin, or continue what is there if it is the same job; gives the parts that this process has to do.
 
-        The lock of a process that is killed ends with it. Without such locks (Windows), nobody is kept away.
+        Meanwhile no other process writes the file, except for those that share the job.
         """
-        lock = self.out.with_name(f".{self.out.name}.lock")
-        try:
-            import fcntl
-        except ImportError:
-            yield
-            return
-        with ExitStack() as closing:
-            with _created(lock):
-                file = closing.enter_context(open(lock, "a"))
-            try:
-                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"{self.out}: another process is writing it; wait until it ends, or choose another file"
-                ) from None
-            try:
-                yield
-            finally:
-                with suppress(OSError):  # the last process that holds the lock removes it
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    lock.unlink(missing_ok=True)
-
-    def begin(self, rank: int = 0, world_size: int = 1) -> list[int]:
-        """Begin, or continue what is there if it is the same job; returns the parts that this process has to do."""
-        while True:
-            with _created(self.folder):
-                self.folder.mkdir(exist_ok=True)
-            with alone(self.folder):
-                if not self.folder.exists():  # another process of the job has joined the parts meanwhile
-                    continue
+        with ExitStack() as claims:
+            with self._alone():
+                try:
+                    self.folder.mkdir(exist_ok=True)
+                except OSError as error:
+                    raise InputError(f"{self.folder}: cannot be created ({error.strerror})") from None
+                if not claims.enter_context(claimed(self.folder, shared=world_size > 1)):
+                    raise InputError(f"{self.out}: another process is writing it; wait, or choose another file")
                 if world_size > 1 and self._is_written():
                     self._remove()
-                    return []
-                self._check_same()
-                with replacing(self.folder / JOB) as beside:
-                    beside.write_text(json.dumps(self.job, indent=1), encoding="utf-8")
-                return [part for part in self.missing() if part % world_size == rank]
+                    mine = []
+                else:
+                    self._check_same()
+                    with replacing(self.folder / JOB) as beside:
+                        beside.write_text(json.dumps(self.job, indent=1), encoding="utf-8")
+                    mine = [part for part in self.missing() if part % world_size == rank]
+            yield mine
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return alone(self.out.absolute().parent)
 
     def rows(self, part: int) -> range:
         """The rows of a part."""
@@ -110,7 +85,7 @@ class Parts:
 
         Killed at any instant, the folder is still there and the next process joins them again.
         """
-        with alone(self.folder):
+        with self._alone():
             if not (self.folder / JOB).exists() or self.missing():
                 return False
             skipped = b"".join(self._checked(part) for part in self._parts)
@@ -153,7 +128,7 @@ class Parts:
 
     def leave(self) -> None:
         """Remove the folder where no part was finished: it would only bar other jobs."""
-        with alone(self.folder):
+        with self._alone():
             if self._there() <= {JOB}:
                 self._remove()
 

@@ -108,8 +108,7 @@ def predict(
     job: dict[str, Any] = {"model": fingerprint(Path(run)), "source": samples.fingerprint, "utility": table.fingerprint}
     job |= {"columns": _digest(table.schema.names), "number of samples": len(samples), "size of parts": size}
     parts = Parts(path, table.schema, len(samples), size, job, repeated=("target", "action"))
-    with parts.locked(shared=world_size > 1):
-        mine = parts.begin(rank, world_size)
+    with parts.opened(rank, world_size) as mine:
         try:
             _work(table, parts, mine, shown=rank == 0)
         except InputError:
