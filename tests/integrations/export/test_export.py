@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.images import resized
 from rfdlc.integrations.onnx import exporting
+from rfdlc.integrations.onnx.model import CHECKSUM_LENGTH, with_checksum
 from rfdlc.integrations.onnx.parity import TOLERANCE, random_samples
-from rfdlc.integrations.onnx.sealed import SEAL_LENGTH, sealed
 from rfdlc.integrations.server.backend import open_backend
 from rfdlc.integrations.server.limits import Limits, Refused
 from rfdlc.integrations.server.requests import Reader
@@ -74,6 +75,19 @@ def test_the_utility_as_an_input(run, tmp_path):
     np.testing.assert_allclose(found.decide(larger).probabilities, brought, atol=0.02)  # a level here and there
 
 
+def test_a_utility_input_with_a_large_offset(run, tmp_path):
+    """What all actions share decides nothing: 1e7 in 32 bits would hide differences below 1."""
+    done = rfdlc.export(run, tmp_path / "model.onnx", utility_input=True)
+    found, model = rfdlc.OnnxModel.load(done.path), rfdlc.Model.load(run, device="cpu")
+    rng, plain = np.random.default_rng(1), rfdlc.Utility.one_hot(model.classes)
+    inputs = (rng.integers(0, 196, (200, 1, 1, 1)) + rng.integers(0, 60, (200, 3, 12, 12))).astype(np.uint8)
+    lifted = rfdlc.Utility(plain.matrix + 1e7, model.classes)
+    decided = found.decide(inputs, lifted)
+    assert (decided.action == model.decide(inputs, plain)).all()
+    assert len(np.unique(decided.action)) > 1
+    np.testing.assert_allclose(decided.expected_utility, found.decide(inputs, plain).expected_utility + 1e7, rtol=1e-6)
+
+
 def test_another_utility_without_a_new_export(run, exported):
     found, model = rfdlc.OnnxModel.load(exported), rfdlc.Model.load(run, device="cpu")
     utility, inputs = rfdlc.Utility.one_hot(model.classes).with_abstain(0.6), random_samples(model, 50)
@@ -109,9 +123,9 @@ def test_a_changed_file_is_refused(exported, tmp_path):
         copy.write_bytes(changed)
         with pytest.raises(rfdlc.InputError, match="changed after it was exported"):
             rfdlc.OnnxModel.load(copy)
-    for other in (b"", b"no model", bytes(data[:-SEAL_LENGTH])):
+    for other in (b"", b"no model", bytes(data[:-CHECKSUM_LENGTH])):
         copy.write_bytes(other)
-        with pytest.raises(rfdlc.InputError, match="no seal of ours"):
+        with pytest.raises(rfdlc.InputError, match="no checksum of rfdlc"):
             rfdlc.OnnxModel.load(copy)
 
 
@@ -127,25 +141,75 @@ def test_metadata_that_do_not_describe_the_graph_are_refused(exported, tmp_path)
     import onnx
 
     def rewritten(change):
-        model = onnx.load_model_from_string(exported.read_bytes()[:-SEAL_LENGTH])
+        model = onnx.load_model_from_string(exported.read_bytes()[:-CHECKSUM_LENGTH])
         table = json.loads(model.metadata_props[0].value)
         change(table)
         model.metadata_props[0].value = json.dumps(table)
-        (tmp_path / "model.onnx").write_bytes(sealed(model.SerializeToString()))
+        (tmp_path / "model.onnx").write_bytes(with_checksum(model.SerializeToString()))
         return tmp_path / "model.onnx"
 
     def fewer_classes(table):
         table["decider"] = rfdlc.Decider(rfdlc.Utility.one_hot(["a", "b"]), calibration=None).to_dict()
 
+    def other_utility(table):
+        table["decider"]["utility"]["matrix"][2][3] = 0.5
+
     changes = {
         "the metadata say": fewer_classes,
-        "differ in whether": lambda table: table.update(utility_input=True),
+        "but the graph has": lambda table: table.update(utility_input=True),
+        "does not decide by the utility": other_utility,
         "metadata are not those": lambda table: table.update(version=99),
     }
     for message, change in changes.items():
         with pytest.raises(rfdlc.InputError, match=message):
             rfdlc.OnnxModel.load(rewritten(change))
     assert rfdlc.OnnxModel.load(rewritten(lambda table: None)).classes.names[0] == "ant"
+
+
+@pytest.mark.parametrize("where", ["initializer", "attribute"])
+def test_external_data_are_refused(exported, tmp_path, monkeypatch, where):
+    """A file of the working directory must not supply weights that the checksum does not cover."""
+    import onnx
+    from onnx.external_data_helper import set_external_data
+
+    model = onnx.load_model_from_string(exported.read_bytes()[:-CHECKSUM_LENGTH])
+    tensor = next(tensor for tensor in model.graph.initializer if len(tensor.raw_data) > 100)
+    if where == "attribute":
+        node = onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
+        model.graph.initializer.remove(tensor)
+        model.graph.node.insert(0, node)
+        tensor = model.graph.node[0].attribute[0].t
+    (tmp_path / "weights.bin").write_bytes(tensor.raw_data)
+    set_external_data(tensor, "weights.bin")
+    tensor.ClearField("raw_data")
+    (tmp_path / "model.onnx").write_bytes(with_checksum(model.SerializeToString()))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(rfdlc.InputError, match="takes weights from other files"):
+        rfdlc.OnnxModel.load("model.onnx")
+
+
+def test_outputs_are_read_by_name(run, exported, tmp_path):
+    import onnx
+
+    model = onnx.load_model_from_string(exported.read_bytes()[:-CHECKSUM_LENGTH])
+    outputs = list(model.graph.output)
+    del model.graph.output[:]
+    model.graph.output.extend(outputs[::-1])
+    (tmp_path / "model.onnx").write_bytes(with_checksum(model.SerializeToString()))
+    inputs = random_samples(rfdlc.Model.load(run, device="cpu"), 20)
+    decided, expected = (rfdlc.OnnxModel.load(file).decide(inputs) for file in (tmp_path / "model.onnx", exported))
+    np.testing.assert_array_equal(decided.action, expected.action)
+    np.testing.assert_array_equal(decided.probabilities, expected.probabilities)
+
+
+def test_a_file_of_the_previous_version():
+    """Version 1 wrote it, with the predictions of the same run beside it."""
+    folder = Path(__file__).parents[2] / "compatibility"
+    model, samples = rfdlc.OnnxModel.load(folder / "model-v1.onnx"), rfdlc.load("digits-lt").test.inputs
+    decided, recorded = model.decide(samples), rfdlc.Predictions.load(folder / "run-v1" / "predictions.npz")
+    np.testing.assert_allclose(decided.probabilities, model.decider.probabilities(recorded), atol=1e-6)
+    assert (decided.action == model.decider.decide(recorded)).all()
+    assert np.mean(decided.action == recorded.targets) > 0.7
 
 
 def test_a_graph_that_is_not_the_model_is_not_written(run, tmp_path, monkeypatch):

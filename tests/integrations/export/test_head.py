@@ -10,8 +10,7 @@ from rfdlc.data.images import fitted, planes
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.scores import softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
-from rfdlc.integrations.onnx.graph import CentreSquare
-from rfdlc.integrations.onnx.head import DecisionHead
+from rfdlc.integrations.onnx.graph import CentreSquare, DecisionHead, centred
 
 CLASSES = rfdlc.Classes(("a", "b", "c", "d"), (40, 20, 9, 3))
 
@@ -22,7 +21,7 @@ def scores(particles, samples=500, seed=0):
 
 def head_of(decider, logits):
     head = DecisionHead(decider, len(logits))
-    found = head(torch.from_numpy(logits), torch.tensor(decider.utility.matrix, dtype=torch.float32))
+    found = head(torch.from_numpy(logits), *centred(torch.tensor(decider.utility.matrix)))
     return [output.numpy() for output in found]
 
 

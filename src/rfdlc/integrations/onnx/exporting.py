@@ -1,4 +1,4 @@
-"""export: from a run folder to one file that decides, checked before it is written."""
+"""export: a run folder as one file that decides, compared with the run before it is written."""
 
 import hashlib
 import io
@@ -19,7 +19,7 @@ from rfdlc.integrations.onnx.card import write_cards
 from rfdlc.integrations.onnx.formats import Form, onnx_bytes, pt2_bytes, trace
 from rfdlc.integrations.onnx.graph import DecisionGraph
 from rfdlc.integrations.onnx.model import FORMAT, VERSION, OnnxModel
-from rfdlc.integrations.onnx.parity import Answer, Parity, measure, refuse_unequal
+from rfdlc.integrations.onnx.parity import Parity, Predict, measure, refuse_unequal
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
@@ -30,7 +30,7 @@ SUFFIXES = (".onnx", ".pt2")
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how it compares with the model."""
+    """The file that was written, and how it compares with the model."""
 
     path: Path
     precision: str
@@ -48,14 +48,44 @@ def export(
     precision: str = "float32",
     backbone: OwnBackbone | None = None,
 ) -> Exported:
-    """Write a run as one graph from raw samples to actions: ONNX (`.onnx`) or torch.export (`.pt2`).
+    """Write a run as one graph from raw samples to actions.
 
-    `utility` replaces the Decider's; with `utility_input` it is an input of the graph. `resize` takes images of any
-    size. `precision` "half" or "int8" makes the file smaller; what that changes is measured and reported.
+    Parameters
+    ----------
+    run : str or Path
+        A run folder.
+    out : str or Path
+        The file to write: ONNX (`.onnx`) or torch.export (`.pt2`).
+    utility : Utility, optional
+        Replaces the utility of the run's Decider.
+    utility_input : bool, default=False
+        Whether the utility is an input of the graph instead of a constant.
+    resize : bool, default=False
+        Whether the graph takes images of any size.
+    precision : {"float32", "half", "int8"}, default="float32"
+        "half" computes the networks in 16 bits, "int8" stores weights in 8 bits (ONNX only).
+    backbone : nn.Module or callable, optional
+        The network of a run that was trained with one of the user's own.
+
+    Returns
+    -------
+    Exported
+        The path, the parity with the run, and the model cards that were written.
+
+    Raises
+    ------
+    InputError
+        If the graph does not decide as the run does; nothing is written then.
+
+    Examples
+    --------
+    >>> done = export("runs/a", "model.onnx")  # doctest: +SKIP
+    >>> done.parity.decisions_changed  # doctest: +SKIP
+    0
     """
     path = Path(out)
     choose("precision", precision, PRECISIONS)
-    choose("the ending of the exported file,", path.suffix, SUFFIXES)
+    choose("the suffix of the exported file,", path.suffix, SUFFIXES)
     if precision == "int8" and path.suffix == ".pt2":
         raise InputError("int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
@@ -63,26 +93,26 @@ def export(
         raise InputError(f"resize is for square images, but this model takes samples of shape {model.input_shape}")
     chosen = model.decider.utility if utility is None else utility.with_classes(model.classes)
     form = Form(model.input_shape, resize, utility_input)
-    data = _bytes(model, chosen, form, precision, path.suffix)
+    program = trace(DecisionGraph(model, chosen, resize=resize, half=precision == "half"), form)
+    metadata = _metadata(model, chosen, form, precision)
+    if path.suffix == ".pt2":
+        data = pt2_bytes(program, metadata)
+    else:
+        data = onnx_bytes(program, form, metadata, int8=precision == "int8")
     full = precision == "float32"
-    parity = measure(model, chosen, _answers(data, path.suffix, form, chosen), full=full)
+    parity = measure(model, chosen, _predictor(data, path.suffix, form, chosen), full=full)
     if full:
         refuse_unequal(parity, run)
     with replacing(path) as beside:
         beside.write_bytes(data)
-    cards = write_cards(model, chosen, path, precision, parity)
-    return Exported(path, precision, parity, cards)
-
-
-def _bytes(model: Model, utility: Utility, form: Form, precision: str, suffix: str) -> bytes:
-    program = trace(DecisionGraph(model, utility, resize=form.resize, half=precision == "half"), form)
-    metadata = _metadata(model, utility, form, precision)
-    if suffix == ".pt2":
-        return pt2_bytes(program, metadata)
-    return onnx_bytes(program, form, metadata, int8=precision == "int8")
+    return Exported(path, precision, parity, write_cards(model, chosen, path, precision, parity))
 
 
 def _metadata(model: Model, utility: Utility, form: Form, precision: str) -> dict[str, Any]:
+    """What describes the graph, and where it comes from; nothing about the machine."""
+    assert model.path is not None
+    run = Run(model.path)
+    weights = run.path / "model.safetensors"
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -93,30 +123,22 @@ def _metadata(model: Model, utility: Utility, form: Form, precision: str) -> dic
         "utility_input": form.utility_input,
         "encoder": None if model.encoder is None else model.encoder.to_dict(),
         "precision": precision,
-        "provenance": provenance(model),
+        "provenance": {
+            "rfdlc": __version__,
+            "torch": torch.__version__,
+            "run": run.path.resolve().name,
+            "method": run.metadata["method"],
+            "data": run.metadata["data"]["name"],
+            "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None,
+        },
     }
 
 
-def provenance(model: Model) -> dict[str, Any]:
-    """Where a graph comes from: enough to find its run again, nothing about a machine."""
-    assert model.path is not None
-    run = Run(model.path)
-    weights = run.path / "model.safetensors"
-    return {
-        "rfdlc": __version__,
-        "torch": torch.__version__,
-        "run": run.path.resolve().name,
-        "method": run.metadata["method"],
-        "data": run.metadata["data"]["name"],
-        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None,
-    }
-
-
-def _answers(data: bytes, suffix: str, form: Form, utility: Utility) -> Answer:
-    """The exported graph as a function, run by what will run it: ONNX Runtime, or torch."""
+def _predictor(data: bytes, suffix: str, form: Form, utility: Utility) -> Predict:
+    """The exported graph as a function, run by ONNX Runtime or torch."""
     if suffix == ".pt2":
         module = torch.export.load(io.BytesIO(data)).module()
-        extra = (torch.tensor(utility.matrix, dtype=torch.float32),) if form.utility_input else ()
+        extra = (torch.tensor(utility.matrix),) if form.utility_input else ()
 
         def by_torch(inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
             with torch.no_grad():

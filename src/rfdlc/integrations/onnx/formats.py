@@ -1,4 +1,4 @@
-"""The two formats: ONNX, with metadata and a seal, and torch.export."""
+"""The two formats: ONNX, with metadata and a checksum, and torch.export."""
 
 import io
 import json
@@ -14,17 +14,15 @@ from torch import Tensor
 
 from rfdlc.errors import InputError
 from rfdlc.integrations.onnx.graph import DecisionGraph
-from rfdlc.integrations.onnx.head import OUTPUTS
-from rfdlc.integrations.onnx.model import METADATA_KEY
-from rfdlc.integrations.onnx.sealed import sealed
+from rfdlc.integrations.onnx.model import METADATA_KEY, OUTPUTS, with_checksum
 
 LARGEST = 2**31 - 1  # bytes: the limit of a protobuf message
-WORTH_QUANTISING = 256  # elements: biases and scales stay as they are
+QUANTISED_FROM = 256  # elements: biases and scales stay as they are
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the graph takes."""
+    """The inputs of the graph."""
 
     sample: tuple[int, ...]  # shape of one sample
     resize: bool
@@ -45,7 +43,7 @@ def trace(graph: DecisionGraph, form: Form) -> torch.export.ExportedProgram:
     arguments: tuple[Tensor, ...] = (example,)
     shapes: list[dict[int, Any]] = [moving]
     if form.utility_input:
-        arguments = (example, torch.zeros(graph.utility.shape[0], graph.utility.shape[1] + 1))
+        arguments = (example, torch.zeros(graph.utility.shape[0], graph.utility.shape[1] + 1, dtype=torch.float64))
         shapes.append({1: torch.export.Dim("actions")})
     with torch.no_grad(), _quiet():
         return torch.export.export(graph, arguments, dynamic_shapes=tuple(shapes), strict=False)
@@ -54,7 +52,7 @@ def trace(graph: DecisionGraph, form: Form) -> torch.export.ExportedProgram:
 def onnx_bytes(
     program: torch.export.ExportedProgram, form: Form, metadata: dict[str, Any], *, int8: bool = False
 ) -> bytes:
-    """A sealed ONNX file; everything that names this machine is left out of it."""
+    """An ONNX file with a checksum; everything that names this machine is left out."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -79,7 +77,7 @@ def onnx_bytes(
     entry.key, entry.value = METADATA_KEY, json.dumps(metadata, ensure_ascii=False)
     if model.ByteSize() > LARGEST:
         raise InputError(f"the graph has {model.ByteSize():,} bytes, over the limit of ONNX ({LARGEST:,}): use .pt2")
-    return sealed(model.SerializeToString(deterministic=True))
+    return with_checksum(model.SerializeToString(deterministic=True))
 
 
 def pt2_bytes(program: torch.export.ExportedProgram, metadata: dict[str, Any]) -> bytes:
@@ -91,26 +89,26 @@ def pt2_bytes(program: torch.export.ExportedProgram, metadata: dict[str, Any]) -
 
 
 def _product(values: Any, axes: Any, output_dtype: Any = None) -> Any:
-    """What cumulative products become, for which torch's exporter has no translation."""
+    """Cumulative products, for which torch's exporter has no translation."""
     from onnxscript import opset18
 
     return opset18.ReduceProd(values, opset18.Constant(value_ints=list(axes)), keepdims=0)
 
 
 def _strip(model: Any) -> None:
-    """Nodes carry stack traces with file names, of use to those who debug an exporter only."""
+    """Remove the stack traces that nodes carry, with file names of this machine."""
     del model.metadata_props[:]
     del model.graph.metadata_props[:]
     model.producer_name = "rfdlc"
-    for part in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
-        part.ClearField("doc_string")
-        del part.metadata_props[:]
+    for entry in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
+        entry.ClearField("doc_string")
+        del entry.metadata_props[:]
     for tensor in model.graph.initializer:
         del tensor.metadata_props[:]
 
 
 def _name_axes(model: Any, form: Form) -> None:
-    """Dynamic axes by words, for whoever opens the file in a viewer."""
+    """Give dynamic axes names, for those who open the file in a viewer."""
     shape = model.graph.input[0].type.tensor_type.shape.dim
     words = {shape[0].dim_param: "batch"}
     if form.resize:
@@ -124,9 +122,9 @@ def _name_axes(model: Any, form: Form) -> None:
 
 
 def _quantise(graph: Any) -> None:
-    """Weights as 8-bit integers with one scale an output channel; arithmetic stays in 32 bits.
+    """Weights as 8-bit integers with one scale per output channel; arithmetic stays in 32 bits.
 
-    A quarter of the size, and no calibration data are needed. The utility is no weight: it stays exact.
+    A quarter of the size, and no calibration data are needed. The utility is not a weight: it stays exact.
     """
     import numpy as np
     from onnx import helper, numpy_helper
@@ -134,7 +132,7 @@ def _quantise(graph: Any) -> None:
     kept, nodes = [], []
     for tensor in graph.initializer:
         values = numpy_helper.to_array(tensor)
-        if values.dtype != np.float32 or values.ndim < 2 or values.size < WORTH_QUANTISING or tensor.name == "utility":
+        if values.dtype != np.float32 or values.ndim < 2 or values.size < QUANTISED_FROM or tensor.name == "utility":
             kept.append(tensor)
             continue
         axis = 0 if values.ndim == 4 else values.ndim - 1  # where the output channels are
@@ -153,7 +151,7 @@ def _quantise(graph: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters talk of their own progress and of optional packages; none of it is of use to the user."""
+    """Silence the exporters, which report their progress and missing optional packages."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

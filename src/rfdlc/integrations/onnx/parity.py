@@ -1,8 +1,7 @@
 """Parity: an exported graph against the model it came from, on the run's own test samples or on random ones.
 
-Deep networks multiply rounding: a ResNet-50 that has barely been trained makes of 6e-8, the rounding of one number in
-32 bits, 3e-5 of its features, in whatever order a runtime adds. Two right answers in 32 bits may then differ by more
-than the tolerance. Where they do, 64 bits say what is exact, and the graph must be about as near to it as the library.
+Deep networks amplify rounding: two right answers in 32 bits may differ by more than the tolerance. Where they do, the
+same weights in 64 bits give the exact answer, and the graph must be about as near to it as the library is.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import load
 from rfdlc.data.loader import Normaliser
@@ -25,14 +23,14 @@ from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 
 SAMPLES = 500
-AT_ONCE = 50  # samples in one batch: large images of many particles need much memory
+BATCH = 50  # samples: large images of many particles need much memory
 TOLERANCE = 1e-5  # between probabilities, in 32 bits
-ROUNDINGS = 4  # of the model's own, that the graph may have: two right orders of adding differ by about 2
-EXACT_SAMPLES = 20  # those that differ most: 64 bits take long
+ROUNDINGS = 4  # times the model's own rounding: two right orders of summation differ by about 2
+EXACT_SAMPLES = 20  # those that differ most, computed in 64 bits
 TIE = 1e-4  # of the utility's range: two actions this close are a tie, which rounding may decide
 RECORDED_AGREEMENT = 0.95  # with predictions.npz, which a GPU may have computed in 16 bits
 
-Answer = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]  # samples -> probabilities, actions
+Predict = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]  # samples -> probabilities, actions
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,11 @@ class Rounding:
     """How far probabilities in 32 bits are from those in 64."""
 
     graph: float
-    model: float  # that the graph came from
+    model: float
 
     @property
     def allowed(self) -> float:
-        """How far the graph may be: the model's own rounding is no fault of it."""
+        """How far the graph may be, given the model's own rounding."""
         return max(TOLERANCE, ROUNDINGS * self.model)
 
     def __str__(self) -> str:
@@ -53,14 +51,14 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Parity:
-    """How far the exported graph is from the library, over `samples` samples."""
+    """The distance of the exported graph from the library over `samples` samples."""
 
     samples: int
     inputs: str  # "test samples" or "random samples"
     largest_difference: float  # between probabilities
     decisions_changed: int  # ties aside
     ties: int
-    recorded_agreement: float | None = None  # share of decisions equal to those of predictions.npz
+    recorded_agreement: float | None = None  # fraction of decisions equal to those of predictions.npz
     rounding: Rounding | None = None  # measured where 32 bits differ from 32 bits by more than the tolerance
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,15 +66,15 @@ class Parity:
         return asdict(self)
 
 
-def measure(model: Model, utility: Utility, answer: Answer, *, full: bool = True) -> Parity:
-    """Compare `answer` with the model's own predictions and Decider; `full` says that it computes in 32 bits too."""
+def measure(model: Model, utility: Utility, predict: Predict, *, full: bool = True) -> Parity:
+    """Compare `predict` with the model's own predictions and Decider; `full` if it computes in 32 bits too."""
     inputs, recorded = _samples(model)
     decider = model.decider.replace(utility=utility)
     predictions = model.predict(inputs)
     expected = np.asarray(decider.probabilities(predictions))
     values = np.sort(decider.expected_utility(predictions), axis=1)
-    parts = [answer(some) for some in np.array_split(inputs, -(-len(inputs) // AT_ONCE))]
-    probabilities, actions = (np.concatenate(of_all) for of_all in zip(*parts, strict=True))
+    batches = [predict(some) for some in np.array_split(inputs, -(-len(inputs) // BATCH))]
+    probabilities, actions = (np.concatenate(column) for column in zip(*batches, strict=True))
     if not np.isfinite(probabilities).all():
         raise InputError("the exported graph gives numbers that are not finite: export it in 32 bits")
     scale = max(float(np.ptp(utility.matrix)), 1e-12)
@@ -111,7 +109,9 @@ def exact_probabilities(model: Model, inputs: NDArray[Any]) -> NDArray[Any]:
 
 def refuse_unequal(parity: Parity, run: Any) -> None:
     """An export in 32 bits must be the model that it came from."""
-    if parity.decisions_changed or not _near(parity):
+    rounding = parity.rounding
+    near = parity.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
+    if parity.decisions_changed or not near:
         raise InputError(
             f"the exported graph is not the model in {run}: over {parity.samples} {parity.inputs} "
             f"{parity.decisions_changed} decisions differ and probabilities by up to {parity.largest_difference:.2g} "
@@ -120,46 +120,30 @@ def refuse_unequal(parity: Parity, run: Any) -> None:
     if parity.recorded_agreement is not None and parity.recorded_agreement < RECORDED_AGREEMENT:
         raise InputError(
             f"only {parity.recorded_agreement:.1%} of the decisions equal those in {run}/predictions.npz: weights, "
-            "decider or data are others than when it was written; nothing was written"
+            "decider or data have changed since; nothing was written"
         )
 
 
-def _near(parity: Parity) -> bool:
-    """Within the tolerance; or about as near to 64 bits as the model itself."""
-    rounding = parity.rounding
-    return parity.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
-
-
 def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
-    """Test samples with what the run recorded of them, where both can be read; else random samples."""
-    found = _recorded(model)
-    return found if found is not None else (random_samples(model, SAMPLES), None)
-
-
-def _recorded(model: Model) -> tuple[NDArray[Any], Predictions] | None:
+    """Test samples with the predictions that the run recorded, if both can be read; else random samples."""
+    missing = random_samples(model, SAMPLES), None
     if model.path is None or not (model.path / "predictions.npz").exists():
-        return None
+        return missing
     table = Run(model.path).metadata["data"]
-    if "source" not in table:
-        return None
     try:
         test = load(table["source"], root=table.get("root"), **table.get("options", {})).splits.get("test")
         recorded = Predictions.load(model.path / "predictions.npz")
-    except InputError:
-        return None  # the data are not on this machine: random samples do
+    except (InputError, KeyError):  # the data are not on this machine
+        return missing
     if test is None or len(test) != len(recorded):
-        return None
+        return missing
     first = np.arange(min(SAMPLES, len(test)))
-    some = Predictions(logits=recorded.scores.values[:, first], classes=recorded.classes)
-    return _decoded(test.take(first), model.centre), some
-
-
-def _decoded(split: Split, centre: float) -> NDArray[Any]:
-    return split.inputs.decode(centre)[0] if isinstance(split.inputs, ImageFiles) else split.array
+    inputs, some = test.take(first), Predictions(logits=recorded.scores.values[:, first], classes=recorded.classes)
+    return inputs.inputs.decode(model.centre)[0] if isinstance(inputs.inputs, ImageFiles) else inputs.array, some
 
 
 def random_samples(model: Model, count: int, seed: int = 0) -> NDArray[Any]:
-    """Bytes for images; features around the training mean."""
+    """uint8 images, or features around the training mean."""
     rng = np.random.default_rng(seed)
     if len(model.input_shape) == 3:
         return rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
