@@ -209,7 +209,6 @@ def test_a_file_of_the_previous_version():
     decided, recorded = model.decide(samples), rfdlc.Predictions.load(folder / "run-v1" / "predictions.npz")
     np.testing.assert_allclose(decided.probabilities, model.decider.probabilities(recorded), atol=1e-6)
     assert (decided.action == model.decider.decide(recorded)).all()
-    assert np.mean(decided.action == recorded.targets) > 0.7
 
 
 def test_a_graph_that_is_not_the_model_is_not_written(run, tmp_path, monkeypatch):
