@@ -36,7 +36,7 @@ def test_report_of_a_run_folder(tmp_path, predictions):
     assert run["metrics"]["accuracy"] == pytest.approx(expected.accuracy)
     assert run["intervals"]["accuracy"] == pytest.approx(expected.intervals["accuracy"])
     assert run["name"] == "a"
-    assert run["made"]["config"]["optimiser"] == {"rate": 0.1, "decay": "inf"}
+    assert run["made"]["config"]["optimiser"] == {"rate": 0.1, "decay": "Infinity"}
     assert run["made"]["history"]["loss"] == [2.5, 1.5, None]
     assert data["classes"]["rank"] == predictions.classes.rank.tolist()
 

@@ -74,9 +74,7 @@ def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str
     paths = {str(row): Path(images) / name for row, name in zip(rows, run.ids_of(rows), strict=True)}
     found = {row: path for row, path in paths.items() if path.is_file()}
     if paths and not found:
-        raise InputError(
-            f"images {str(images)!r}: no id is a file in it (tried {next(iter(paths.values()))})"
-        )
+        raise InputError(f"images {str(images)!r}: no id is a file in it (tried {next(iter(paths.values()))})")
     try:
         return {row: _encode(upright(_pillow().open(path)).convert("RGB")) for row, path in found.items()}
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rfdlc import __version__
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import LEVEL, Evaluation, entries, evaluate
 from rfdlc.decide.metrics import HEAD_FRACTIONS
@@ -120,7 +120,11 @@ def write_report(
         },
         "level": LEVEL,
         "step": STEP,
-        "metrics": _metrics(evaluations[runs[0].name]),
+        "metrics": [
+            {"name": e.name, "label": e.label, "direction": e.metric.direction, "unit": e.metric.unit}
+            | {"nested": e.metric.parent is not None}
+            for e in entries(evaluations[runs[0].name].values)
+        ],
         **_problem(runs[0]),
         "runs": [
             _run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing the charts")
@@ -133,20 +137,6 @@ def write_report(
 
 
 # -- data -----------------------------------------------------------------------------------------------------------
-
-
-def _metrics(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Labels, units and directions of the numbers of every run."""
-    return [
-        {
-            "name": entry.name,
-            "label": entry.label,
-            "direction": entry.metric.direction,
-            "unit": entry.metric.unit,
-            "nested": entry.metric.parent is not None,
-        }
-        for entry in entries(evaluation.values)
-    ]
 
 
 def _problem(run: ReportRun) -> dict[str, Any]:
@@ -174,7 +164,9 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
     rows = stratified(targets, most, seed)
     curve_rows = stratified(targets, curves.frontier_rows(run), seed)
     worst = curves.costliest(run)
-    pictured = _pictured(run, worst) if images is not None else worst
+    # Confident errors may become costly when the utility is edited.
+    errors = np.argsort(-np.where(run.outcomes.right, -1.0, run.outcomes.confidence), kind="stable")
+    pictured = np.array(list(dict.fromkeys([*worst.tolist(), *errors.tolist()]))[:PICTURES], dtype=np.int64)
     return {
         "name": run.name,
         "samples": len(targets),
@@ -194,7 +186,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "calibration": _calibration(decider),
         "carried_prior": _listed(decider.effective_prior),
         "target_prior": _listed(decider.target_prior),
-        "made": _plain(run.made),
+        "made": json.loads(json.dumps(run.made), parse_constant=str),  # JSON has no infinities
         "embedded": {  # the samples that the page itself decides
             "samples": len(rows),
             "levels": pack(quantise(run.calibrated[rows])),
@@ -212,22 +204,6 @@ def _calibration(decider: Decider) -> dict[str, Any] | None:
     weight, bias = (np.asarray(values, dtype=np.float64).tolist() for values in decider.fitted.as_affine())
     words = f"{decider.fitted.name}: {decider.fitted}"
     return {"words": words, "weight": weight, "bias": bias, "prior": _listed(decider.fitted.prior)}
-
-
-def _pictured(run: ReportRun, worst: Indices) -> Indices:
-    """The costliest mistakes, then confident errors, which may become costly when the utility is edited."""
-    o = run.outcomes
-    errors = np.argsort(-np.where(o.right, -1.0, o.confidence), kind="stable")
-    return np.array(list(dict.fromkeys([*worst.tolist(), *errors.tolist()]))[:PICTURES], dtype=np.int64)
-
-
-def _plain(value: Any) -> Any:
-    """Settings without infinities, which JSON cannot hold."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _listed(prior: Any) -> list[float] | None:

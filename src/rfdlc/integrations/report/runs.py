@@ -16,7 +16,7 @@ from rfdlc.decide.outcomes import Outcomes, observe
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, listing
 
 Source = str | Path | Predictions
 MOST_RUNS = 8  # more colours cannot be told apart
@@ -84,11 +84,9 @@ def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
         raise InputError(f"{len(runs)} runs: expected 1 to {MOST_RUNS} in one report")
     utility = runs[0].decider.utility
     for run in runs[1:]:
-        odd = sorted(set(run.classes.names) ^ set(utility.classes.names))
-        if odd:
-            raise InputError(f"{run.name}: class {odd[0]!r} is not in every run: expected runs with the same classes")
         if run.classes.names != utility.classes.names:
-            raise InputError(f"{run.name}: orders its classes differently from the first run: give classes (--classes)")
+            odd = listing(sorted(set(run.classes.names) ^ set(utility.classes.names))) or "another order"
+            raise InputError(f"{run.name}: expected the same classes as in {runs[0].name} (--classes); found {odd}")
     shared = [replace(run, decider=run.decider.replace(utility=utility, classes=utility.classes)) for run in runs[1:]]
     return [runs[0], *shared]
 
