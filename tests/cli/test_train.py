@@ -112,7 +112,7 @@ def test_bad_input(tmp_path, folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("train", "digits-lt", "out=runs/a"), "out is an option and no setting: write --out runs/a"),
+        (("train", "digits-lt", "out=runs/a"), "out is an option and not a setting: write --out runs/a"),
         (("train", "digits-lt", "data=b"), "setting 'data' is unknown"),
         (("fork", "FOLDER", "at=1"), "write --at 1"),
         (("fork", "FOLDER", "backbone=resnet8"), "a fork cannot change backbone"),

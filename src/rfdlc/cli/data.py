@@ -31,9 +31,7 @@ def inspect(
     target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The class column of a table.")] = None,
     groups: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE_OR_COLUMN", help="Samples that belong together: a CSV file or a column of a table."
-        ),
+        typer.Option(metavar="FILE_OR_COLUMN", help="Samples that belong together: a CSV file or a column of a table."),
     ] = None,
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Leave out a column; may be repeated.")

@@ -10,7 +10,7 @@ import typer
 
 from rfdlc.cli.request import JsonOption
 from rfdlc.cli.writing import print_json, print_rich
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.progress import speaks
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def train(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train on long-tailed data; calibrate on a held-out part; keep everything in a run folder.
+    """Train on long-tailed data; calibrate on held-out data; keep everything in a run folder.
 
     Settings come from the data set's preset and the method; `key=value` overrides them, `data.key=value` is an option
     of the data set. Ctrl-C stops at a checkpoint. `torchrun` starts it on several GPUs or machines.
@@ -119,7 +119,7 @@ def fork(
     settings: Pairs = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/fork"),
     at: Annotated[int | None, typer.Option("--at", help="Epoch of a kept checkpoint (setting `keep`).")] = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="Go on as another method.")] = None,
+    method: Annotated[str | None, typer.Option("--method", "-m", help="Continue as another method.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Continue from another run's checkpoint with other settings: what differs only later shares what came before.
@@ -141,7 +141,7 @@ def fork(
 
 @contextmanager
 def ready() -> Iterator[None]:
-    """One clear line where torch is missing, the loss is no number, or Ctrl-C was pressed."""
+    """One clear line where torch is missing, the loss is not a number, or Ctrl-C was pressed."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -158,14 +158,13 @@ def ready() -> Iterator[None]:
 
 
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:
-    """Settings by name, `method` and `data.key` among them; what is unknown or an option is told before any work."""
+    """Settings by name, `method` and `data.key` among them; unknown names raise before any work."""
     from rfdlc.training.config import TrainConfig, parse_pairs
     from rfdlc.training.methods import METHODS
 
     chosen = parse_pairs(pairs or [])
     for name in options:
-        if name in chosen:
-            raise InputError(f"{name} is an option and no setting: write --{name} {chosen[name]}")
+        expect(name not in chosen, f"{name} is an option and not a setting: write --{name} {chosen.get(name)}")
     others = {"method", *(name for method in METHODS.values() for name in method.options)}
     TrainConfig.check_names(key for key in chosen if key not in others and not key.startswith("data."))
     return dict(chosen)
@@ -177,7 +176,6 @@ def _report(model: "Model", as_json: bool) -> None:
         return
     from rfdlc.training.run import Run
 
-    assert model.path is not None
     run = Run(model.path)
     metrics, notes = run.read_json("metrics.json"), run.metadata["data"].get("notes", [])
     if as_json:
@@ -186,7 +184,7 @@ def _report(model: "Model", as_json: bool) -> None:
     known = {"test": "test", "test_tail_sensitive": "test, tail-sensitive", "held_out_balanced": "held out, balanced"}
     print_rich(metrics_table({title: metrics[name] for name, title in known.items() if name in metrics}))
     following = f"evaluate {model.path} --utility tail-sensitive"
-    if "test" not in metrics:  # the data had no test part
+    if "test" not in metrics:  # the data have no test split
         following = f"predict {model.path} DATA --out predictions.csv"
     for note in notes:
         print(f"data: {note}")

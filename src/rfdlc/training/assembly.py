@@ -21,7 +21,7 @@ from rfdlc.data.loader import ResidentLoader
 from rfdlc.data.streamed import StreamedLoader, View
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.factories import Matrix
@@ -49,8 +49,8 @@ def choose_device(wanted: str) -> torch.device:
         device = torch.device(wanted)
     except RuntimeError:
         raise InputError(f"setting device={wanted!r} is not a device: expected auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"setting device={wanted!r} needs a GPU, but torch finds none: use device=cpu or device=auto")
+    missing = f"setting device={wanted!r} needs a GPU, but torch finds none: use device=cpu or device=auto"
+    expect(device.type != "cuda" or torch.cuda.is_available(), missing)
     return device
 
 
@@ -80,11 +80,8 @@ def build_net(
     """The network for samples of this shape and len(seeds) runs; `network` is a backbone of the user's own."""
     if ":" in config.backbone and network is None:
         network = imported_backbone(config.backbone)
-    if config.backbone == "own" and network is None:
-        raise InputError(
-            "this run has a backbone of its own, which a folder cannot hold: pass backbone=... again, or train with "
-            "backbone='package.module:function'"
-        )
+    missing = "this run has a backbone of its own, which a folder cannot hold: pass backbone=... again"
+    expect(config.backbone != "own" or network is not None, f"{missing}, or train with 'package.module:function'")
     name = _automatic(shape) if config.backbone == "auto" else config.backbone
     with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
         found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
@@ -203,12 +200,11 @@ def training_utility(config: TrainConfig, classes: Classes) -> Matrix | None:
         by_rank = config.utility == "tail-sensitive-by-rank"
         matrix = Utility.tail_sensitive(classes, config.penalty, by_rank=by_rank).matrix
         return matrix - np.diag(np.diag(matrix))
-    if not Path(config.utility).is_file():
-        known = ", ".join(TRAINING_UTILITIES)
-        raise InputError(f"setting utility={config.utility!r} is neither a file nor one of {known}")
+    known = ", ".join(TRAINING_UTILITIES)
+    expect(Path(config.utility).is_file(), f"setting utility={config.utility!r} is neither a file nor one of {known}")
     matrix = Utility.read_csv(config.utility, classes).matrix
-    if matrix.shape[0] != matrix.shape[1]:
-        raise InputError(f"{config.utility} has actions that are not classes: training needs a square utility")
+    square = matrix.shape[0] == matrix.shape[1]
+    expect(square, f"{config.utility} has actions that are not classes: training needs a square utility")
     return matrix
 
 

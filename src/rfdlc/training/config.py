@@ -16,7 +16,7 @@ from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.load import all_options
 from rfdlc.data.sources.listing import plain_name
 from rfdlc.decide.calibrators import CALIBRATORS
-from rfdlc.errors import InputError, choose, listing, suggestion
+from rfdlc.errors import InputError, choose, expect, listing, suggestion
 from rfdlc.training.losses.repulsion import REPULSIONS
 from rfdlc.training.losses.terms import WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
@@ -38,14 +38,12 @@ AtLeastZero = Annotated[float, Field(ge=0)]
 
 
 class TrainConfig(BaseModel):
-    """The settings of a training, immutable and validated.
-
-    `TrainConfig.describe()` lists every setting with its default and meaning. Text is parsed as on the command line.
+    """The settings of a training, immutable and validated; `TrainConfig.describe()` lists them.
 
     Parameters
     ----------
     **values
-        Settings by name. All others have their defaults.
+        Settings by name; text is parsed as on the command line. All others have their defaults.
 
     Raises
     ------
@@ -181,14 +179,11 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _compatible(self) -> "TrainConfig":
-        if self.prior_tau and len(self.prior_tau) not in (1, self.particles):
-            count = len(self.prior_tau)
-            raise InputError(
-                f"prior_tau has {count} values for {self.particles} particles: expected one, or one per particle"
-            )
+        taus = f"prior_tau has {len(self.prior_tau)} values for {self.particles} particles"
+        expect(len(self.prior_tau) in (0, 1, self.particles), f"{taus}: expected one, or one per particle")
         for one, other, off in (("mixup", "cutmix", 0), ("compile", "checkpoint_activations", "false")):
-            if getattr(self, one) and getattr(self, other):
-                raise InputError(f"{one} and {other} cannot be used together: set one of them to {off}")
+            both = getattr(self, one) and getattr(self, other)
+            expect(not both, f"{one} and {other} cannot be used together: set one of them to {off}")
         return self
 
     @property
@@ -233,8 +228,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     {'epochs': '20', 'head': 'linear'}
     """
     for pair in pairs:
-        if "=" not in pair:
-            raise InputError(f"{pair!r} is not a setting: expected key=value, for example epochs=20")
+        expect("=" in pair, f"{pair!r} is not a setting: expected key=value, for example epochs=20")
     return {key.strip().replace("-", "_"): value.strip() for key, value in (pair.split("=", 1) for pair in pairs)}
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 
 BUCKET = 2**25  # bytes per all-reduce: enough for the full bandwidth; several are under way at once
 TIMEOUT = timedelta(minutes=30)  # machines of a large job start minutes apart
@@ -43,20 +43,27 @@ class ProcessGroup:
 
     # -- values: none of these is differentiated ---------------------------------------------------------------
 
-    def all_sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks."""
-        return self._all_reduce(values, dist.ReduceOp.SUM)
-
-    def all_max(self, values: Tensor) -> Tensor:
-        """The elementwise maximum over all ranks."""
-        return self._all_reduce(values, dist.ReduceOp.MAX)
-
     def _all_reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
         if self.single:
             return values
         result = values.detach().clone()
         dist.all_reduce(result, how)
         return result
+
+    def all_sum(self, values: Tensor) -> Tensor:
+        return self._all_reduce(values, dist.ReduceOp.SUM)
+
+    def all_max(self, values: Tensor) -> Tensor:
+        return self._all_reduce(values, dist.ReduceOp.MAX)
+
+    def all_min(self, number: int) -> int:
+        return int(self._all_reduce(torch.tensor(number), dist.ReduceOp.MIN))
+
+    def all_any(self, flag: bool) -> bool:
+        return bool(self.all_max(torch.tensor(int(flag))))
+
+    def barrier(self) -> None:
+        self.all_any(False)
 
     def all_gather(self, values: Tensor) -> Tensor:
         """(world_size, ...): the values of every rank, all of the same shape."""
@@ -66,40 +73,28 @@ class ProcessGroup:
         dist.all_gather(found, values)
         return torch.stack(found)
 
-    def all_min(self, number: int) -> int:
-        """The smallest number that any rank has."""
-        return int(self._all_reduce(torch.tensor(number), dist.ReduceOp.MIN))
-
-    def all_any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank. All ranks wait for one another."""
-        return bool(self.all_max(torch.tensor(int(flag))))
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        self.all_any(False)
-
     # -- tensors in place --------------------------------------------------------------------------------------
 
     def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors of one type by their sums over all ranks, in buckets."""
-        if self.single:
-            return
-        pending = []
-        for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            pending.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-        for bucket, flat, work in pending:
+        buckets: list[list[Tensor]] = [[]]
+        for tensor in () if self.single else tensors:
+            if sum(other.nbytes for other in buckets[-1]) >= BUCKET:
+                buckets.append([])
+            buckets[-1].append(tensor)
+        flat = [torch.cat([tensor.reshape(-1) for tensor in bucket]) for bucket in buckets if bucket]
+        pending = [dist.all_reduce(values, async_op=True) for values in flat]
+        for bucket, values, work in zip(buckets, flat, pending, strict=False):
             work.wait()
-            for tensor, summed in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+            for tensor, summed in zip(bucket, values.split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(summed.view(tensor.shape))
 
     def average_(self, tensors: Sequence[Tensor]) -> None:
         """Replace floating-point tensors by their mean over all ranks; counters are equal on all ranks already."""
         real = [tensor for tensor in tensors if tensor.is_floating_point()]
-        if self.single or not real:
-            return
-        self.all_reduce_(real)
-        torch._foreach_div_(real, self.world_size)
+        if not self.single and real:
+            self.all_reduce_(real)
+            torch._foreach_div_(real, self.world_size)
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by those of rank 0."""
@@ -116,66 +111,56 @@ class ProcessGroup:
             return shard
         shapes: list[torch.Size | None] = [None] * self.world_size
         dist.all_gather_object(shapes, None if shard is None else shard.shape)
+        found = [] if shard is None else [shard.contiguous()]
         if not self.main:
-            if shard is not None:
-                dist.send(shard.contiguous(), 0)
+            for own in found:
+                dist.send(own, 0)
             return None
-        found = [shard] if shard is not None else []
         for rank, shape in enumerate(shapes):
             if rank > 0 and shape is not None:
-                received = torch.empty(shape)
-                dist.recv(received, rank)
-                found.append(received)
+                found.append(torch.empty(shape))
+                dist.recv(found[-1], rank)
         return torch.cat(found, dim) if found else None
 
     @contextmanager
     def raising_together(self) -> Iterator[None]:
         """An InputError of any rank stops all of them, and rank 0 reports it. All wait at the end."""
-        if self.single:
-            yield
-            return
         wrong: str | None = None
         try:
             yield
         except InputError as error:
+            if self.single:
+                raise
             wrong = str(error)
-        found: list[str | None] = [None] * self.world_size
-        dist.all_gather_object(found, wrong)
-        rank, first = next(((r, text) for r, text in enumerate(found) if text), (0, None))
-        if first is None:
-            return
-        if not self.main:
-            raise SystemExit(2)
-        raise InputError(first if rank == 0 else f"process {rank}: {first}")
+        found: list[str | None] = [wrong] * self.world_size
+        if not self.single:
+            dist.all_gather_object(found, wrong)
+        for rank, message in enumerate(found):
+            if message is not None:
+                raise InputError(f"process {rank}: {message}" if rank else message) if self.main else SystemExit(2)
 
     def local_device(self, device: torch.device) -> torch.device:
         """The device of this rank: each has a GPU of its own."""
         if self.single or device.type == "cpu":
             return device
-        if device != torch.device("cuda"):
-            raise InputError(
-                f"device={device} would be shared by {self.local_world_size} processes: use device=cuda for one each"
-            )
-        gpus = torch.cuda.device_count()
-        if self.local_world_size > gpus:
-            raise InputError(
-                f"{self.local_world_size} processes on this machine, but {gpus} GPUs: start one process per GPU "
-                f"(--nproc-per-node {gpus}), or use device=cpu"
-            )
+        local, gpus = self.local_world_size, torch.cuda.device_count()
+        shared = f"device={device} would be shared by {local} processes: use device=cuda for one each"
+        expect(device == torch.device("cuda"), shared)
+        few = f"{local} processes on this machine, but {gpus} GPUs: start one process per GPU"
+        expect(local <= gpus, f"{few} (--nproc-per-node {gpus}), or use device=cpu")
         torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
     def shard_size(self, batch_size: int, accumulate: int) -> int:
         """The number of samples of a global batch that this rank has."""
         size, left = divmod(batch_size, self.world_size)
-        if left:
-            near = max(size, 1) * self.world_size
-            raise InputError(
-                f"batch_size {batch_size} cannot be divided among {self.world_size} processes: it is the size of the "
-                f"global batch and must be a multiple of {self.world_size}, for example {near}"
-            )
-        if accumulate > size:
-            raise InputError(f"accumulate {accumulate} is more than the {size} samples per step and process: use less")
+        expect(
+            not left,
+            f"batch_size {batch_size} cannot be divided among {self.world_size} processes: it is the size of the "
+            f"global batch and must be a multiple of {self.world_size}, for example {max(size, 1) * self.world_size}",
+        )
+        few = f"accumulate {accumulate} is more than the {size} samples per step and process: use at most {size}"
+        expect(accumulate <= size, few)
         return size
 
 
@@ -250,15 +235,3 @@ def _accept_name(store: dist.Store, rank: int) -> str:
 
 def _variable(name: str, default: int = 0) -> int:
     return int(os.environ.get(name, default))
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """In order, about `BUCKET` bytes each."""
-    bucket: list[Tensor] = []
-    for tensor in tensors:
-        bucket.append(tensor)
-        if sum(t.numel() * t.element_size() for t in bucket) >= BUCKET:
-            yield bucket
-            bucket = []
-    if bucket:
-        yield bucket

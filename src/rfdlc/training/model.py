@@ -18,7 +18,7 @@ from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.training.assembly import OwnBackbone, choose_device, method_net, place, sharded_outputs
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
@@ -30,31 +30,20 @@ SAMPLES_AT_ONCE, BYTES_AT_ONCE = 1000, 2**25  # of inputs that are read and comp
 
 
 class Model:
-    """Trained particles, their classes, and the calibrated Decider.
-
-    Made by `Model.load(folder)`, and returned by `rfdlc.train`.
+    """Trained particles with a calibrated Decider: made by `Model.load` and `rfdlc.train`.
 
     Attributes
     ----------
-    net : ParticleNet
-        The trained networks.
-    classes : Classes
-        Names and training counts.
-    decider : Decider
-        Turns predictions into actions.
-    config : TrainConfig
-        The settings it was trained with.
-    path : Path
-        Its run folder.
+    net, classes, decider, config, path
+        The trained networks, class names and training counts, the `Decider`, the `TrainConfig`, and the run folder.
 
     Examples
     --------
     >>> from tempfile import mkdtemp
     >>> import rfdlc
     >>> folder = rfdlc.train("digits-lt", "ce", f"{mkdtemp()}/run", epochs=2).path
-    >>> model = Model.load(folder)
-    >>> model.decide("digits-lt").shape
-    (899,)
+    >>> Model.load(folder).decide("digits-lt").shape
+    (450,)
     """
 
     def __init__(self, run: Run, net: ParticleNet, config: TrainConfig) -> None:
@@ -71,20 +60,9 @@ class Model:
         path
             A run folder.
         backbone
-            The backbone again, only for a run that was trained with a function or module of the user's own which was
-            not given as `"package.module:function"`.
+            Only for a run that was trained with a function or module as its backbone: the same again.
         device
             `auto`, `cpu`, `cuda` or `cuda:N`.
-
-        Returns
-        -------
-        Model
-            Ready to predict and decide.
-
-        Raises
-        ------
-        InputError
-            If the folder does not hold a run, or files in it are damaged.
         """
         run = Run(path)
         config = run.config.replace(device=device)
@@ -110,14 +88,10 @@ class Model:
         Parameters
         ----------
         inputs
-            A Dataset, a Split, an array (N, ...), a table (CSV or Parquet file, data frame, columns by name), or the
-            name or path of data. Images may be in one folder without classes, or listed in a file, or one image; labels
-            are read where a folder has the name of a class, or a list has them. All rows of a table are predicted,
-            encoded as the training rows were; its labels are not read.
-        split
-            Which split of the data; by default the last of train, val and test.
-        root
-            The folder in which a named data set is looked for.
+            A Dataset, a Split, an array (N, ...), a table (file, data frame, columns by name), or the name or path of
+            data, for example a folder or list of images or one image. Rows of a table are encoded as the training rows.
+        split, root
+            Which split of the data, by default the last of train, val and test; where a named data set is looked for.
         skip_broken
             Leave out image files that cannot be read.
 
@@ -125,11 +99,6 @@ class Model:
         -------
         Predictions
             In memory. For more samples than that, use `rfdlc.predict`.
-
-        Raises
-        ------
-        InputError
-            For samples of another shape, or that cannot be read.
         """
         if isinstance(inputs, str | Path):
             return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
@@ -143,11 +112,8 @@ class Model:
         self, source: str | Path, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
     ) -> Samples:
         """The samples at a path, in the form that this model needs."""
-        if not isinstance(source, str | Path):
-            raise InputError(
-                f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name; "
-                "samples in memory are for Model.load(run).predict"
-            )
+        other = f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name"
+        expect(isinstance(source, str | Path), f"{other}; samples in memory are for Model.load(run).predict")
         return open_samples(source, self._spec, root=root, split=split, skip_broken=skip_broken)
 
     @property
@@ -169,8 +135,9 @@ class Model:
     def predict_split(self, split: Split) -> Predictions:
         """Logits of samples in memory."""
         shape = tuple(split.inputs.shape[1:])
-        if shape != self.input_shape:
-            raise InputError(f"samples have shape {shape}, but this model was trained on {self.input_shape}")
+        expect(
+            shape == self.input_shape, f"samples have shape {shape}, but this model was trained on {self.input_shape}"
+        )
         found = predictions_of(self.net, split, self.normalisation, self.config, self.classes)
         assert found is not None
         return found
@@ -179,8 +146,7 @@ class Model:
         """Logits of all samples, in memory."""
         pieces = list(self.predict_pieces(samples, range(len(samples))))
         found = [predictions for predictions, _ in pieces if predictions is not None]
-        if not found:
-            raise InputError(f"none of the samples can be read, the first: {pieces[0][1].broken[0]}")
+        expect(found, f"none of the samples can be read, the first: {''.join(pieces[0][1].broken[:1])}")
         labels = np.concatenate([piece.split.labels for _, piece in pieces])
         ids = None if found[0].ids is None else np.concatenate([part.ids for part in found if part.ids is not None])
         unsure = [part.uncertainty for part in found if part.uncertainty is not None]
@@ -202,28 +168,24 @@ class Model:
         if isinstance(inputs, Split):
             return inputs
         if isinstance(inputs, Dataset):
-            if inputs.encoder != self.encoder:
-                raise InputError(
-                    f"{inputs.name} was encoded by its own training rows, not by those of this model: give the table "
-                    "itself (its path, or a data frame), or an array where the model was trained on one"
-                )
+            own = f"{inputs.name} was encoded by its own training rows, not by those of this model"
+            expect(inputs.encoder == self.encoder, f"{own}: give the table itself, its path or a data frame")
             return split_of(inputs, name, self.classes)
         rows = None if self.encoder is None else _columns(inputs)
         array: NDArray[Any] = as_array(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
         if array.dtype == np.uint8 and array.ndim in (3, 4):
             array = as_images("array", array)
-        if array.shape[1:] != self.input_shape or not len(array):
-            raise InputError(f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
+        fits = array.shape[1:] == self.input_shape and len(array)
+        expect(fits, f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
         return Split(as_inputs("array", array), np.full(len(array), -1, dtype=np.int64))
 
 
 def _columns(inputs: Any) -> Mapping[str, Sequence[Any]] | None:
     """Cells by column of a data frame or a mapping; nothing for other kinds of input."""
     if isinstance(inputs, Mapping):
-        single = [name for name, cells in inputs.items() if isinstance(cells, str) or not isinstance(cells, Sized)]
-        if single:
-            told = f"column {single[0]!r} is {inputs[single[0]]!r}"
-            raise InputError(f"{told}: expected a list of cells, one per row, also for a single row")
+        for name, cells in inputs.items():
+            several = isinstance(cells, Sized) and not isinstance(cells, str)
+            expect(several, f"column {name!r} is {cells!r}: expected a list of cells, one per row")
         return inputs
     columns = getattr(inputs, "columns", None)
     return None if columns is None else {str(column): inputs[column].tolist() for column in columns}

@@ -34,7 +34,7 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import load
 from rfdlc.data.streamed import View
 from rfdlc.decide.classes import Classes
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.files import read_json
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import spans
@@ -77,10 +77,8 @@ class Run:
     def create(cls, path: str | Path, metadata: Mapping[str, Any], classes: Classes) -> None:
         """Make the folder. One that holds a run already is refused, never overwritten."""
         run = cls(path)
-        if run.exists:
-            raise InputError(
-                f"{path} holds a run already: continue it with `rfdlc resume {path}`, or choose another folder"
-            )
+        known = f"{path} holds a run already: continue it with `rfdlc resume {path}`, or choose another folder"
+        expect(not run.exists, known)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -104,16 +102,13 @@ class Run:
     def metadata(self) -> dict[str, Any]:
         """config.json: method, settings, and where the data came from."""
         table = self.read_json("config.json")
-        if table.get("format") != FORMAT:
-            raise InputError(f"{self.path}/config.json does not describe a run (expected the format {FORMAT})")
-        if table.get("version") not in READABLE:
-            raise InputError(
-                f"{self.path} has format version {table.get('version')}, written by rfdlc {table.get('rfdlc')}: "
-                f"this rfdlc {__version__} reads versions {' and '.join(map(str, READABLE))}"
-            )
+        expect(table.get("format") == FORMAT, f"{self.path}/config.json is not of a run (expected format {FORMAT})")
+        version = f"{self.path} has format version {table.get('version')}, written by rfdlc {table.get('rfdlc')}"
+        readable = " and ".join(map(str, READABLE))
+        expect(table.get("version") in READABLE, f"{version}: this rfdlc {__version__} reads versions {readable}")
         for name, kind in (("method", str), ("settings", dict), ("data", dict)):
-            if not isinstance(table.get(name), kind):
-                raise InputError(f"{self.path}/config.json is damaged: {name!r} is missing or of another kind")
+            damaged = f"{self.path}/config.json is damaged: {name!r} is missing or of another kind"
+            expect(isinstance(table.get(name), kind), damaged)
         return table
 
     @cached_property
@@ -146,8 +141,8 @@ class Run:
 
     @property
     def phases(self) -> int:
-        """The number of trainings: two with `refit`, first without the held-out split, then on all samples."""
-        return 2 if self.config.refit else 1
+        """The number of trainings: with `refit` a second one, on all samples."""
+        return 1 + self.config.refit
 
     def holds_out(self, data: Dataset) -> bool:
         """Whether this phase holds out a part of the training split, to calibrate on."""
@@ -163,7 +158,6 @@ class Run:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder."""
         try:
             return read_json(self.path / name)
         except InputError as error:
@@ -194,8 +188,8 @@ class Run:
             except (SafetensorError, OSError) as error:
                 raise InputError(f"{path} is not a file of weights ({error})") from None
         found = self.checkpoint()
-        if found is None:
-            raise InputError(f"{self.path} has no trained weights yet: train it with `rfdlc resume {self.path}`")
+        expect(found, f"{self.path} has no trained weights yet: train it with `rfdlc resume {self.path}`")
+        assert found is not None
         warnings.warn(
             f"{self.path} is not trained to the end: these are the weights after epoch {found.epoch}, not calibrated; "
             f"finish it with `rfdlc resume {self.path}`",
@@ -210,28 +204,21 @@ class Run:
         if not self.writes:
             return
         tensors = _over(checkpoint.net, "net.") | _over(checkpoint.state, "state.")
-        meta = {
-            "phase": str(checkpoint.phase),
-            "epoch": str(checkpoint.epoch),
-            "history": json.dumps(checkpoint.history),
-        }
-        data = save(tensors, meta)
-        if kept_as:
-            self.write(kept_as, data)
-        self.write("last.ckpt", data)
+        where = {"phase": str(checkpoint.phase), "epoch": str(checkpoint.epoch)}
+        data = save(tensors, {**where, "history": json.dumps(checkpoint.history)})
+        for name in filter(None, (kept_as, "last.ckpt")):
+            self.write(name, data)
         self.write_history(checkpoint.history)
 
     def write_history(self, rows: Rows) -> None:
         """One row per epoch; columns that only some rows have are empty in the others."""
-        columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO()
-        writer = csv.DictWriter(text, columns)
+        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         writer.writerows(rows)
         self.write("history.csv", text.getvalue().encode())
 
     def write_json(self, name: str, table: Mapping[str, Any]) -> None:
-        """A JSON file."""
         self.write(name, (json.dumps(table, indent=1, ensure_ascii=False) + "\n").encode())
 
     def write_with(self, name: str, save_to: Callable[[Path], object]) -> None:
@@ -247,21 +234,18 @@ class Run:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            kept = (self.path / "last.ckpt").exists()
-            state = "last.ckpt is intact" if kept else "there was no checkpoint yet"
+            state = "last.ckpt is intact" if (self.path / "last.ckpt").exists() else "there was no checkpoint yet"
             raise InputError(
                 f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}: make room, then "
                 f"`rfdlc resume {self.path}`"
             ) from None
 
     def write(self, name: str, data: bytes) -> None:
-        """A file of these bytes, likewise."""
         self.write_with(name, lambda path: path.write_bytes(data))
 
 
 def environment() -> dict[str, Any]:
     """Versions and hardware, for whoever compares results."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "rfdlc": __version__,
         "python": platform.python_version(),
@@ -269,7 +253,7 @@ def environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 
@@ -287,9 +271,9 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def describe_data(data: Dataset, source: Any, root: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """What a run folder keeps of its data: how to load them again, what a model needs, and a fingerprint."""
     scale, skipped = data.normalisation, len(data.skipped)
-    place = {"source": str(source), "root": None if root is None else str(root)} if _is_place(source) else {}
+    place = {"source": str(source), "root": None if root is None else str(root)}
     return {
-        **place,
+        **(place if isinstance(source, str | Path) else {}),
         "options": json.loads(json.dumps(dict(options), default=str)),  # paths and numbers of numpy as text
         "name": data.name,
         "input_shape": list(data.input_shape),
@@ -304,12 +288,11 @@ def describe_data(data: Dataset, source: Any, root: str | Path | None, options: 
 def data_of(run: Run, data: Any = None) -> Dataset:
     """The data that a run was trained on, passed again or loaded from where they were; other data are refused."""
     table = run.metadata["data"]
-    if data is None and "source" not in table:
-        raise InputError(f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
-    given = data if data is not None else table["source"]
+    given = data if data is not None else table.get("source")
+    expect(given is not None, f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
     found = given if isinstance(given, Dataset) else load(given, root=table.get("root"), **table.get("options", {}))
-    if fingerprint(found) != table["fingerprint"]:
-        raise InputError(f"{run.path} was trained on other data than {found.name}: labels or samples differ")
+    other = f"{run.path} was trained on other data than {found.name}: labels or samples differ"
+    expect(fingerprint(found) == table["fingerprint"], other)
     return found
 
 
@@ -320,7 +303,3 @@ def fingerprint(data: Dataset) -> str:
     few = data.train.take(some).inputs
     digest.update("\n".join(few.names).encode() if isinstance(few, ImageFiles) else np.ascontiguousarray(few).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _is_place(source: Any) -> bool:
-    return isinstance(source, str | Path)

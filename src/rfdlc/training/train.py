@@ -8,7 +8,7 @@ from typing import Any
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.decide.classes import Classes
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
@@ -46,16 +46,16 @@ def train(
     root, data_options
         Passed to `rfdlc.load`.
     backbone
-        A name; or a function without arguments that makes a module which maps a batch to features (called once per
-        particle), itself or as `"package.module:function"`; or such a module (copied). A function given by its
-        import path is found again by `Model.load`; others must be passed again.
+        A name; a function that makes a module which maps a batch to features, itself or as
+        `"package.module:function"`; or such a module. Unless it is given by name or import path, it must be passed
+        again to `Model.load` and `resume`.
     **settings
         Settings of a `TrainConfig`. They override those of the data set's preset and of the method.
 
     Returns
     -------
     Model
-        The trained and calibrated model.
+        Trained and calibrated.
 
     Raises
     ------
@@ -69,7 +69,9 @@ def train(
     >>> model.config.epochs, len(model.classes)
     (2, 10)
     """
-    network, settings = _backbone_setting(backbone, settings)
+    network = None if isinstance(backbone, str) else backbone
+    if backbone is not None:
+        settings["backbone"] = "own" if network is not None else backbone
     with process_group() as group:
         with group.raising_together():
             resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting raises before any work
@@ -88,15 +90,13 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
     ----------
     path
         A run folder.
-    data
-        The data again, only for a run that was trained on data in memory.
-    backbone
-        The backbone again, only for a run that was trained with a function or module of the user's own.
+    data, backbone
+        Only for a run that was trained on data in memory, or with a function or module as its backbone: the same again.
 
     Returns
     -------
     Model
-        The trained model, bit for bit what an undisturbed training gives on the same machine.
+        Bit for bit what an undisturbed training gives on the same machine.
 
     Raises
     ------
@@ -125,10 +125,8 @@ def fork(
 
     Parameters
     ----------
-    path
-        The folder of the other run.
-    out
-        The run folder to make.
+    path, out
+        The folder of the other run, and the folder to make.
     at
         The epoch of a kept checkpoint (setting `keep`); by default the last checkpoint.
     method
@@ -141,14 +139,16 @@ def fork(
     Returns
     -------
     Model
-        The trained model.
+        Trained and calibrated.
 
     Raises
     ------
     InputError
         If there is no such checkpoint, or it cannot continue with these settings.
     """
-    network, changes = _backbone_setting(backbone, changes, own=False)
+    network = None if isinstance(backbone, str) else backbone
+    if isinstance(backbone, str):
+        changes["backbone"] = backbone
     with process_group() as group:
         with group.raising_together():
             _begin_fork(Run(path), out, at, method, changes, group)
@@ -247,23 +247,13 @@ def create_run(out: str | Path, metadata: Mapping[str, Any], classes: Classes, g
 # -- beginnings ------------------------------------------------------------------------------------------------------
 
 
-def _backbone_setting(
-    backbone: OwnBackbone | str | None, settings: Mapping[str, Any], own: bool = True
-) -> tuple[OwnBackbone | None, dict[str, Any]]:
-    """A name is a setting; a network of the user's own is passed on, and the setting says so."""
-    if backbone is None:
-        return None, dict(settings)
-    if isinstance(backbone, str):
-        return None, {**settings, "backbone": backbone}
-    return backbone, {**settings, **({"backbone": "own"} if own else {})}
-
-
 def _load(data: Any, root: str | Path | None, options: Mapping[str, Any] | None) -> tuple[Dataset, dict[str, Any]]:
     """The data, and what a run folder keeps of them."""
-    if isinstance(data, Dataset) and options:
-        raise InputError(f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load")
-    given = data if isinstance(data, Dataset) else load(data, root=root, **(options or {}))
-    return given, describe_data(given, data, root, options or {})
+    options, loaded = options or {}, isinstance(data, Dataset)
+    late = f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load"
+    expect(not (loaded and options), late)
+    given: Dataset = data if loaded else load(data, root=root, **options)
+    return given, describe_data(given, data, root, options)
 
 
 def _begin_fork(
@@ -271,13 +261,12 @@ def _begin_fork(
 ) -> None:
     """A folder with the other run's checkpoint in it."""
     row = find_method(method or source.method_name)
-    if row.combination is not source.method.combination:
-        raise InputError(f"a fork cannot continue as {method}: its networks have other parts; start a new run")
+    fits = row.combination is source.method.combination
+    expect(fits, f"a fork cannot continue as {method}: its networks have other parts; start a new run")
     old = source.config
     new = row.configure({**old.to_dict(), **changes}) if method is None else _config_as(method, source, changes)
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(new, name)]
-    if moved:
-        raise InputError(f"a fork cannot change {', '.join(moved)}: its checkpoint depends on them; start a new run")
+    expect(not moved, f"a fork cannot change {', '.join(moved)}: its checkpoint depends on them; start a new run")
     checkpoint = source.checkpoint("last.ckpt" if at is None else f"epoch-{at}.ckpt")
     if checkpoint is None:
         kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
@@ -305,14 +294,13 @@ def _config_as(method: str, source: Run, changes: Mapping[str, Any]) -> TrainCon
 
 def _check_specs(data: Any, specs: Sequence[RunSpec], networks: int) -> None:
     """Raise for what is wrong already before the data are loaded."""
-    if started_processes() > 1:
-        raise InputError(f"train_many uses one process, but {started_processes()} were started: leave torchrun out")
-    if networks < 1:
-        raise InputError(f"networks is {networks}: expected 1 or more networks per stack")
+    count = started_processes()
+    expect(count == 1, f"train_many uses one process, but {count} were started: leave torchrun out")
+    expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
     folders = [Path(spec.out).resolve() for spec in specs]
     for spec, folder in zip(specs, folders, strict=True):
-        if folders.count(folder) > 1:
-            raise InputError(f"{spec.out} is the folder of several runs: expected one folder per run")
+        once = folders.count(folder) == 1
+        expect(once, f"{spec.out} is the folder of several runs: expected one folder per run")
         resolve(spec.method, data if isinstance(data, str) else "", spec.settings)
 
 
@@ -323,6 +311,6 @@ def _check_folder(spec: RunSpec, config: TrainConfig, data: Dataset) -> None:
         return
     data_of(run, data)
     others = [name for name, value in config if name not in MAY_CHANGE and getattr(run.config, name) != value]
-    if run.method_name != spec.method or others:
-        what = ", ".join(others) or f"method {run.method_name}"
-        raise InputError(f"{spec.out} holds another run (it differs in {what}): choose another folder")
+    what = ", ".join(others) or f"method {run.method_name}"
+    same = run.method_name == spec.method and not others
+    expect(same, f"{spec.out} holds another run (it differs in {what}): choose another folder")

@@ -19,7 +19,7 @@ from rfdlc.data.dataset import Dataset
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.progress import live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.assembly import OwnBackbone, choose_device, sensible_threads
@@ -41,19 +41,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class Trainer:
-    """Trains runs on one data set, with their histories, checkpoints, calibration and metrics.
-
-    Parameters
-    ----------
-    data
-        The data of all runs.
-    backbone
-        A backbone of the user's own.
-    group
-        The processes that train together.
-    networks
-        The largest number of networks that train as one stack.
-    """
+    """Trains runs on one data set: `group` are the processes that train, `networks` the most networks of a stack."""
 
     def __init__(
         self, data: Dataset, *, backbone: OwnBackbone | None = None, group: ProcessGroup = SINGLE, networks: int = 24
@@ -65,13 +53,9 @@ class Trainer:
         """All settings of a run on these data. What cannot be trained raises here, before there is a folder."""
         data = self.data
         row, config = resolve(method, data.name, settings, data.kind, len(data.train))
-        if config.refit and data.val is not None:
-            raise InputError(
-                f"refit trains again on held-out samples, but {data.name} has a validation split of its own "
-                f"({len(data.val)} samples) that only calibrates: leave refit out"
-            )
-        if config.refit and not config.hold_out:
-            raise InputError("refit needs held-out samples to calibrate on: set hold_out=0.1")
+        known = f"{data.name} has a validation split of its own that only calibrates: leave refit out"
+        expect(not config.refit or data.val is None, f"refit trains again on held-out samples, but {known}")
+        expect(not config.refit or config.hold_out, "refit needs held-out samples to calibrate on: set hold_out=0.1")
         self.check_processes(config)
         self.stacker.build(Path(out), row, config)
         return config
@@ -80,14 +64,13 @@ class Trainer:
         """Raise for settings that these processes cannot have."""
         self.group.shard_size(config.batch_size, config.accumulate)
         self.group.local_device(choose_device(config.device))
-        if config.batch_norm == "sync" and config.own_backbone and not self.group.single:
-            raise InputError("batch_norm=sync is for built-in backbones: use batch_norm=local with one of your own")
+        own = config.batch_norm == "sync" and config.own_backbone and not self.group.single
+        expect(not own, "batch_norm=sync is for built-in backbones: use batch_norm=local with one of your own")
 
     def restore(self, run: Run) -> Run:
         """The run at its last checkpoint, the same on all ranks: a shared file system may show an old one at first."""
         with self.group.raising_together():
-            if not run.exists:
-                raise InputError(f"{run.path} is not visible: several machines need a run folder that they share")
+            expect(run.exists, f"{run.path} is not visible: several machines need a run folder that they share")
         for _ in range(SECONDS_UNTIL_FILES_AGREE):
             found = run.restore()
             reached = torch.tensor([-1, -1] if found is None else [found.phase, found.epoch])

@@ -31,9 +31,7 @@ class Layout(NamedTuple):
 
 
 FIVE = tuple(f"data_batch_{k}" for k in range(1, 6))
-CIFAR10 = Layout(
-    "cifar10-lt", "cifar-10-batches-py", FIVE, "test_batch", "batches.meta", "labels", "label_names", 10
-)
+CIFAR10 = Layout("cifar10-lt", "cifar-10-batches-py", FIVE, "test_batch", "batches.meta", "labels", "label_names", 10)
 CIFAR100 = Layout("cifar100-lt", "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100)
 
 
