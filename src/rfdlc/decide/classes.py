@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.errors import InputError, listing, repeated, suggestion
+from rfdlc.errors import InputError, expect, listing, repeated, suggestion
 
 Indices = NDArray[np.int64]
 
@@ -57,15 +57,13 @@ class Classes:
     def __post_init__(self) -> None:
         names = tuple(str(name) for name in self.names)
         object.__setattr__(self, "names", names)
-        blank = [name for name in names if not name.strip()]
-        garbled = [name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)]
-        if not names or blank:
-            found = f"one of {listing(map(repr, names))} is" if names else "there is no name"
-            raise InputError(f"class names must not be blank, but {found}: expected at least one name, none blank")
-        if garbled:  # the name of a folder may be any bytes
-            raise InputError(f"class names must be UTF-8, but {garbled[0]!a} is not: rename it, and its folder")
-        if doubled := repeated(names):
-            raise InputError(f"class names must differ, but these appear more than once: {listing(doubled)}")
+        expect(names, "there are no classes: expected at least one name")
+        expect(all(map(str.strip, names)), f"class names must not be blank, but one of {listing(map(repr, names))} is")
+        for name in names:
+            if any("\ud800" <= letter <= "\udfff" for letter in name):  # the name of a folder may be any bytes
+                raise InputError(f"class names must be UTF-8, but {name!a} is not: rename it, and its folder")
+        doubled = repeated(names)
+        expect(not doubled, f"class names must differ, but these appear more than once: {listing(doubled)}")
         if self.counts is not None:
             object.__setattr__(self, "counts", _whole_counts(self.counts, names))
         object.__setattr__(self, "groups", {str(k): self.select(self.encode(v)) for k, v in self.groups.items()})
@@ -85,12 +83,11 @@ class Classes:
         not indices (1, 2, 3 or -1, 1), pass them as text, `y.astype(str)`: they are names.
         """
         labels = as_array(labels)
-        if labels.ndim != 1 or not len(labels):
-            raise InputError(f"labels must be a non-empty list of one label per sample, got shape {labels.shape}")
+        shape = labels.shape
+        expect(len(shape) == 1 and shape[0], f"labels must be a non-empty list, one per sample, got shape {shape}")
         if labels.dtype == object:
-            place = next((i for i, label in enumerate(labels) if is_missing(label)), None)
-            if place is not None:
-                raise InputError(f"label {labels[place]} at position {place} is missing: leave such samples out")
+            place = next((i for i, label in enumerate(labels) if is_missing(label)), -1)
+            expect(place < 0, f"label {labels[place]} at position {place} is missing: leave such samples out")
             if names is None and all(isinstance(label, Integral) for label in labels):
                 labels = labels.astype(np.int64)  # as a table of mixed columns holds them
         if names is None and labels.dtype.kind in "iufb":
@@ -124,25 +121,24 @@ class Classes:
     @classmethod
     def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":
         """From a file that `to_json` wrote, its text, or the table inside."""
-        where, table = "classes", source
-        if not isinstance(source, Mapping):
-            where = str(source)
-            try:
-                is_text = isinstance(source, str) and source.lstrip().startswith("{")
-                table = json.loads(str(source) if is_text else Path(source).read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise InputError(f"{where}: cannot be read as classes in JSON ({error})") from error
-        if not isinstance(table, Mapping) or not isinstance(table.get("names"), list):
-            raise InputError(f"{where}: expected a JSON object with a list 'names' (and 'counts', 'groups')")
-        counts, groups = table.get("counts"), table.get("groups") or {}
-        if not isinstance(counts, list | None):
-            raise InputError(f"{where}: 'counts' is {counts!r}: expected a list with one count per class")
-        if not isinstance(groups, Mapping) or not all(isinstance(members, list) for members in groups.values()):
-            raise InputError(f"{where}: 'groups' is {groups!r}: expected an object with a list of classes per name")
+        where: Any = "classes" if isinstance(source, Mapping) else source
         try:
-            return cls(tuple(table["names"]), None if counts is None else tuple(counts), groups)
+            if not isinstance(source, Mapping):
+                is_text = isinstance(source, str) and source.lstrip().startswith("{")
+                source = json.loads(str(source) if is_text else Path(source).read_text(encoding="utf-8"))
+            names = source["names"]
+            counts, groups = source.get("counts"), source.get("groups") or {}
+            lists = [names, *groups.values()] if counts is None else [names, counts, *groups.values()]
+            if not all(isinstance(each, list) for each in lists):
+                raise TypeError("one of these is not a list")
+            return cls(tuple(names), None if counts is None else tuple(counts), groups)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{where}: cannot be read as classes ({error}): expected JSON with a list 'names', and optionally a "
+                "list 'counts' with one count per class and an object 'groups' with a list of classes per name"
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
@@ -169,34 +165,32 @@ class Classes:
         [1, 0, 1]
         """
         array = as_array(labels)
-        if array.dtype.kind in "iufb" and not (array.dtype.kind == "b" and "True" in self._index):
-            return self._checked(_whole(array, what), what)
-        try:
-            return np.array([self._index[str(name)] for name in array.reshape(-1)], dtype=np.int64).reshape(array.shape)
-        except KeyError as error:
-            name = error.args[0]
-            hint = suggestion(name, self.names)
-            raise InputError(f"{what} {name!r} is not a class: expected one of {listing(self.names)}{hint}") from None
-
-    def _checked(self, indices: Indices, what: str) -> Indices:
+        if array.dtype.kind not in "iufb" or (array.dtype.kind == "b" and "True" in self._index):
+            places = [self._index.get(str(name), -1) for name in array.reshape(-1)]
+            if places and min(places) < 0:
+                name = str(array.reshape(-1)[places.index(-1)])
+                hint = suggestion(name, self.names)
+                raise InputError(f"{what} {name!r} is not a class: expected one of {listing(self.names)}{hint}")
+            return np.array(places, dtype=np.int64).reshape(array.shape)
+        indices = _whole(array, what)
         wrong = np.flatnonzero((indices < 0) | (indices >= len(self)))
         if len(wrong):
             value = indices.reshape(-1)[wrong[0]]
-            text = "; if it is the name of a class, pass labels.astype(str)" if str(value) in self._index else ""
+            hint = "; if it is the name of a class, pass labels.astype(str)" if str(value) in self._index else ""
             raise InputError(
                 f"{what} {value} at position {wrong[0]} is out of range: "
-                f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes{text}"
+                f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes{hint}"
             )
         return indices
 
     def in_order(self, names: Sequence[str]) -> "Classes":
         """The same classes in the order of `names`, which must be the same set."""
-        if set(names) != set(self.names) or len(names) != len(self):
-            odd = sorted(set(names) ^ set(self.names)) or ["?"]
-            raise InputError(
-                f"classes {listing(self.names)} do not match {listing(names)}: "
-                f"{odd[0]!r} is in only one of them{suggestion(odd[0], odd[1:])}"
-            )
+        odd = sorted(set(names) ^ set(self.names)) or ["?"]
+        expect(
+            odd == ["?"] and len(names) == len(self),
+            f"classes {listing(self.names)} do not match {listing(names)}: {odd[0]!r} is in only one of them"
+            f"{suggestion(odd[0], odd[1:])}",
+        )
         counts = None if self.counts is None else tuple(self.counts[self._index[name]] for name in names)
         return Classes(tuple(names), counts, self.groups)
 
@@ -219,11 +213,11 @@ class Classes:
     @cached_property
     def count_array(self) -> Indices:
         """Training counts as an array; raises if they are not known."""
-        if self.counts is None:
-            raise InputError(
-                "the classes have no training counts, so head and tail are not defined: give them with "
-                "Classes.from_labels(y_train) or Classes.from_counts({name: count}) (--classes counts.csv)"
-            )
+        expect(
+            self.counts is not None,
+            "the classes have no training counts, so head and tail are not defined: give them with "
+            "Classes.from_labels(y_train) or Classes.from_counts({name: count}) (--classes counts.csv)",
+        )
         return np.array(self.counts, dtype=np.int64)
 
     @cached_property
@@ -234,16 +228,14 @@ class Classes:
     @cached_property
     def rank(self) -> Indices:
         """Frequency rank of each class: 0 is the most frequent."""
-        rank = np.empty(len(self), dtype=np.int64)
-        rank[self.order] = np.arange(len(self))
-        return rank
+        return np.argsort(self.order)
 
     @cached_property
     def prior(self) -> NDArray[np.float64]:
         """Training frequencies, summing to one."""
-        if not self.count_array.sum():
-            raise InputError("all training counts are zero, so there is no class prior: expected at least one sample")
-        return self.count_array / self.count_array.sum()
+        total = self.count_array.sum()
+        expect(total, "all training counts are zero, so there is no class prior: expected at least one sample")
+        return self.count_array / total
 
     @property
     def imbalance_factor(self) -> float:
@@ -261,15 +253,13 @@ class Classes:
     @cached_property
     def shots(self) -> dict[str, Indices]:
         """Many (over 100 training samples), medium (20 to 100) and few (under 20)."""
-        counts = self.count_array
-        medium = (counts >= FEW_SHOT) & (counts <= MANY_SHOT)
-        masks = {"many": counts > MANY_SHOT, "medium": medium, "few": counts < FEW_SHOT}
-        return {name: self.order[mask[self.order]] for name, mask in masks.items()}
+        counts = self.count_array[self.order]
+        many, few = counts > MANY_SHOT, counts < FEW_SHOT
+        return {name: self.order[mask] for name, mask in (("many", many), ("medium", ~many & ~few), ("few", few))}
 
     def head_mask(self, head_fraction: float) -> NDArray[np.bool_]:
         """True for the most frequent share of the classes (rounded half up, as the paper's code does)."""
-        if not 0 < head_fraction < 1:
-            raise InputError(f"head_fraction {head_fraction} is not a share of the classes: expected 0 < share < 1")
+        expect(0 < head_fraction < 1, f"head_fraction {head_fraction} is not a share: expected 0 < share < 1")
         return self.rank < int(len(self) * head_fraction + 0.5)
 
 
@@ -277,8 +267,8 @@ def as_classes(given: Classes | Sequence[str] | int) -> Classes:
     """Classes unchanged, or made from their names or their number."""
     if isinstance(given, Classes):
         return given
-    if isinstance(given, str):
-        raise InputError(f"classes are the text {given!r}: expected a list of names, such as [{given!r}, 'other']")
+    text = f"classes are the text {given!r}: expected a list of names, such as [{given!r}, 'other']"
+    expect(not isinstance(given, str), text)
     return Classes(tuple(map(str, range(given))) if isinstance(given, int | np.integer) else tuple(given))
 
 
@@ -288,18 +278,17 @@ def numbered(largest: float, where: str = "") -> list[str]:
     >>> numbered(2)
     ['0', '1', '2']
     """
-    if not largest < MOST_NUMBERED:
-        raise InputError(
-            f"{where}the label {largest:.0f} is too large: expected class numbers from 0 on, less than "
-            f"{MOST_NUMBERED:,}; renumber the classes, or pass their names as text"
-        )
+    expect(
+        largest < MOST_NUMBERED,
+        f"{where}the label {largest:.0f} is too large: expected class numbers from 0 on, less than "
+        f"{MOST_NUMBERED:,}; renumber the classes, or pass their names as text",
+    )
     return [str(c) for c in range(int(largest) + 1)]
 
 
 def as_array(given: Any) -> NDArray[Any]:
     """Any list as an array, bytes as text. Masked values raise: an array would show what the mask hides."""
-    if np.ma.is_masked(given):
-        raise InputError("some values are masked: expected all to be known; leave out those samples")
+    expect(not np.ma.is_masked(given), "some values are masked: expected all to be known; leave out those samples")
     try:
         array = np.asarray(given)
         return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
@@ -329,8 +318,10 @@ def _whole(labels: NDArray[Any], what: str) -> Indices:
 
 def _whole_counts(counts: Iterable[Any], names: tuple[str, ...]) -> tuple[int, ...]:
     values = list(counts)
-    if len(values) != len(names):
-        raise InputError(f"{len(values)} training counts for {len(names)} classes: expected one count per class")
+    expect(
+        len(values) == len(names),
+        f"{len(values)} training counts for {len(names)} classes: expected one count per class",
+    )
     for name, value in zip(names, values, strict=True):
         number = float(value) if isinstance(value, SupportsFloat) else np.nan
         if number < 0 or not number.is_integer():
