@@ -256,7 +256,7 @@ class TestWhatIsAccepted:
             ({"combine": "mean"}, "combine 'mean' is unknown"),
             ({"calibration": "platt"}, "calibration 'platt' is unknown"),
             ({"calibration": True}, "calibration True is unknown"),
-            ({"weights": [-1, 2]}, "weights holds -1.0 to 2.0"),
+            ({"weights": [-1, 2]}, "expected one per particle"),
         ],
     )
     def test_bad_options(self, options, message):

@@ -35,27 +35,15 @@ NEEDS_TRAIN_PRIOR = (
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why each sample was decided as it was; one entry per sample, actions as indices into `actions`.
-
-    Attributes
-    ----------
-    actions : tuple of str
-        The names of all actions.
-    action, value : ndarray of shape (n_samples,)
-        The chosen action and its expected utility.
-    runner_up, runner_up_value : ndarray of shape (n_samples,)
-        The next best action by the same rule, and its expected utility.
-    argmax, probability : ndarray of shape (n_samples,)
-        The most probable class, as a class index, and its probability.
-    """
+    """Why each sample was decided as it was: arrays of shape (n_samples,), actions as indices into `actions`."""
 
     actions: tuple[str, ...]
     action: Indices
-    value: Floats
-    runner_up: Indices
+    value: Floats  # expected utility of the action
+    runner_up: Indices  # the next best action by the same rule
     runner_up_value: Floats
-    argmax: Indices
-    probability: Floats
+    argmax: Indices  # the most probable class
+    probability: Floats  # of that class
 
     def __len__(self) -> int:
         return len(self.action)
@@ -74,7 +62,7 @@ class Decider:
     combine : {"mean-probabilities", "mean-logits"}
         How particles become one prediction; mean probabilities are better calibrated.
     weights : array-like of shape (n_particles,), optional
-        Weights of the particles if they count differently.
+        Weights of the particles.
     calibration : str or None
         The calibrator that `fit` fits on held-out data, by its name in `rfdlc.decide.calibrators.CALIBRATORS`.
     train_prior : {"train", "uniform"}, array-like or mapping, optional
@@ -84,10 +72,8 @@ class Decider:
         The class prior where decisions are made; needs `train_prior`. None leaves the prior alone.
     rule : {"expected-utility", "argmax", "cobb", "paper-eq12"}
         The decision rule; all but the first are for comparison.
-    fitted : Calibrator, optional
-        A fitted calibrator; `fit` makes one.
-    joint : array-like of shape (n_classes, n_classes), optional
-        The table behind the check of estimated priors (see `joint_table`); `fit` makes one.
+    fitted, joint : Calibrator and array of shape (n_classes, n_classes), optional
+        What `fit` found: the calibrator, and the table behind the check of estimated priors.
 
     Examples
     --------
@@ -113,22 +99,10 @@ class Decider:
         self._warn()
 
     def replace(self, *, classes: Classes | None = None, **changes: Any) -> "Decider":
-        """Return a copy with some parameters replaced; nothing is fitted again.
+        """Return a copy with other parameters; nothing is fitted again.
 
-        Parameters
-        ----------
-        classes : Classes, optional
-            The same classes, matched by name, with other training counts and groups.
-        **changes
-            Any parameters of `Decider`. A new utility is matched by class name; a new `calibration` is what `fit`
-            fits next; a `PriorEstimate` is taken as a target prior.
+        A new utility is matched by class name, and so are new `classes` (training counts and groups).
 
-        Returns
-        -------
-        Decider
-
-        Examples
-        --------
         >>> decider = Decider(Utility.one_hot(["healthy", "ill"]))
         >>> decider.replace(utility=Utility([[1, 0], [-5, 1]], ["healthy", "ill"])).decide([[0.7, 0.3]]).tolist()
         [1]
@@ -158,27 +132,10 @@ class Decider:
         balanced: bool = False,
         sample_weight: ArrayLike | None = None,
     ) -> "Decider":
-        """Calibrate on held-out scores and labels.
+        """Return a decider that is calibrated on held-out scores and labels.
 
-        Fitting again starts from the scores: nothing is ever calibrated or corrected twice.
-
-        Parameters
-        ----------
-        scores : array-like, data frame, tensor or Predictions
-            Held-out probabilities or logits of shape (n_samples, n_classes) or (n_particles, n_samples, n_classes).
-        targets : array-like of shape (n_samples,), optional
-            True classes, if `scores` does not hold them.
-        logits : bool
-            Whether `scores` are logits.
-        balanced : bool
-            Give every class the same total weight.
-        sample_weight : array-like of shape (n_samples,), optional
-            A sample with weight 2 counts as two.
-
-        Returns
-        -------
-        Decider
-            A new, calibrated one.
+        `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. Fitting
+        again starts from the scores: nothing is ever calibrated or corrected twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
         repeats = None if sample_weight is None else _as_weights(sample_weight, "sample_weight", len(y))
@@ -437,15 +394,10 @@ def _check_possible(probabilities: Floats, ratio: Prior, start: int) -> None:
 def _as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDArray[np.float64]:
     """Weights of particles, which sum to one, or of samples, which count repetitions."""
     values = np.asarray(given, dtype=np.float64)
-    if values.ndim != 1 or (samples is not None and len(values) != samples):
-        raise InputError(f"{what} has shape {values.shape}: expected one number per {_per(samples)}")
-    if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-        raise InputError(f"{what} holds {values.min()} to {values.max()}: expected numbers of 0 or more, not all 0")
+    if values.ndim != 1 or samples not in (None, len(values)) or not 0 < values.sum() < np.inf or values.min() < 0:
+        size = "one per particle" if samples is None else f"one per sample ({samples})"
+        raise InputError(f"{what} is {values}: expected {size}, numbers of 0 or more, not all 0")
     return normalised(values) if samples is None else values
-
-
-def _per(samples: int | None) -> str:
-    return "particle" if samples is None else f"sample ({samples})"
 
 
 def _listed(values: Sequence[float] | NDArray[Any] | None) -> list[float] | None:
