@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.scores import BOOK_KEEPING, Scores, as_scores, class_columns, column_order
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
@@ -66,14 +66,14 @@ class Predictions:
             raise InputError("predictions hold either logits or probabilities: expected exactly one of the two")
         given: Any = probabilities if logits is None else logits
         self.named = classes is not None  # whether columns have names, or only positions
-        if classes is None:
-            width = np.shape(given)[-1] if np.ndim(given) else 0
-            classes = Classes(tuple(str(i) for i in range(width or 1)))
-        self.classes = as_classes(classes)
+        self.classes = as_classes(max(1, np.shape(given)[-1] if np.ndim(given) else 0) if classes is None else classes)
         self.scores: Scores = as_scores(given, self.classes, logits=logits is not None)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, self.classes)
-        self.ids: NDArray[np.str_] | None = None if ids is None else _readable(as_array(ids).astype(str))
-        self.uncertainty = None if uncertainty is None else _as_numbers(uncertainty, "uncertainty")
+        self.ids: NDArray[np.str_] | None = None if ids is None else _readable(as_array(ids).astype(str).reshape(-1))
+        try:
+            self.uncertainty = None if uncertainty is None else np.asarray(uncertainty, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"uncertainty must be numbers, one per sample ({error})") from None
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
             if values is not None and values.shape != (len(self),):
                 raise InputError(f"{what} have shape {values.shape} for {len(self)} samples: expected one per sample")
@@ -90,22 +90,15 @@ class Predictions:
 
     def with_classes(self, classes: Classes) -> "Predictions":
         """The same predictions in the order of `classes`, matched by name where both have names."""
-        if not self.named or self.classes.names == classes.names:
-            if len(self.classes) != len(classes):
-                raise InputError(f"predictions have {len(self.classes)} classes: expected {len(classes)}")
-            return self._changed(self.scores.values, self.targets, classes)
-        if set(classes.names) != set(self.classes.names):
-            odd = sorted(set(classes.names) ^ set(self.classes.names))
-            raise InputError(
-                f"predictions are for classes {listing(self.classes.names)}, but {listing(classes.names)} are "
-                f"expected: {odd[0]!r} is in only one of them; the names must match"
-            )
-        place = classes.encode(list(self.classes.names))
-        order = self.classes.encode(list(classes.names))
-        targets = None if self.targets is None else place[self.targets]
-        return self._changed(self.scores.values[:, :, order], targets, classes)
-
-    def _changed(self, values: NDArray[Any], targets: Indices | None, classes: Classes) -> "Predictions":
+        values, targets = self.scores.values, self.targets
+        if self.named and self.classes.names != classes.names:
+            self.classes.in_order(classes.names)
+            place, order = classes.encode(list(self.classes.names)), self.classes.encode(list(classes.names))
+            values, targets = values[:, :, order], None if targets is None else place[targets]
+        expect(
+            len(self.classes) == len(classes),
+            f"predictions have {len(self.classes)} classes: expected {len(classes)}",
+        )
         kind = "logits" if self.scores.logits else "probabilities"
         return Predictions(
             **{kind: values}, targets=targets, ids=self.ids, classes=classes, uncertainty=self.uncertainty
@@ -115,17 +108,15 @@ class Predictions:
 
     def save(self, path: str | Path) -> None:
         """Write an .npz file that holds plain arrays only."""
-        arrays: dict[str, NDArray[Any]] = {"logits" if self.scores.logits else "probabilities": self.scores.values}
-        if self.named:
-            arrays["classes"] = np.array(json.dumps(self.classes.to_dict(), ensure_ascii=False))
-        if self.targets is not None:
-            arrays["targets"] = self.targets
-        if self.ids is not None:
-            arrays["ids"] = self.ids
-        if self.uncertainty is not None:
-            arrays["uncertainty"] = self.uncertainty
+        arrays = {
+            "logits" if self.scores.logits else "probabilities": self.scores.values,
+            "classes": np.array(json.dumps(self.classes.to_dict(), ensure_ascii=False)) if self.named else None,
+            "targets": self.targets,
+            "ids": self.ids,
+            "uncertainty": self.uncertainty,
+        }
         with open(path, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)  # logits hardly compress
+            np.savez(file, allow_pickle=False, **{name: a for name, a in arrays.items() if a is not None})
 
     @classmethod
     def load(
@@ -139,27 +130,19 @@ class Predictions:
         """
         path = _in_folder(Path(path))
         reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())
-        if reader is None:
+        if reader is None or not path.exists():
             trouble = f"unknown kind of file {path.suffix!r}" if path.exists() else "no such file or run folder"
             raise InputError(f"{path}: {trouble}: expected {listing(_READERS)}")
-        if not path.exists():
-            raise InputError(f"{path}: no such file")
         try:
-            loaded: Predictions = reader(path, None if classes is None else as_classes(classes), logits)
-            _check(loaded)
-            return loaded
+            loaded = reader(path, None if classes is None else as_classes(classes), logits)
         except InputError as error:
-            message = str(error)
-            raise InputError(message if message.startswith(str(path)) else f"{path}: {message}") from None
-
-
-def _check(predictions: Predictions) -> None:
-    """Check the values; a column that is not a class may be why they are wrong."""
-    try:
-        predictions.scores.check()
-    except InputError as error:
-        names = f"; taken for classes: {listing(predictions.classes.names)}" if predictions.named else ""
-        raise InputError(f"{error}{names}") from None
+            raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+        try:
+            loaded.scores.check()
+        except InputError as error:  # a column that is not a class may be why values are wrong
+            names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
+            raise InputError(f"{path}: {error}{names}") from None
+        return loaded
 
 
 def _in_folder(path: Path) -> Path:
@@ -186,19 +169,7 @@ def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
 
 def _readable(ids: NDArray[np.str_]) -> NDArray[np.str_]:
     """Names of files may not be UTF-8, but tables are: other bytes are written as escapes."""
-    try:
-        "".join(ids.reshape(-1).tolist()).encode()
-    except UnicodeEncodeError:
-        shown = [text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in ids.tolist()]
-        return np.array(shown)
-    return ids
-
-
-def _as_numbers(values: ArrayLike, what: str) -> NDArray[np.float64]:
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{what} must be numbers, one per sample ({error})") from None
+    return np.array([text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in ids])
 
 
 def _is_index(value: Any) -> bool:
@@ -259,16 +230,16 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
 
 
 def _classes_in(array: NDArray[Any] | None, counts: NDArray[Any] | None) -> Classes | None:
-    """Classes as we write them (JSON), or a plain array of names beside one of counts."""
+    """Classes as `save` writes them (JSON), or a plain array of names beside one of counts."""
     if array is None:
         return None
-    if array.ndim == 0:
-        try:
-            return Classes.from_json({} | json.loads(str(array)))
-        except (TypeError, json.JSONDecodeError):
-            raise InputError(f"'classes' holds {str(array)!r}: expected an array of names, one per column") from None
-    names = tuple(as_array(array).astype(str))
-    return Classes(names, None if counts is None else tuple(np.atleast_1d(counts).tolist()))
+    if array.ndim:
+        names = tuple(as_array(array).astype(str))
+        return Classes(names, None if counts is None else tuple(np.atleast_1d(counts).tolist()))
+    try:
+        return Classes.from_json({} | json.loads(str(array)))
+    except (TypeError, json.JSONDecodeError):
+        raise InputError(f"'classes' holds {str(array)!r}: expected an array of names, one per column") from None
 
 
 _READERS = {".npz": _from_npz, **dict.fromkeys(SUFFIXES, _from_table)}

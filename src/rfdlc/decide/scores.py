@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes, as_array
-from rfdlc.errors import InputError, listing, repeated, suggestion
+from rfdlc.errors import InputError, expect, listing, repeated, suggestion
 from rfdlc.progress import track
 
 Floats = NDArray[np.floating[Any]]
@@ -58,25 +58,29 @@ class Scores:
 
 def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     """An array, tensor or data frame as Scores with one column per class, in the order of `classes`."""
-    if isinstance(given, CorrectedProbabilities):
-        raise InputError(
-            "a Decider has calibrated and corrected these probabilities already, and a second time would distort them: "
-            "pass the model's own output (or np.asarray(p) to treat them as the output of a new model)"
-        )
-    values = _frame_values(given, classes) if hasattr(given, "columns") else _plain_array(given)
+    expect(
+        not isinstance(given, CorrectedProbabilities),
+        "a Decider has calibrated and corrected these probabilities already, and a second time would distort them: "
+        "pass the model's own output (or np.asarray(p) to treat them as the output of a new model)",
+    )
+    if hasattr(given, "columns"):
+        names = list(given.columns)
+        order = column_order([str(name) for name in names], classes, "data frame")
+        values = np.stack([_plain_array(given[names[i]]) for i in order], axis=1)
+    else:
+        values = _plain_array(given)
     if values.ndim == 2:
         values = values[None]
-    if values.ndim != 3:
-        raise InputError(
-            f"scores have shape {values.shape}: expected (samples, classes) or (particles, samples, classes)"
-        )
-    if values.shape[2] != len(classes):
-        raise InputError(
-            f"scores have {values.shape[2]} columns but there are {len(classes)} classes "
-            f"({listing(classes.names, 4)}): expected one column per class"
-        )
-    if 0 in values.shape:
-        raise InputError(f"scores have shape {values.shape}: expected at least one particle and one sample")
+    expect(
+        values.ndim == 3,
+        f"scores have shape {values.shape}: expected (samples, classes) or (particles, samples, classes)",
+    )
+    expect(
+        values.shape[2] == len(classes),
+        f"scores have {values.shape[2]} columns but there are {len(classes)} classes "
+        f"({listing(classes.names, 4)}): expected one column per class",
+    )
+    expect(values.size, f"scores have shape {values.shape}: expected at least one particle and one sample")
     return Scores(values, logits)
 
 
@@ -92,10 +96,9 @@ def class_columns(columns: Sequence[str]) -> list[str]:
 
 def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
     """The position of each class among the columns; every other column must be `id` or `target`."""
-    doubled = repeated(columns)
-    if doubled:
-        raise InputError(f"{where}: column {doubled[0]!r} appears more than once; every column name must differ")
-    place, known = {name: i for i, name in enumerate(columns)}, set(classes.names)
+    doubled, known = repeated(columns), set(classes.names)
+    expect(not doubled, f"{where}: column {listing(map(repr, doubled))} appears more than once; names must differ")
+    place = {name: i for i, name in enumerate(columns)}
     missing = [name for name in classes.names if name not in place]
     unknown = [name for name in class_columns(columns) if name not in known]
     if unknown:
@@ -104,8 +107,7 @@ def column_order(columns: list[str], classes: Classes, where: str) -> list[int]:
             f"{where}: column {unknown[0]!r} is not a class; expected columns {listing(classes.names)} "
             f"(and optionally {' and '.join(BOOK_KEEPING)}){hint}"
         )
-    if missing:
-        raise InputError(f"{where}: no column for class {missing[0]!r}; the columns are {listing(columns)}")
+    expect(not missing, f"{where}: no column for class {listing(map(repr, missing))}; there are {listing(columns)}")
     return [place[name] for name in classes.names]
 
 
@@ -130,12 +132,6 @@ def log_softmax(scores: Floats) -> Floats:
     return shifted
 
 
-def _frame_values(frame: Any, classes: Classes) -> Floats:
-    columns = [str(name) for name in frame.columns]
-    order = column_order(columns, classes, "data frame")
-    return np.stack([_plain_array(frame[list(frame.columns)[i]]) for i in order], axis=1)
-
-
 def _plain_array(given: Any) -> Floats:
     if type(given).__module__.split(".")[0] == "torch":
         given = given.detach().cpu()
@@ -152,28 +148,24 @@ def _plain_array(given: Any) -> Floats:
 def _check_values(piece: Floats, start: int, logits: bool) -> None:
     """Raise for the first bad row of a chunk (M, n, C); a good one costs two passes over cached memory."""
     total = piece.sum(axis=2)
-    if logits:
-        if not np.isfinite(total).all():
-            _raise_for(~np.isfinite(piece), piece, start, "expected finite logits")
+    if np.isfinite(total).all() if logits else (np.abs(total - 1) <= SUM_TOLERANCE).all() and piece.min() >= 0:
         return
-    if not (np.abs(total - 1) <= SUM_TOLERANCE).all() or piece.min() < 0:
-        _raise_for(~np.isfinite(piece), piece, start, "expected probabilities between 0 and 1")
-        rounded = piece.min() > -SUM_TOLERANCE
-        fix = "set values that rounding left below 0 to 0" if rounded else "for logits set logits"
-        _raise_for(piece < 0, piece, start, f"expected probabilities between 0 and 1; {fix}")
-        row = int(np.argwhere(np.abs(total - 1) > SUM_TOLERANCE)[0][1])
-        worst = float(total[:, row][np.argmax(np.abs(total[:, row] - 1))])
+    rounded = piece.min() > -SUM_TOLERANCE
+    fix = "set values that rounding left below 0 to 0" if rounded else "for logits set logits"
+    for wrong, expected in (
+        (~np.isfinite(piece), "finite logits" if logits else "probabilities between 0 and 1"),
+        (np.array(not logits) & (piece < 0), f"probabilities between 0 and 1; {fix}"),
+    ):
+        for particle, row, column in np.argwhere(wrong)[:1].tolist():
+            value = piece[particle, row, column]
+            where = f"row {start + row}, column {column} (counted from 0)"
+            raise InputError(f"scores hold {value} in {where}: expected {expected}")
+    if not logits:
+        particle, row = np.argwhere(np.abs(total - 1) > SUM_TOLERANCE)[0].tolist()
         fix = "divide each row by its sum, or set logits if these are logits"
         if piece.shape[2] == 1:
             fix = "there is one column: for two classes add the other one (1 - p)"
         raise InputError(
-            f"row {start + row} of the probabilities sums to {worst:.6g}: expected rows that sum to 1; {fix}; "
-            "rows count from 0"
+            f"row {start + row} of the probabilities sums to {total[particle, row]:.6g}: expected rows that sum to 1; "
+            f"{fix}; rows count from 0"
         )
-
-
-def _raise_for(wrong: NDArray[np.bool_], piece: Floats, start: int, expected: str) -> None:
-    if wrong.any():
-        particle, row, column = (int(i) for i in np.argwhere(wrong)[0])
-        value = piece[particle, row, column]
-        raise InputError(f"scores hold {value} in row {start + row}, column {column} (counted from 0): {expected}")
