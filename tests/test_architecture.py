@@ -1,8 +1,10 @@
-"""The arrows between the rooms point one way, and importing the package is cheap."""
+"""Layers import in one direction, importing is cheap, names are unique, and the words are those of the field."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import pytest
 import rfdlc
 
 SOURCE = Path(rfdlc.__file__).parent
-# What each room may import besides itself and the ground floor.
+ROOT = SOURCE.parents[1]
+# What each layer may import besides itself and the shared modules.
 MAY_IMPORT = {
     "decide": set(),
     "data": {"decide"},
@@ -18,10 +21,9 @@ MAY_IMPORT = {
     "integrations": {"decide", "data", "training"},
     "cli": {"decide", "data", "training", "integrations"},
 }
-GROUND_FLOOR = {"errors", "files", "progress", "style", "tables"}
-# The floors of learn, from the ground up: rooms, and between them modules at public paths. What is on a floor may
-# import what is on those below, and knows neither its neighbours nor anything above.
-FLOORS_OF_LEARN = (
+SHARED = {"errors", "files", "progress", "style", "tables"}
+# The order inside `training`: a module imports only modules and packages of earlier rows.
+ORDER_OF_TRAINING = (
     {"distributed"},
     {"networks"},
     {"losses", "optimisation"},
@@ -37,14 +39,22 @@ FLOORS_OF_LEARN = (
     {"trainer"},
     {"train"},
 )
+MOST_LINES, MOST_FILES = 20_000, 125
+# Modules that implement one interface several times, and commands, which are named after the functions that they call.
+SAME_INTERFACE = ("cli/", "data/sources/", "training/networks/fused/")
+OUR_OLD_WORDS = re.compile(
+    r"\bTravell?ers?\b|\bLanes?\b|\bTaken\b|\bWhole\(|\bDoors?\b|\banew\b|\brecipes?\b"
+    r"|\bone( \w+)? a (class|sample|particle|run|step|process)\b"
+    r"|\b(is|are) no (class|classes|setting|number|file)\b|\b(is|are) told\b"
+)
 
 
 def imported(file: Path, package: str = "rfdlc") -> set[str]:
-    """The rooms and modules of a package that a file imports, anywhere in it."""
+    """The first names below `package` that a file imports, anywhere in it."""
     names = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{file} has a relative import, which says less than a whole path"
+            assert not node.level, f"{file} has a relative import: write the whole path"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
@@ -52,54 +62,62 @@ def imported(file: Path, package: str = "rfdlc") -> set[str]:
     return {name.split(".")[0] for name in inside}
 
 
-@pytest.mark.parametrize("room", [room for room in MAY_IMPORT if (SOURCE / room).is_dir()])
-def test_arrows_point_one_way(room):
-    allowed = MAY_IMPORT[room] | GROUND_FLOOR | {room, "__version__"}
+@pytest.mark.parametrize("layer", MAY_IMPORT)
+def test_layers_import_in_one_direction(layer):
+    allowed = MAY_IMPORT[layer] | SHARED | {layer, "__version__"}
     wrong = {
-        (str(file.relative_to(SOURCE)), room_above)
-        for file in (SOURCE / room).rglob("*.py")
-        for room_above in imported(file) - allowed
+        (str(file.relative_to(SOURCE)), other)
+        for file in (SOURCE / layer).rglob("*.py")
+        for other in imported(file) - allowed
     }
     assert not wrong
 
 
-@pytest.mark.parametrize("floor", range(len(FLOORS_OF_LEARN)))
-def test_nothing_in_learn_knows_what_is_above_it(floor):
-    below = set().union(*FLOORS_OF_LEARN[:floor])
+@pytest.mark.parametrize("row", range(len(ORDER_OF_TRAINING)))
+def test_modules_of_training_import_only_earlier_ones(row):
+    earlier = set().union(*ORDER_OF_TRAINING[:row])
     wrong = {
         (str(file.relative_to(SOURCE)), other)
-        for name in FLOORS_OF_LEARN[floor]
+        for name in ORDER_OF_TRAINING[row]
         for file in files_of(SOURCE / "training" / name)
-        for other in imported(file, "rfdlc.training") - below - {name}
+        for other in imported(file, "rfdlc.training") - earlier - {name}
     }
     assert not wrong
 
 
 def files_of(place: Path) -> list[Path]:
-    """Of a room, or of the module of this name."""
+    """Of a package, or of the module of this name."""
     return sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
 
 
-def test_everything_in_learn_is_on_one_floor():
-    modules, rooms = (SOURCE / "training").glob("*.py"), (SOURCE / "training").glob("*/__init__.py")
-    there = {module.stem for module in modules} - {"__init__"} | {room.parent.name for room in rooms}
-    assert sorted(name for floor in FLOORS_OF_LEARN for name in floor) == sorted(there)
+def test_every_module_of_training_has_its_place_in_the_order():
+    modules, packages = (SOURCE / "training").glob("*.py"), (SOURCE / "training").glob("*/__init__.py")
+    there = {module.stem for module in modules} - {"__init__"} | {package.parent.name for package in packages}
+    assert sorted(name for row in ORDER_OF_TRAINING for name in row) == sorted(there)
 
 
-def test_a_wrong_arrow_would_be_found(tmp_path):
+def test_a_wrong_import_would_be_found(tmp_path):
     file = tmp_path / "wrong.py"
     file.write_text(
-        "from rfdlc.training import trainer\n"
+        "from rfdlc.training import many\n"
         "def f():\n    from rfdlc.training.loop import epochs\n    import rfdlc.cli.decide\n"
     )
     assert imported(file) == {"training", "cli"}
-    assert imported(file, "rfdlc.training") == {"trainer", "loop"}
+    assert imported(file, "rfdlc.training") == {"many", "loop"}
 
 
-@pytest.mark.parametrize("heavy", ["torch", "pandas", "matplotlib", "pyarrow", "sklearn", "scipy", "rich", "typer"])
-def test_import_loads_nothing_heavy(heavy):
-    code = f"import sys, rfdlc; sys.exit({heavy!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_the_study_is_not_imported():
+    assert not [
+        file for file in SOURCE.rglob("*.py") if re.search(r"^\s*(from|import) paper\b", file.read_text(), re.M)
+    ]
+
+
+HEAVY = ("torch", "pandas", "matplotlib", "pyarrow", "pydantic", "sklearn", "scipy", "rich", "typer")
+
+
+def test_import_loads_nothing_heavy():
+    code = f"import sys, rfdlc; print([name for name in {HEAVY} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_deciding_needs_no_torch_and_no_pandas():
@@ -116,3 +134,30 @@ def test_every_public_name_loads():
         assert getattr(rfdlc, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = rfdlc.nothing
+
+
+def test_no_two_public_names_are_the_same():
+    homes = defaultdict(list)
+    for file in sorted(SOURCE.rglob("*.py")):
+        place = str(file.relative_to(SOURCE))
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            public = isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+            if public and not place.startswith(SAME_INTERFACE):
+                homes[node.name].append(place)
+    assert not {name: places for name, places in homes.items() if len(places) > 1}
+
+
+def test_the_code_stays_small():
+    files = list(SOURCE.rglob("*.py"))
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= MOST_LINES
+    assert len(files) <= MOST_FILES
+
+
+def test_words_are_those_of_the_field():
+    texts = [*SOURCE.rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    found = {
+        str(file.relative_to(ROOT)): match.group()
+        for file in texts
+        for match in OUR_OLD_WORDS.finditer(file.read_text(encoding="utf-8"))
+    }
+    assert not found

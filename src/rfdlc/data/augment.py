@@ -19,7 +19,7 @@ GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
 # -- affine maps -------------------------------------------------------------------------------------------------------
 
 
-def affine(a: Tensor, b: Tensor, c: Tensor, d: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> Tensor:
+def affine_map(a: Tensor, b: Tensor, c: Tensor, d: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> Tensor:
     """Matrices (B, 2, 3) with rows (a, b, x) and (c, d, y), each entry (B,)."""
     zero = torch.zeros_like(a)
     rows = (a, b, zero if x is None else x), (c, d, zero if y is None else y)
@@ -109,11 +109,11 @@ COLOUR: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (brightness, contrast, 
 def _moved(strength: Tensor, across: float = 0, down: float = 0, x: float = 0, y: float = 0) -> Tensor:
     """The identity with these multiples of the strength: shear along both axes, and shift."""
     one = torch.ones_like(strength)
-    return affine(one, across * strength, down * strength, one, x * strength, y * strength)
+    return affine_map(one, across * strength, down * strength, one, x * strength, y * strength)
 
 
 def _rotation(angle: Tensor) -> Tensor:
-    return affine(angle.cos(), -angle.sin(), angle.sin(), angle.cos())
+    return affine_map(angle.cos(), -angle.sin(), angle.sin(), angle.cos())
 
 
 GEOMETRY: tuple[Callable[[Tensor, int], Tensor], ...] = (

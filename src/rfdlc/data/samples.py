@@ -91,7 +91,7 @@ def open_samples(
         return _folder(found, spec, split, skip_broken)
     if reader is listing.read:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
-        named = listing.find_images(listing.list_file(found, split, whole=whole), spec.classes.names)
+        named = listing.find_listed_images(listing.list_file(found, split, whole=whole), spec.classes.names)
         return of_files(*named, spec, skip_broken)
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)

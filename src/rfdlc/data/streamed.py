@@ -91,7 +91,7 @@ def recoloured(image: "Image", brightness: float, contrast: float, saturation: f
     return image.convert("RGB", tuple(value for row in rows for value in (*row, shift)))
 
 
-class Request(NamedTuple):
+class _Request(NamedTuple):
     """One batch for a worker: which images, and for training (epoch, place of the first in the epoch)."""
 
     indices: NDArray[np.int64]
@@ -145,7 +145,7 @@ class StreamedLoader:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
         order = self._order.draw(seeded(ORDER, self.seed, epoch)).numpy()
-        self._requests.pending = [Request(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
+        self._requests.pending = [_Request(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
         if self._loader is None:  # its workers live on from epoch to epoch
             self._loader = self._new_loader(self._requests, keep=True)
         for inputs, targets in self._received(self._loader, self._requests):
@@ -155,7 +155,7 @@ class StreamedLoader:
         """Every image of this rank once, in the data set's order, its centre: inputs (B, ...), targets (B,)."""
         mine = np.array(shard(len(self.targets), self.rank, self.world_size, self.batch_size), dtype=np.int64)
         requests = _Requests()
-        requests.pending = [Request(mine[i : i + self.batch_size], None) for i in range(0, len(mine), self.batch_size)]
+        requests.pending = [_Request(mine[i : i + self.batch_size], None) for i in range(0, len(mine), self.batch_size)]
         return self._received(self._new_loader(requests, keep=False), requests)
 
     def _new_loader(self, requests: "_Requests", *, keep: bool) -> "DataLoader[tuple[Tensor, str]]":
@@ -192,9 +192,9 @@ class _Requests:
     """What the workers do next; filled again for every epoch."""
 
     def __init__(self) -> None:
-        self.pending: list[Request] = []
+        self.pending: list[_Request] = []
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[_Request]:
         return iter(self.pending)
 
     def __len__(self) -> int:
@@ -207,7 +207,7 @@ class _Batches(TorchDataset[tuple[Tensor, str]]):
     def __init__(self, files: ImageFiles, view: View, seed: int) -> None:
         self.files, self.view, self.seed = files, view, seed
 
-    def __getitem__(self, request: Request) -> tuple[Tensor, str]:
+    def __getitem__(self, request: _Request) -> tuple[Tensor, str]:
         images = np.empty((len(request.indices), *self.files.shape[1:]), dtype=np.uint8)
         try:
             for place, index in enumerate(request.indices.tolist()):

@@ -74,7 +74,7 @@ class Calibrator(Protocol):
 
     def apply(self, log_p: Floats) -> Floats:
         """Calibrated probabilities (N, C) from logits or log probabilities (N, C)."""
-        return softmax(affine(log_p, *self.as_affine()))
+        return softmax(_affine(log_p, *self.as_affine()))
 
     def __str__(self) -> str:
         return self.name
@@ -90,7 +90,7 @@ def register_calibrator(cls: Registered) -> Registered:
     return cls
 
 
-def affine(log_p: Floats, weight: Any, bias: Any) -> Floats:
+def _affine(log_p: Floats, weight: Any, bias: Any) -> Floats:
     """W log p + b for every row, in the precision of `log_p`, which may be logits: they are normalised if W asks it."""
     W, b = np.asarray(weight, dtype=log_p.dtype), np.asarray(bias, dtype=log_p.dtype)
     if W.ndim:

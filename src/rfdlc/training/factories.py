@@ -162,7 +162,7 @@ def routed(config: TrainConfig, classes: Classes, runs: int, width: int) -> Comb
     return Router(runs, config.particles, width, len(classes), choices=choices, hidden=hidden)
 
 
-def evidential(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
+def evidential_fusion(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
     """TLC's."""
     return Evidential(config.method_options["eta"])
 

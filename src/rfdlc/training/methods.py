@@ -292,7 +292,7 @@ METHODS: dict[str, Method] = {
         "Li et al. 2022",
         {**_EXPERTS, "shared_stages": 1},
         loss=factories.evidential_experts,
-        combination=factories.evidential,
+        combination=factories.evidential_fusion,
         options={
             "diversity": Option(0.01, "factor of the divergence between experts"),
             "temperature_share": _TEMPERATURE_SHARE,

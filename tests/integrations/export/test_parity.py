@@ -11,7 +11,7 @@ from rfdlc.integrations.onnx.parity import (
     Parity,
     Rounding,
     exact_probabilities,
-    measure,
+    measure_parity,
     measure_rounding,
     random_samples,
     refuse_unequal,
@@ -46,7 +46,7 @@ def test_64_bits_are_asked_only_where_32_differ(trained):
             probabilities[7, 2] += distance  # one sample of a batch
             return probabilities, model.decider.decide(predictions)
 
-        return measure(model, model.decider.utility, answer, **options)
+        return measure_parity(model, model.decider.utility, answer, **options)
 
     assert off_by(5e-6).rounding is None
     assert off_by(1e-3, full=False).rounding is None

@@ -51,7 +51,7 @@ def test_by_class_and_risk_coverage(run):
     result = evaluate(run.predictions, decider=run.decider)
     each = curves.by_class(run)
     assert np.average(each["accuracy"], weights=each["samples"]) == pytest.approx(result.accuracy)
-    last = curves.risk_coverage(run)[-1]
+    last = curves.risk_coverage_points(run)[-1]
     assert last == pytest.approx({"coverage": 1.0, "risk": 1 - result.kept_accuracy})
 
 
@@ -92,5 +92,5 @@ def test_without_counts_there_is_no_tail(predictions):
 def test_all_handed_over(predictions):
     utility = Utility.one_hot(predictions.classes).with_abstain(2)
     run = ReportRun("a", make_predictions(), Decider(utility))
-    assert curves.risk_coverage(run) == []
+    assert curves.risk_coverage_points(run) == []
     assert curves.uncertainties(run) == {}

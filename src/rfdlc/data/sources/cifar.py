@@ -17,7 +17,7 @@ from rfdlc.errors import InputError, listing
 NORMALISATION = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
-class Layout(NamedTuple):
+class _Files(NamedTuple):
     """The files and keys of one of the two data sets."""
 
     name: str
@@ -31,8 +31,8 @@ class Layout(NamedTuple):
 
 
 FIVE = tuple(f"data_batch_{k}" for k in range(1, 6))
-CIFAR10 = Layout("cifar10-lt", "cifar-10-batches-py", FIVE, "test_batch", "batches.meta", "labels", "label_names", 10)
-CIFAR100 = Layout("cifar100-lt", "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100)
+CIFAR10 = _Files("cifar10-lt", "cifar-10-batches-py", FIVE, "test_batch", "batches.meta", "labels", "label_names", 10)
+CIFAR100 = _Files("cifar100-lt", "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100)
 
 
 def read_cifar10(root: Path, *, factor: float = 100, profile: Profile = "exponential", seed: int = 0) -> Dataset:
@@ -56,11 +56,11 @@ def recognises(path: Path) -> bool:
     return _complete(path, CIFAR10) or _complete(path, CIFAR100)
 
 
-def _complete(path: Path, layout: Layout) -> bool:
+def _complete(path: Path, layout: _Files) -> bool:
     return all((path / name).is_file() for name in (*layout.train, layout.test, layout.meta))
 
 
-def _folder(root: Path, layout: Layout) -> Path:
+def _folder(root: Path, layout: _Files) -> Path:
     for folder in (root / layout.folder, root):
         if _complete(folder, layout):
             return folder
@@ -71,7 +71,7 @@ def _folder(root: Path, layout: Layout) -> Path:
     )
 
 
-def _read(folder: Path, layout: Layout, factor: float | None, profile: Profile, seed: int) -> Dataset:
+def _read(folder: Path, layout: _Files, factor: float | None, profile: Profile, seed: int) -> Dataset:
     names = _class_names(folder / layout.meta, layout)
     train = _joined([_batch(folder / name, layout) for name in layout.train])
     notes: list[str] = []
@@ -92,7 +92,7 @@ def _joined(batches: list[Split]) -> Split:
     return Split(np.concatenate([b.array for b in batches]), np.concatenate([b.labels for b in batches]), ids)
 
 
-def _class_names(path: Path, layout: Layout) -> list[str]:
+def _class_names(path: Path, layout: _Files) -> list[str]:
     names = _table(path).get(layout.names)
     try:
         if isinstance(names, list) and len(names) == layout.classes:
@@ -102,7 +102,7 @@ def _class_names(path: Path, layout: Layout) -> list[str]:
     raise InputError(f"{path}: expected {layout.classes} class names under {layout.names!r}")
 
 
-def _batch(path: Path, layout: Layout) -> Split:
+def _batch(path: Path, layout: _Files) -> Split:
     table = _table(path)
     data, labels = _matrix(table.get("data")), table.get(layout.labels)
     if data is None or data.shape[1] != 3072:

@@ -93,7 +93,7 @@ def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
     return files[choose_split(str(path), files, split)]
 
 
-def find_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedText, NDArray[np.int64]]:
+def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedText, NDArray[np.int64]]:
     """Images to predict, line by line: root, names and labels (-1: none). Does not check that files exist.
 
     A label is a class index of the model; where the image lies in a folder named after a class, both must agree.

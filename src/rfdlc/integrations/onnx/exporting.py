@@ -19,7 +19,7 @@ from rfdlc.integrations.onnx.card import write_cards
 from rfdlc.integrations.onnx.formats import Form, onnx_bytes, pt2_bytes, trace
 from rfdlc.integrations.onnx.graph import DecisionGraph
 from rfdlc.integrations.onnx.model import FORMAT, VERSION, OnnxModel
-from rfdlc.integrations.onnx.parity import Parity, Predict, measure, refuse_unequal
+from rfdlc.integrations.onnx.parity import Parity, Predict, measure_parity, refuse_unequal
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
@@ -100,7 +100,7 @@ def export(
     else:
         data = onnx_bytes(program, form, metadata, int8=precision == "int8")
     full = precision == "float32"
-    parity = measure(model, chosen, _predictor(data, path.suffix, form, chosen), full=full)
+    parity = measure_parity(model, chosen, _predictor(data, path.suffix, form, chosen), full=full)
     if full:
         refuse_unequal(parity, run)
     with replacing(path) as beside:

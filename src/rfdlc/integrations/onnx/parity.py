@@ -66,7 +66,7 @@ class Parity:
         return asdict(self)
 
 
-def measure(model: Model, utility: Utility, predict: Predict, *, full: bool = True) -> Parity:
+def measure_parity(model: Model, utility: Utility, predict: Predict, *, full: bool = True) -> Parity:
     """Compare `predict` with the model's own predictions and Decider; `full` if it computes in 32 bits too."""
     inputs, recorded = _samples(model)
     decider = model.decider.replace(utility=utility)

@@ -105,7 +105,11 @@ def predict(
         return Predicted(path, len(found), len(samples) - len(found))
     table = Table(model, samples, utility)
     size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
-    job: dict[str, Any] = {"model": fingerprint(Path(run)), "source": samples.fingerprint, "utility": table.fingerprint}
+    job: dict[str, Any] = {
+        "model": _fingerprint(Path(run)),
+        "source": samples.fingerprint,
+        "utility": table.fingerprint,
+    }
     job |= {"columns": _digest(table.schema.names), "number of samples": len(samples), "size of parts": size}
     parts = Parts(path, table.schema, len(samples), size, job, repeated=("target", "action"))
     with parts.opened(rank, world_size) as mine:
@@ -188,7 +192,7 @@ def _device() -> str:
     return f"cuda:{int(local) % torch.cuda.device_count()}"
 
 
-def fingerprint(run: Path) -> str:
+def _fingerprint(run: Path) -> str:
     """Of all that a run's predictions depend on."""
     weights = run / "model.safetensors"
     digest = hashlib.sha256()

@@ -79,7 +79,7 @@ def _bins(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> list[dic
     ]
 
 
-def risk_coverage(run: ReportRun) -> list[dict[str, float]]:
+def risk_coverage_points(run: ReportRun) -> list[dict[str, float]]:
     """Error rate among the most confident samples against their share, without samples that were abstained on."""
     coverage, risk = metrics.risk_coverage(*metrics.errors(run.outcomes))
     shown = np.unique(np.linspace(0, len(risk) - 1, CURVE_POINTS if len(risk) else 0).round().astype(int))

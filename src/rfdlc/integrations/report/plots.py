@@ -183,7 +183,7 @@ def _confusion_shares(run: ReportRun) -> tuple[np.ndarray[Any, Any], list[str], 
 def _risk_coverage(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate", (0, None))
     for i, run in enumerate(runs):
-        points = curves.risk_coverage(run)
+        points = curves.risk_coverage_points(run)
         _need(points, run, "every sample was abstained on: there is no risk to draw")
         axes.plot([p["coverage"] for p in points], [p["risk"] for p in points], label=run.name, **_run_style(i))
     axes.set(xlim=(0, 1), ylim=(0, None))

@@ -178,7 +178,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "frontier": curves.frontier(run, curve_rows),
         "frontier_samples": len(curve_rows),
         "reliability": curves.reliability(run),
-        "risk_coverage": curves.risk_coverage(run),
+        "risk_coverage": curves.risk_coverage_points(run),
         "uncertainties": curves.uncertainties(run),
         "mistakes": curves.mistakes(run, worst),
         "thumbnails": thumbnails(run, pictured, images),

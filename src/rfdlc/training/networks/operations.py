@@ -44,7 +44,7 @@ def by_hand(x: Tensor, weight: Tensor) -> bool:
     return training and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
-def input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
     return gradient.bmm(weight.mT.contiguous())
 
 
@@ -62,7 +62,7 @@ class _Affine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        by_input = input_gradient(gradient, weight) if ctx.needs_input_grad[0] else None
+        by_input = _input_gradient(gradient, weight) if ctx.needs_input_grad[0] else None
         by_bias = gradient.sum(1, keepdim=True) if ctx.needs_input_grad[2] else None
         return by_input, x.mT.bmm(gradient), by_bias
 
@@ -86,7 +86,7 @@ class _Cosines(torch.autograd.Function):
         scaled, by_input = gradient * factor, None
         if ctx.needs_input_grad[0]:
             along = (gradient * logits).sum(-1, keepdim=True).mul_(inverse).mul_(inverse)
-            by_input = input_gradient(scaled, unit).addcmul_(x, along, value=-1)
+            by_input = _input_gradient(scaled, unit).addcmul_(x, along, value=-1)
         by_unit = x.mT.bmm(scaled)
         by_weight = by_unit.addcmul_(unit, (unit * by_unit).sum(1, keepdim=True), value=-1).div_(length)
         return by_input, by_weight, None
@@ -120,7 +120,7 @@ class _Hidden(torch.autograd.Function):
         by_scale, by_shift = ones.bmm(normed.mul_(gated)), ones.bmm(gated)
         statistics = before.shape[-1:], mean, inverse, None, None, (True, False, False)
         by_before = aten.native_layer_norm_backward(gated.mul_(scale), before, *statistics)[0]
-        by_input = input_gradient(by_before, weight) if ctx.needs_input_grad[0] else None
+        by_input = _input_gradient(by_before, weight) if ctx.needs_input_grad[0] else None
         return by_input, x.mT.bmm(by_before), ones.bmm(by_before), by_scale, by_shift
 
 
