@@ -45,7 +45,7 @@ SAME_INTERFACE = ("cli/", "data/sources/", "training/networks/fused/")
 OUR_OLD_WORDS = re.compile(
     r"\bTravell?ers?\b|\bLanes?\b|\bTaken\b|\bWhole\(|\bDoors?\b|\banew\b|\brecipes?\b"
     r"|\bone( \w+)? a (class|sample|particle|run|step|process)\b"
-    r"|\b(is|are) no (class|classes|setting|number|file)\b|\b(is|are) told\b"
+    r"|\b(?<!there )(is|are) no (class|classes|setting|number|file)\b|\b(is|are) told\b"
 )
 
 

@@ -44,7 +44,7 @@ class Client:
 
         Rows are a data frame, or lists of cells by column.
 
-        Columns with one entry a sample: action, expected_utility, argmax, probability, uncertainty and
+        Columns with one entry per sample: action, expected_utility, argmax, probability, uncertainty and
         mutual_information; `full` adds classes, actions, probabilities and expected_utilities.
         """
         if isinstance(images, str | Path | bytes):

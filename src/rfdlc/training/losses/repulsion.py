@@ -23,7 +23,7 @@ def repulsion(
 ) -> Tensor:
     """-strength/2 exp(-epoch/tau) mean log(variance + floor), the variance biased (1/M) across particles: (R,).
 
-    `tau` and `strength` are numbers, or one a run, (R,).
+    `tau` and `strength` are numbers, or one per run, (R,).
     """
     values = REPULSIONS[kind](weights, logits)
     spread = values.var(dim=1, correction=0) + FLOORS[kind]

@@ -1,7 +1,7 @@
 """Backbones as stacks of K networks: ResNet-32 for small images, ResNet-50, slim ResNet-50, ResNeXt-50, an MLP.
 
 A backbone is a list of stages. Each stage builds itself for any number of networks, so that the first few
-can be shared by the particles of a run (`particles.py`). The last stage gives features, one vector a sample.
+can be shared by the particles of a run (`particles.py`). The last stage gives features, one vector per sample.
 """
 
 from collections.abc import Callable

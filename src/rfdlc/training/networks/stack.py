@@ -18,7 +18,7 @@ from torch.nn import functional
 from rfdlc.training.distributed import ProcessGroup
 from rfdlc.training.networks.operations import EPSILON, affine, by_hand, hidden_layer, shared_norm
 
-Generators = Sequence[torch.Generator]  # one a run
+Generators = Sequence[torch.Generator]  # one per run
 
 
 class Conv(nn.Module):
