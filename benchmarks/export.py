@@ -39,9 +39,10 @@ from rfdlc.integrations.onnx.model import OnnxModel
 from rfdlc.integrations.onnx.parity import TIE, TOLERANCE, Rounding, measure_rounding
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.methods import METHODS
-from rfdlc.training.model import Model, as_tensors
+from rfdlc.training.model import Model
 from rfdlc.training.networks.backbones import BACKBONES, Bottleneck
 from rfdlc.training.networks.stack import BatchNorm
+from rfdlc.training.run import plain_tensors
 from rfdlc.training.train import train
 
 CLASSES, SAMPLES, CHECKED, EXACT = 6, 1000, 100, 20  # inputs; those that export compares itself; those in 64 bits
@@ -101,7 +102,7 @@ def settle(run: Path, data: Dataset, residual: float = TAMED) -> Model:
         head = model.net.get_submodule("head").get_parameter("weight")
         head.copy_(functional.normalize(means - means.mean(-1, keepdim=True), dim=1))
     model.net.eval()
-    save_file(as_tensors(model.net), run / "model.safetensors")
+    save_file(plain_tensors(model.net.state_dict()), run / "model.safetensors")
     model.decider.fit(model.predict(test)).save(run / "decider.json")
     return model
 

@@ -120,7 +120,7 @@ class Stacker:
         first, start = runs[0], runs[0].epoch
         device = self.group.local_device(choose_device(first.config.device))
         checkpoints = [found for run in runs if start and (found := run.checkpoint()) is not None]
-        nets = [self.built.pop(run.path, None) or self._network(run) for run in runs]
+        nets = [self.built.pop(run.path) if run.path in self.built else self._network(run) for run in runs]
         net = nets[0] if len(nets) == 1 else self._network(*runs)
         if checkpoints:
             net.load_state_dict(stacked([found.net for found in checkpoints]))

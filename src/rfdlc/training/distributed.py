@@ -15,6 +15,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from rfdlc.errors import InputError, expect
 
@@ -205,12 +206,12 @@ def rendezvous(backend: str, rank: int, world_size: int) -> None:
         dist.init_process_group(backend)
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False, timeout=TIMEOUT)
+    store = TCPStore(address, port, is_master=False, timeout=TIMEOUT)
     name = _offer_name(store, world_size) if rank == 0 else _accept_name(store, rank)
-    dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=world_size)
+    dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size)
 
 
-def _offer_name(store: dist.Store, world_size: int) -> str:
+def _offer_name(store: Store, world_size: int) -> str:
     """Rank 0 answers every caller until all live ranks have accepted its name; calls of dead workers do no harm."""
     name, others = uuid4().hex, [str(rank) for rank in range(1, world_size)]
     began = time.monotonic()
@@ -224,7 +225,7 @@ def _offer_name(store: dist.Store, world_size: int) -> str:
     return name
 
 
-def _accept_name(store: dist.Store, rank: int) -> str:
+def _accept_name(store: Store, rank: int) -> str:
     """Call under a unique name, and take the answer."""
     caller = uuid4().hex
     store.set(f"caller/{rank}", caller)

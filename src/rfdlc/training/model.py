@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
@@ -242,8 +241,3 @@ def predictions_of(
         classes=classes,
         uncertainty=None if unsure is None else unsure[0].numpy(),
     )
-
-
-def as_tensors(net: ParticleNet) -> dict[str, torch.Tensor]:
-    """The state of the networks, ready for a file."""
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Where the time of a training goes, and how near it comes to what the memory's bandwidth allows."""
+"""Where the time of a training step goes, and how close it is to the limit set by memory bandwidth."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
@@ -30,7 +30,7 @@ COPIED = {"cpu": 2**27, "cuda": 2**30}  # bytes, several times a cache
 
 @dataclass(frozen=True)
 class Profile:
-    """Seconds of a step by part, in the order they happen; what evaluation takes; the floor from memory traffic."""
+    """Seconds of each part of a step and of an evaluation, and the memory traffic of a step."""
 
     parts: dict[str, float]
     evaluation: float  # seconds for the samples that calibrate or test
@@ -38,7 +38,7 @@ class Profile:
     stages: int
     trainings: int  # two with `refit`
     traffic: float  # bytes that a step must move
-    bandwidth: float  # bytes a second, measured by copying
+    bandwidth: float  # bytes per second, measured by copying
 
     @property
     def step(self) -> float:
@@ -46,18 +46,14 @@ class Profile:
 
     @property
     def floor(self) -> float:
-        """Seconds that a step needs at the least, if memory were always busy."""
+        """The least seconds of a step, if memory were always busy."""
         return self.traffic / self.bandwidth
 
 
 def profile(
-    data: Any,
-    method: str = "rf-dlc",
-    *,
-    root: str | Path | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> Profile:
+    data: Any, method: str = "rf-dlc", *, root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None, **settings: Any,
+) -> Profile:  # fmt: skip
     """Measure the first stage of a training as `train` would run it, on its own data, without training."""
     given = data if isinstance(data, Dataset) else load(data, root=root, **dict(data_options or {}))
     row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
@@ -95,33 +91,23 @@ def _step_parts(net: ParticleNet, part: PreparedStage, steps: int) -> dict[str, 
 def _seconds(function: Callable[[], Any], device: torch.device, captured: bool = False, once: bool = False) -> float:
     """The least of several measurements; on a GPU of what it does, captured as the step is, not of its launches."""
     run = capture(function, 3)[0].replay if captured else function
-    run()
-    _wait(device)
     times: list[float] = []
-    while not times or (not once and sum(times) < SECONDS):
+    while len(times) < 2 or (not once and sum(times[1:]) < SECONDS):  # the first is the warm-up
         began = time.perf_counter()
         run()
-        _wait(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
-    return min(times)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return min(times[1:])
 
 
 def _traffic(net: ParticleNet, part: PreparedStage, half: bool) -> float:
-    """Bytes that a step must move: what convolutions and affine maps give, and the weights."""
+    """Bytes that a step must move: outputs of convolutions and affine maps, and the weights."""
     given: list[int] = []
-
-    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        given.append(output.numel())
-
     copy = deepcopy(net)
     for module in copy.modules():
         if isinstance(module, Conv | Linear):
-            module.register_forward_hook(note)
+            module.register_forward_hook(lambda module, inputs, output: given.append(output.numel()))
     with torch.no_grad():
         copy.particle_logits(next(iter(part.loader.epoch(1)))[0])
     weights = sum(p.numel() for p in net.parameters())
@@ -129,7 +115,7 @@ def _traffic(net: ParticleNet, part: PreparedStage, half: bool) -> float:
 
 
 def _bandwidth(device: torch.device) -> float:
-    """Bytes a second of a copy: each byte is read and written."""
+    """Bytes per second of a copy: each byte is read and written."""
     source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / _seconds(lambda: target.copy_(source), device)

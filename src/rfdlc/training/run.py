@@ -58,15 +58,7 @@ class Checkpoint:
 
 
 class Run:
-    """A training run: its folder, method and config, and how far it is.
-
-    Parameters
-    ----------
-    path
-        The run folder.
-    writes
-        Whether this process writes files: of several processes that train a run, one does.
-    """
+    """A training run: its folder, method and config, and how far it is. Of several processes, one `writes`."""
 
     def __init__(self, path: str | Path, writes: bool = True) -> None:
         self.path, self.writes = Path(path), writes
@@ -203,9 +195,10 @@ class Run:
         """Write last.ckpt, then history.csv, which follows from it."""
         if not self.writes:
             return
-        tensors = _over(checkpoint.net, "net.") | _over(checkpoint.state, "state.")
+        named = {f"net.{name}": tensor for name, tensor in checkpoint.net.items()}
+        named |= {f"state.{name}": tensor for name, tensor in checkpoint.state.items()}
         where = {"phase": str(checkpoint.phase), "epoch": str(checkpoint.epoch)}
-        data = save(tensors, {**where, "history": json.dumps(checkpoint.history)})
+        data = save(plain_tensors(named), {**where, "history": json.dumps(checkpoint.history)})
         for name in filter(None, (kept_as, "last.ckpt")):
             self.write(name, data)
         self.write_history(checkpoint.history)
@@ -257,8 +250,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _over(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {prefix + name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that are ready for a file."""
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -28,9 +28,9 @@ from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.heldout import balanced, carries_uniform, diversity
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
 from rfdlc.training.methods import resolve
-from rfdlc.training.model import Model, as_tensors, new_decider, predictions_of
+from rfdlc.training.model import Model, new_decider, predictions_of
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.run import Checkpoint, Run
+from rfdlc.training.run import Checkpoint, Run, plain_tensors
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
@@ -95,7 +95,8 @@ class Trainer:
                     saved = time.monotonic() if due else saved
                     for run, member, own, leaves in stack.unstack(epoch):
                         _checkpoint(run, member.net, own, stop or leaves, due)
-                    show(1, _status(epoch))
+                    rate, speed = epoch.rates[0], epoch.samples_per_second
+                    show(1, f"loss {epoch.losses[0]:.3f}  rate {rate:.2g}  {speed:,.0f} samples/s")
                     if stop and epoch.epoch < stack.epochs:
                         raise TrainingInterrupted(_how_to_continue(stack, epoch.epoch))
                     if epoch.epoch == stack.end < stack.stages[-1].end:
@@ -146,7 +147,7 @@ class Trainer:
         run.phase, run.epoch = run.phase + 1, 0
         if run.phase < run.phases:
             return None
-        run.write("model.safetensors", save(as_tensors(net)))
+        run.write("model.safetensors", save(plain_tensors(net.state_dict())))
         self.group.barrier()  # all ranks read the files
         model = Model.of(run, net)
         score_test(run, model, self.data, self.group)
@@ -199,7 +200,9 @@ def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], Callab
         try:
             yield show, stopping
         except TrainingStopped as error:
-            raise TrainingStopped(f"{error}; {_last_good(stack.members[error.run].runs[0])}") from None
+            run = stack.members[error.run].runs[0]
+            good = f"the last good checkpoint is epoch {_saved_epoch(run)} in {run.path}"
+            raise TrainingStopped(f"{error}; {good if _saved_epoch(run) else 'there is no checkpoint yet'}") from None
         except KeyboardInterrupt as error:
             raise TrainingInterrupted(str(error) or _how_to_continue(stack, _saved_epoch(stack.run))) from None
 
@@ -232,15 +235,6 @@ def _saved_epoch(run: Run) -> int:
     return 0 if found is None else found.epoch
 
 
-def _last_good(run: Run) -> str:
-    epoch = _saved_epoch(run)
-    return f"the last good checkpoint is epoch {epoch} in {run.path}" if epoch else "there is no checkpoint yet"
-
-
 def _how_to_continue(stack: Stack, epoch: int) -> str:
     way = f"`rfdlc resume {stack.run.path}`" if len(stack.members) == 1 else "the same call of train_many"
     return f"stopped after epoch {epoch} of {stack.run.epochs}; continue with {way}"
-
-
-def _status(epoch: Epoch) -> str:
-    return f"loss {epoch.losses[0]:.3f}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s"
