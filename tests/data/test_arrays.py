@@ -130,7 +130,7 @@ def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
         ({"test": (features(2), [0, 1])}, "no training labels"),
         (7, "a int cannot be loaded"),
         ((features(0), []), "no training labels"),
-        (([[1, 2], [3]], [0, 1]), "a list of parts that differ in length is no array"),
+        (([[1, 2], [3]], [0, 1]), "a list whose entries differ in length"),
         ((features(3), np.array(["a", None, np.nan], dtype=object)), "label 1, 2 is missing"),
         ({"x": features(3), "y": [0, 1, 1], "groups": ["a", None, "b"]}, "group 1 is missing"),
         ({"x": features(3), "y": [0, 1, 1], "groups": [0, np.nan, 1]}, "group 1 is missing"),

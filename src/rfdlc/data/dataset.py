@@ -11,7 +11,7 @@ from rfdlc.data.images import ImageFiles, PackedText
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import InputError, expect, listing
 
 SPLITS = ("train", "val", "test")
 SKIPPING = "skip_broken (--skip-broken; to rfdlc train data.skip_broken=true)"  # how to ask for it, in messages
@@ -97,9 +97,8 @@ class Split:
         if self.ids is not None and not isinstance(self.ids, PackedText):
             object.__setattr__(self, "ids", PackedText(self.ids))
         lengths = {name: len(values) for name, values in vars(self).items() if values is not None}
-        if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
-            raise InputError(f"a split has {counts}: expected one of each per sample")
+        counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        expect(len(set(lengths.values())) == 1, f"a split has {counts}: expected one of each per sample")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -179,13 +178,15 @@ class Dataset:
         train = splits.get("train")
         if train is None or not len(train):
             raise InputError(f"{name}: there is no training sample; expected a training split")
-        _check_shapes(name, train, splits)
+        shape = tuple(train.inputs.shape[1:])
+        expect(0 not in shape, f"{name}: samples of shape {shape} hold nothing to learn from")
+        for which, split in splits.items():
+            own = tuple(split.inputs.shape[1:])
+            alike = own == shape or not len(split)
+            expect(alike, f"{name}: {which} samples have shape {own}, but training samples {shape}")
         present = np.unique(train.labels)
-        if len(present) < 2:
-            only = names[int(present[0])]
-            raise InputError(
-                f"{name}: all {len(train)} training samples are of one class ({only!r}): expected 2 or more"
-            )
+        only = f"{name}: all {len(train)} training samples are of one class ({names[int(present[0])]!r}): expected two"
+        expect(len(present) > 1, only)
         classes = Classes.from_labels(train.labels, names)
         absent = [n for n, count in zip(classes.names, classes.counts or (), strict=True) if not count]
         if absent:
@@ -212,8 +213,7 @@ class Dataset:
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images."""
-        if self.kind != "images":
-            raise InputError(f"{self.name} has features of shape {self.input_shape}, not images")
+        expect(self.kind == "images", f"{self.name} has features of shape {self.input_shape}, not images")
         return self.input_shape[1], self.input_shape[2]
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0, *, by_group: bool = True) -> "Dataset":
@@ -221,14 +221,13 @@ class Dataset:
 
         Where groups are known, no group is on both sides.
         """
-        if self.val is not None:
-            raise InputError(f"{self.name} has {len(self.val)} validation samples already: hold_out needs val=None")
+        expect(self.val is None, f"{self.name} has validation samples already: hold_out needs val=None")
         kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups if by_group else None)
-        if not len(held):
-            raise InputError(
-                f"{self.name}: no class has two samples (or groups), so none can be held out: add samples, or do "
-                "without (test_fraction=0 for data without a test split, hold_out=0 for training)"
-            )
+        expect(
+            len(held),
+            f"{self.name}: no class has two samples (or groups), so none can be held out: add samples, or do "
+            "without (test_fraction=0 for data without a test split, hold_out=0 for training)",
+        )
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)
@@ -244,17 +243,6 @@ class Dataset:
 def held_out_note(held: int, samples: int, seed: int) -> str:
     """The note for data without a test split."""
     return f"the data has no test split: {held} of {samples} samples were held out for it (seed {seed})"
-
-
-def _check_shapes(name: str, train: Split, splits: dict[str, Split]) -> None:
-    """Samples of all splits have one shape, which is not empty."""
-    expected = tuple(train.inputs.shape[1:])
-    if 0 in expected:
-        raise InputError(f"{name}: samples of shape {expected} hold nothing to learn from: expected features or pixels")
-    for which, split in splits.items():
-        shape = tuple(split.inputs.shape[1:])
-        if len(split) and shape != expected:
-            raise InputError(f"{name}: {which} samples have shape {shape}, but training samples {expected}")
 
 
 def _measured(train: Split) -> Normalisation:
@@ -275,7 +263,6 @@ def split_name(word: str) -> str | None:
 
 def choose_split(name: str, splits: Collection[str], wanted: str | None) -> str:
     """The requested split, or the last of train, val and test that exists."""
-    chosen = wanted or next((split for split in reversed(SPLITS) if split in splits), None)
-    if chosen is None or chosen not in splits:
-        raise InputError(f"{name} has no split {chosen!r}: it has {', '.join(splits) or 'none'}")
+    chosen = wanted or next((split for split in reversed(SPLITS) if split in splits), "")
+    expect(chosen in splits, f"{name} has no split {chosen!r}: it has {', '.join(splits) or 'none'}")
     return chosen

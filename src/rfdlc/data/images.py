@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +19,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Result = TypeVar("Result")
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
-ORIENTATION = 0x0112  # EXIF's tag, and what its values mean
-UPRIGHT = {
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
+ORIENTATION = 0x0112  # EXIF's tag, whose values 2 to 8 mean these transpositions
+UPRIGHT = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
 FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
 
 
@@ -39,9 +32,8 @@ class BrokenImage(InputError):
     """One image file cannot be used; `skip_broken` counts these instead of stopping."""
 
 
-@dataclass(frozen=True)
-class Header:
-    """The header of an image: its size and whether it is grey."""
+class Header(NamedTuple):
+    """Size of an image, and whether it is grey."""
 
     width: int
     height: int
@@ -60,35 +52,27 @@ class PackedText(Sequence[str]):
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        packed, ends = bytearray(), array("q")
+        content, ends = bytearray(), array("q")
         for text in texts:  # one by one: a million names from a generator are never a million objects
-            packed += text.encode("utf-8", "surrogateescape")
-            ends.append(len(packed))
-        self._bytes = np.frombuffer(packed, dtype=np.uint8)
-        self._ends = np.frombuffer(ends, dtype=np.int64)
+            content += text.encode("utf-8", "surrogateescape")
+            ends.append(len(content))
+        # All texts as bytes, and where each ends: also the input of a fingerprint.
+        self.packed = np.frombuffer(content, dtype=np.uint8), np.frombuffer(ends, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.packed[1])
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> "PackedText": ...
-    def __getitem__(self, index: int | slice) -> "str | PackedText":
-        if isinstance(index, slice):
-            return self.take(range(len(self))[index])
+    def __getitem__(self, index: Any) -> Any:
         place = range(len(self))[index]  # raises IndexError, counts from the end
-        start = int(self._ends[place - 1]) if place else 0
-        return self._bytes[start : int(self._ends[place])].tobytes().decode("utf-8", "surrogateescape")
+        if isinstance(place, range):
+            return self.take(place)
+        content, ends = self.packed
+        start = int(ends[place - 1]) if place else 0
+        return content[start : int(ends[place])].tobytes().decode("utf-8", "surrogateescape")
 
-    def take(self, indices: Iterable[int] | NDArray[np.int64]) -> "PackedText":
+    def take(self, indices: Iterable[int]) -> "PackedText":
         """The texts at these positions, in that order."""
         return PackedText(self[int(i)] for i in indices)
-
-    @property
-    def packed(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """All texts as bytes, and where each ends: the input of a fingerprint."""
-        return self._bytes, self._ends
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -115,11 +99,6 @@ class ImageFiles:
     def shape(self) -> tuple[int, int, int, int]:
         """(N, channels, size, size), the shape of the decoded images."""
         return len(self), self.channels, self.size, self.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all decoded images together."""
-        return int(np.prod(self.shape, dtype=np.int64))
 
     def path(self, index: int) -> Path:
         """Where image `index` is."""
@@ -167,15 +146,13 @@ def open_image(path: Path) -> "Image":
     from PIL import Image, UnidentifiedImageError
 
     try:
-        if not path.stat().st_size:
-            trouble = "the file is empty (0 bytes)"
-        else:
-            image = Image.open(path)
-            trouble = unusable(image)
+        image = Image.open(path)
+        trouble = unusable(image)
     except FileNotFoundError:
         trouble = "there is no such file"
     except UnidentifiedImageError:
-        trouble = "pillow cannot read this as an image, or it is corrupt"
+        empty = not path.stat().st_size
+        trouble = "the file is empty (0 bytes)" if empty else "pillow cannot read this as an image, or it is corrupt"
     except Exception as error:  # a damaged file can fail in any way
         trouble = f"the image cannot be opened ({error})"
     if trouble:
@@ -189,40 +166,33 @@ def unusable(image: "Image") -> str:
         return f"the image is animated ({image.n_frames} frames): save one frame of it as its own file"
     if image.mode == "CMYK":
         return "the image is CMYK, for print, and would get wrong colours: convert it to RGB with its colour profile"
-    if image.mode.startswith(("I", "F")) or any(";16" in _raw_mode(tile) for tile in image.tile):
+    # How pixels lie in the file, such as RGB;16B, is the argument, or the first argument, of each of pillow's tiles.
+    if image.mode.startswith(("I", "F")) or any(";16" in str(tile[3]) for tile in image.tile):
         return "the image has 16 or more bits per channel: scale it to 8 bits, since only you know its range"
     if image.mode not in GREY + COLOUR:
         return f"the image has mode {image.mode}, which is not supported: convert it to grey or RGB with 8 bits"
     return ""
 
 
-def _raw_mode(tile: Any) -> str:
-    """How the pixels lie in the file, such as RGB;16B, of one of pillow's tiles (codec, extents, offset, arguments)."""
-    arguments = tile[3]
-    return str(arguments[0]) if isinstance(arguments, tuple) and arguments else str(arguments)
-
-
 def header(path: Path) -> Header:
     """Size and kind of an image, read without decoding it."""
     with open_image(path) as image:
-        width, height = image.size
-        return Header(width, height, image.mode in GREY)
+        return Header(*image.size, image.mode in GREY)
 
 
 def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Image":
     """The centre square of `share` of the shorter side, resized to `size`: 224 / 256 is resize 256, centre crop 224."""
     width, height = image.size
     side = share * min(width, height)
-    return view(
-        image, ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2), size, channels
-    )
+    box = (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
+    return view(image, box, size, channels)
 
 
-def view(image: "Image", box: tuple[float, float, float, float], size: int, channels: int) -> "Image":
-    """What is inside the box (left, top, right, bottom), decoded and resized to `size` (bilinear, antialiased).
+def view(image: "Image", box: Box, size: int, channels: int) -> "Image":
+    """What is inside the box, decoded, resized to `size` (bilinear, antialiased) and turned upright.
 
     A large JPEG is decoded at a half, a quarter or an eighth of its size, where twice as many pixels as are needed
-    remain. The result is turned upright by its EXIF orientation.
+    remain.
     """
     from PIL import Image
 
@@ -244,18 +214,18 @@ def upright(image: "Image") -> "Image":
     from PIL import Image
 
     try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1)) if "exif" in image.info else None
+        held = int(image.getexif().get(ORIENTATION, 1)) if "exif" in image.info else 1
     except Exception:  # EXIF data can be damaged in any way
-        turn = None
-    return image if turn is None else image.transpose(Image.Transpose[turn])
+        held = 1
+    return image.transpose(Image.Transpose[UPRIGHT[held - 2]]) if 2 <= held <= 8 else image
 
 
 def decoded(image: "Image", channels: int) -> "Image":
     """The pixels as 8-bit grey (1 channel) or RGB (3); damage is an error that names the file."""
-    name = getattr(image, "filename", "image")  # an image in memory has none
     try:
         image.load()
     except Exception as error:  # a damaged file can fail in any way
+        name = getattr(image, "filename", "image")  # an image in memory has none
         raise BrokenImage(f"{name}: the image is truncated or corrupt ({error})") from None
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)
@@ -266,11 +236,9 @@ def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     from PIL import Image
 
     channels = images.shape[1]
-    out = np.empty((len(images), channels, size, size), dtype=np.uint8)
-    for i, image in enumerate(images):
-        picture = Image.fromarray(image[0] if channels == 1 else image.transpose(1, 2, 0))
-        out[i] = planes(fitted(picture, size, channels))
-    return out
+    pictures = (Image.fromarray(image[0] if channels == 1 else image.transpose(1, 2, 0)) for image in images)
+    found = [planes(fitted(picture, size, channels)) for picture in pictures]
+    return np.array(found, dtype=np.uint8).reshape(-1, channels, size, size)
 
 
 def planes(image: "Image") -> NDArray[np.uint8]:

@@ -110,27 +110,22 @@ def _counted(names: tuple[str, ...]) -> dict[str, Any]:
 
 def find_leaks(data: Dataset) -> Leaks:
     """Compare all samples; files are decoded for it, with a progress bar."""
-    names: list[str] = []
-    broken: list[str] = []
-    contents: list[Digests] = []
-    splits: list[NDArray[np.int64]] = []
-    labels: list[NDArray[np.int64]] = []
-    for name, split in data.splits.items():
-        usable, digests, trouble = digest(split)
-        broken += trouble
-        names += [f"{name}: {split.ids[i] if split.ids is not None else i}" for i in usable.tolist()]
-        contents.append(digests)
-        splits.append(np.full(len(usable), len(splits), dtype=np.int64))
-        labels.append(split.labels[usable])
-    _, first, same, counts = np.unique(
-        np.concatenate(contents), return_index=True, return_inverse=True, return_counts=True
-    )
+    found = {name: digest(split) for name, split in data.splits.items()}
+    names = [
+        f"{name}: {i if split.ids is None else split.ids[i]}"
+        for name, split in data.splits.items()
+        for i in found[name][0].tolist()
+    ]
+    splits = np.concatenate([np.full(len(usable), k) for k, (usable, _, _) in enumerate(found.values())])
+    labels = np.concatenate([data.splits[name].labels[usable] for name, (usable, _, _) in found.items()])
+    contents = np.concatenate([digests for _, digests, _ in found.values()])
+    _, first, same, counts = np.unique(contents, return_index=True, return_inverse=True, return_counts=True)
     return Leaks(
         repeated=int((counts > 1).sum()),
-        across_splits=tuple(names[first[i]] for i in _with_several(same, np.concatenate(splits))),
-        across_labels=tuple(names[first[i]] for i in _with_several(same, np.concatenate(labels))),
+        across_splits=tuple(names[first[i]] for i in _with_several(same, splits)),
+        across_labels=tuple(names[first[i]] for i in _with_several(same, labels)),
         groups_across_splits=_shared_groups(data),
-        broken=tuple(broken),
+        broken=tuple(message for _, _, broken in found.values() for message in broken),
     )
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from rfdlc.data.dataset import Dataset, Split, split_name
 from rfdlc.data.sources import arrays, cifar, digits, folder, listing, medmnist, table
-from rfdlc.errors import InputError, suggestion
+from rfdlc.errors import InputError, expect, suggestion
 from rfdlc.errors import listing as told
 from rfdlc.tables import SUFFIXES as TABLE_SUFFIXES
 from rfdlc.tables import parquet_files, read_columns
@@ -161,20 +161,16 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
     if not isinstance(source, str | Path):
         is_frame = type(source).__name__ == "DataFrame"
         return (table.read if is_frame else arrays.from_memory), source
-    for known in SOURCES:
-        if str(source).lower() in known.names:
-            return known.read, known.names[str(source).lower()](folder_of)
-    path = folder_of / Path(source).expanduser()
-    if not path.exists():
-        names = sorted(known_names())
-        raise InputError(
-            f"{str(source)!r} is neither a known data set nor an existing path ({path}): "
-            f"known are {told(names, 40)}{suggestion(str(source), names)}"
-        )
-    for known in SOURCES:
-        if known.matches(path):
-            return known.read, path
-    suffixes = dict.fromkeys(suffix for known in reversed(SOURCES) for suffix in known.suffixes)
+    for each in SOURCES:
+        if str(source).lower() in each.names:
+            return each.read, each.names[str(source).lower()](folder_of)
+    path, names = folder_of / Path(source).expanduser(), sorted(known_names())
+    known = f"known are {told(names, 40)}{suggestion(str(source), names)}"
+    expect(path.exists(), f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
+    for each in SOURCES:
+        if each.matches(path):
+            return each.read, path
+    suffixes = dict.fromkeys(suffix for each in SOURCES for suffix in each.suffixes)
     raise InputError(f"{path}: files of this kind are not read: expected {told(suffixes, 20)}, or a folder of images")
 
 
@@ -244,8 +240,8 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
     by_index = {"split", "index"} <= columns.keys()
     key = next((name for name in IDS if name in columns), "")
     rest = [name for name in columns if name not in ({"split", "index"} if by_index else {key})]
-    if not (by_index or key) or ("group" not in rest and len(rest) != 1):
-        raise InputError(f"{path}: has the columns {told(cells)}: expected {GROUPS_FORMAT}")
+    clear = (by_index or key) and ("group" in rest or len(rest) == 1)
+    expect(clear, f"{path}: has the columns {told(cells)}: expected {GROUPS_FORMAT}")
     if by_index:
         pairs = zip(cells[columns["split"]], cells[columns["index"]], strict=True)
         names = [f"{split_name(split) or split}/{index.lstrip('0') or '0'}" for split, index in pairs]
@@ -254,10 +250,9 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
     group_of: dict[str, str] = {}
     values = cells[columns["group" if "group" in rest else rest[0]]]
     for line, (name, value) in enumerate(zip(names, values, strict=True), 2):
-        if not value:
-            raise InputError(f"{path}, line {line}: the group of {name} is empty")
-        if group_of.setdefault(name, value) != value:
-            raise InputError(f"{path}, line {line}: {name} is in two groups, {group_of[name]!r} and {value!r}")
+        expect(value, f"{path}, line {line}: the group of {name} is empty")
+        first = group_of.setdefault(name, value)
+        expect(first == value, f"{path}, line {line}: {name} is in two groups, {first!r} and {value!r}")
     splits = {name: _grouped(path, name, split, group_of, by_index) for name, split in data.splits.items()}
     return replace(data, train=splits["train"], val=splits.get("val"), test=splits.get("test"))
 
@@ -265,7 +260,6 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
 def _grouped(path: Path, name: str, split: Split, group_of: Mapping[str, str], by_index: bool) -> Split:
     ids = [f"{name}/{i}" for i in range(len(split))] if by_index else split.ids or [""] * len(split)
     absent = [sample for sample in ids if sample not in group_of]
-    if absent:
-        count = f"{len(absent)} of {len(split)} {name} samples have no group, the first is {absent[0]!r}"
-        raise InputError(f"{path}: {count}: expected {GROUPS_FORMAT}, with a row for every sample")
+    count = f"{len(absent)} of {len(split)} {name} samples have no group, the first is {next(iter(absent), '')!r}"
+    expect(not absent, f"{path}: {count}: expected {GROUPS_FORMAT}, with a row for every sample")
     return replace(split, groups=np.array([group_of[sample] for sample in ids]))

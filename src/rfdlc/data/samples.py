@@ -16,11 +16,10 @@ from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.images import BrokenImage, ImageFiles, PackedText, fitted, open_image, planes
 from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, folder, listing
-from rfdlc.data.sources.arrays import as_inputs, as_texts
 from rfdlc.data.sources.table import TableRows, names_rows
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
-from rfdlc.errors import InputError
+from rfdlc.errors import expect
 from rfdlc.tables import is_table, parquet_files
 
 UNKNOWN = -1  # the label of a sample whose class is not known
@@ -75,15 +74,12 @@ def open_samples(
     read are left out instead of raising.
     """
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
-    rows = is_table(place)
-    if rows and spec.encoder is not None:
-        return _table(place, spec.encoder, split)
-    if rows:
+    if is_table(place):
         images = len(spec.input_shape) == 3
-        raise InputError(
-            f"{place} is a table, but this model was trained on {'images' if images else 'arrays'} of shape "
-            f"{spec.input_shape}: expected {'a folder, a list or an array of images' if images else '.npy or .npz'}"
-        )
+        wanted = "a folder, a list or an array of images" if images else ".npy or .npz"
+        trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
+        expect(spec.encoder, f"{place} is a table, but this model was trained on {trained}: expected {wanted}")
+        return _table(place, spec.encoder, split)
     if place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES:
         return _folder(place, spec, split, skip_broken)
     reader, found = find_reader(source, root)
@@ -107,15 +103,12 @@ def split_of(data: Dataset, split: str | None, classes: Classes) -> Split:
 
 def resident(split: Split) -> Samples:
     """Samples that are in memory."""
-
-    def read(rows: range) -> Chunk:
-        return Chunk(split.take(np.arange(rows.start, rows.stop)))
-
     mark = _digest([np.ascontiguousarray(split.array), split.labels])
-    return Samples(len(split), _known(split.labels), split.ids is not None, mark, read)
+    return _samples(split.labels, split.ids, mark, lambda rows: Chunk(split.take(np.arange(rows.start, rows.stop))))
 
 
-# -- images ------------------------------------------------------------------------------------------------------------
+def _samples(labels: NDArray[np.int64], ids: Any, mark: str, read: Callable[[range], Chunk]) -> Samples:
+    return Samples(len(labels), bool(len(labels)) and int(labels.min()) >= 0, ids is not None, mark, read)
 
 
 def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) -> Samples:
@@ -131,19 +124,19 @@ def of_files(
     root: Path, names: PackedText, labels: NDArray[np.int64], spec: InputSpec, skip_broken: bool = False
 ) -> Samples:
     """Image files of any size, as the model sees them."""
-    if len(spec.input_shape) != 3:
-        raise InputError(f"{root} holds images, but this model was trained on samples of shape {spec.input_shape}")
-    channels, size, width = spec.input_shape
-    if size != width:
-        raise InputError(
-            f"{root} holds image files, which become squares, but this model was trained on arrays of {size}x{width} "
-            "pixels: give it an array of such images (.npy, .npz)"
-        )
+    shape = spec.input_shape
+    expect(len(shape) == 3, f"{root} holds images, but this model was trained on samples of shape {shape}")
+    expect(
+        shape[-1] == shape[-2],
+        f"{root} holds image files, which become squares, but this model was trained on arrays of {shape[-2]}x"
+        f"{shape[-1]} pixels: give it an array of such images (.npy, .npz)",
+    )
+    channels, size = shape[0], shape[-1]
     files = ImageFiles(root, names, size, channels)
     pool = ThreadPoolExecutor(os.cpu_count(), "decode")  # threads are enough: pillow decodes without the GIL
 
     def read(rows: range) -> Chunk:
-        images = np.empty((len(rows), channels, size, size), dtype=np.uint8)
+        images = np.empty((len(rows), *shape), dtype=np.uint8)
 
         def fill(row: int) -> str:
             try:
@@ -161,13 +154,10 @@ def of_files(
         kept = np.flatnonzero([not trouble for trouble in troubles])
         return Chunk(split.take(kept) if broken else split, broken)
 
-    return Samples(len(names), _known(labels), True, _digest([*names.packed, labels]), read)
+    return _samples(labels, names, _digest([*names.packed, labels]), read)
 
 
-# -- files of rows -----------------------------------------------------------------------------------------------------
-
-
-def _table(path: Path, encoder: TableEncoder, split: str | None) -> Samples:
+def _table(path: Path, encoder: Any, split: str | None) -> Samples:
     """Rows encoded as the training rows were. A column that only names rows gives the ids; labels are not read."""
     rows = TableRows(path, split)
     features = {column.name for column in encoder.columns}
@@ -178,71 +168,57 @@ def _table(path: Path, encoder: TableEncoder, split: str | None) -> Samples:
         ids = None if identity is None else [str(cell) for cell in cells[identity].to_pylist()]
         return Chunk(Split(encoder.transform(cells), np.full(len(wanted), UNKNOWN), ids))
 
-    return Samples(len(rows), False, identity is not None, _state(path), read)
+    return _samples(np.full(len(rows), UNKNOWN), identity, _state(path), read)
 
 
 def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
     """`x`, and `y`, `ids` and `names` where they exist; rows of `.npy` files are read on demand."""
     splits = arrays.by_split(path.name, arrays.open_arrays(path, mapped=True))
-    names = splits.get(None, {}).pop("names", None)
+    names = splits.get("", {}).pop("names", None)
     given = {name or "train": roles for name, roles in splits.items() if roles}
     found = given[choose_split(str(path), given, split)]
-    if "x" not in found:
-        raise InputError(f"{path}: holds no inputs: expected an array x (or test_x, X_test, features, images, ...)")
+    alike = "x" in found and len({array.shape[:1] for array in found.values()}) == 1
+    shapes = ", ".join(f"{role} of shape {array.shape}" for role, array in found.items())
+    expect(alike, f"{path}: has {shapes}: expected inputs x (or test_x, X_test, ...), and one of each per sample")
     inputs, ids = found["x"], found.get("ids")
-    if len({array.shape[:1] for array in found.values()}) > 1 or not inputs.ndim:
-        shapes = ", ".join(f"{role} of shape {array.shape}" for role, array in found.items())
-        raise InputError(f"{path}: has {shapes}: expected one of each per sample")
-    named = None if names is None else [str(name) for name in as_texts(names)]
-    labels = _labels(path, found["y"], named, spec.classes) if "y" in found else _none(len(inputs))
+    named = None if names is None else [str(name) for name in arrays.as_texts(names)]
+    unknown = np.full(len(inputs), UNKNOWN)
+    labels = _labels(str(path), found["y"], named, spec.classes) if "y" in found else unknown
 
     def read(rows: range) -> Chunk:
         here = slice(rows.start, rows.stop)
-        texts = None if ids is None else [str(text) for text in as_texts(ids[here])]
-        values = as_inputs(f"{path}, from row {rows.start} on", np.array(inputs[here]))
+        texts = None if ids is None else [str(text) for text in arrays.as_texts(ids[here])]
+        values = arrays.as_inputs(f"{path}, from row {rows.start} on", np.array(inputs[here]))
         return Chunk(Split(values, labels[here], texts))
 
-    return Samples(len(inputs), _known(labels), ids is not None, _state(path), read)
+    return _samples(labels, ids, _state(path), read)
 
 
-def _labels(path: Path, given: NDArray[Any], names: Sequence[str] | None, classes: Classes) -> NDArray[np.int64]:
+def _labels(path: str, given: NDArray[Any], names: Sequence[str] | None, classes: Classes) -> NDArray[np.int64]:
     """Numbers are indices of the file's names, or are names themselves; unknown where the model has other classes."""
-    flat = as_texts(given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given)
-    if flat.ndim != 1 or not len(flat):
-        raise InputError(f"{path}: labels have shape {given.shape}: expected one per sample (for one-hot: argmax)")
-    if flat.dtype.kind == "f" and (flat == np.floor(flat)).all():
-        flat = flat.astype(np.int64)
-    if flat.dtype.kind == "b" and "True" not in classes.names:  # as they are read for training
+    flat = arrays.as_texts(arrays.column(path, "labels", given))
+    whole = flat.dtype.kind == "f" and (flat == np.floor(flat)).all()
+    if whole or (flat.dtype.kind == "b" and "True" not in classes.names):  # as they are read for training
         flat = flat.astype(np.int64)
     distinct, place = np.unique(flat, return_inverse=True)
-    if names is not None and distinct.dtype.kind in "iu":
-        least, most = distinct[0], distinct[-1]
-        if least < 0 or most >= len(names):
-            raise InputError(f"{path}: labels go from {least} to {most}, but there are {len(names)} names")
-        return _matched(flat.astype(np.int64), names, classes)
-    return _matched(place.astype(np.int64), [str(name) for name in distinct], classes)
+    if names is None or distinct.dtype.kind not in "iu":
+        return _matched(place.astype(np.int64), [str(name) for name in distinct], classes)
+    least, most = min(distinct, default=0), max(distinct, default=0)
+    inside = least >= 0 and most < len(names)
+    expect(inside, f"{path}: labels go from {least} to {most}, but there are {len(names)} names")
+    return _matched(flat.astype(np.int64), names, classes)
 
 
 def _matched(labels: NDArray[np.int64], theirs: Sequence[str], ours: Classes) -> NDArray[np.int64]:
     """Labels of a data set in the class order of the model; unknown where the data set has other classes."""
     if tuple(theirs) == ours.names:
         return labels
-    if not set(theirs) <= set(ours.names):
-        return _none(len(labels))
-    return ours.encode(list(theirs))[labels]
+    return ours.encode(list(theirs))[labels] if set(theirs) <= set(ours.names) else np.full(len(labels), UNKNOWN)
 
 
-def _none(count: int) -> NDArray[np.int64]:
-    return np.full(count, UNKNOWN)
-
-
-def _known(labels: NDArray[np.int64]) -> bool:
-    return bool(len(labels)) and int(labels.min()) >= 0
-
-
-def _digest(arrays: Iterable[NDArray[Any]]) -> str:
+def _digest(parts: Iterable[NDArray[Any]]) -> str:
     digest = hashlib.sha256()
-    for values in arrays:
+    for values in parts:
         digest.update(values.data if values.size else b"")
     return digest.hexdigest()[:32]
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,17 +17,16 @@ from torch.utils.data import Dataset as TorchDataset
 
 from rfdlc.data.augment import GREY
 from rfdlc.data.dataset import Normalisation, Split
-from rfdlc.data.images import BrokenImage, ImageFiles, decoded, fitted, open_image, planes, view
+from rfdlc.data.images import Box, BrokenImage, ImageFiles, decoded, fitted, open_image, planes, view
 from rfdlc.data.loader import Normaliser
 from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 TRIES = 10  # boxes that are tried before the centre is used
 DRAWN = 2 * TRIES + 6  # uniform numbers per view: area and proportions per try, place, three colours, flip
-Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,8 @@ def recoloured(image: "Image", brightness: float, contrast: float, saturation: f
     return image.convert("RGB", tuple(value for row in rows for value in (*row, shift)))
 
 
-class _Request(NamedTuple):
-    """One batch for a worker: which images, and for training (epoch, place of the first in the epoch)."""
-
-    indices: NDArray[np.int64]
-    training: tuple[int, int] | None
+# One batch for a worker: which images, and for training (epoch, place of the first in the epoch).
+_Request = tuple[NDArray[np.int64], tuple[int, int] | None]
 
 
 class StreamedLoader:
@@ -123,8 +119,7 @@ class StreamedLoader:
     ) -> None:
         if not isinstance(split.inputs, ImageFiles):
             raise InputError("these samples are in memory: use a ResidentLoader, which is faster")
-        if len(seeds) != 1:
-            raise InputError(f"a StreamedLoader feeds one run, got seeds {tuple(seeds)}: give one seed")
+        expect(len(seeds) == 1, f"a StreamedLoader feeds one run, got seeds {tuple(seeds)}: give one seed")
         self.device = torch.device(device)
         self.targets = torch.from_numpy(split.labels)
         self.batch_size, self.seed = batch_size, seeds[0]
@@ -134,7 +129,7 @@ class StreamedLoader:
         self._normalised = Normaliser(normalisation, split.inputs.shape[1:], self.device, dtype)
         self._batches = _Batches(split.inputs, view or View(), self.seed)
         self._workers = min(16, os.cpu_count() or 1) if workers is None else workers
-        self._requests = _Requests()
+        self._requests: list[_Request] = []
         self._loader: DataLoader[tuple[Tensor, str]] | None = None
 
     @property
@@ -145,7 +140,7 @@ class StreamedLoader:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
         order = self._order.draw(seeded(ORDER, self.seed, epoch)).numpy()
-        self._requests.pending = [_Request(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
+        self._requests[:] = [(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
         if self._loader is None:  # its workers live on from epoch to epoch
             self._loader = self._new_loader(self._requests, keep=True)
         for inputs, targets in self._received(self._loader, self._requests):
@@ -154,11 +149,10 @@ class StreamedLoader:
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image of this rank once, in the data set's order, its centre: inputs (B, ...), targets (B,)."""
         mine = np.array(shard(len(self.targets), self.rank, self.world_size, self.batch_size), dtype=np.int64)
-        requests = _Requests()
-        requests.pending = [_Request(mine[i : i + self.batch_size], None) for i in range(0, len(mine), self.batch_size)]
+        requests: list[_Request] = [(mine[i : i + self.batch_size], None) for i in range(0, len(mine), self.batch_size)]
         return self._received(self._new_loader(requests, keep=False), requests)
 
-    def _new_loader(self, requests: "_Requests", *, keep: bool) -> "DataLoader[tuple[Tensor, str]]":
+    def _new_loader(self, requests: list[_Request], *, keep: bool) -> "DataLoader[tuple[Tensor, str]]":
         return DataLoader(
             self._batches,
             sampler=requests,
@@ -171,34 +165,19 @@ class StreamedLoader:
         )
 
     def _received(
-        self, loader: "DataLoader[tuple[Tensor, str]]", requests: "_Requests"
+        self, loader: "DataLoader[tuple[Tensor, str]]", requests: list[_Request]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        for request, (images, trouble) in zip(requests.pending, loader, strict=True):
+        for (indices, _), (images, trouble) in zip(requests, loader, strict=True):
             if trouble:
                 raise BrokenImage(f"{trouble}. Repair or remove it; rfdlc inspect finds all such files")
-            targets = self.targets[torch.from_numpy(request.indices)]
-            yield (
-                self._normalised(images.to(self.device, non_blocking=True)),
-                targets.to(self.device, non_blocking=True),
-            )
+            targets = self.targets[torch.from_numpy(indices)]
+            inputs = self._normalised(images.to(self.device, non_blocking=True))
+            yield inputs, targets.to(self.device, non_blocking=True)
 
 
 def _share_memory(worker: int) -> None:
     """Keep the garbage collector off what came from the parent: its marks would copy all of that memory."""
     gc.freeze()
-
-
-class _Requests:
-    """What the workers do next; filled again for every epoch."""
-
-    def __init__(self) -> None:
-        self.pending: list[_Request] = []
-
-    def __iter__(self) -> Iterator[_Request]:
-        return iter(self.pending)
-
-    def __len__(self) -> int:
-        return len(self.pending)
 
 
 class _Batches(TorchDataset[tuple[Tensor, str]]):
@@ -208,10 +187,11 @@ class _Batches(TorchDataset[tuple[Tensor, str]]):
         self.files, self.view, self.seed = files, view, seed
 
     def __getitem__(self, request: _Request) -> tuple[Tensor, str]:
-        images = np.empty((len(request.indices), *self.files.shape[1:]), dtype=np.uint8)
+        indices, training = request
+        images = np.empty((len(indices), *self.files.shape[1:]), dtype=np.uint8)
         try:
-            for place, index in enumerate(request.indices.tolist()):
-                images[place] = self._pixels(index, request.training, place)
+            for place, index in enumerate(indices.tolist()):
+                images[place] = self._pixels(index, training, place)
         except BrokenImage as error:  # as text: an exception would come with the worker's traceback
             return torch.empty(0), str(error)
         return torch.from_numpy(images), ""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.longtail import Profile, profile_counts, subset
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import InputError, expect, listing
 
 # The values that every published CIFAR-LT result was normalised with.
 NORMALISATION = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -61,14 +61,11 @@ def _complete(path: Path, layout: _Files) -> bool:
 
 
 def _folder(root: Path, layout: _Files) -> Path:
-    for folder in (root / layout.folder, root):
-        if _complete(folder, layout):
-            return folder
-    wanted = listing((*layout.train, layout.test, layout.meta))
-    raise InputError(
-        f"{layout.name} was not found: expected the files {wanted} in {root / layout.folder}; "
-        "unpack the Python version of the data set there, or give its folder with root (--root)"
-    )
+    found = [folder for folder in (root / layout.folder, root) if _complete(folder, layout)]
+    wanted = f"the files {listing((*layout.train, layout.test, layout.meta))} in {root / layout.folder}"
+    fix = "unpack the Python version of the data set there, or give its folder with root (--root)"
+    expect(found, f"{layout.name} was not found: expected {wanted}; {fix}")
+    return found[0]
 
 
 def _read(folder: Path, layout: _Files, factor: float | None, profile: Profile, seed: int) -> Dataset:
@@ -94,12 +91,10 @@ def _joined(batches: list[Split]) -> Split:
 
 def _class_names(path: Path, layout: _Files) -> list[str]:
     names = _table(path).get(layout.names)
-    try:
-        if isinstance(names, list) and len(names) == layout.classes:
-            return [_text(name) for name in names]
-    except ValueError:
-        pass
-    raise InputError(f"{path}: expected {layout.classes} class names under {layout.names!r}")
+    texts = [_text(name) for name in names] if isinstance(names, list) and len(names) == layout.classes else [None]
+    if None in texts:
+        raise InputError(f"{path}: expected {layout.classes} class names under {layout.names!r}")
+    return [str(text) for text in texts]
 
 
 def _batch(path: Path, layout: _Files) -> Split:
@@ -108,11 +103,12 @@ def _batch(path: Path, layout: _Files) -> Split:
     if data is None or data.shape[1] != 3072:
         found = "something else" if data is None else f"shape {data.shape}"
         raise InputError(f"{path}: expected 'data' as uint8 of shape (images, 3072), got {found}")
-    if not isinstance(labels, list) or len(labels) != len(data) or any(type(label) is not int for label in labels):
-        raise InputError(f"{path}: expected {len(data)} integers, one per image, under {layout.labels!r}")
-    wrong = next((i for i, label in enumerate(labels) if not 0 <= label < layout.classes), None)
-    if wrong is not None:
-        raise InputError(f"{path}: the label of image {wrong} is out of range: expected 0 to {layout.classes - 1}")
+    valid = isinstance(labels, list) and len(labels) == len(data) and all(type(label) is int for label in labels)
+    expect(valid, f"{path}: expected {len(data)} integers, one per image, under {layout.labels!r}")
+    wrong = [i for i, label in enumerate(labels or ()) if not 0 <= label < layout.classes]
+    expect(
+        not wrong, f"{path}: the label of image {listing(wrong, 3)} is out of range: expected 0 to {layout.classes - 1}"
+    )
     ids = [f"{path.name}/{i}" for i in range(len(data))]
     return Split(np.ascontiguousarray(data.reshape(-1, 3, 32, 32)), np.array(labels, dtype=np.int64), ids)
 
@@ -158,7 +154,7 @@ def _table(path: Path) -> dict[str, Any]:
     try:
         found = _parsed(path.read_bytes())
         if isinstance(found, _Pairs):
-            return {_text(key): value for key, value in zip(found[::2], found[1::2], strict=True)}
+            return {str(_text(key)): value for key, value in zip(found[::2], found[1::2], strict=True)}
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except _Refused as error:
@@ -212,7 +208,7 @@ def _parsed(content: bytes) -> Any:
                     raise ValueError(f"{name} does not fit the value on the stack")
                 stack[-1].extend(items)
             case "GLOBAL" | "STACK_GLOBAL" as name:
-                wanted = argument if name == "GLOBAL" else " ".join(map(_text, popped(-2)))
+                wanted = argument if name == "GLOBAL" else " ".join(str(_text(word)) for word in popped(-2))
                 if wanted not in _NAMES:
                     raise _Refused(wanted.replace(" ", "."))
                 stack.append(_Call(wanted))
@@ -248,8 +244,8 @@ def _bytes(value: Any) -> bytes | None:
     return None
 
 
-def _text(value: Any) -> str:
-    content = value.encode() if isinstance(value, str) else _bytes(value)
-    if content is None or len(content) > LONGEST_TEXT:
-        raise ValueError("expected a short text")
-    return content.decode("utf-8", "replace")
+def _text(value: Any) -> str | None:
+    """A short text; None for other values."""
+    content = value.encode("utf-8", "replace") if isinstance(value, str) else _bytes(value)
+    short = content is not None and len(content) <= LONGEST_TEXT
+    return content.decode("utf-8", "replace") if content is not None and short else None

@@ -1,8 +1,9 @@
 """Image folders, `root/CLASS/*.png` or `root/{train,val,test}/CLASS/*.png`; and images by name, as lists have them."""
 
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,21 +11,21 @@ import numpy as np
 from pydantic import PositiveInt
 
 from rfdlc.data.dataset import SKIPPING, Dataset, Normalisation, Split, choose_split, split_name
-from rfdlc.data.images import (
-    FITS_IN_MEMORY,
-    SUFFIXES,
-    BrokenImage,
-    Header,
-    ImageFiles,
-    PackedText,
-    attempt,
-    default_size,
-    header,
-)
-from rfdlc.errors import InputError, listing
+from rfdlc.data.images import FITS_IN_MEMORY, SUFFIXES, Header, ImageFiles, PackedText, attempt, default_size, header
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
 
 HEADERS_READ = 50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
+MOST_NAMED = 10  # broken files in a message
+ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
+
+
+class Entry(NamedTuple):
+    """One image: its name relative to a root, its class, and where it is listed, such as "list.txt, line 3: "."""
+
+    name: str
+    label: int
+    origin: str = ""
 
 
 def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
@@ -32,40 +33,33 @@ def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool
     root = path.resolve()
     places = _split_folders(root)
     whole = places == {"train": root}
-    names = sorted({folder.name for place in places.values() for folder in _contents(place, root).folders})
-    if not names:
-        raise InputError(f"{path}: has no class folders with images: expected {path}/CLASS/*.png, .jpg, ...")
-    if whole and all(map(split_name, names)):
-        raise InputError(f"{path}: has {listing(names)} but no training folder: expected {path}/train/CLASS/*.png")
-    index = {name: i for i, name in enumerate(names)}
-    listed: dict[str, Listed] = {}
-    skipped: list[str] = []
-    ignored, loose, deeper = 0, 0, list[str]()
-    for split, place in places.items():
-        listed[split] = Listed()
-        here = _contents(place, root)
-        loose += len(here.images)
-        for folder in here.folders:
-            found = _contents(folder, root)
-            ignored += found.others
-            deeper += (below.relative_to(root).as_posix() for below in found.folders)
-            if not found.images:
-                skipped.append(f"{folder}: the class folder holds no image")
-            for name in found.images:
-                listed[split].add(name, index[folder.name])
-    if skipped and not skip_broken:
-        raise InputError(
-            f"{skipped[0]}; expected files ending in {listing(sorted(SUFFIXES), 20)}. Remove it, or leave it out with "
-            f"{SKIPPING}"
-        )
-    beside = [] if whole else [f.name for f in _contents(root, root).folders if f not in places.values()]
-    notes = [f"{ignored} files that are not images were ignored"] if ignored else []
+    classes = {split: [name for name, is_dir in _entries(place, root) if is_dir] for split, place in places.items()}
+    names = sorted({name for own in classes.values() for name in own})
+    expect(names, f"{path}: has no class folders with images: expected {path}/CLASS/*.png, .jpg, ...")
+    unsplit = whole and all(map(split_name, names))
+    expect(not unsplit, f"{path}: has {listing(names)} but no training folder: expected {path}/train/CLASS/*.png")
+    found: dict[str, list[tuple[str, str]]] = {split: [] for split in places}  # names and classes
+    broken, deeper, others = list[str](), list[str](), 0
+    for split, own in classes.items():
+        for kind in own:
+            folder = places[split] / kind
+            inside, below = _entries(folder, root), folder.relative_to(root).as_posix()
+            images = [name for name, is_dir in inside if not is_dir and _is_image(name)]  # a link to nothing is broken
+            folders = [f"{below}/{name}" for name, is_dir in inside if is_dir]
+            deeper, others = deeper + folders, others + len(inside) - len(images) - len(folders)
+            found[split] += [(f"{below}/{image}", kind) for image in images]
+            broken += [] if images else [f"{folder}: the class folder holds no image (expected {ENDINGS})"]
+    unused = [name for name, is_dir in _entries(root, root) if is_dir and root / name not in places.values()]
+    beside = [] if whole else unused
+    loose = sum(not is_dir and _is_image(name) for place in places.values() for name, is_dir in _entries(place, root))
+    notes = [f"{others} files that are not images were ignored"] if others else []
     notes += [f"{loose} images beside class folders were ignored: they have no class"] if loose else []
     for where, unread in (("inside class folders", deeper), ("beside the splits", beside)):
         notes += [f"{len(unread)} folders {where} were ignored: {listing(unread, 3)}"] if unread else []
-    names, listed = _without_empty(names, listed)
-    options = {"image_size": image_size, "skip_broken": skip_broken}
-    return read_images(root.name, root, listed, names, **options, notes=notes, skipped=skipped)
+    names = sorted({name for images in found.values() for _, name in images})
+    index = {name: i for i, name in enumerate(names)}
+    listed = {split: [Entry(image, index[name]) for image, name in images] for split, images in found.items()}
+    return read_images(root.name, root, listed, names, image_size, skip_broken, notes, broken)
 
 
 def find_images(path: Path, split: str | None = None) -> tuple[Path, str, PackedText]:
@@ -76,152 +70,101 @@ def find_images(path: Path, split: str | None = None) -> tuple[Path, str, Packed
     root = (path if path.is_dir() else path.parent).resolve()
     places = _split_folders(root) if path.is_dir() else {"train": root}
     whole = places == {"train": root}
-    if whole and split is not None:
-        raise InputError(f"{path} has no split {split!r}: expected a folder {path}/{split}")
+    expect(not whole or split is None, f"{path} has no split {split!r}: expected a folder {path}/{split}")
     place = root if whole else places[choose_split(str(path), places, split)]
     names = PackedText(track(_all_images(place, root), "Listing images") if path.is_dir() else [path.name])
-    if not len(names):
-        raise InputError(f"{path}: holds no image: expected files ending in {listing(sorted(SUFFIXES), 20)}")
+    expect(len(names), f"{path}: holds no image: expected {ENDINGS}")
     return root, "" if whole else f"{place.name}/", names
 
 
 def _all_images(folder: Path, root: Path) -> Iterator[str]:
-    """Names relative to the root, folder by folder; of each only the names of its images are held at a time."""
+    """Names relative to the root, folder by folder, so that only the entries of one are held at a time."""
     here = "" if folder == root else folder.relative_to(root).as_posix() + "/"
-    folders, images = set[str](), list[str]()
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if _shown(entry, root) and entry.is_dir():
-                folders.add(entry.name)
-            elif _shown(entry, root) and _is_image(entry.name):
-                images.append(entry.name)
-    for name in sorted([*folders, *images]):
-        if name in folders:
+    for name, is_dir in _entries(folder, root):
+        if is_dir:
             yield from _all_images(folder / name, root)
-        else:
+        elif _is_image(name):
             yield here + name
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
     """The folder of each split; the root alone where there is no `train` in it."""
-    found = {folder: split_name(folder.name) for folder in _contents(root, root).folders}
-    if "train" not in found.values():
+    named = [(split, name) for name, is_dir in _entries(root, root) if is_dir and (split := split_name(name))]
+    places = {split: root / name for split, name in named}
+    if "train" not in places:
         return {"train": root}
-    places: dict[str, Path] = {}
-    for folder, split in found.items():
-        if split in places:
-            raise InputError(f"{root}: both {places[split].name!r} and {folder.name!r} mean {split}: keep one of them")
-        if split is not None:
-            places[split] = folder
+    for split, name in named:
+        last = places[split].name
+        expect(last == name, f"{root}: both {name!r} and {last!r} mean {split}: keep one of them")
     return places
-
-
-class Contents(NamedTuple):
-    """Of a folder: names of its images, relative to the root; its folders; the number of other files."""
-
-    images: list[str]
-    folders: list[Path]
-    others: int
-
-
-def _contents(folder: Path, root: Path) -> Contents:
-    """What is in a folder, by name, without hidden files."""
-    with os.scandir(folder) as found:
-        entries = sorted((entry for entry in found if _shown(entry, root)), key=lambda entry: entry.name)
-    folders = [folder / entry.name for entry in entries if entry.is_dir()]
-    place = folder.relative_to(root).as_posix()
-    images = [f"{place}/{entry.name}" for entry in entries if not entry.is_dir() and _is_image(entry.name)]
-    return Contents(images, folders, len(entries) - len(folders) - len(images))  # a link to nothing is a broken image
 
 
 def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def _shown(entry: os.DirEntry[str], root: Path) -> bool:
-    """Whether it is not hidden; a link that leaves the root, or points to a folder that contains it, is refused."""
-    if entry.name.startswith((".", "__")):
-        return False
+def _entries(folder: Path, root: Path) -> list[tuple[str, bool]]:
+    """Names in a folder but hidden ones, and which are folders; links that leave the root or point upwards raise."""
+    with os.scandir(folder) as found:
+        return sorted((e.name, e.is_dir()) for e in found if not e.name.startswith((".", "__")) and _allowed(e, root))
+
+
+def _allowed(entry: os.DirEntry[str], root: Path) -> bool:
     if entry.is_symlink():
-        link, target = Path(entry.path), Path(entry.path).resolve()
-        if not target.is_relative_to(root):
-            raise InputError(f"{link}: is a link to outside of {root}, which is refused: copy or move its target")
-        if link.parent.resolve().is_relative_to(target):
-            raise InputError(f"{link}: is a link to a folder that contains it, which is refused: remove it")
+        target = Path(entry.path).resolve()
+        outside = f"{entry.path}: is a link to outside of {root}, which is refused: copy or move its target"
+        expect(target.is_relative_to(root), outside)
+        upwards = Path(entry.path).parent.resolve().is_relative_to(target)
+        expect(not upwards, f"{entry.path}: is a link to a folder that contains it, which is refused: remove it")
     return True
-
-
-# -- from names and labels to a data set, in memory where it fits ------------------------------------------------------
-
-
-@dataclass
-class Listed:
-    """Image names (relative to a root) with their class indices, and where each was named, for messages."""
-
-    names: list[str] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)  # such as "list.txt, line 3: "; empty where the path is enough
-
-    def add(self, name: str, label: int, origin: str = "") -> None:
-        """One more image."""
-        self.names.append(name)
-        self.labels.append(label)
-        self.origins.append(origin)
-
-    def without(self, gone: Iterable[int]) -> "Listed":
-        """All but the images at these positions."""
-        left = sorted(set(range(len(self.names))) - set(gone))
-        return Listed([self.names[i] for i in left], [self.labels[i] for i in left], [self.origins[i] for i in left])
 
 
 def read_images(
     name: str,
     root: Path,
-    listed: Mapping[str, Listed],
+    listed: Mapping[str, Sequence[Entry]],
     class_names: Sequence[str],
-    *,
     image_size: int | None,
     skip_broken: bool,
-    notes: Sequence[str] = (),
-    skipped: Sequence[str] = (),
+    notes: Sequence[str],
+    broken: Sequence[str],  # what is broken already
     normalisation: Normalisation | None = None,
 ) -> Dataset:
     """Read the headers, choose size and channels, and decode what fits into memory."""
-    gone, said = list(skipped), list(notes)
+    gone = list(broken)
     headers: list[Header] = []
-    checked = {}
-    for split, images in listed.items():
-        found, broken = _headers(root, images)
-        checked[split] = _usable(images, broken, skip_broken, gone)
+    usable = {}
+    for split, entries in listed.items():
+        some = np.unique(np.linspace(0, len(entries) - 1, min(len(entries), HEADERS_READ)).astype(int)).tolist()
+        found, wrong = attempt(lambda i, own=entries: header(root / own[i].name), some, "Looking at images")  # type: ignore[misc]
+        usable[split] = [entry for i, entry in enumerate(entries) if i not in wrong]
+        gone += [f"{entries[i].origin}{wrong[i]}" for i in sorted(wrong)]
         headers += found.values()
-    if not headers:
-        raise InputError(f"{name}: no image in {root} can be used ({len(gone)} are broken)")
-    size = image_size or default_size(headers)
-    channels = 1 if all(h.grey for h in headers) else 3
-    said += _size_note(headers, size)
-    splits = _read_splits(root, checked, size, channels, skip_broken, gone)
-    if gone:
-        said.append(f"{len(gone)} broken files, lines or folders were skipped, the first: {gone[0]}")
-    data = Dataset.of(name, class_names, splits, said, normalisation)
+    _check_broken(gone, skip_broken)
+    expect(headers, f"{name}: no image in {root} can be used ({len(gone)} are broken)")
+    size, channels = image_size or default_size(headers), 1 if all(h.grey for h in headers) else 3
+    files = {split: ImageFiles(root, PackedText(e.name for e in own), size, channels) for split, own in usable.items()}
+    fits = sum(math.prod(own.shape) for own in files.values()) <= FITS_IN_MEMORY
+    splits = {}
+    for split, own in files.items():
+        labels = np.array([entry.label for entry in usable[split]], dtype=np.int64)
+        images, wrong = own.decode() if fits else (own, {})
+        gone += [f"{usable[split][i].origin}{wrong[i]}" for i in sorted(wrong)]
+        kept = np.setdiff1d(np.arange(len(labels)), sorted(wrong)).astype(np.int64)
+        whole = Split(images, labels, own.names)
+        splits[split] = whole.take(kept) if wrong else whole
+    _check_broken(gone, skip_broken)
+    skipped = [f"{len(gone)} broken files, lines or folders were skipped, the first: {gone[0]}"] if gone else []
+    data = Dataset.of(name, class_names, splits, [*notes, *_size_note(headers, size), *skipped], normalisation)
     return replace(data, skipped=tuple(gone))
 
 
-def _headers(root: Path, images: Listed) -> tuple[dict[int, Header], dict[int, BrokenImage]]:
-    count = len(images.names)
-    places = np.unique(np.linspace(0, count - 1, min(count, HEADERS_READ)).astype(int)).tolist()
-    return attempt(lambda i: header(root / images.names[i]), places, "Looking at images")
-
-
-def _usable(images: Listed, broken: Mapping[int, BrokenImage], skip_broken: bool, gone: list[str]) -> Listed:
-    """The images that are not broken; raises for broken ones unless they are to be skipped and counted."""
-    if not broken:
-        return images
-    messages = [f"{images.origins[i]}{broken[i]}" for i in sorted(broken)]
-    if not skip_broken:
-        more = f"; {len(messages) - 1} more are broken" if len(messages) > 1 else ""
-        raise InputError(f"{messages[0]}{more}. Repair or remove what is broken, or leave it out with {SKIPPING}")
-    gone += messages
-    return images.without(broken)
+def _check_broken(broken: Sequence[str], skip_broken: bool) -> None:
+    """Raise for broken files unless they are to be skipped; many are named at once."""
+    if broken and not skip_broken:
+        more = f"; ... ({len(broken)} in all)" if len(broken) > MOST_NAMED else ""
+        named = "; ".join(broken[:MOST_NAMED])
+        raise InputError(f"{named}{more}. Repair or remove what is broken, or leave it out with {SKIPPING}")
 
 
 def _size_note(headers: Sequence[Header], size: int) -> list[str]:
@@ -232,32 +175,3 @@ def _size_note(headers: Sequence[Header], size: int) -> list[str]:
     least, most = (f"{width}x{height}" for width, height in (pixels[0], pixels[-1]))
     come = f"images of {least}" if len(sides) == 1 else f"images from {least} to {most} ({len(sides)} sizes)"
     return [f"{come} become {size}x{size}: the shorter side resized, the centre kept; image_size sets another size"]
-
-
-def _read_splits(
-    root: Path, listed: Mapping[str, Listed], size: int, channels: int, skip_broken: bool, gone: list[str]
-) -> dict[str, Split]:
-    """Images in memory where all of them fit, otherwise as files; what was broken is added to `gone`."""
-    files = {split: ImageFiles(root, PackedText(found.names), size, channels) for split, found in listed.items()}
-    fits = sum(found.nbytes for found in files.values()) <= FITS_IN_MEMORY
-    splits = {}
-    for split, found in listed.items():
-        labels = np.array(found.labels, dtype=np.int64)
-        if not fits:
-            splits[split] = Split(files[split], labels, files[split].names)
-            continue
-        images, broken = files[split].decode()
-        _usable(found, broken, skip_broken, gone)
-        whole = Split(images, labels, files[split].names)
-        kept = np.setdiff1d(np.arange(len(labels)), np.array(sorted(broken), dtype=np.int64))
-        splits[split] = whole.take(kept) if broken else whole
-    return splits
-
-
-def _without_empty(names: list[str], listed: dict[str, Listed]) -> tuple[list[str], dict[str, Listed]]:
-    """Leave out classes without images (their empty folders were reported)."""
-    used = sorted({label for images in listed.values() for label in images.labels})
-    place = {label: i for i, label in enumerate(used)}
-    for images in listed.values():
-        images.labels = [place[label] for label in images.labels]
-    return [names[label] for label in used], listed

@@ -15,9 +15,9 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset, Normalisation, choose_split, split_name
 from rfdlc.data.images import SUFFIXES, PackedText
-from rfdlc.data.sources.folder import Listed, read_images
+from rfdlc.data.sources.folder import Entry, read_images
 from rfdlc.decide.classes import MOST_NUMBERED
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
 
 
@@ -69,17 +69,18 @@ def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool
     path = list_file(path, "train") if path.is_dir() else path
     stem, split = _stem_and_split(path)
     files = find(path.parent).get(stem, {}) if split is not None else {"train": path}
-    if path not in files.values():
-        raise InputError(f"{path}: there is no training list beside it: expected {path.with_name(stem + '_train.txt')}")
+    beside = path.with_name(f"{stem}_train.txt")
+    expect(path in files.values(), f"{path}: there is no training list beside it: expected {beside}")
     root = path.parent.resolve()
-    skipped: list[str] = []
-    listed = {name: _read_list(file, root, skipped, skip_broken) for name, file in files.items()}
+    broken: list[str] = []
+    listed = {name: _read_list(file, root, broken) for name, file in files.items()}
+    usable = any(listed.values()) or (broken and not skip_broken)
+    expect(usable, f"{path}: holds no usable line: expected lines of 'path label', such as 'train/a.jpg 0'")
     published = PUBLISHED.get(plain_name(stem))
     names = _class_names(listed)
     notes = [] if published is None else _differences(path, listed, len(names), published)
     scale = published.normalisation if published else None
-    told = {"image_size": image_size, "skip_broken": skip_broken, "notes": notes, "skipped": skipped}
-    return read_images(stem or path.stem, root, listed, names, **told, normalisation=scale)
+    return read_images(stem or path.stem, root, listed, names, image_size, skip_broken, notes, broken, scale)
 
 
 def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
@@ -87,8 +88,8 @@ def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
     if path.is_file() and split is None and not whole:
         return path
     stems = find(path if path.is_dir() else path.parent)
-    if path.is_dir() and len(stems) > 1:
-        raise InputError(f"{path}: holds lists of several data sets ({listing(stems)}): give the path of one list")
+    several = f"{path}: holds lists of several data sets ({listing(stems)}): give the path of one list"
+    expect(path.is_file() or len(stems) == 1, several)
     files = next(iter(stems.values())) if path.is_dir() else stems.get(_stem_and_split(path)[0], {})
     return files[choose_split(str(path), files, split)]
 
@@ -108,21 +109,20 @@ def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, Pa
                 name, label = (line, -1) if unlabelled else _parsed(line)
                 _check_inside(name, root)
                 folder = place.get(_folder_of(name), label)
-                if label >= len(class_names):
-                    raise InputError(f"label {label} is out of range: the model has {len(class_names)} classes")
-                if label >= 0 and folder != label:
-                    raise InputError(
-                        f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of "
-                        f"another class ({class_names[folder]!r}): correct the labels or leave them out"
-                    )
+                count = len(class_names)
+                expect(label < count, f"label {label} is out of range: the model has {count} classes")
+                expect(
+                    label < 0 or folder == label,
+                    f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of "
+                    f"another class ({class_names[folder]!r}): correct the labels or leave them out",
+                )
             except InputError as error:
                 raise InputError(f"{path}, line {number}: {error}") from None
             labels.append(label)
             yield name
 
     packed = PackedText(track(names(), f"Reading {path.name}"))
-    if not len(packed):
-        raise InputError(f"{path}: holds no usable line: expected lines of 'path' or 'path label'")
+    expect(len(packed), f"{path}: holds no usable line: expected lines of 'path' or 'path label'")
     return root, packed, np.frombuffer(labels, dtype=np.int64)
 
 
@@ -142,25 +142,21 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
 
 
-def _read_list(path: Path, root: Path, skipped: list[str], skip_broken: bool) -> Listed:
-    listed = Listed()
+def _read_list(path: Path, root: Path, broken: list[str]) -> list[Entry]:
+    listed: list[Entry] = []
     contents: dict[str, frozenset[str]] = {}  # of each folder, read once: much faster than one call per file
     for number, line in _lines(path):
+        origin = f"{path}, line {number}: "
         try:
             name, label = _parsed(line)
             _check_inside(name, root)
             folder, _, file = name.rpartition("/")
             if folder not in contents:
                 contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
-            if file not in contents[folder]:
-                raise InputError(f"there is no file {root / name}")
-            listed.add(name, label, f"{path}, line {number}: ")
+            expect(file in contents[folder], f"there is no file {root / name}")
+            listed.append(Entry(name, label, origin))
         except InputError as error:
-            if not skip_broken:
-                raise InputError(f"{path}, line {number}: {error}") from None
-            skipped.append(f"{path}, line {number}: {error}")
-    if not listed.names:
-        raise InputError(f"{path}: holds no usable line: expected lines of 'path label', such as 'train/a.jpg 0'")
+            broken.append(f"{origin}{error}")
     return listed
 
 
@@ -178,40 +174,38 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _parsed(line: str) -> tuple[str, int]:
     """Name and label; the label is what follows the last space, so that paths may have spaces."""
     name, *rest = line.rsplit(None, 1)
-    if not rest:
-        raise InputError(f"expected 'path label', got {line!r}")
-    label = rest[0]
-    if not re.fullmatch(r"[0-9]{1,9}", label):
-        raise InputError(f"the label {label!r} is not a number: expected 'path label' with a class from 0 on")
-    if int(label) >= MOST_NUMBERED:
-        raise InputError(f"the label {label} is too large: expected class numbers from 0 on, below {MOST_NUMBERED:,}")
+    label = "".join(rest)
+    expect(label, f"expected 'path label', got {line!r}")
+    number = re.fullmatch(r"[0-9]{1,9}", label)
+    expect(number, f"the label {label!r} is not a number: expected 'path label' with a class from 0 on")
+    large = f"the label {label} is too large: expected class numbers from 0 on, below {MOST_NUMBERED:,}"
+    expect(int(label) < MOST_NUMBERED, large)
     return name, int(label)
 
 
 def _check_inside(name: str, root: Path) -> None:
-    if name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]:
-        raise InputError(f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it")
+    leaves = name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
+    expect(not leaves, f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it")
 
 
 def _folder_of(name: str) -> str:
     return name.rpartition("/")[0].rpartition("/")[2]
 
 
-def _class_names(listed: dict[str, Listed]) -> list[str]:
+def _class_names(listed: dict[str, list[Entry]]) -> list[str]:
     """The folder that holds a class's images where each class has its own, otherwise numbers."""
-    count = 1 + max(label for images in listed.values() for label in images.labels)
     folders: dict[int, set[str]] = defaultdict(set)
-    for images in listed.values():
-        for name, label in zip(images.names, images.labels, strict=True):
-            folders[label].add(_folder_of(name))
+    for entry in (entry for entries in listed.values() for entry in entries):
+        folders[entry.label].add(_folder_of(entry.name))
+    count = 1 + max(folders, default=0)
     alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
     names = [next(iter(folders[c])) for c in range(count)] if alone else []
     return names if len(set(names)) == count and all(names) else [str(c) for c in range(count)]
 
 
-def _differences(path: Path, listed: dict[str, Listed], classes: int, published: Published) -> list[str]:
+def _differences(path: Path, listed: dict[str, list[Entry]], classes: int, published: Published) -> list[str]:
     """A note, and a warning, where the numbers differ from those of the published data set."""
-    counts = {split: len(images.names) for split, images in listed.items()}
+    counts = {split: len(entries) for split, entries in listed.items()}
     wrong = [
         f"{count} {split} images (published: {published.images[split]})"
         for split, count in counts.items()

@@ -10,7 +10,7 @@ from rfdlc.data.dataset import SPLITS, Dataset
 from rfdlc.data.images import resized
 from rfdlc.data.sources.arrays import as_images, from_arrays, open_arrays
 from rfdlc.decide.classes import numbered
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import expect, listing
 
 ORGANS = "bladder,femur-left,femur-right,heart,kidney-left,kidney-right,liver,lung-left,lung-right,pancreas,spleen"
 # The files hold numbers only. These are the names in the data set's own description.
@@ -44,23 +44,18 @@ def recognises(path: Path) -> bool:
 def find(root: Path, name: str) -> Path:
     """The file of a named MedMNIST in a folder: `dermamnist.npz`, or the one larger version there is."""
     plain = root / f"{name}.npz"
-    if plain.is_file():
-        return plain
-    sized = sorted(root.glob(f"{name}_*.npz"))
-    if len(sized) != 1:
-        found = (
-            f"there are several, name one by its path: {listing(sized)}" if sized else "download it from medmnist.com"
-        )
-        raise InputError(f"{name} was not found as {plain}: {found}, or give its folder with root (--root)")
-    return sized[0]
+    found = [plain] if plain.is_file() else sorted(root.glob(f"{name}_*.npz"))
+    fix = f"there are several, name one by its path: {listing(found)}" if found else "download it from medmnist.com"
+    expect(len(found) == 1, f"{name} was not found as {plain}: {fix}, or give its folder with root (--root)")
+    return found[0]
 
 
 def read(path: Path, *, image_size: PositiveInt | None = None) -> Dataset:
     """The file's own splits and natural tail, classes in the file's order; resized on request."""
     arrays = open_arrays(path)
     labels = {key.partition("_")[0]: values for key, values in arrays.items() if key.endswith("_labels")}
-    if any(values.dtype.kind not in "iu" for values in labels.values()):
-        raise InputError(f"{path}: has labels that are not integers: expected one class number per image")
+    integers = all(values.dtype.kind in "iu" for values in labels.values())
+    expect(integers, f"{path}: has labels that are not integers: expected one class number per image")
     largest = max(int(values.max(initial=0)) for values in labels.values())
     known = CLASS_NAMES.get(re.split(r"[_\-.]", path.stem.lower())[0], "").split(",")
     names = known if len(known) > largest else numbered(largest, f"{path}: ")
