@@ -43,14 +43,15 @@ def reduce(term: Term, by: Tensor | None = None) -> Tensor:
     constants. Where no sample has a weight the loss is 0.
     """
     values, *weights = term
+    axes = tuple(range(1, values.ndim))
     if not weights and by is None:
-        return values.flatten(1).mean(1)
+        return values.mean(axes)
     by, particles = total(term) if by is None else by, values[0].numel() // values.shape[-1]
     if not weights:
-        return values.flatten(1).sum(1) / (by * particles)
+        return values.sum(axes) / (by * particles)
     each = weights[0].detach()
     share = each / (by * particles).clamp(min=torch.finfo(by.dtype).tiny)[..., None]
-    return (values * (share if share.ndim == values.ndim else share[:, None])).flatten(1).sum(1)
+    return (values * (share if share.ndim == values.ndim else share[:, None])).sum(axes)
 
 
 def mean_loss(result: Tensor | Term | Sequence[Term]) -> Tensor:

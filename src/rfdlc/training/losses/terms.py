@@ -182,7 +182,7 @@ class CompositeLoss(nn.Module):
 
 def true_class(values: Tensor, target: Tensor) -> Tensor:
     """(M, B, C) at the target (B,): (M, B)."""
-    return values.gather(-1, target.expand(len(values), -1)[..., None])[..., 0]
+    return values.gather(-1, target.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
 
 
 def as_tensor(values: ArrayLike) -> Tensor:
