@@ -7,7 +7,9 @@ Every kernel is captured ten times in a CUDA graph, so that launches cost nothin
 """
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +17,11 @@ from torch import Tensor
 
 from recording import write
 from rfdlc.data.replayed import capture
-from rfdlc.training.networks.fused import kernels, launching, plain
+from rfdlc.training.networks.fused import kernels, launching
 from rfdlc.training.networks.fused.launching import Rows, Tiles
+
+sys.path.append(str(Path(__file__).parents[1] / "tests/training"))
+import plain_kernels as plain
 
 BATCH, AT_ONCE, REPLAYS = 128, 10, 3
 TRIED: dict[str, dict[int, list[Rows | Tiles]]] = {

@@ -1,25 +1,36 @@
 """Fused stages: the backward pass by hand against autograd, and the kernels against their reference in torch."""
 
 import os
+import sys
 from copy import deepcopy
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rfdlc.training.networks.backbones import BasicBlock, BasicBlocks, Stem, small_resnet
-from rfdlc.training.networks.fused import plain
+from rfdlc.training.networks.fused import stages
 from rfdlc.training.networks.fused.stages import usable
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.stack import reset
+
+sys.path.append(str(Path(__file__).parent))
+import plain_kernels as plain
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # how to run them without a GPU
 needs_kernels = pytest.mark.skipif(
     not (find_spec("triton") and (INTERPRETED or torch.cuda.is_available())), reason="needs Triton and a GPU"
 )
 DEVICE = "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
+
+
+@pytest.fixture
+def operations_in_torch(monkeypatch):
+    """The chain computes with the reference."""
+    monkeypatch.setattr(stages, "kernels", lambda: plain)
 
 
 def stage(kind, networks):
@@ -40,8 +51,8 @@ def stage(kind, networks):
     size=st.sampled_from([(4, 4), (8, 4), (4, 12)]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=25, deadline=None)
-def test_the_chain_is_what_autograd_makes_of_the_layers(kind, networks, batch, size, seed):
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_chain_is_what_autograd_makes_of_the_layers(operations_in_torch, kind, networks, batch, size, seed):
     generator = torch.Generator().manual_seed(seed)
     layers, channels = stage(kind, networks)
     reset(layers, [seed])
@@ -65,7 +76,7 @@ def test_the_chain_is_what_autograd_makes_of_the_layers(kind, networks, batch, s
         torch.testing.assert_close(ours, theirs[1], msg=name)
 
 
-def test_images_that_need_no_gradient_get_none():
+def test_images_that_need_no_gradient_get_none(operations_in_torch):
     layers, _ = stage("stem", 2)
     reset(layers, [0])
     x = torch.randn(2, 3, 4, 4, 3)

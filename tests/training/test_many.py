@@ -18,8 +18,7 @@ from rfdlc.training.assembly import training_utility
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.losses import mean_loss
-from rfdlc.training.losses.repulsion import repulsion
-from rfdlc.training.losses.terms import CompositeLoss, NegativeLogLikelihood, PriorInLikelihood
+from rfdlc.training.losses.terms import CompositeLoss, NegativeLogLikelihood, PriorInLikelihood, repulsion
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.per_run import Repulsions, RunLosses
 from rfdlc.training.run import Run

@@ -9,8 +9,9 @@ import torch
 from rfdlc.decide.classes import Classes
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses import mean_loss
-from rfdlc.training.losses.repulsion import FLOORS, REPULSIONS, repulsion
 from rfdlc.training.losses.terms import (
+    FLOORS,
+    REPULSIONS,
     CompositeLoss,
     ExpectedGain,
     LogGain,
@@ -20,6 +21,7 @@ from rfdlc.training.losses.terms import (
     class_weights,
     log_prior,
     margins,
+    repulsion,
 )
 from rfdlc.training.methods import integrated_gain
 from rfdlc.training.optimisation import rate

@@ -17,8 +17,7 @@ from rfdlc.data.load import all_options
 from rfdlc.data.sources.listing import plain_name
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.errors import InputError, choose, expect, listing, suggestion
-from rfdlc.training.losses.repulsion import REPULSIONS
-from rfdlc.training.losses.terms import WEIGHT_FORMS
+from rfdlc.training.losses.terms import REPULSIONS, WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
 from rfdlc.training.networks.particles import HEADS
 from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES

@@ -9,6 +9,7 @@ from torch import nn
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.training.config import TrainConfig
+from rfdlc.training.losses import Loss
 from rfdlc.training.losses.experts import (
     DiverseExperts,
     Diversity,
@@ -17,7 +18,6 @@ from rfdlc.training.losses.experts import (
     Routing,
     SelfDistillation,
 )
-from rfdlc.training.losses.reduction import Loss
 from rfdlc.training.losses.terms import (
     CompositeLoss,
     ExpectedGain,

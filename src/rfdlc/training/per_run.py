@@ -15,8 +15,8 @@ from torch.func import functional_call
 
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
-from rfdlc.training.losses.reduction import Loss, Term, leading, reduce, terms_of, total
-from rfdlc.training.losses.repulsion import repulsion
+from rfdlc.training.losses import Loss, Term, leading, reduce, terms_of, total
+from rfdlc.training.losses.terms import repulsion
 
 Item = TypeVar("Item")
 

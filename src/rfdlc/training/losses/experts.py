@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.training.distributed import SINGLE
-from rfdlc.training.losses.reduction import Term
+from rfdlc.training.losses import Term
 from rfdlc.training.losses.terms import Margin, NegativeLogLikelihood, as_tensor, true_class
 from rfdlc.training.networks.combinations import engagement, weighed
 
@@ -100,7 +100,7 @@ class EvidentialExperts(nn.Module):
         self.weights: Tensor
         self.register_buffer("weights", as_tensor(weights))
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Term:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
         shifted = self.margin(logits, target)
         started = epoch > self.diversity.after
         weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
@@ -111,7 +111,7 @@ class EvidentialExperts(nn.Module):
         unsure = engagement(held)[:-1]  # (M, B)
         most = unsure.amax(-1, keepdim=True)
         engaged = (unsure > self.threshold * self.processes.all_max(most)).to(loss.dtype)
-        return len(logits) * loss, engaged
+        return list(zip(loss, engaged, strict=True))  # a mean for each expert
 
 
 class NestedExperts(nn.Module):

@@ -1,4 +1,4 @@
-"""Convolutions of many small networks as Triton kernels, and their gradients. `plain.py` has the same in torch.
+"""Convolutions of many small networks as Triton kernels, and their gradients.
 
 Every program works on one network. Images lie networks first and channels last, (K, B, H, W, C), so that a tile of
 pixels is one piece of memory.

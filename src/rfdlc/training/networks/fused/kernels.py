@@ -1,6 +1,6 @@
 """The operations of fused stages on a GPU: batch norm, ReLU and shortcuts here, convolutions in `convolutions.py`.
 
-`plain.py` has the same functions in torch; tests compare them.
+Tests compare them with the same functions in torch.
 
 Sums over pixels (statistics of batch norm, their gradients) are partial sums, one per program, added up in a fixed
 order, so that results do not change from run to run.

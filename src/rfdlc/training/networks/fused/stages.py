@@ -8,13 +8,12 @@ values of each unit before batch norm and after its ReLU.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rfdlc.training.networks.fused import plain
 from rfdlc.training.networks.stack import BatchNorm, Conv
 
 OF_A_UNIT = 5  # tensors: weight, gamma, beta, running mean, running variance
@@ -41,7 +40,7 @@ def run(units: Sequence[Wired], x: Tensor) -> Tensor:
 class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, units: list[Unit], x: Tensor, *tensors: Tensor) -> Tensor:
-        ops, actives, befores, norms = _operations(x), [x], [], []
+        ops, actives, befores, norms = kernels(), [x], [], []
         weights = _as(x.dtype, tensors[::OF_A_UNIT])
         for number, (unit, weight) in enumerate(zip(units, weights, strict=True)):
             norm = tensors[OF_A_UNIT * number + 1 : OF_A_UNIT * (number + 1)]
@@ -56,7 +55,7 @@ class _Chain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        units, saved, ops = ctx.units, ctx.saved_tensors, _operations(gradient)
+        units, saved, ops = ctx.units, ctx.saved_tensors, kernels()
         count = len(units)
         weights, actives = saved[:count], saved[count : 2 * count + 1]
         befores, norms = saved[2 * count + 1 : 3 * count + 1], saved[3 * count + 1 :]
@@ -124,20 +123,15 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @cache
-def _kernels() -> ModuleType | None:
+def kernels() -> Any:
+    """The operations on a GPU; None without Triton, which comes with torch where there is a GPU that it knows."""
     try:
-        from rfdlc.training.networks.fused import kernels
-    except ImportError:  # Triton comes with torch where there is a GPU that it knows
+        return import_module("rfdlc.training.networks.fused.kernels")
+    except ImportError:
         return None
-    return kernels
 
 
 def usable(x: Tensor) -> bool:
     """Whether images (R, B, C, H, W) can be trained on fused: kernels are there, in bfloat16, and sizes halve twice."""
-    quick = x.is_cuda and torch.is_autocast_enabled("cuda") and torch.is_grad_enabled() and _kernels() is not None
+    quick = x.is_cuda and torch.is_autocast_enabled("cuda") and torch.is_grad_enabled() and kernels() is not None
     return quick and x.shape[-1] % 4 == 0 and x.shape[-2] % 4 == 0
-
-
-def _operations(x: Tensor) -> ModuleType:
-    found = _kernels() if x.is_cuda else None
-    return plain if found is None else found

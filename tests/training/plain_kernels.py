@@ -1,4 +1,4 @@
-"""The operations of `kernels.py` in torch: their reference, and what fused stages compute with away from a GPU."""
+"""The operations of `networks/fused/kernels.py` in torch: their reference, by which the chain is tested on a CPU."""
 
 import torch
 from torch import Tensor
@@ -9,13 +9,11 @@ from rfdlc.training.networks.stack import BatchNorm
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """See kernels.convolve."""
     y = _apart(functional.conv2d(_together(x), weight, None, stride, 1, 1, len(x)), len(x))
     return y, _sums(y, y)
 
 
 def input_gradient(dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | None = None) -> Tensor:
-    """See kernels.input_gradient."""
     networks, batch, height, width, _ = dy.shape
     size = (batch, networks * weight.shape[1], height * stride, width * stride)
     dx = _apart(conv2d_input(size, weight, _together(dy), stride, 1, 1, networks), networks)
@@ -26,7 +24,6 @@ def input_gradient(dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | N
 
 
 def weight_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:
-    """See kernels.weight_gradient."""
     size = (len(dy) * dy.shape[4], x.shape[4], 3, 3)
     return conv2d_weight(_together(x), size, _together(dy), stride, 1, 1, len(x))
 
@@ -34,7 +31,6 @@ def weight_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:
 def statistics(
     partial: Tensor, count: int, gamma: Tensor, beta: Tensor, running_mean: Tensor, running_variance: Tensor
 ) -> Tensor:
-    """See kernels.statistics."""
     mean, squares = (partial.sum(1) / count).unbind(1)
     variance = squares - mean**2
     inverse = (variance + BatchNorm.epsilon).rsqrt()
@@ -45,7 +41,6 @@ def statistics(
 
 
 def norm_gradient(partial: Tensor, count: int, known: Tensor) -> Tensor:
-    """See kernels.norm_gradient."""
     total, products = partial.sum(1).unbind(1)
     scale, _, mean, inverse = known
     by_gamma = inverse * (products - mean * total)
@@ -54,7 +49,6 @@ def norm_gradient(partial: Tensor, count: int, known: Tensor) -> Tensor:
 
 
 def activate(y: Tensor, known: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """See kernels.activate."""
     value = y * _channels(known[0]) + _channels(known[1])
     if shortcut is not None and shortcut.shape == y.shape:
         value = value + shortcut
@@ -65,7 +59,6 @@ def activate(y: Tensor, known: Tensor, shortcut: Tensor | None = None) -> Tensor
 
 
 def gate(dz: Tensor, shortcut: Tensor | None, active: Tensor | None, y: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """See kernels.gate."""
     gradient = dz if shortcut is None else dz + shortcut
     if active is None:
         return dz, _sums(_opened(gradient, y, known), y)
@@ -74,7 +67,6 @@ def gate(dz: Tensor, shortcut: Tensor | None, active: Tensor | None, y: Tensor, 
 
 
 def norm_input_gradient(gradient: Tensor, y: Tensor, known: Tensor, factors: Tensor, gated: bool) -> Tensor:
-    """See kernels.norm_input_gradient."""
     a, b, constant = (_channels(factor) for factor in factors[:3])
     return (a * (gradient if gated else _opened(gradient, y, known)) + b * y + constant).to(y.dtype)
 
