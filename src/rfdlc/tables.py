@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.errors import InputError, repeated
+from rfdlc.errors import InputError, expect, repeated
 from rfdlc.files import replacing
 from rfdlc.progress import track
 
 CSV, PARQUET, ARROW = (".csv", ".tsv"), (".parquet", ".pq"), (".arrow", ".feather")
 SUFFIXES = (*CSV, *PARQUET, *ARROW)
-DELIMITERS = ",;\t"
 HEAD_LINES = 20  # how many lines decide on the delimiter: in fewer, a comma inside a name could be mistaken for it
 BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 14  # read at a time from CSV, and from Parquet or Arrow
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers written by pandas; in sorted rows they reveal the class
@@ -30,7 +29,7 @@ DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
 def open_table(path: Path) -> "TableFile":
-    """Open a table: `.csv`, `.tsv`, `.parquet`, `.pq`, `.arrow`, `.feather`, or a folder of Parquet files."""
+    """Open a table: a file with one of the `SUFFIXES`, or a folder of Parquet files."""
     file = CsvFile(path) if path.suffix.lower() in CSV and not path.is_dir() else ArrowFile(path)
     check_names(str(path), file.names)
     return file
@@ -49,10 +48,9 @@ def parquet_files(folder: Path) -> list[Path]:
 
 def check_names(where: str, names: Sequence[str]) -> None:
     """Raise unless there are columns and all their names differ."""
-    if not any(names):
-        raise InputError(f"{where}: is empty: expected a first line with the names of the columns")
-    if repeated(names):
-        raise InputError(f"{where}: column {repeated(names)[0]!r} appears more than once: expected different names")
+    expect(any(names), f"{where}: is empty: expected a first line with the names of the columns")
+    for name in repeated(names):
+        raise InputError(f"{where}: column {name!r} appears more than once: expected different names")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -62,19 +60,18 @@ class ArrowFile:
     """Parquet or Arrow (Feather) files."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
-        with self._explained():
-            from pyarrow.dataset import dataset
+        from pyarrow.dataset import dataset
 
-            files = [str(file) for file in (parquet_files(path) if path.is_dir() else [path])]
-            partitioning = "hive" if path.is_dir() else None
-            self._dataset = dataset(files, format=self._kind.lower(), partitioning=partitioning)
+        self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
+        files, partitioning = (parquet_files(path), "hive") if path.is_dir() else ([path], None)
+        with self._explained():
+            self._dataset = dataset(list(map(str, files)), format=self._kind.lower(), partitioning=partitioning)
         self.names = [name for name in self._dataset.schema.names if not PANDAS_INDEX.fullmatch(name)]
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
+        ahead = {"batch_readahead": 2, "fragment_readahead": 1}
         with self._explained():
-            ahead = {"batch_readahead": 2, "fragment_readahead": 1}
             yield from self._dataset.to_batches(columns=self.names, batch_size=BATCH_ROWS, **ahead)
 
     @contextmanager
@@ -84,47 +81,42 @@ class ArrowFile:
         try:
             yield
         except (OSError, ArrowException) as error:
-            raise InputError(
-                f"{self.path}: cannot be read as {self._kind}: truncated, damaged or another kind of file ({error})"
-            ) from None
+            told = f"cannot be read as {self._kind}: truncated, damaged or another kind of file"
+            raise InputError(f"{self.path}: {told} ({error})") from None
 
 
 class CsvFile:
-    """Text with one row per line; cells are separated by commas, semicolons or tabs."""
+    """Text with one row per line; cells are separated by commas, semicolons (then decimal commas are read) or tabs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._text() as file:
             lines = list(islice(file, 10 * HEAD_LINES))
         self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
-        self.delimiter = delimiter_of(lines)
-        header = next(csv.reader(lines[self._blank :], delimiter=self.delimiter), [])
+        self._delimiter = delimiter_of(lines)
+        header = next(csv.reader(lines[self._blank :], delimiter=self._delimiter), [])
         self.names = [name.strip() for name in header]
-        self.decimal = "," if self.delimiter == ";" else "."
+        self.decimal = "," if self._delimiter == ";" else "."
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some megabytes at a time: cells are text, but float64 in the columns that `numbers` names."""
-        from pyarrow import ArrowException, RecordBatch, float64, string
+        import pyarrow
         from pyarrow import csv as arrow_csv
 
-        commas = self.decimal == ","
-        kinds = {name: string() if commas or name not in (numbers or ()) else float64() for name in self.names}
-        options = (
-            arrow_csv.ReadOptions(
-                column_names=self.names, skip_rows=self._blank, skip_rows_after_names=1, block_size=BLOCK_BYTES
-            ),
-            arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-            arrow_csv.ConvertOptions(column_types=kinds, null_values=[]),
-        )
+        direct = (numbers or ()) if self.decimal == "." else ()
+        kinds = {name: pyarrow.float64() if name in direct else pyarrow.string() for name in self.names}
+        layout = {"column_names": self.names, "skip_rows": self._blank, "skip_rows_after_names": 1}
         last: list[Any] = []
         try:
-            for batch in arrow_csv.open_csv(self.path, *options):
-                if commas:
-                    cells = [_with_points(name, batch.column(name), numbers) for name in self.names]
-                    batch = RecordBatch.from_arrays(cells, self.names)
-                yield batch
+            for batch in arrow_csv.open_csv(
+                self.path,
+                arrow_csv.ReadOptions(**layout, block_size=BLOCK_BYTES),
+                arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                arrow_csv.ConvertOptions(column_types=kinds, null_values=[]),
+            ):
+                yield batch if self.decimal == "." else _with_points(batch, numbers)
                 last = batch.slice(batch.num_rows - 1).to_pylist() or last
-        except (OSError, ArrowException) as error:
+        except (OSError, pyarrow.ArrowException) as error:
             self._explain(numbers or (), error)
         if any("\n" in str(cell) for row in last for cell in row.values()):
             self._explain((), None)  # a quote that is never closed makes one cell of all that follows
@@ -132,23 +124,20 @@ class CsvFile:
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield line number and cells of every row that is not blank, after the header; slow, for small files."""
         with self._text() as file:
-            reader = csv.reader(file, delimiter=self.delimiter, strict=True)
-            yield from islice(
-                ((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row)), 1, None
-            )
+            reader = csv.reader(file, delimiter=self._delimiter, strict=True)
+            rows = ((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row))
+            yield from islice(rows, 1, None)
 
     def _explain(self, numbers: Collection[str], error: Exception | None) -> None:
         """Raise for the first line that is wrong, and where there is none for `error`."""
-        line = 0
+        line, width, checked = 0, len(self.names), set(numbers)
         for line, row in self.rows():
-            if len(row) != len(self.names):
-                told = f"{len(row)} cells, expected {len(self.names)} as in the first line"
-                raise InputError(f"{self.path} line {line}: {told}")
+            where = f"{self.path} line {line}"
+            expect(len(row) == width, f"{where}: {len(row)} cells, expected {width} as in the first line")
             for name, cell in zip(self.names, row, strict=True):
-                if name in numbers and not is_number(cell, self.decimal):
-                    raise InputError(f"{self.path} line {line}, column {name!r}: {cell!r} is not a number")
-        if line and error is not None:
-            raise InputError(f"{self.path}: cannot be read as CSV ({error})")
+                if name in checked and not is_number(cell, self.decimal):
+                    raise InputError(f"{where}, column {name!r}: {cell!r} is not a number")
+        expect(not line or error is None, f"{self.path}: cannot be read as CSV ({error})")
 
     @contextmanager
     def _text(self) -> Iterator[io.TextIOBase]:
@@ -163,13 +152,16 @@ class CsvFile:
 TableFile = ArrowFile | CsvFile
 
 
-def _with_points(name: str, cells: Any, numbers: Collection[str] | None) -> Any:
-    """Text with decimal points instead of commas, and float64 where the column is one of `numbers`."""
-    from pyarrow import compute, float64
+def _with_points(batch: Any, numbers: Collection[str] | None) -> Any:
+    """Decimal points instead of commas in the text of the columns in `numbers` (float64 then), or without it in all."""
+    from pyarrow import RecordBatch, compute, float64
 
-    if numbers is None or name in numbers:
-        cells = compute.replace_substring_regex(cells, DECIMAL_COMMA, r"\1.\2")
-    return compute.utf8_trim_whitespace(cells).cast(float64()) if name in (numbers or ()) else cells
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    for name in columns if numbers is None else numbers:
+        columns[name] = compute.replace_substring_regex(columns[name], DECIMAL_COMMA, r"\1.\2")
+    for name in numbers or ():
+        columns[name] = compute.utf8_trim_whitespace(columns[name]).cast(float64())
+    return RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
 def read_columns(path: Path) -> dict[str, Any]:
@@ -194,21 +186,15 @@ def read_numbers(
         values.append(np.stack([_as_floats(file.path, name, batch.column(name)) for name in numbers], axis=1))
         for name, cells in words.items():
             cells += [str(cell).strip() for cell in batch.column(name).to_pylist()]
-    if not sum(map(len, values)):
-        raise InputError(f"{file.path}: has column names but no rows: expected one row per sample")
+    expect(sum(map(len, values)), f"{file.path}: has column names but no rows: expected one row per sample")
     return np.concatenate(values), {name: np.array(cells) for name, cells in words.items()}
 
 
 def _as_floats(path: Path, name: str, column: Any) -> NDArray[np.float64]:
-    if column.null_count:
-        raise InputError(f"{path}: column {name!r} has {column.null_count} empty cells: expected a number in each")
-    values = column.to_numpy(zero_copy_only=False)
-    if values.dtype.kind not in "fiub":
-        raise InputError(f"{path}: column {name!r} holds {column.type}, not numbers")
+    empty, values = column.null_count, column.to_numpy(zero_copy_only=False)
+    expect(not empty, f"{path}: column {name!r} has {empty} empty cells: expected a number in each")
+    expect(values.dtype.kind in "fiub", f"{path}: column {name!r} holds {column.type}, not numbers")
     return values.astype(np.float64, copy=False)
-
-
-# -- CSV by hand -------------------------------------------------------------------------------------------------------
 
 
 def delimiter_of(lines: Iterable[str]) -> str:
@@ -220,22 +206,20 @@ def delimiter_of(lines: Iterable[str]) -> str:
     '\\t'
     """
     head = list(islice((line for line in lines if line.strip()), HEAD_LINES))
-    for delimiter in DELIMITERS:
+    for delimiter in ",;\t":
         widths = {len(row) for row in csv.reader(head, delimiter=delimiter)}
         if len(widths) == 1 and widths != {1}:
             return delimiter
-    return max(DELIMITERS, key=head[0].count) if head else ","
+    return max(",;\t", key=head[0].count) if head else ","
 
 
 def number(cell: str, decimal: str = ".") -> float:
-    """A cell as a number.
+    """A cell as a number; 1_2, which Python reads as 12, is a code.
 
     >>> number("0,5", ",")
     0.5
     """
-    if "_" in cell:
-        raise ValueError(f"{cell!r} is a code")  # Python alone reads 1_2 as 12
-    return float(cell.replace(decimal, "."))
+    return float(cell.replace("_", "code").replace(decimal, "."))
 
 
 def is_number(cell: str, decimal: str = ".") -> bool:
@@ -250,13 +234,9 @@ def is_number(cell: str, decimal: str = ".") -> bool:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def open_writer(path: Path, schema: Any, *, kind: str | None = None, repeated: Sequence[str] = ()) -> Any:
-    """Open a file to write batches or tables to (`write_table`), in the format of its suffix or of `kind`.
-
-    `repeated` names columns of text with few different values.
-    """
-    suffix = kind or path.suffix.lower()
-    if suffix in PARQUET:
+def open_writer(path: Path, schema: Any, kind: str, repeated: Sequence[str] = ()) -> Any:
+    """Open a file of a kind (`.parquet` or `.csv`) to write tables to; `repeated` are columns with few values."""
+    if kind in PARQUET:
         from pyarrow.parquet import ParquetWriter
 
         return ParquetWriter(path, schema, use_dictionary=list(repeated), write_statistics=False)
@@ -270,5 +250,5 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     import pyarrow
 
     table = pyarrow.table({name: list(values) for name, values in columns.items()})
-    with replacing(path) as beside, open_writer(beside, table.schema, kind=path.suffix.lower()) as writer:
+    with replacing(path) as beside, open_writer(beside, table.schema, path.suffix.lower()) as writer:
         writer.write_table(table)

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import expect, listing
 from rfdlc.tables import is_number, number
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"})
 MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
-
-# Rounding to 32 bits may move a number by this share of the spread of its column; seconds since 1970 move by 64.
-ROUNDED = 1e-3
+ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
 Column = NDArray[Any]  # float64 with nan, or objects: text, and None for a missing value
 Cells = Any  # as they are read: a sequence, an array, or a column of pyarrow
@@ -35,9 +33,6 @@ def blurred(column: NDArray[Any]) -> bool:
     return 0 < ROUNDED * spread < float(np.nanmax(np.abs(column))) * float(np.finfo(np.float32).eps) / 2
 
 
-# -- cells -------------------------------------------------------------------------------------------------------------
-
-
 def as_text(value: Any) -> str | None:
     """A cell as text, None where it is missing.
 
@@ -50,7 +45,7 @@ def as_text(value: Any) -> str | None:
 
 def text_column(cells: Cells) -> Column:
     """Cells as text, None where they are missing."""
-    if _of_arrow(cells):
+    if type(cells).__module__.startswith("pyarrow"):
         return _arrow_texts(cells).to_numpy(zero_copy_only=False)
     return np.array([as_text(cell) for cell in cells], dtype=object)
 
@@ -61,30 +56,23 @@ def parse_column(name: str, cells: Cells) -> Column:
     >>> parse_column("age", ["31", "", "4.5"]).tolist()
     [31.0, nan, 4.5]
     """
-    numbers = _arrow_numbers(cells) if _of_arrow(cells) else _numbers(cells)
+    numbers = _numbers(cells)
     if numbers is None:
         return text_column(cells)
-    outside = np.flatnonzero(np.abs(numbers) > LARGEST)
-    if len(outside):
-        row = int(outside[0])
-        raise InputError(
-            f"column {name!r} has an infinite or too large value in row {row + 1} "
-            f"({text_column(cells[row : row + 1])[0]}): expected numbers up to {LARGEST:.1e}, or nothing"
-        )
+    for row in np.flatnonzero(np.abs(numbers) > LARGEST)[:1]:
+        told = f"column {name!r} has an infinite or too large value in row {row + 1}"
+        expect(False, f"{told} ({text_column(cells[row : row + 1])[0]}): expected numbers up to {LARGEST:.1e}, or none")
     return np.full(len(numbers), None) if np.isnan(numbers).all() else numbers
 
 
-def _numbers(cells: Sequence[Any] | NDArray[Any]) -> NDArray[np.float64] | None:
+def _numbers(cells: Cells) -> NDArray[np.float64] | None:
+    if type(cells).__module__.startswith("pyarrow"):
+        return _arrow_numbers(cells)
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
         return cells.astype(np.float64, copy=False)
     with suppress(ValueError):
-        texts = map(as_text, cells)
-        return np.array([np.nan if text is None else number(text) for text in texts], dtype=np.float64)
+        return np.array([np.nan if text is None else number(text) for text in map(as_text, cells)], dtype=np.float64)
     return None
-
-
-def _of_arrow(cells: Cells) -> bool:
-    return type(cells).__module__.startswith("pyarrow")
 
 
 def _arrow_numbers(column: Any) -> NDArray[np.float64] | None:
@@ -108,9 +96,6 @@ def _arrow_texts(column: Any) -> Any:
     texts = compute.utf8_trim_whitespace(column.cast(string()))
     missing = compute.is_in(compute.utf8_lower(texts), value_set=array(sorted(MISSING)))
     return compute.if_else(missing, None, texts)
-
-
-# -- encoding ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -137,11 +122,9 @@ class ColumnCode:
             return cls(name, median=median, offset=offset, flags_missing=bool(missing.any()))
         found = OneHotEncoder().fit(column[:, None]).categories_[0].tolist()  # sorted, None comes last
         categories = tuple(text for text in found if text is not None)
-        if len(categories) > MOST_CATEGORIES:
-            raise InputError(
-                f"column {name!r} has {len(categories)} different texts, too many to be categories (at most "
-                f"{MOST_CATEGORIES}): leave it out with drop, or turn it into numbers{strays_among(categories)}"
-            )
+        told = f"column {name!r} has {len(categories)} different texts, too many to be categories"
+        fix = f"leave it out with drop, or turn it into numbers{strays_among(categories)}"
+        expect(len(categories) <= MOST_CATEGORIES, f"{told} (at most {MOST_CATEGORIES}): {fix}")
         return cls(name, categories=categories, counts_missing=None in found)
 
     @property
@@ -153,27 +136,24 @@ class ColumnCode:
     def features(self) -> dict[str, str]:
         """Name and kind of the features that the column becomes."""
         if self.median is not None:
-            flag = {f"{self.name} is missing": "flag"} if self.flags_missing else {}
-            return {self.name: "number"} | flag
+            return {self.name: "number"} | ({f"{self.name} is missing": "flag"} if self.flags_missing else {})
         return {f"{self.name} = {'(missing)' if value is None else value}": "category" for value in self.values}
 
     def numbers(self, cells: Cells) -> NDArray[np.float64]:
         """Cells of a numeric column, nan where they are missing."""
         column = parse_column(self.name, cells)
-        if column.dtype == np.float64:
-            return column
-        wrong = next((text for text in column if text is not None and not is_number(text)), None)
-        if wrong is not None:
-            raise InputError(f"column {self.name!r} holds numbers in the training data, but here {wrong!r}")
-        return np.full(len(column), np.nan)  # all are missing
+        if column.dtype != np.float64:
+            wrong = next((text for text in column if text is not None and not is_number(text)), None)
+            expect(wrong is None, f"column {self.name!r} holds numbers in the training data, but here {wrong!r}")
+        return column.astype(np.float64)  # where all cells are missing, they are None
 
     def texts(self, cells: Cells) -> Column:
         """Cells of a column of text; warns where none of them was seen in training."""
         column = text_column(cells)
-        present = set(column.tolist()) - {None}
-        if (column != None).sum() > 1 and self.categories and not present & set(self.categories):  # noqa: E711
+        present = [text for text in column if text is not None]
+        if len(present) > 1 and self.categories and not set(present) & set(self.categories):
             warnings.warn(
-                f"column {self.name!r} holds nothing that training saw (here {listing(sorted(present), 3)}; there "
+                f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(present)), 3)}; there "
                 f"{listing(self.categories, 3)}): it tells the model nothing; write its values as in training",
                 stacklevel=4,
             )
@@ -222,44 +202,37 @@ class TableEncoder:
     def transform(self, table: Mapping[str, Cells]) -> NDArray[np.float32]:
         """Features of rows given as {column: cells}; further columns are ignored, unseen categories are all zeros."""
         absent = [column.name for column in self.columns if column.name not in table]
-        if absent:
-            raise InputError(f"the rows lack the columns {listing(absent)}: expected all that training had")
+        expect(not absent, f"the rows lack the columns {listing(absent)}: expected all that training had")
         lengths = {column.name: len(table[column.name]) for column in self.columns}
-        if len(set(lengths.values())) > 1:
-            told = listing(f"{name} has {length}" for name, length in lengths.items())
-            raise InputError(f"the columns differ in length: {told}")
+        told = listing(f"{name} has {length}" for name, length in lengths.items())
+        expect(len(set(lengths.values())) == 1, f"the columns differ in length: {told}")
         features = np.empty((next(iter(lengths.values())), len(self.kinds)), dtype=np.float32)
-        numeric, imputer = self._imputed
+        numeric, of_text, imputer, one_hot = self._fitted
         if numeric:
             cells = np.column_stack([column.numbers(table[column.name]) for column in numeric])
             features[:, self.kinds == "flag"] = np.isnan(cells[:, [column.flags_missing for column in numeric]])
             offsets = [column.offset for column in numeric]
             features[:, self.kinds == "number"] = imputer.transform(cells) - offsets
-        of_text, one_hot = self._one_hot
         if of_text:
             texts = np.column_stack([column.texts(table[column.name]) for column in of_text])
             features[:, self.kinds == "category"] = one_hot.transform(texts)
         return features
 
     @cached_property
-    def _imputed(self) -> tuple[list[ColumnCode], Any]:
-        """The columns of numbers, and what fills their gaps."""
+    def _fitted(self) -> tuple[list[ColumnCode], list[ColumnCode], Any, Any]:
+        """The columns of numbers and of text, and their encoders; the median of one row is the row."""
         from sklearn.impute import SimpleImputer
-
-        numeric = [column for column in self.columns if column.median is not None]
-        medians = np.array([[column.median for column in numeric]], dtype=np.float64)  # of one row, the row
-        return numeric, SimpleImputer(strategy="median").fit(medians) if numeric else None
-
-    @cached_property
-    def _one_hot(self) -> tuple[list[ColumnCode], Any]:
-        """The columns of text, and what encodes them."""
         from sklearn.preprocessing import OneHotEncoder
 
+        numeric = [column for column in self.columns if column.median is not None]
         of_text = [column for column in self.columns if column.values]
-        values = [column.values for column in of_text]
-        encoder = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False, dtype=np.float32)
-        first = np.array([[column[0] for column in values]], dtype=object)
-        return of_text, encoder.fit(first) if of_text else None
+        imputer, values = SimpleImputer(strategy="median"), [column.values for column in of_text]
+        one_hot = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False, dtype=np.float32)
+        if numeric:
+            imputer.fit(np.array([[column.median for column in numeric]], dtype=np.float64))
+        if of_text:
+            one_hot.fit(np.array([[column[0] for column in values]], dtype=object))
+        return numeric, of_text, imputer, one_hot
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""

@@ -83,7 +83,7 @@ def test_actions(run, photos, tmp_path):
     assert table["action"].tolist() == [utility.actions[i] for i in explained.action]
     np.testing.assert_allclose(table["expected_utility"], explained.value, atol=1e-6)
     same(done.path, run, photos)  # the two columns are no classes
-    with pytest.raises(rfdlc.InputError, match="a ndarray is no path"):
+    with pytest.raises(rfdlc.InputError, match="a ndarray is not a path"):
         model.open_samples(np.zeros((2, 2)))
     with pytest.raises(rfdlc.InputError, match="for tables"):
         rfdlc.predict(run, photos, tmp_path / "p.npz", utility=utility)

@@ -16,7 +16,7 @@ from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, 
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, strays_among, text_column
-from rfdlc.errors import InputError, listing, repeated, suggestion
+from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import check_names, open_table, read_columns
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
@@ -43,57 +43,51 @@ def read(
     """
     where = str(source) if isinstance(source, Path) else "data frame"
     table = read_columns(source) if isinstance(source, Path) else _of_frame(source)
-    if not len(next(iter(table.values()))):
-        raise InputError(f"{where}: has no rows, so there is no training sample")
+    expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
     target, found = _target(where, table, target)
     _check_roles(where, table, [column for column in (target, groups, split, *drop) if column is not None])
     table, skipped = _labelled(where, table, target, skip_broken)
     labels, names = _classes(where, table.pop(target))
     group_of = None if groups is None else _groups(where, groups, table.pop(groups))
-    for column in drop:
-        del table[column]
-    positions, notes = _positions(where, table, split, labels, group_of, test_fraction, seed)
-    notes += [f"column {column!r} was left out as asked" for column in drop]
+    notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
+    positions, held_out = _positions(where, table, split, labels, group_of, test_fraction, seed)
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     ids, left_out = _identities(table, columns)
-    notes += left_out
-    if not columns:
-        told = "; ".join(["", *left_out])
-        raise InputError(f"{where}: no column is left to learn from beside the target {target!r}{told}")
+    told = "; ".join(["", *left_out])
+    expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {name: whole.take(rows) for name, rows in positions.items()}
-    notes += [note for code in encoder.columns for note in _told(code, columns[code.name])]
-    notes += found
-    data = Dataset.of(Path(where).stem, names, splits, notes, _scale(splits["train"], encoder))
+    done = [note for code in encoder.columns for note in _told(code, columns[code.name])]
+    notes = [*held_out, *notes, *left_out, *done, *found]
+    measured = Normalisation.of_features(splits["train"].array)  # of 0/1 marks a rare one would become huge
+    scaled = encoder.kinds == "number"
+    mean, std = np.where(scaled, measured.mean, 0.0), np.where(scaled, measured.std, 1.0)
+    data = Dataset.of(Path(where).stem, names, splits, notes, Normalisation(tuple(mean.tolist()), tuple(std.tolist())))
     return replace(data, encoder=encoder, skipped=tuple(skipped))
 
 
 def _of_frame(frame: Any) -> Table:
     check_names("data frame", [str(name) for name in frame.columns])
-    return {str(name): _of_series(frame[name]) for name in frame.columns}
-
-
-def _of_series(column: Any) -> NDArray[Any]:
-    array: NDArray[Any] = column.to_numpy()
-    return array if array.dtype.kind in "iuf" else np.fromiter(column, dtype=object, count=len(column))
+    columns = {str(name): frame[name] for name in frame.columns}
+    arrays = {name: column.to_numpy() for name, column in columns.items()}
+    others = [name for name, array in arrays.items() if array.dtype.kind not in "iuf"]
+    return arrays | {name: np.fromiter(columns[name], dtype=object, count=len(frame)) for name in others}
 
 
 class TableRows:
     """Rows of a table that are read in ascending order, a range at a time; with `split`, the rows of that split."""
 
-    _held: Any  # a table with the rows from `_at` on
-    _at: int
-
     def __init__(self, path: Path, split: str | None = None) -> None:
         self._file, self._split = open_table(path), split
         self.names = self._file.names
-        if split is not None and split_column(self.names) is None:
-            raise InputError(f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
+        known = split is None or split_column(self.names) is not None
+        expect(known, f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
         self._count = sum(batch.num_rows for batch in self._batches())
-        if not self._count:
-            raise InputError(f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
-        self._restart()
+        expect(self._count, f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
+        self._coming: Iterator[Any] = iter(())
+        self._held: Any = None  # a table with the rows from `_at` on
+        self._at = self._count
 
     def __len__(self) -> int:
         return self._count
@@ -103,19 +97,14 @@ class TableRows:
         from pyarrow import Table, concat_tables
 
         if wanted.start < self._at:
-            self._restart()
+            self._coming, self._at = self._batches(), 0
+            self._held = Table.from_batches([next(self._coming)])
         while self._at + len(self._held) < wanted.stop:
             gone = min(wanted.start - self._at, len(self._held))
             self._held, self._at = self._held.slice(gone), self._at + gone
             self._held = concat_tables([self._held, Table.from_batches([next(self._coming)])])
         rows = self._held.slice(wanted.start - self._at, len(wanted))
         return dict(zip(rows.column_names, rows.itercolumns(), strict=True))
-
-    def _restart(self) -> None:
-        from pyarrow import Table
-
-        self._coming, self._at = self._batches(), 0
-        self._held = Table.from_batches([next(self._coming)])
 
     def _batches(self) -> Iterator[Any]:
         column = split_column(self.names)
@@ -130,16 +119,11 @@ class TableRows:
 
 
 def _check_roles(where: str, table: Table, columns: Sequence[str]) -> None:
-    """Raise unless the columns that have a role exist, and have one role each."""
     for column in columns:
-        if column not in table:
-            hint = suggestion(column, table)
-            raise InputError(f"{where}: there is no column {column!r}: it has {listing(table)}{hint}")
-    if repeated(columns):
-        raise InputError(
-            f"{where}: column {repeated(columns)[0]!r} is named twice: expected others for each of target, groups, "
-            "split and drop"
-        )
+        told = f"{where}: there is no column {column!r}: it has {listing(table)}"
+        expect(column in table, f"{told}{suggestion(column, table)}")
+        once = f"{where}: column {column!r} is named twice: expected others for each of target, groups, split and drop"
+        expect(columns.count(column) == 1, once)
 
 
 def _target(where: str, table: Table, target: str | None) -> tuple[str, list[str]]:
@@ -147,53 +131,45 @@ def _target(where: str, table: Table, target: str | None) -> tuple[str, list[str
     if target is not None:
         return target, []
     usual = [column for column in table if column.lower() in TARGETS]
-    if len(usual) != 1:
-        raise InputError(f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
+    expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
     return usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
 
 
 def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[str]]:
-    """The rows that have a target."""
-    present = text_column(table[target]) != None  # noqa: E711
-    absent = np.flatnonzero(~present).tolist()
-    if not absent:
+    """The rows that have a target, and what was left out."""
+    missing = np.equal(text_column(table[target]), None)
+    if not missing.any():
         return table, []
-    if not skip_broken:
-        rows = listing((row + 1 for row in absent), 5)
-        raise InputError(
-            f"{where}: the target {target!r} is missing in row {rows}; remove them, or leave them out with {SKIPPING}"
-        )
-    kept = np.flatnonzero(present)
-    return {name: cells.take(kept) for name, cells in table.items()}, [
-        f"{where}: row {row + 1} has no target" for row in absent
-    ]
+    absent = (np.flatnonzero(missing) + 1).tolist()
+    told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}"
+    expect(skip_broken, f"{told}; remove them, or leave them out with {SKIPPING}")
+    kept = np.flatnonzero(~missing)
+    notes = [f"{where}: row {row} has no target" for row in absent]
+    return {name: cells.take(kept) for name, cells in table.items()}, notes
 
 
 def _classes(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     """Class indices, and the names in order: numbers by value, text by alphabet."""
     texts, numbers = text_column(cells), parse_column("target", cells)
-    distinct = set(texts)
-    numeric = numbers.dtype == np.float64
-    if numeric and len(distinct) > max(20, len(texts) // 4) and (numbers % 1 != 0).any():
-        raise InputError(
-            f"{where}: the target has {len(distinct)} different fractions: expected classes, not measurements"
+    names, numeric = sorted(set(texts)), numbers.dtype == np.float64
+    if numeric:
+        many = len(names) > max(20, len(texts) // 4) and (numbers % 1 != 0).any()
+        expect(
+            not many, f"{where}: the target has {len(names)} different fractions: expected classes, not measurements"
         )
-    names = sorted(sorted(distinct), key=float) if numeric else sorted(distinct)
-    alike = [pair for pair in pairwise(names) if numeric and float(pair[0]) == float(pair[1])]
-    if alike:
-        raise InputError(
-            f"{where}: the target holds {alike[0][0]!r} and {alike[0][1]!r}, which are one number and would be two "
-            "classes: write every class in one way"
-        )
+        names = sorted(names, key=float)
+        for one, other in pairwise(names):
+            told = f"{where}: the target holds {one!r} and {other!r}, which are one number and would be two classes"
+            expect(float(one) != float(other), f"{told}: write every class in one way")
     index = {name: i for i, name in enumerate(names)}
     return np.fromiter((index[text] for text in texts), np.int64), names
 
 
 def _groups(where: str, column: str, cells: Any) -> NDArray[Any]:
-    texts = text_column(cells).tolist()
-    if None in texts:
-        raise InputError(f"{where}: the group column {column!r} is empty in row {texts.index(None) + 1}")
-    return np.array(texts)
+    texts = text_column(cells)
+    for row in np.flatnonzero(np.equal(texts, None))[:1]:
+        raise InputError(f"{where}: the group column {column!r} is empty in row {row + 1}")
+    return texts.astype(str)
 
 
 def _positions(
@@ -209,14 +185,12 @@ def _positions(
     column = split or split_column(table)
     if column is not None:
         cells = text_column(table.pop(column)).tolist()
-        found = [split_name(str(cell)) for cell in cells]
-        if None in found:
-            row = found.index(None)
-            raise InputError(
-                f"{where}: the split {cells[row]!r} in row {row + 1} of column {column!r} is unknown: expected train, "
-                "val or test; where the column says something else, rename it, or leave it out with drop"
-            )
-        return {name: np.flatnonzero(np.array(found) == name) for name in SPLITS}, []
+        splits = [split_name(str(cell)) for cell in cells]
+        row = splits.index(None) if None in splits else 0
+        told = f"{where}: the split {cells[row]!r} in row {row + 1} of column {column!r} is unknown"
+        fix = "where the column says something else, rename it, or leave it out with drop"
+        expect(None not in splits, f"{told}: expected train, val or test; {fix}")
+        return {name: np.flatnonzero(np.array(splits) == name) for name in SPLITS}, []
     if not test_fraction:
         return {"train": np.arange(len(labels))}, []
     kept, held = hold_out_indices(labels, test_fraction, seed, groups)
@@ -267,11 +241,3 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
         return []
     flag = " and marked in a feature of their own" if column.flags_missing else ""
     return [f"column {column.name!r}: {missing} missing values were filled with the median {column.median:g}{flag}"]
-
-
-def _scale(train: Split, encoder: TableEncoder) -> Normalisation:
-    """Numbers are standardised; 0/1 marks stay as they are, since a rare one would become huge."""
-    measured = Normalisation.of_features(train.array)
-    number = encoder.kinds == "number"
-    mean, std = np.where(number, measured.mean, 0.0), np.where(number, measured.std, 1.0)
-    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))

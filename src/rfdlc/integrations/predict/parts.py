@@ -6,12 +6,12 @@ Parts carry the hash of their job in their names, so that those of another model
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.files import alone, claimed, read_json, replacing
 from rfdlc.tables import open_writer
 
@@ -23,19 +23,16 @@ GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in the file, the small
 class Parts:
     """Rows 0 to `count` in parts of `size`; each is a Parquet file that is complete or not there.
 
-    `job` describes what makes it this job and no other; `schema` is that of the file, `repeated` its columns of text
-    with few different values.
+    `job` describes what makes it this job and no other; `schema` is that of the file.
     """
 
-    def __init__(
-        self, out: Path, schema: Any, count: int, size: int, job: Mapping[str, Any], repeated: Sequence[str] = ()
-    ) -> None:
-        self.out, self.count, self.size, self.job, self.repeated = out, count, size, job, repeated
-        self.folder = out.with_name(f"{out.name}.parts")
-        self.skipped = out.with_name(f"{out.name}.skipped.txt")
-        self._parts = range(-(-count // size))
+    def __init__(self, out: Path, schema: Any, count: int, size: int, job: Mapping[str, Any]) -> None:
+        self.out, self.count, self.size, self.job = out, count, size, job
+        self.folder, self.skipped = out.with_name(f"{out.name}.parts"), out.with_name(f"{out.name}.skipped.txt")
         self._hash = sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
-        self.schema = schema.with_metadata({**(schema.metadata or {}), MADE_BY: self._hash})
+        self._schema = schema.with_metadata({**(schema.metadata or {}), MADE_BY: self._hash})
+        self._files = [self.folder / f"part-{self._hash}-{part:08d}.parquet" for part in range(-(-count // size))]
+        self._parent = out.absolute().parent  # where processes wait for each other: it is always there
 
     @contextmanager
     def opened(self, rank: int = 0, world_size: int = 1) -> Iterator[list[int]]:
@@ -44,13 +41,13 @@ class Parts:
         Meanwhile no other process writes the file, except for those that share the job.
         """
         with ExitStack() as claims:
-            with self._alone():
+            with alone(self._parent):
                 try:
                     self.folder.mkdir(exist_ok=True)
                 except OSError as error:
                     raise InputError(f"{self.folder}: cannot be created ({error.strerror})") from None
-                if not claims.enter_context(claimed(self.folder, shared=world_size > 1)):
-                    raise InputError(f"{self.out}: another process is writing it; wait, or choose another file")
+                claim = claims.enter_context(claimed(self.folder, shared=world_size > 1))
+                expect(claim, f"{self.out}: another process is writing it; wait, or choose another file")
                 if world_size > 1 and self._is_written():
                     self._remove()
                     mine = []
@@ -61,9 +58,6 @@ class Parts:
                     mine = [part for part in self.missing() if part % world_size == rank]
             yield mine
 
-    def _alone(self) -> AbstractContextManager[None]:
-        return alone(self.out.absolute().parent)
-
     def rows(self, part: int) -> range:
         """The rows of a part."""
         return range(part * self.size, min(self.count, (part + 1) * self.size))
@@ -71,13 +65,13 @@ class Parts:
     def missing(self) -> list[int]:
         """The parts that are still to be done."""
         there = self._there()
-        return [part for part in self._parts if self._file(part).name not in there]
+        return [part for part, file in enumerate(self._files) if file.name not in there]
 
     def write(self, part: int, table: Any, broken: Sequence[str]) -> None:
         """Write one finished part, with what was wrong with the samples that were left out of it."""
         lines = "".join(f"{' '.join(text.split())}\n" for text in broken).encode("utf-8", "surrogateescape")
-        schema = self.schema.with_metadata({**self.schema.metadata, SKIPPED: lines})
-        with replacing(self._file(part)) as beside, open_writer(beside, schema, kind=".parquet") as writer:
+        schema = self._schema.with_metadata({**self._schema.metadata, SKIPPED: lines})
+        with replacing(self._files[part]) as beside, open_writer(beside, schema, ".parquet") as writer:
             writer.write_table(table.cast(schema))
 
     def join(self) -> bool:
@@ -85,10 +79,10 @@ class Parts:
 
         Killed at any instant, the folder is still there and the next process joins them again.
         """
-        with self._alone():
-            if not (self.folder / JOB).exists() or self.missing():
+        with alone(self._parent):
+            if JOB not in self._there() or self.missing():
                 return False
-            skipped = b"".join(self._checked(part) for part in self._parts)
+            skipped = b"".join(self._checked(part) for part in range(len(self._files)))
             self.skipped.unlink(missing_ok=True)
             if skipped:
                 with replacing(self.skipped) as beside:
@@ -104,48 +98,44 @@ class Parts:
         from pyarrow import concat_tables
         from pyarrow.parquet import read_table
 
-        group = max(1, min(GROUP_ROWS, GROUP_VALUES // len(self.schema)) // self.size)  # parts of a row group
-        with open_writer(path, self.schema, kind=self.out.suffix.lower(), repeated=self.repeated) as writer:
-            for first in self._parts[::group]:
-                tables = [read_table(self._file(part), memory_map=False) for part in self._parts[first : first + group]]
-                writer.write_table(concat_tables(table.cast(self.schema) for table in tables))
+        group = max(1, min(GROUP_ROWS, GROUP_VALUES // len(self._schema)) // self.size)  # parts of a row group
+        with open_writer(path, self._schema, self.out.suffix.lower(), repeated=("target", "action")) as writer:
+            for first in range(0, len(self._files), group):
+                tables = [read_table(file, memory_map=False) for file in self._files[first : first + group]]
+                writer.write_table(concat_tables(table.cast(self._schema) for table in tables))
 
     def _checked(self, part: int) -> bytes:
         """What was left out of a part; raises where rows of it are lost."""
         from pyarrow import ArrowException
         from pyarrow.parquet import read_metadata
 
-        file = self._file(part)
+        file, again = self._files[part], "remove it, and run the command again"
         try:
             found = read_metadata(file)
         except (OSError, ArrowException) as error:
-            raise InputError(f"{file}: cannot be read ({error}); remove it, and run the command again") from None
-        skipped = (found.metadata or {}).get(SKIPPED, b"")
+            raise InputError(f"{file}: cannot be read ({error}); {again}") from None
+        skipped: bytes = (found.metadata or {}).get(SKIPPED, b"")
         rows, expected = found.num_rows + skipped.count(b"\n"), len(self.rows(part))
-        if rows != expected:
-            raise InputError(f"{file}: holds {rows} samples, expected {expected}; remove it, and run the command again")
+        expect(rows == expected, f"{file}: holds {rows} samples, expected {expected}; {again}")
         return skipped
 
     def leave(self) -> None:
         """Remove the folder where no part was finished: it would only bar other jobs."""
-        with self._alone():
+        with alone(self._parent):
             if self._there() <= {JOB}:
                 self._remove()
 
     def _check_same(self) -> None:
         names = self._there()
-        begun = read_json(self.folder / JOB) if JOB in names else None
-        other = [name for name in self.job if begun is not None and begun.get(name) != self.job[name]]
-        again = f"or remove the folder to start over (rm -r '{self.folder}')"
-        if other:
-            raise InputError(
-                f"{self.folder} was begun with another {', another '.join(other)}: run the command that it was begun "
-                f"with to continue, {again}"
-            )
-        if any(not name.startswith((".", "part-", "joined")) and name != JOB for name in names):
-            raise InputError(f"{self.folder} holds other files: move them, or choose another name for the predictions")
-        if any(name.startswith("part-") and self._hash not in name for name in names):
-            raise InputError(f"{self.folder} holds parts of another job: choose another name for the file, {again}")
+        begun = read_json(self.folder / JOB) if JOB in names else self.job
+        other = ", another ".join(name for name in self.job if begun.get(name) != self.job[name])
+        fix = f"or remove the folder to start over (rm -r '{self.folder}')"
+        told = f"{self.folder} was begun with another {other}: run the command that it was begun with to continue"
+        expect(not other, f"{told}, {fix}")
+        ours = all(name.startswith((".", "part-", "joined", JOB)) for name in names)
+        expect(ours, f"{self.folder} holds other files: move them, or choose another name for the predictions")
+        same = all(self._hash in name for name in names if name.startswith("part-"))
+        expect(same, f"{self.folder} holds parts of another job: choose another name for the file, {fix}")
 
     def _is_written(self) -> bool:
         """Whether the file is there, made by this job."""
@@ -157,17 +147,11 @@ class Parts:
         return False
 
     def _there(self) -> set[str]:
-        with suppress(FileNotFoundError):
-            return set(os.listdir(self.folder))
-        return set()
+        return set(os.listdir(self.folder)) if self.folder.exists() else set()
 
     def _remove(self) -> None:
         """The description of the job goes last: without it, the parts would seem to be somebody else's."""
-        for name in self._there() - {JOB}:
+        for name in sorted(self._there(), key=JOB.__eq__):
             os.unlink(self.folder / name)
-        (self.folder / JOB).unlink(missing_ok=True)
         if self.folder.exists():
             self.folder.rmdir()
-
-    def _file(self, part: int) -> Path:
-        return self.folder / f"part-{self._hash}-{part:08d}.parquet"

@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import BOOK_KEEPING, DECIDED
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.predict.parts import Parts
 from rfdlc.progress import live
@@ -53,49 +52,37 @@ def predict(
     skip_broken: bool = False,
     backbone: OwnBackbone | None = None,
 ) -> Predicted:
-    """Predict any number of samples with a trained model, in constant memory, and write one file.
+    """Predict any number of samples in constant memory, and write one file.
 
     After a kill, the same call continues where it was. Under torchrun each process predicts its share.
 
     Parameters
     ----------
-    run
-        The run folder.
-    source
-        A folder or a list of images, one image, a table, arrays, or the name of a data set.
+    run, source
+        The run folder; a folder or list of images, one image, a table, arrays, or the name of a data set.
     out
-        `.parquet` or `.csv`: calibrated probabilities, one column per class. `.npz`: the logits of every particle,
-        computed in memory.
-    split
-        `train`, `val` or `test`; by default the last that the source has.
-    root
-        The folder in which `source` is looked for.
+        `.parquet` or `.csv`: calibrated probabilities, one column per class. `.npz`: logits, computed in memory.
+    split, root
+        `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
     utility
         Adds the action with the highest expected utility to a table.
     skip_broken
         Leave out images that cannot be read, and list them beside the file.
     backbone
-        The network's backbone, where the run was trained with one of your own.
+        The backbone of a run that was trained with one of your own.
 
     Returns
     -------
     Predicted
         The file and the number of samples in it.
-
-    Raises
-    ------
-    InputError
-        Where the source does not fit the model, or the file is being written by another process or job.
     """
     path = Path(out)
     kind = choose("kind of file", path.suffix.lower(), KINDS)
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    if world_size > 1 and kind != ".parquet":
-        raise InputError(f"{world_size} processes write one file together in Parquet alone: choose .parquet")
-    if utility is not None and kind == ".npz":
-        raise InputError(
-            "a utility decides for tables: write .parquet or .csv, or decide later with `rfdlc decide FILE.npz`"
-        )
+    alone = world_size == 1 or kind == ".parquet"
+    expect(alone, f"{world_size} processes write one file together in Parquet alone: choose .parquet")
+    decided = "a utility decides for tables: write .parquet or .csv, or decide later with `rfdlc decide FILE.npz`"
+    expect(utility is None or kind != ".npz", decided)
     model = Model.load(run, backbone=backbone, device=_device())
     samples = model.open_samples(source, split=split, root=root, skip_broken=skip_broken)
     if kind == ".npz":
@@ -105,16 +92,18 @@ def predict(
         return Predicted(path, len(found), len(samples) - len(found))
     table = Table(model, samples, utility)
     size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
-    job: dict[str, Any] = {
-        "model": _fingerprint(Path(run)),
-        "source": samples.fingerprint,
-        "utility": table.fingerprint,
-    }
+    job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint, "utility": "none"}
+    if utility is not None:
+        job["utility"] = _digest([*utility.actions, utility.matrix.tolist()])
     job |= {"columns": _digest(table.schema.names), "number of samples": len(samples), "size of parts": size}
-    parts = Parts(path, table.schema, len(samples), size, job, repeated=("target", "action"))
+    parts = Parts(path, table.schema, len(samples), size, job)
     with parts.opened(rank, world_size) as mine:
+        done = len(samples) - sum(len(parts.rows(part)) for part in mine)
         try:
-            _work(table, parts, mine, shown=rank == 0)
+            with live(len(samples), "Predicting", done) as show:
+                for part in mine:
+                    parts.write(part, *table.part(rows := parts.rows(part)))
+                    show(len(rows), f"{rows.stop:,} of {len(samples):,}")
         except InputError:
             if world_size == 1:  # others may be at work on their first parts
                 parts.leave()
@@ -135,19 +124,12 @@ class Table:
         self.decides = utility is not None
         classes = model.classes.names
         clash = [name for name in classes if name in (*BOOK_KEEPING, *DECIDED)]
-        if clash:
-            raise InputError(f"a class is called {clash[0]!r}, as a column of the table is: write .npz instead")
+        expect(not clash, f"a class is called {clash[:1]}, as a column of the table is: write .npz instead")
         known = {"id": samples.named, "target": samples.labelled, **dict.fromkeys(DECIDED, self.decides)}
         names = [name for name in ("id", *classes, "target", *DECIDED) if known.get(name, True)]
         self.schema = pyarrow.schema(
             [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names]
         )
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the utility that is decided by."""
-        utility = self.decider.utility
-        return _digest([*utility.actions, utility.matrix.tolist()]) if self.decides else "none"
 
     def part(self, rows: range) -> tuple[Any, list[str]]:
         """These rows as a `pyarrow.Table`, and what was wrong with those that were left out."""
@@ -172,16 +154,6 @@ class Table:
             columns["action"] = [self.decider.utility.actions[i] for i in explained.action]
             columns["expected_utility"] = np.asarray(explained.value, dtype=np.float32)
         return columns
-
-
-def _work(table: Table, parts: Parts, mine: Sequence[int], *, shown: bool) -> None:
-    total = sum(len(parts.rows(part)) for part in mine)
-    bar = live(parts.count, "Predicting", parts.count - total) if shown else nullcontext(lambda steps, text: None)
-    with bar as show:
-        for part in mine:
-            rows = parts.rows(part)
-            parts.write(part, *table.part(rows))
-            show(len(rows), f"{rows.stop:,} of {parts.count:,}")
 
 
 def _device() -> str:
