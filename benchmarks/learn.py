@@ -36,13 +36,13 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.training.assembly import build_stages, choose_device, method_net, place, split_outputs
+from rfdlc.training.assembly import build_stages, choose_device, method_net, split_outputs
 from rfdlc.training.config import TrainConfig, parse_pairs
 from rfdlc.training.heldout import balanced, carries_uniform, diversity
 from rfdlc.training.loop import epochs, optimiser_state
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.model import new_decider
-from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.particles import ParticleNet, place
 
 Array = np.ndarray[Any, Any]
 PENALTIES = (-0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0)

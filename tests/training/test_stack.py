@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from rfdlc.errors import InputError
 from rfdlc.training.networks.backbones import Bottleneck, backbone, own
-from rfdlc.training.networks.particles import ParticleNet, place_channels
+from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import IN_CHANNELS, reset
 
 
@@ -192,7 +192,7 @@ def test_channels_last_changes_memory_and_no_value(make):
     """As a GPU has it: stacked weights of copies have five dimensions, which torch's own layout refuses."""
     build = lambda: ParticleNet(make(), 5, particles=2, seeds=(1, 2))  # noqa: E731
     x = torch.randn(2, 6, 3, 8, 8)
-    plain, placed = build(), place_channels(build(), torch.device("cpu"), channels_last=True)
+    plain, placed = build(), place(build(), torch.device("cpu"), channels_last=True)
     results = [(*net.state_dict().values(), net(x)) for net in (plain, placed)]
     for one, two in zip(*results, strict=True):
         assert torch.allclose(one, two, atol=1e-5)

@@ -14,13 +14,13 @@ from torch import Tensor
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.training.assembly import OwnBackbone, Positions, choose_device, method_net, place, prepare_stage
+from rfdlc.training.assembly import OwnBackbone, Positions, choose_device, method_net, prepare_stage
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import ProcessGroup
 from rfdlc.training.factories import as_they_are, integrated_gain
 from rfdlc.training.loop import Epoch, PreparedStage, of_run, stacked
 from rfdlc.training.methods import Method, Stage
-from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.run import Run
 

@@ -117,12 +117,6 @@ def _automatic(shape: tuple[int, ...]) -> str:
     return "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
 
 
-def place(net: ParticleNet, device: torch.device) -> ParticleNet:
-    """On the device, in the memory layout that is fast there."""
-    moved = net.to(device)
-    return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[call-overload]
-
-
 @contextmanager
 def sensible_threads(net: ParticleNet, config: TrainConfig) -> Iterator[None]:
     """One thread for steps so small that more threads cost more than they save (small MLPs on a CPU)."""

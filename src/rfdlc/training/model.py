@@ -18,11 +18,11 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.training.assembly import OwnBackbone, choose_device, method_net, place, sharded_outputs
+from rfdlc.training.assembly import OwnBackbone, choose_device, method_net, sharded_outputs
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.methods import find_method
-from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.run import Run
 
 SAMPLES_AT_ONCE, BYTES_AT_ONCE = 1000, 2**25  # of inputs that are read and computed together

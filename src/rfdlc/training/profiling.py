@@ -13,11 +13,11 @@ from torch import Tensor
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.data.replayed import capture
-from rfdlc.training.assembly import build_stages, choose_device, method_net, place, sensible_threads, split_outputs
+from rfdlc.training.assembly import build_stages, choose_device, method_net, sensible_threads, split_outputs
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import PreparedStage
 from rfdlc.training.methods import resolve
-from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import Conv, Linear
 from rfdlc.training.step import Step, reduced
 

@@ -19,13 +19,13 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.metrics import nll
 from rfdlc.decide.scores import Floats
-from rfdlc.training.assembly import build_net, build_stages, choose_device, place, sensible_threads
+from rfdlc.training.assembly import build_net, build_stages, choose_device, sensible_threads
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.heldout import carries_uniform
 from rfdlc.training.loop import epochs, optimiser_state
 from rfdlc.training.losses.terms import WEIGHT_FORMS
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.particles import ParticleNet, place
 
 METHOD = "rf-dlc"
 WEIGHTINGS = ("prior", "none", *(form for form in WEIGHT_FORMS if form != "constant"))

@@ -134,7 +134,7 @@ class ParticleNet(nn.Module):
         return self._by_run(self.head.weight)
 
 
-def place_channels(net: ParticleNet, device: torch.device, channels_last: bool | None = None) -> ParticleNet:
+def place(net: ParticleNet, device: torch.device, channels_last: bool | None = None) -> ParticleNet:
     """On the device, in the memory layout that is fast there: by default channels last on a GPU."""
     moved = net.to(device)
     if (device.type == "cuda") if channels_last is None else channels_last:
