@@ -59,6 +59,8 @@ class Service:
     def __init__(self, backend: Backend, limits: Limits) -> None:
         self.backend, self.limits = backend, limits
         self.metrics, self.reader = Metrics(backend.decider), Reader(backend, limits)
+        self.readers = {b"application/json": self.reader.read_json}
+        self.readers |= {kind.encode(): self.reader.read_image for kind in IMAGE_TYPES}
         self.held = 0  # bytes of bodies in memory
         self.batcher: Batcher | None = None
         self._decoders = ThreadPoolExecutor(DECODERS, "decode")
@@ -66,74 +68,65 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Started with the server; at its end all accepted requests are computed first."""
-        self.batcher = Batcher(partial(answer_samples, self.backend), self.limits.batch)
-        LOGGER.info("ready", extra=_fields(model=self.backend.name, classes=len(self.metrics.classes)))
+        self.batcher = batcher = Batcher(partial(answer_samples, self.backend), self.limits.batch)
+        _log(LOGGER, "ready", model=self.backend.name, classes=len(self.metrics.classes))
         try:
             yield
         finally:
-            batcher, self.batcher = self.batcher, None
+            self.batcher = None
             await batcher.close()
             self._decoders.shutdown()
-            LOGGER.info("stopped", extra=_fields(accepted=self.metrics.accepted, answered=self.metrics.answered))
+            _log(LOGGER, "stopped", accepted=self.metrics.accepted, answered=self.metrics.answered)
+            for handler in LOGGER.handlers:
+                handler.flush()
 
     async def respond(self, scope: Message, receive: Receive) -> bytes:
         """Admit a request, read its body and answer it as JSON, each within its limits."""
-        headers, metrics = dict(scope["headers"]), self.metrics
-        full, length = FULL.get(scope["query_string"]), content_length(headers)
+        headers, metrics, limits = dict(scope["headers"]), self.metrics, self.limits
+        full, length = FULL.get(scope["query_string"]), _content_length(headers)
         if full is None:
             raise Refused(422, "query: expected nothing, full=true or full=false")
-        read = self._reader(headers.get(b"content-type", b""))
-        if length > self.limits.body:
-            raise Refused(413, f"the body is too large: expected at most {self.limits.body:,} bytes")
-        if metrics.waiting >= self.limits.requests or self.held + length > self.limits.held:
+        read = self.readers.get(headers.get(b"content-type", b"").partition(b";")[0].strip().lower())
+        if read is None:
+            raise Refused(415, f"expected content type application/json or one of {', '.join(IMAGE_TYPES)}")
+        if length > limits.body:
+            raise Refused(413, f"the body is too large: expected at most {limits.body:,} bytes")
+        if metrics.waiting >= limits.requests or self.held + length > limits.held:
             raise Refused(429, "too many requests are waiting: try again in a moment", retry_after=1)
         metrics.accepted += 1
         body = Body(self, length)
+        late = Refused(408, f"the body was not complete within {limits.seconds:g} s")
         try:
-            answer = await self._in_time(receive, body, read)
+            async with asyncio.timeout(limits.seconds) as timeout:
+                await body.collect(receive)
+                timeout.reschedule(asyncio.get_running_loop().time() + limits.seconds)
+                late = Refused(503, f"no answer within {limits.seconds:g} s: try again later", retry_after=1)
+                answer = await self._answer(await self._read(body, read))
+        except TimeoutError:
+            raise late from None
         finally:
             body.release()
             metrics.answered += 1
         metrics.count_decisions(answer)
         return to_json(answer.to_dict(full))
 
-    async def _in_time(self, receive: Receive, body: "Body", read: Read) -> Answer:
-        """`seconds` to send the body, and again to answer it."""
-        seconds, late = self.limits.seconds, Refused(408, f"the body was not complete within {self.limits.seconds:g} s")
-        try:
-            async with asyncio.timeout(seconds) as timeout:
-                await body.collect(receive)
-                timeout.reschedule(asyncio.get_running_loop().time() + seconds)
-                late = Refused(503, f"no answer within {seconds:g} s: try again later", retry_after=1)
-                if body.length <= PARSED_INLINE and read == self.reader.read_json and b'"images"' not in body.data:
-                    question = read(body.data, 0.0)
-                else:
-                    question = await body.in_thread(self._decoders, read, time.monotonic() + seconds)
-                return await self._answer(question)
-        except TimeoutError:
-            raise late from None
-
-    def _reader(self, content_type: bytes) -> Read:
-        kind = content_type.partition(b";")[0].strip().lower().decode("latin-1")
-        if kind == "application/json":
-            return self.reader.read_json
-        if kind in IMAGE_TYPES:
-            return self.reader.read_image
-        raise Refused(415, f"expected content type application/json or one of {', '.join(IMAGE_TYPES)}")
+    async def _read(self, body: "Body", read: Read) -> Question:
+        if body.length <= PARSED_INLINE and read == self.reader.read_json and b'"images"' not in body.data:
+            return read(body.data, 0.0)
+        return await body.in_thread(self._decoders, read, time.monotonic() + self.limits.seconds)
 
     async def _answer(self, question: Question) -> Answer:
-        """By the utility of the request, or the model's own."""
         utility = question.pop("utility", None)
         ((kind, values),) = question.items()
-        if kind == "probabilities":
-            answer = answer_scores(self.backend, values)
-        else:
-            assert self.batcher is not None
-            try:
+        try:
+            if kind == "probabilities":
+                answer = answer_scores(self.backend, values)
+            else:
+                assert self.batcher is not None
                 answer = await self.batcher.submit(values)
-            except InputError:  # types and shapes were checked: what remains is overflow
-                told = "the samples hold numbers too large to compute with: expected numbers like the training data's"
-                raise Refused(422, told) from None
+        except InputError:  # types and shapes were checked: what remains is overflow
+            message = "the samples hold numbers too large to compute with: expected numbers like the training data's"
+            raise Refused(422, message) from None
         return answer if utility is None else answer.by(utility)
 
 
@@ -143,9 +136,10 @@ class Body:
     def __init__(self, service: Service, length: int) -> None:
         self.service, self.length, self.data = service, length, b""
         service.held += length
-        self._in_use = 1
+        self._users = 1
 
     async def collect(self, receive: Receive) -> None:
+        """Receive all of it."""
         pieces, more = [], True
         while more:
             message = await receive()
@@ -156,18 +150,17 @@ class Body:
         self.data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def in_thread(self, pool: ThreadPoolExecutor, read: Read, deadline: float) -> Question:
-        """Read in a thread. If the request is given up first, the body counts as held until the thread drops it."""
+        """Read it in a thread. If the request is given up first, the body counts as held until the thread drops it."""
         loop = asyncio.get_running_loop()
-        self._in_use += 1
+        self._users += 1
         future = pool.submit(lambda: read(self.data, deadline))
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.release))
         return await asyncio.wrap_future(future)
 
     def release(self) -> None:
-        self._in_use -= 1
-        self.data = b""
-        if not self._in_use:
-            self.service.held -= self.length
+        """One user less; the last one frees the memory."""
+        self._users, self.data = self._users - 1, b""
+        self.service.held -= 0 if self._users else self.length
 
 
 class AccessMiddleware:
@@ -184,73 +177,66 @@ class AccessMiddleware:
         began, status = time.perf_counter(), 0
         connection, headers = scope.get("state", {}).get("connection"), dict(scope["headers"])
 
-        async def noting_send(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         if connection is not None:
-            connection.begin_request(min(content_length(headers), DRAINED * self.service.limits.body))
+            connection.begin_request(min(_content_length(headers), DRAINED * self.service.limits.body))
         try:
             self._check(scope, headers)
             if scope["path"] == "/decide" and scope["method"] == "POST":  # past the router, whose layers cost a third
-                await _send(noting_send, await self.service.respond(scope, receive))
+                await _send_json(send_and_note, await self.service.respond(scope, receive))
             else:
-                await self.app(scope, receive, noting_send)
-        except Refused as refused:
-            await refusal(refused)(scope, receive, noting_send)
+                await self.app(scope, receive, send_and_note)
         except Exception as error:
-            _log_failure(error)
+            if not isinstance(error, Refused):
+                _log_failure(error)
             if not status:
-                await refusal(Refused(500, "the server failed; the failure was logged"))(scope, receive, noting_send)
+                await _refusal(error)(scope, receive, send_and_note)
         finally:
             if connection is not None:
                 connection.end_request()
-        self._note(scope, status, time.perf_counter() - began)
+        path, seconds = scope["path"] if scope["path"] in PATHS else "other", time.perf_counter() - began
+        self.service.metrics.count_request(path, status, seconds)
+        level = logging.INFO if status < 500 else logging.ERROR
+        if REQUESTS.isEnabledFor(level):
+            fields = {"path": path, "status": status, "ms": round(1000 * seconds, 2)}
+            _log(REQUESTS, "request", level, method=scope["method"][:8], **fields)
 
     def _check(self, scope: Message, headers: dict[bytes, bytes]) -> None:
-        limits, path = self.service.limits, scope["path"]
+        limits, path, host = self.service.limits, scope["path"], headers.get(b"host", b"")
         if sum(map(len, chain.from_iterable(scope["headers"]))) > limits.headers:
             raise Refused(431, f"expected at most {limits.headers:,} bytes of headers")
         if self._expected is None:
-            host = headers.get(b"host", b"")
-            if host not in LOCAL_HOSTS and PORT.sub(b"", host).lower() not in LOCAL_HOSTS:
+            if PORT.sub(b"", host).lower() not in LOCAL_HOSTS:  # a web page whose name was pointed at this machine
                 raise Refused(400, "expected the Host localhost, 127.0.0.1 or [::1]; other names need a token")
         elif path not in OPEN and not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
             raise Refused(401, "expected the header Authorization: Bearer TOKEN, with the server's token")
         if b"transfer-encoding" in headers:  # a chunked body has no announced size, and trailers without a bound
             raise Refused(411, "expected a Content-Length, not a chunked body")
-        if content_length(headers) and path in PATHS and path != "/decide":
+        if _content_length(headers) and path in PATHS and path != "/decide":
             raise Refused(413, "expected no body: only POST /decide accepts one")
-
-    def _note(self, scope: Message, status: int, seconds: float) -> None:
-        path = scope["path"] if scope["path"] in PATHS else "other"
-        self.service.metrics.count_request(path, status, seconds)
-        level = logging.INFO if status < 500 else logging.ERROR
-        if REQUESTS.isEnabledFor(level):
-            fields = {"method": scope["method"][:8], "path": path, "status": status, "ms": round(1000 * seconds, 2)}
-            REQUESTS.log(level, "request", extra=_fields(**fields))
 
 
 def create_app(backend: Backend, limits: Limits | None = None, token: str | None = None) -> FastAPI:
     """The application, ready for any ASGI server."""
     service = Service(backend, limits or Limits())
-    security = [Security(HTTPBearer(auto_error=False))] if token else []  # documented here, checked by the middleware
     app = FastAPI(
         title="rfdlc",
         version=__version__,
         lifespan=service.lifespan,
         redoc_url=None,
-        dependencies=security,
+        dependencies=[Security(HTTPBearer(auto_error=False))] if token else [],  # checked by the middleware
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.state.service = service
     app.add_middleware(AccessMiddleware, service=service, token=token)
-    app.add_exception_handler(Refused, lambda _, refused: refusal(refused))
-    binary = {"schema": {"type": "string", "format": "binary"}}
+    app.add_exception_handler(Refused, lambda _, refused: _refusal(refused))
     content = {"application/json": {"schema": service.reader.model.model_json_schema()}}
-    content |= dict.fromkeys(IMAGE_TYPES, binary) if backend.files else {}
+    if backend.files:
+        content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES}
 
     @app.post(
         "/decide",
@@ -281,11 +267,9 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
     return app
 
 
-def refusal(refused: Refused) -> JSONResponse:
-    """The response to a request that is refused."""
-    headers: dict[str, str] = {}
-    if refused.retry_after is not None:
-        headers["retry-after"] = str(refused.retry_after)
+def _refusal(error: Exception) -> JSONResponse:
+    refused = error if isinstance(error, Refused) else Refused(500, "the server failed; the failure was logged")
+    headers = {} if refused.retry_after is None else {"retry-after": str(refused.retry_after)}
     if refused.status == 401:
         headers["www-authenticate"] = "Bearer"
     if refused.status in (408, 411):  # the rest of the body is not read
@@ -293,14 +277,13 @@ def refusal(refused: Refused) -> JSONResponse:
     return JSONResponse({"detail": refused.message}, refused.status, headers)
 
 
-async def _send(send: Send, body: bytes) -> None:
+async def _send_json(send: Send, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def content_length(headers: dict[bytes, bytes]) -> int:
-    """The announced bytes of the body."""
+def _content_length(headers: dict[bytes, bytes]) -> int:
     text = headers.get(b"content-length", b"")
     return int(text) if text.isdigit() and len(text) < 20 else 0
 
@@ -309,8 +292,8 @@ def _log_failure(error: BaseException) -> None:
     """Where it failed and the type of error. The message is left out: it may quote what was sent."""
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-6:]]
-    LOGGER.error("failure", extra=_fields(error=type(error).__name__, where=where))
+    _log(LOGGER, "failure", logging.ERROR, error=type(error).__name__, where=where)
 
 
-def _fields(**fields: Any) -> dict[str, Any]:
-    return {"fields": fields}
+def _log(logger: logging.Logger, event: str, level: int = logging.INFO, **fields: Any) -> None:
+    logger.log(level, event, extra={"fields": fields})

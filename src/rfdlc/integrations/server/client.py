@@ -1,4 +1,4 @@
-"""Client: asks a server of `rfdlc serve`. Standard library and numpy only."""
+"""Client: sends requests to a server of `rfdlc serve`. Standard library and numpy only."""
 
 import base64
 import json
@@ -13,18 +13,33 @@ import numpy as np
 
 from rfdlc.data.table import as_text
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 
-TRIES = 4  # when a server is busy
+ATTEMPTS = 4  # when a server is busy
 LONGEST_PAUSE = 5.0  # seconds between them
 
 
 class Client:
-    """`Client("http://127.0.0.1:8000", token="...").decide(arrays=x)`; a busy server is asked again a few times."""
+    """A client of `rfdlc serve`, which tries a busy server again a few times.
+
+    Parameters
+    ----------
+    url : str
+        The address of the server, such as `http://127.0.0.1:8000`.
+    token : str, optional
+        The token of the server.
+    timeout : float, default=30.0
+        Seconds to wait for a response.
+
+    Examples
+    --------
+    >>> client = Client("http://127.0.0.1:8000")
+    >>> client.decide(arrays=x)["action"]  # doctest: +SKIP
+    ['healthy', 'ill']
+    """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 30.0) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InputError(f"url {url!r}: expected http://HOST:PORT or https://HOST:PORT")
+        expect(url.startswith(("http://", "https://")), f"url {url!r}: expected http://HOST:PORT or https://HOST:PORT")
         self.url, self.timeout = url.rstrip("/"), timeout
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
@@ -40,15 +55,35 @@ class Client:
         utility: Utility | None = None,
         full: bool = False,
     ) -> dict[str, Any]:
-        """Actions of image files (paths or bytes), arrays, rows of a table, or probabilities; give one of them.
+        """Decide samples of exactly one kind.
 
-        Rows are a data frame, or lists of cells by column.
+        Parameters
+        ----------
+        images : list of str, Path or bytes, optional
+            Image files, as paths or contents.
+        arrays : array-like, optional
+            Raw samples (N, ...).
+        rows : DataFrame or mapping, optional
+            Rows of a table, as lists of cells by column.
+        probabilities : array-like, optional
+            Probabilities (N, C) or (M, N, C) of any model.
+        utility : Utility, optional
+            Another utility than the server's.
+        full : bool, default=False
+            Whether to add classes, actions, probabilities and expected_utilities.
 
-        Columns with one entry per sample: action, expected_utility, argmax, probability, uncertainty and
-        mutual_information; `full` adds classes, actions, probabilities and expected_utilities.
+        Returns
+        -------
+        dict
+            Columns with one entry per sample: action, expected_utility, argmax, probability, uncertainty and
+            mutual_information.
+
+        Raises
+        ------
+        InputError
+            If the server cannot be reached or refuses the request.
         """
-        if isinstance(images, str | Path | bytes):
-            raise InputError("images is one image: expected a list of paths or bytes, also of a single one")
+        expect(not isinstance(images, str | Path | bytes), "images is one image: expected a list of paths or bytes")
         question: dict[str, Any] = {
             "images": None if images is None else [_base64(image) for image in images],
             "arrays": None if arrays is None else np.asarray(arrays).tolist(),
@@ -56,17 +91,15 @@ class Client:
             "probabilities": None if probabilities is None else np.asarray(probabilities).tolist(),
         }
         given = {name: value for name, value in question.items() if value is not None}
-        if len(given) != 1:
-            raise InputError(f"{len(given)} kinds of samples were given: expected one of {', '.join(question)}")
+        expect(len(given) == 1, f"{len(given)} kinds of samples were given: expected one of {', '.join(question)}")
         if utility is not None:
-            table = utility.to_dict()
-            given["utility"] = {**table, "classes": list(utility.classes.names)}
+            given["utility"] = {**utility.to_dict(), "classes": list(utility.classes.names)}
         body = json.dumps(given, default=str).encode()  # dates and the like are text in tables too
-        answer: dict[str, Any] = json.loads(self._ask("/decide" + ("?full=true" if full else ""), body))
+        answer: dict[str, Any] = json.loads(self._request("/decide?full=true" if full else "/decide", body))
         return answer
 
     def ready(self) -> bool:
-        """Whether the server takes requests now."""
+        """Whether the server accepts requests now."""
         try:
             with urllib.request.urlopen(f"{self.url}/ready", timeout=self.timeout) as response:
                 return bool(response.status == 200)
@@ -74,39 +107,37 @@ class Client:
             return False
 
     def metrics(self) -> str:
-        """The server's figures, in Prometheus' text format."""
-        return self._ask("/metrics", None).decode()
+        """The server's metrics, in Prometheus' text format."""
+        return self._request("/metrics", None).decode()
 
-    def _ask(self, path: str, body: bytes | None) -> bytes:
-        for attempt in range(TRIES):
-            request = urllib.request.Request(self.url + path, body, self._headers)
+    def _request(self, path: str, body: bytes | None) -> bytes:
+        request = urllib.request.Request(self.url + path, body, self._headers)
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as response:
                     answer: bytes = response.read()
                     return answer
             except urllib.error.HTTPError as error:
-                if error.code not in (429, 503) or attempt == TRIES - 1:
+                if error.code not in (429, 503) or attempt == ATTEMPTS:
                     raise InputError(f"{self.url} answers {error.code}: {_detail(error)}") from None
-                time.sleep(_pause(error))
+                pause = error.headers.get("Retry-After", "1")
+                time.sleep(min(float(pause) if pause.isdigit() else 1.0, LONGEST_PAUSE))
             except OSError as error:
                 reason = getattr(error, "reason", error)
-                raise InputError(f"{self.url} cannot be asked ({reason}): is `rfdlc serve` running there?") from None
+                raise InputError(f"{self.url} cannot be reached ({reason}): is `rfdlc serve` running there?") from None
         raise AssertionError("the last attempt returns or raises")
 
 
 def _cells(column: Sequence[Any]) -> list[Any]:
-    """Plain numbers and texts, also of a column of a data frame; what is missing is null."""
-    cells = np.asarray(column, dtype=object).tolist()
-    return [None if as_text(cell) is None else cell for cell in cells]
+    """Plain numbers and strings, also of a column of a data frame; what is missing is null."""
+    return [None if as_text(cell) is None else cell for cell in np.asarray(column, dtype=object).tolist()]
 
 
 def _base64(image: str | Path | bytes) -> str:
-    if isinstance(image, bytes):
-        return base64.b64encode(image).decode()
     try:
-        return base64.b64encode(Path(image).read_bytes()).decode()
+        return base64.b64encode(image if isinstance(image, bytes) else Path(image).read_bytes()).decode()
     except OSError as error:
-        raise InputError(f"{image}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{image!r}: cannot be read ({error.strerror})") from None
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
@@ -114,10 +145,3 @@ def _detail(error: urllib.error.HTTPError) -> str:
         return str(json.loads(error.read())["detail"])
     except (ValueError, KeyError, TypeError, OSError):
         return error.reason
-
-
-def _pause(error: urllib.error.HTTPError) -> float:
-    try:
-        return min(float(error.headers.get("Retry-After", 1)), LONGEST_PAUSE)
-    except ValueError:
-        return 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.integrations.server.backend import open_backend
 from rfdlc.integrations.server.limits import Connection, Limits
 
@@ -46,18 +46,15 @@ def serve(
         from rfdlc.integrations.server.app import create_app
     except ImportError:
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
-    chosen = limits or Limits()
-    app = create_app(open_backend(model, utility), chosen, token)
+    limits = limits or Limits()
+    app = create_app(open_backend(model, utility), limits, token)
     listening = listen(host, port)
-    handler = start_logging(quiet)
+    start_logging(quiet)
     fields = {"host": host, "port": listening.getsockname()[1], "token": token is not None}
     logging.getLogger("rfdlc.serve").info("listening", extra={"fields": fields})
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they would quote utilities that clients send
-            uvicorn.Server(configured(app, chosen)).run(sockets=[listening])
-    finally:
-        handler.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they would quote utilities that clients send
+        uvicorn.Server(configured(app, limits)).run(sockets=[listening])
 
 
 def configured(app: Any, limits: Limits) -> "Config":
@@ -84,30 +81,27 @@ def check_host(host: str, token: str | None) -> None:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = host == "localhost"
-    if token is None and not loopback:
-        raise InputError(
-            f"host {host!r} can be reached from other machines: give --token-file FILE, or listen on 127.0.0.1"
-        )
+    reachable = f"host {host!r} can be reached from other machines: give --token-file FILE, or listen on 127.0.0.1"
+    expect(loopback or token is not None, reachable)
 
 
 def read_token(path: str | Path) -> str:
     """One line of printable characters, long enough not to be guessed."""
+    expected = (
+        f"{path}: expected a file with one line of {SHORTEST_TOKEN} or more ASCII characters without spaces, such as "
+        "`openssl rand -hex 32` prints"
+    )
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
-        raise InputError(f"{path}: the token cannot be read; expected a file with one line of ASCII text") from None
-    if len(token) < SHORTEST_TOKEN or not token.isprintable() or " " in token:
-        raise InputError(
-            f"{path}: expected one line of {SHORTEST_TOKEN} or more characters without spaces, such as "
-            "`openssl rand -hex 32` prints"
-        )
+        raise InputError(expected) from None
+    expect(len(token) >= SHORTEST_TOKEN and token.isprintable() and " " not in token, expected)
     return token
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Bound here, so that a port in use gives one clear line."""
-    if not 0 <= port < 2**16:  # getaddrinfo would take it modulo 65,536
-        raise InputError(f"port {port} is out of range: expected 0 (any free port) to 65535")
+    expect(0 <= port < 2**16, f"port {port} is out of range: expected 0 (any free port) to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -115,9 +109,8 @@ def listen(host: str, port: int) -> socket.socket:
         listening.bind(address)
         listening.listen(BACKLOG)
     except OSError as error:
-        raise InputError(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port"
-        ) from None
+        message = f"cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port"
+        raise InputError(message) from None
     return listening
 
 
@@ -126,32 +119,29 @@ class JsonLines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: queue.Queue[str | None] = queue.Queue(LOG_LINES)
-        self._thread = threading.Thread(target=self._write, daemon=True)
-        self._thread.start()
+        self._lines: queue.Queue[str] = queue.Queue(LOG_LINES)
+        threading.Thread(target=self._write, daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         table = {"time": stamp, "level": record.levelname.lower(), "event": record.getMessage()}
-        self._put(json.dumps({**table, **getattr(record, "fields", {})}, ensure_ascii=False) + "\n")
-
-    def close(self) -> None:
-        self._put(None)
-        self._thread.join(timeout=1)
-        super().close()
-
-    def _put(self, line: str | None) -> None:
         with suppress(queue.Full):
-            self._lines.put_nowait(line)
+            self._lines.put_nowait(json.dumps({**table, **getattr(record, "fields", {})}, ensure_ascii=False) + "\n")
+
+    def flush(self) -> None:
+        """Wait until all lines are written, for a second at most."""
+        deadline = time.monotonic() + 1
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            sys.stderr.write(line)
-            if self._lines.empty():
-                sys.stderr.flush()
+        while True:
+            sys.stderr.write(self._lines.get())
+            sys.stderr.flush()
+            self._lines.task_done()
 
 
-def start_logging(quiet: bool) -> JsonLines:
+def start_logging(quiet: bool) -> None:
     """`quiet` leaves out the lines of requests that did not fail."""
     handler = JsonLines()
     for name, level in (("rfdlc.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
@@ -159,4 +149,3 @@ def start_logging(quiet: bool) -> JsonLines:
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
     logging.getLogger("rfdlc.serve.requests").setLevel(logging.ERROR if quiet else logging.INFO)
-    return handler
