@@ -92,7 +92,7 @@ def another_generator(folder: Path, model: Model, samples: NDArray[Any]) -> list
     action = model.decider.utility.actions[model.decide(samples[:1])[0]]
     with server(folder) as (_, port):
         load(port, questions(samples, 300), 8)
-        done = by_wrk(port, body, f'"action": ["{action}"]', CONCURRENCY)
+        done = by_wrk(port, body, f'"action":["{action}"]', CONCURRENCY)
     if done is None:
         print("wrk is not installed: its rows are left out")
         return []
