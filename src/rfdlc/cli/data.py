@@ -1,47 +1,42 @@
 """Commands about data: `rfdlc inspect`."""
 
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from rfdlc.cli.request import JsonOption
 from rfdlc.cli.train import Root, Source
-from rfdlc.cli.writing import check_writable, escaped, print_json
-from rfdlc.errors import InputError
+from rfdlc.cli.writing import check_writable, escaped, new_table, print_json, print_rich
+from rfdlc.errors import expect, listing
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rfdlc.data.inspection import Inspection
 
-    from rfdlc.data.inspection import Inspection, Region
-
-MOST_CLASSES, ENDS = 30, 8  # up to this many classes are all listed; of more, this many from either end
-BAR = 24
+MOST_CLASSES, ENDS, BAR = 30, 8, 24  # of more classes, this many from either end are listed
+COLOURS = {"head": "blue", "med": "green", "tail": "red"}
+MEANING = {
+    "head": "head (first third)", "med": "med (second third)", "tail": "tail (last third)",
+    "many": "many (over 100)", "medium": "medium (20 to 100)", "few": "few (under 20)",
+}  # fmt: skip
 
 
 def inspect(
     source: Source,
     root: Root = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture of the tail, such as tail.png.")] = None,
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave out broken files and rows, and report them.")
-    ] = False,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The class column of a table.")] = None,
-    groups: Annotated[
-        str | None,
-        typer.Option(metavar="FILE_OR_COLUMN", help="Samples that belong together: a CSV file or a column of a table."),
-    ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Leave out a column; may be repeated.")
-    ] = None,
-    labels: Annotated[Path | None, typer.Option(help="The labels of an .npy file of features.")] = None,
-    factor: Annotated[float | None, typer.Option(help="Imbalance factor of a data set that is subsampled.")] = None,
-    profile: Annotated[str | None, typer.Option(help="exponential or step.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
-    test_fraction: Annotated[float | None, typer.Option(help="Fraction held out where there is no test split.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of everything that is drawn.")] = None,
+    plot: Annotated[Path | None, Option(help="Write a picture of the tail, such as tail.png.")] = None,
+    skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, report them.")] = False,
+    target: Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")] = None,
+    groups: Annotated[str | None, Option(help="CSV file or column of a table: samples that belong together.")] = None,
+    drop: Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")] = None,
+    labels: Annotated[Path | None, Option(help="The labels of an .npy file of features.")] = None,
+    factor: Annotated[float | None, Option(help="Imbalance factor of a data set that is subsampled.")] = None,
+    profile: Annotated[str | None, Option(help="exponential or step.")] = None,
+    image_size: Annotated[int | None, Option(help="Side of the images in pixels.")] = None,
+    test_fraction: Annotated[float | None, Option(help="Fraction held out where there is no test split.")] = None,
+    seed: Annotated[int | None, Option(min=0, help="Seed of everything that is drawn.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Show the classes and the tail of a data set, and what is wrong with it: duplicates, leaks, broken files.
@@ -72,111 +67,74 @@ def inspect(
         print_json(found.to_dict())
     else:
         _show(found, plot)
-    if found.leaks.broken and not skip_broken:
-        raise InputError(
-            f"{found.leaks.broken[0]}; {len(found.leaks.broken)} files are broken: repair or remove them, "
-            "or leave them out with --skip-broken"
-        )
+    broken = found.leaks.broken
+    hint = "repair or remove them, or leave them out with --skip-broken"
+    expect(skip_broken or not broken, f"{''.join(broken[:1])}; {len(broken)} files are broken: {hint}")
 
 
 def _show(found: "Inspection", plot: Path | None) -> None:
-    from rich.console import Console
+    from rich.box import SIMPLE_HEAD
 
-    console = Console(highlight=False)
-    data = found.data
+    data, style = found.data, {"box": SIMPLE_HEAD, "title_style": "bold"}
     shape = "x".join(map(str, data.input_shape))
     splits = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
-    console.print(f"\n[bold]{escaped(data.name)}[/]: {data.kind} {shape}, {len(data.classes):,} classes; {splits}")
-    console.print(f"Imbalance factor [bold]{data.classes.imbalance_factor:,.1f}[/] (largest over smallest class)\n")
-    console.print(_class_table(found))
-    console.print(_region_table(found.thirds + found.shots, len(data.train)))
-    _show_checks(console, found)
-    if plot is not None:
-        console.print(f"The picture of the tail is in [bold]{escaped(plot)}[/]")
+    factor = f"{data.classes.imbalance_factor:,.1f}"
+    print_rich(
+        f"\n[bold]{escaped(data.name)}[/]: {data.kind} {shape}, {len(data.classes):,} classes; {splits}",
+        f"Imbalance factor [bold]{factor}[/] (largest over smallest class)\n",
+        _class_table(found, style),
+        _region_table(found, style),
+        "[bold]Checks[/]",
+        *_checks(found),
+        *([] if plot is None else [f"The picture of the tail is in [bold]{escaped(plot)}[/]"]),
+    )
 
 
-def _class_table(found: "Inspection") -> "Table":
-    from rich import box
-    from rich.table import Table
-
+def _class_table(found: "Inspection", style: dict[str, Any]) -> Any:
     classes, splits = found.data.classes, found.data.splits
-    table = Table(box=box.SIMPLE_HEAD, title="Classes by training samples", title_justify="left", title_style="bold")
-    table.add_column("rank", justify="right")
-    table.add_column("class", overflow="fold")
-    for split in splits:
-        table.add_column(split, justify="right")
-    table.add_column("region")
-    table.add_column("")
     counts = {split: found.counts(split) for split in splits}
+    table = new_table("rank", "class", *splits, "region", "", title="Classes by training samples", left=2, **style)
     region = {int(c): name for name, members in classes.thirds.items() for c in members}
-    most = max(1, int(counts["train"].max()))
-    order = classes.order.tolist()
+    most, order = max(1, int(counts["train"].max())), classes.order.tolist()
     shown = order if len(order) <= MOST_CLASSES else order[:ENDS] + order[-ENDS:]
     for place, c in enumerate(shown):
         if len(shown) < len(order) and place == ENDS:
             table.add_row("...", f"{len(order) - 2 * ENDS:,} more", *["..."] * len(splits), "", "")
         numbers = [f"{counts[split][c]:,}" for split in splits]
         bar = "█" * max(1, round(BAR * counts["train"][c] / most)) if counts["train"][c] else ""
-        table.add_row(
-            str(classes.rank[c]), escaped(classes.names[c]), *numbers, region[c], f"[{COLOURS[region[c]]}]{bar}[/]"
-        )
+        bar = f"[{COLOURS[region[c]]}]{bar.ljust(BAR)}[/]"
+        table.add_row(str(classes.rank[c]), escaped(classes.names[c]), *numbers, region[c], bar)
     return table
 
 
-COLOURS = {"head": "blue", "med": "green", "tail": "red"}
-
-
-def _region_table(regions: "list[Region]", samples: int) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, title="Regions", title_justify="left", title_style="bold")
-    table.add_column("region")
-    for heading in ("classes", "samples", "share", "samples per class"):
-        table.add_column(heading, justify="right")
-    for region in regions:
+def _region_table(found: "Inspection", style: dict[str, Any]) -> Any:
+    table = new_table("region", "classes", "samples", "share", "samples per class", title="Regions", **style)
+    for region in found.thirds + found.shots:
         span = f"{region.least:,}" if region.least == region.most else f"{region.least:,} to {region.most:,}"
-        share = f"{region.samples / samples:.1%}"
-        table.add_row(MEANING[region.name], f"{region.classes:,}", f"{region.samples:,}", share, span)
-        if region.name == "tail":
-            table.add_section()
+        share = f"{region.samples / len(found.data.train):.1%}"
+        cells = MEANING[region.name], f"{region.classes:,}", f"{region.samples:,}", share, span
+        table.add_row(*cells, end_section=region.name == "tail")
     return table
 
 
-MEANING = {
-    "head": "head (first third)",
-    "med": "med (second third)",
-    "tail": "tail (last third)",
-    "many": "many (over 100)",
-    "medium": "medium (20 to 100)",
-    "few": "few (under 20)",
-}
-
-
-def _show_checks(console: "Console", found: "Inspection") -> None:
-    data, leaks = found.data, found.leaks
-    console.print("[bold]Checks[/]")
-    several = len(data.splits) > 1
+def _checks(found: "Inspection") -> Iterator[str]:
+    data, leaks, several = found.data, found.leaks, len(found.data.splits) > 1
     if several:
-        _check(console, leaks.across_splits, "no sample is in two splits", "samples are in more than one split")
-    _check(console, leaks.across_labels, "no sample has two labels", "samples occur with more than one label")
+        yield _check(leaks.across_splits, "no sample is in two splits", "samples are in more than one split")
+    yield _check(leaks.across_labels, "no sample has two labels", "samples occur with more than one label")
     if leaks.groups_across_splits is None:
-        console.print("  [dim]-[/] groups are not known: name lesions, patients or tracks with --groups")
+        yield "  [dim]-[/] groups are not known: name lesions, patients or tracks with --groups"
     elif several:
-        _check(console, leaks.groups_across_splits, "no group is in two splits", "groups are in more than one split")
-    _check(console, leaks.broken, "every sample can be read", "files cannot be read")
+        yield _check(leaks.groups_across_splits, "no group is in two splits", "groups are in more than one split")
+    yield _check(leaks.broken, "every sample can be read", "files cannot be read")
     if leaks.repeated:
-        console.print(f"  [dim]-[/] {leaks.repeated:,} different samples occur more than once, in any split")
+        yield f"  [dim]-[/] {leaks.repeated:,} different samples occur more than once, in any split"
     if data.skipped:
-        _check(console, data.skipped, "", "broken files, lines or folders were skipped")
-    for note in data.notes:
-        console.print(f"  [dim]-[/] {escaped(note)}")
+        yield _check(data.skipped, "", "broken files, lines or folders were skipped")
+    yield from (f"  [dim]-[/] {escaped(note)}" for note in data.notes)
 
 
-def _check(console: "Console", wrong: tuple[str, ...], fine: str, bad: str) -> None:
+def _check(wrong: Sequence[str], fine: str, bad: str) -> str:
     if not wrong:
-        console.print(f"  [green]✓[/] {fine}")
-        return
-    from rfdlc.errors import listing
-
-    console.print(f"  [yellow]![/] [bold]{len(wrong):,}[/] {bad}: {escaped(listing(wrong, 3))}")
+        return f"  [green]✓[/] {fine}"
+    return f"  [yellow]![/] [bold]{len(wrong):,}[/] {bad}: {escaped(listing(wrong, 3))}"

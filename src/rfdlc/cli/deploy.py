@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from rfdlc.cli.request import JsonOption, UtilityRequest, folder_decider, takes_request
 from rfdlc.cli.train import RunFolder, ready
 from rfdlc.cli.writing import check_writable, print_json
-from rfdlc.errors import InputError
+from rfdlc.errors import expect
 
 if TYPE_CHECKING:
     from rfdlc.decide.classes import Classes
@@ -18,20 +18,18 @@ if TYPE_CHECKING:
 @takes_request
 def export(
     run: RunFolder,
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="`model.onnx`, or `model.pt2` for torch.export.")],
+    out: Annotated[Path, Argument(metavar="FILE", help="`model.onnx`, or `model.pt2` for torch.export.")],
     request: UtilityRequest,
-    utility_input: Annotated[
-        bool, typer.Option("--utility-input", help="The utility is an input of the graph: costs may change later.")
-    ] = False,
-    resize: Annotated[bool, typer.Option("--resize", help="The graph takes images of any size.")] = False,
-    half: Annotated[bool, typer.Option("--half", help="Networks in 16 bits.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="Weights in 8 bits (ONNX only).")] = False,
+    utility_input: Annotated[bool, Option("--utility-input", help="Make the utility an input of the graph.")] = False,
+    resize: Annotated[bool, Option("--resize", help="The graph takes images of any size.")] = False,
+    half: Annotated[bool, Option("--half", help="Networks in 16 bits.")] = False,
+    int8: Annotated[bool, Option("--int8", help="Weights in 8 bits (ONNX only).")] = False,
     json: JsonOption = False,
 ) -> None:
     """Write preprocessing, particles, calibration, prior, expected utility and action as one graph.
 
-    The graph is compared with the run before it is written, and refused where it differs. A model card is written
-    beside it.
+    The graph is compared with the run before it is written, and refused if they differ. A model card is written
+    next to it.
 
     **Examples**
 
@@ -41,8 +39,7 @@ def export(
     - `rfdlc export runs/a model.pt2`
     """
     check_writable(out)
-    if half and int8:
-        raise InputError("--half and --int8 exclude each other: give one of them")
+    expect(not (half and int8), "--half and --int8 exclude each other: give one of them")
     with ready():
         from rfdlc.integrations.onnx.exporting import export as export_it
         from rfdlc.training.run import Run
@@ -67,17 +64,15 @@ def export(
 
 @takes_request
 def serve(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a `.onnx` file of `rfdlc export`.")],
+    model: Annotated[Path, Argument(metavar="MODEL", help="A run folder, or a `.onnx` file of `rfdlc export`.")],
     request: UtilityRequest,
-    host: Annotated[str, typer.Option("--host", help="Other than loopback only with a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
-    token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="File with the token that requests must carry.")
-    ] = None,
-    queue: Annotated[int, typer.Option("--queue", min=1, help="Requests that may wait; more get 429.")] = 256,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Samples computed together.")] = 128,
-    seconds: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to send, and to answer.")] = 10.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No log line for each request.")] = False,
+    host: Annotated[str, Option("--host", help="Other than loopback only with a token.")] = "127.0.0.1",
+    port: Annotated[int, Option("--port", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token_file: Annotated[Path | None, Option(help="File with the token that requests must carry.")] = None,
+    queue: Annotated[int, Option("--queue", min=1, help="Requests that may wait; more get 429.")] = 256,
+    batch: Annotated[int, Option("--batch", min=1, help="Samples computed together.")] = 128,
+    seconds: Annotated[float, Option("--timeout", min=0.1, help="Seconds to send, and to answer.")] = 10.0,
+    quiet: Annotated[bool, Option("--quiet", help="No log line for each request.")] = False,
 ) -> None:
     """Answer POST /decide with actions; GET /health, /ready, /metrics and /docs too. Logs are JSON lines.
 
@@ -96,19 +91,17 @@ def serve(
 
 
 def _classes(model: Path) -> "Classes":
-    """Those of the model, for a utility that is built or matched by name."""
     from rfdlc.decide.classes import Classes
     from rfdlc.integrations.onnx.model import OnnxModel
 
     if model.suffix == ".onnx":
         return OnnxModel.load(model).classes
-    if not (model / "classes.json").is_file():
-        raise InputError(f"{model} cannot be served: expected a run folder, or a file of `rfdlc export` (.onnx)")
-    return Classes.from_json(model / "classes.json")
+    file = model / "classes.json"
+    expect(file.is_file(), f"{model} cannot be served: expected a run folder, or a file of `rfdlc export` (.onnx)")
+    return Classes.from_json(file)
 
 
 def _decider(model: Path) -> "Decider | None":
-    """The one that the model brings along."""
     from rfdlc.integrations.onnx.model import OnnxModel
 
     return OnnxModel.load(model).decider if model.suffix == ".onnx" else folder_decider(model)

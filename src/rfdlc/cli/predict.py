@@ -1,10 +1,10 @@
-"""`rfdlc predict`: what a trained model says of any number of samples."""
+"""`rfdlc predict`: predictions of any number of samples."""
 
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from rfdlc.cli.request import JsonOption, UtilityRequest, folder_decider, takes_request
 from rfdlc.cli.train import Root, RunFolder, Source, ready
@@ -17,25 +17,22 @@ def predict(
     source: Source,
     request: UtilityRequest,
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Calibrated probabilities as .parquet or .csv; particle logits as .npz."),
+        Path, Option("--out", "-o", help="Probabilities as .parquet or .csv; logits of the particles as .npz.")
     ] = Path("predictions.npz"),
     root: Root = None,
-    split: Annotated[
-        str | None, typer.Option("--split", help="train, val or test; by default the last there is.")
-    ] = None,
+    split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
     skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, count and list them.")
+        bool, Option("--skip-broken", help="Leave out and list images that cannot be read.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """What a trained model says of a data set; `rfdlc decide`, `evaluate` and `report` read the file.
+    """Predict a data set with a trained model; `rfdlc decide`, `evaluate` and `report` read the result.
 
-    It reads a folder of images (in class folders or not), a list of them, one image, a table, arrays, or a data set by
-    name. Tables are written part by part, in constant memory: after a kill, the same command goes on where it was.
-    Under torchrun each process does its share. They hold the calibrated probabilities of the run's decider, one column
-    a class, with `id` and `target` where they are known, and with `--utility` also `action` and `expected_utility`. An
-    .npz file holds every particle's logits, and is made in memory.
+    The source is a folder of images (with or without class folders), a list of images, one image, a table, arrays, or a
+    data set by name. Tables are written in parts, in constant memory: after an interruption the same command continues.
+    Under torchrun each process predicts a share. Tables have one column per class with the calibrated probabilities,
+    `id` and `target` if they are known, and with `--utility` also `action` and `expected_utility`. An .npz file
+    contains the logits of every particle and is made in memory.
 
     **Examples**
 
@@ -55,15 +52,14 @@ def predict(
             done = predict_it(run, source, out, split=split, root=root, utility=chosen, skip_broken=skip_broken)
         except KeyboardInterrupt:
             if out.suffix.lower() != ".npz":
-                print(f"rfdlc: interrupted; the same command goes on with what is in {out}.parts", file=sys.stderr)
+                print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
             raise
     if json:
-        told = {"out": str(out), "samples": done.samples, "skipped": done.skipped, "complete": done.complete}
-        print_json({**told, "skipped_file": done.skipped_file and str(done.skipped_file), "run": str(run)})
-        return
-    if not done.complete:
-        print("this process has done its share; the one that ends last writes the file")
-        return
-    print(f"{done.samples:,} samples: {out}")
-    if done.skipped:
-        print(f"{done.skipped:,} broken ones were left out{f': {done.skipped_file}' if done.skipped_file else ''}")
+        skipped = {"skipped": done.skipped, "skipped_file": done.skipped_file and str(done.skipped_file)}
+        print_json({"out": str(out), "samples": done.samples, "complete": done.complete, **skipped, "run": str(run)})
+    elif not done.complete:
+        print("this process has finished its share; the last one to finish writes the file")
+    else:
+        print(f"{done.samples:,} samples: {out}")
+        if done.skipped:
+            print(f"{done.skipped:,} broken ones were left out{f': {done.skipped_file}' if done.skipped_file else ''}")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
 from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
@@ -13,25 +13,22 @@ if TYPE_CHECKING:
 
 Files = Annotated[
     list[Path],
-    typer.Argument(
+    Argument(
         help="Run folders, or predictions with a `target` column (CSV, Parquet, `.npz`), shown side by side.",
         show_default=False,
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the bootstrap and of the embedded samples.")]
 
 
 @takes_request
 def report(
     files: Files,
     request: Request,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option("--title", help="Heading of the report.", show_default=False)] = None,
-    images: Annotated[
-        Path | None, typer.Option("--images", help="Folder with the image files named by the ids, for thumbnails.")
-    ] = None,
-    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamples for 95% intervals; 0 for none.")] = 200,
-    seed: SeedOption = 0,
+    out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    title: Annotated[str | None, Option(help="Heading of the report.")] = None,
+    images: Annotated[Path | None, Option(help="Folder with the image files named by the ids, for thumbnails.")] = None,
+    bootstrap: Annotated[int, Option(help="Resamples for 95% intervals; 0 for none.")] = 200,
+    seed: Annotated[int, Option(min=0, help="Seed of the bootstrap and of the embedded samples.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Write one HTML file in which the utility can be edited; it opens offline in any browser.
@@ -59,19 +56,9 @@ def report(
 @takes_request
 def plot(
     files: Files,
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--kind",
-            "-k",
-            help="`frontier`, `reliability`, `tail`, `confusion` or `risk-coverage`.",
-            show_default=False,
-        ),
-    ],
+    kind: Annotated[str, Option("--kind", "-k", help="frontier, reliability, tail, confusion or risk-coverage.")],
     request: Request,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The file to write; its ending says what: svg, pdf or png.")
-    ] = Path("figure.svg"),
+    out: Annotated[Path, Option("--out", "-o", help="The file to write: .svg, .pdf or .png.")] = Path("figure.svg"),
     json: JsonOption = False,
 ) -> None:
     """Draw one figure for a paper or a slide; several runs are drawn together.

@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from rfdlc.cli.request import JsonOption
-from rfdlc.cli.writing import print_json, print_rich
+from rfdlc.cli.writing import escaped, new_table, print_json, print_rich
 from rfdlc.errors import InputError, expect
 from rfdlc.progress import speaks
 
 if TYPE_CHECKING:
     from rfdlc.training.model import Model
 
-Source = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Root = Annotated[Path | None, typer.Option("--root", help="Folder in which a named data set is looked for.")]
+Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
+Root = Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")]
 Pairs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings; `rfdlc train --settings` lists them.", show_default=False),
+    Argument(metavar="KEY=VALUE", help="Settings; `rfdlc train --settings` lists them.", show_default=False),
 ]
-NEEDS_TORCH = 'training needs torch: pip install "rfdlc[train]"'
 
 
 def _print_settings(value: bool) -> None:
@@ -32,23 +32,22 @@ def _print_settings(value: bool) -> None:
     with ready():
         from rfdlc.training.config import TrainConfig
     for name, (default, text) in TrainConfig.describe().items():
-        typer.echo(f"{name}={_shown(default)}".ljust(34) + text)
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        typer.echo(f"{name}={shown}".ljust(34) + text)
     raise typer.Exit
 
 
 def train(
     source: Source,
     settings: Pairs = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
+    out: Annotated[Path, Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
     root: Root = None,
-    target: Annotated[str | None, typer.Option("--target", help="Of a table: the column with the class.")] = None,
-    method: Annotated[str, typer.Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
+    target: Annotated[str | None, Option("--target", help="Of a table: the column with the class.")] = None,
+    method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[
-        bool, typer.Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
+        bool, Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
     ] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Before training, measure and print where its time will go.")
-    ] = False,
+    profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Train on long-tailed data; calibrate on held-out data; keep everything in a run folder.
@@ -79,25 +78,22 @@ def train(
 
 
 def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
-    """A table on stderr, where progress is: stdout is for the result."""
+    """Print to stderr: stdout is for the result."""
     from rich.console import Console
-    from rich.table import Table
 
     from rfdlc.training.profiling import profile as measure
 
     found = measure(source, method, **given)
-    table = Table("part of a step", "ms", "share", title="Where the time goes", title_justify="left")
+    table = new_table("part of a step", "ms", "share", title="Where the time goes")
     for name, seconds in (*found.parts.items(), ("step", found.step)):
         table.add_row(name, f"{1000 * seconds:.3f}", f"{seconds / found.step:.0%}", end_section=name == "optimiser")
     stage = f" of the first of {found.stages} stages" if found.stages > 1 else ""
     again = ", twice with refit" if found.trainings > 1 else ""
-    console = Console(stderr=True)
-    console.print(table)
-    console.print(
-        f"{found.steps:,} steps{stage} take about {found.step * found.steps:,.1f} s{again}; one evaluation takes "
-        f"{found.evaluation:.2f} s. "
-        f"A step must move {found.traffic / 1e6:,.1f} MB; at the {found.bandwidth / 1e9:,.0f} GB/s of this device's "
-        f"memory that is {1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of that floor."
+    time = f"{found.step * found.steps:,.1f} s{again}; one evaluation takes {found.evaluation:.2f} s."
+    memory = f"{found.traffic / 1e6:,.1f} MB; at the memory bandwidth of {found.bandwidth / 1e9:,.0f} GB/s"
+    bound = f"that takes {1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound."
+    Console(stderr=True).print(
+        table, f"{found.steps:,} steps{stage} take about {time} A step must move {memory} {bound}", sep="\n"
     )
 
 
@@ -117,9 +113,9 @@ def resume(run: RunFolder, json: JsonOption = False) -> None:
 def fork(
     run: RunFolder,
     settings: Pairs = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to make.")] = Path("runs/fork"),
-    at: Annotated[int | None, typer.Option("--at", help="Epoch of a kept checkpoint (setting `keep`).")] = None,
-    method: Annotated[str | None, typer.Option("--method", "-m", help="Continue as another method.")] = None,
+    out: Annotated[Path, Option("--out", "-o", help="The run folder to make.")] = Path("runs/fork"),
+    at: Annotated[int | None, Option("--at", help="Epoch of a kept checkpoint (setting `keep`).")] = None,
+    method: Annotated[str | None, Option("--method", "-m", help="Continue as another method.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Continue from another run's checkpoint with other settings: what differs only later shares what came before.
@@ -145,7 +141,7 @@ def ready() -> Iterator[None]:
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise InputError(NEEDS_TORCH) from None
+        raise InputError('training needs torch: pip install "rfdlc[train]"') from None
     from rfdlc.training.loop import TrainingStopped
     from rfdlc.training.trainer import TrainingInterrupted
 
@@ -193,25 +189,12 @@ def _report(model: "Model", as_json: bool) -> None:
 
 def metrics_table(columns: dict[str, dict[str, Any]], title: str | None = None) -> Any:
     """The headline metrics of evaluations side by side; a column is what `Evaluation.to_dict` gives."""
-    from rich.table import Table
-    from rich.text import Text
-
     from rfdlc.decide.evaluation import entries
 
-    table = Table(title=title, title_justify="left")
-    table.add_column("metric")
-    for name in columns:
-        table.add_column(name, justify="right", max_width=24)
+    table = new_table("metric", *columns, title=title)
     found = [{entry.name: entry for entry in entries(column, headline=True)} for column in columns.values()]
     for name, entry in {name: entry for column in found for name, entry in column.items()}.items():
+        values = [column[name].value if name in column else float("nan") for column in found]
         label = f"  {entry.label}" if entry.metric.parent else entry.label
-        table.add_row(Text(label), *(_number(column[name].value if name in column else None) for column in found))
+        table.add_row(escaped(label), *("" if value != value else f"{value:.3f}" for value in values))
     return table
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None or value != value else f"{value:.3f}"
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

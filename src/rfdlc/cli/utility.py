@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from rfdlc.cli.request import BUILDERS, AbstainOption, JsonOption, PenaltyOption, read_classes, read_utility
-from rfdlc.cli.writing import check_writable, escaped, print_json, print_rich
+from rfdlc.cli.writing import check_writable, escaped, new_table, print_json, print_rich
 from rfdlc.errors import choose
 from rfdlc.files import replacing
 
@@ -17,22 +18,14 @@ SHOWN = 30  # a larger matrix is summarised
 
 @app.command("new")
 def new(
-    out: Annotated[Path, typer.Argument(help="The CSV file to write.", show_default=False)],
+    out: Annotated[Path, Argument(help="The CSV file to write.")],
     classes: Annotated[
-        str,
-        typer.Option(
-            "--classes",
-            "-c",
-            help="Names such as `cat,dog,newt`, CSV with columns class,count, JSON, or a file of predictions.",
-            show_default=False,
-        ),
+        str, Option("--classes", "-c", help="`cat,dog,newt`, CSV with columns class,count, JSON, or predictions.")
     ],
-    kind: Annotated[
-        str, typer.Option("--kind", "-k", help="`one-hot` or `tail-sensitive` (needs counts).")
-    ] = "one-hot",
+    kind: Annotated[str, Option("--kind", "-k", help="`one-hot`, or `tail-sensitive` (needs counts).")] = "one-hot",
     penalty: PenaltyOption = None,
     abstain: AbstainOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Write a utility as a CSV template: rows are true classes, columns are actions. Edit the numbers.
@@ -58,7 +51,7 @@ def new(
 
 @app.command("show")
 def show(
-    file: Annotated[Path, typer.Argument(help="A utility as CSV.", show_default=False)],
+    file: Annotated[Path, Argument(help="A utility as CSV.")],
     json: JsonOption = False,
 ) -> None:
     """Print a utility matrix in colour: green is gain, red is loss.
@@ -75,16 +68,13 @@ def show(
 
 
 def _heat_map(utility: Any) -> Any:
-    from rich.table import Table
     from rich.text import Text
 
     if max(utility.matrix.shape) > SHOWN:
         return repr(utility)
     scale = float(abs(utility.matrix).max()) or 1.0
-    table = Table(title="Utility: rows are the truth, columns the action", title_justify="left", show_lines=False)
-    table.add_column("true", style="bold")
-    for action in utility.actions:
-        table.add_column(Text(action), justify="right", style="italic" if action not in utility.classes.names else "")
+    title = "Utility: rows are the true class, columns the action"
+    table = new_table("true", *map(escaped, utility.actions), title=title)
     for name, row in zip(utility.classes.names, utility.matrix, strict=True):
         table.add_row(Text(name), *(Text(f"{value:g}", style=_shade(value / scale)) for value in row))
     return table
