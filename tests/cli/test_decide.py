@@ -248,12 +248,12 @@ def test_a_seed_below_0_is_refused(run, folder, words):
         (["evaluate", "bare.csv", "--calibrate", "half.csv"], "half.csv: row 0 of the probabilities sums to 0.5"),
         (
             ["decide", "test.csv", "-o", "a.xlsx"],
-            "a.xlsx: cannot be written as '.xlsx': expected a name that ends in .csv",
+            "a.xlsx: cannot be written, expected .csv",
         ),
         (["decide", "test.csv", "-o", "./test.csv"], "holds the predictions"),
         (
             ["report", "test.csv", "-o", "a.pdf"],
-            "a.pdf: cannot be written as '.pdf': expected a name that ends in .html",
+            "a.pdf: cannot be written, expected .html",
         ),
         (["evaluate", "bare.csv"], "no targets"),
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),

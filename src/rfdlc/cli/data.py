@@ -94,6 +94,7 @@ def _class_table(found: "Inspection", style: dict[str, Any]) -> Any:
     classes, splits = found.data.classes, found.data.splits
     counts = {split: found.counts(split) for split in splits}
     table = new_table("rank", "class", *splits, "region", "", title="Classes by training samples", left=2, **style)
+    table.columns[-1].justify = table.columns[-2].justify = "left"
     region = {int(c): name for name, members in classes.thirds.items() for c in members}
     most, order = max(1, int(counts["train"].max())), classes.order.tolist()
     shown = order if len(order) <= MOST_CLASSES else order[:ENDS] + order[-ENDS:]
@@ -102,7 +103,7 @@ def _class_table(found: "Inspection", style: dict[str, Any]) -> Any:
             table.add_row("...", f"{len(order) - 2 * ENDS:,} more", *["..."] * len(splits), "", "")
         numbers = [f"{counts[split][c]:,}" for split in splits]
         bar = "█" * max(1, round(BAR * counts["train"][c] / most)) if counts["train"][c] else ""
-        bar = f"[{COLOURS[region[c]]}]{bar.ljust(BAR)}[/]"
+        bar = f"[{COLOURS[region[c]]}]{bar}[/]"
         table.add_row(str(classes.rank[c]), escaped(classes.names[c]), *numbers, region[c], bar)
     return table
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
 from rfdlc.cli.writing import check_writable, escaped, new_table, print_json, print_rich, rounded
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import expect, listing
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
@@ -15,24 +15,18 @@ if TYPE_CHECKING:
     from rfdlc.decide.predictions import Predictions
 
 
-File = Annotated[
-    Path,
-    typer.Argument(
-        help="Predictions: CSV or Parquet with one column per class (and optionally `target`, `id`), "
-        "`.npz` with `probabilities` or `logits`, or a run folder.",
-        show_default=False,
-    ),
-]
+PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores, or a run folder."
+RATE = "`TRUE:DECIDED`, classes or groups: share of TRUE that is decided as DECIDED. May be repeated."
+UNCERTAINTIES = "max-probability, entropy, mutual-information, evidential or own."
+File = Annotated[Path, Argument(help=PREDICTIONS)]
 
 
 @takes_request
 def decide(
     file: File,
     request: Request,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the decisions: CSV or Parquet.")] = None,
-    save_decider: Annotated[
-        Path | None, typer.Option("--save-decider", help="Write the fitted decider (JSON).")
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Write the decisions: CSV or Parquet.")] = None,
+    save_decider: Annotated[Path | None, Option(help="Write the fitted decider (JSON).")] = None,
     json: JsonOption = False,
 ) -> None:
     """Turn probabilities of any model into the actions with the highest expected utility.
@@ -45,8 +39,8 @@ def decide(
     """
     if out is not None:
         check_writable(out, endings=(".csv", ".parquet"))
-        if out.exists() and file.exists() and out.samefile(file):
-            raise InputError(f"{out}: this file holds the predictions; choose another file")
+        same = out.exists() and file.exists() and out.samefile(file)
+        expect(not same, f"{out}: this file holds the predictions; choose another file")
     if save_decider is not None:
         check_writable(save_decider)
     predictions, prepared = request.prepare(file)
@@ -64,25 +58,17 @@ def decide(
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         print_json(summary if out is not None else summary | {"decisions": rows})
     else:
-        print_rich(_summary_table(prepared, explained), *_summary_lines(summary))
+        print_rich(_summary_table(prepared, explained, summary), *_summary_lines(summary))
 
 
 @takes_request
 def evaluate(
     file: File,
     request: Request,
-    rate: Annotated[
-        list[str] | None,
-        typer.Option("--rate", help="`TRUE:DECIDED`, classes or groups: share of TRUE decided as DECIDED. Repeatable."),
-    ] = None,
-    uncertainty: Annotated[
-        str,
-        typer.Option(
-            "--uncertainty", help="`max-probability`, `entropy`, `mutual-information`, `evidential` or `own`."
-        ),
-    ] = "max-probability",
-    bootstrap: Annotated[int, typer.Option("--bootstrap", help="Resamples for 95% intervals, such as 500.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the resampling.")] = 0,
+    rate: Annotated[list[str] | None, Option(help=RATE)] = None,
+    uncertainty: Annotated[str, Option(help=UNCERTAINTIES)] = "max-probability",
+    bootstrap: Annotated[int, Option(help="Number of resamples for 95% intervals, such as 500.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the resampling.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Score predictions and the decisions made from them; the file needs a `target` column.
@@ -111,8 +97,7 @@ def evaluate(
 
 def _pair(text: str) -> tuple[str, str]:
     true, _, wrong = text.partition(":")
-    if not true or not wrong:
-        raise InputError(f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
+    expect(true and wrong, f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
     return true, wrong
 
 
@@ -154,44 +139,36 @@ def _summary(decider: "Decider", explained: Any) -> dict[str, Any]:
     }
 
 
-def _summary_table(decider: "Decider", explained: Any, most: int = 25) -> Any:
+def _summary_table(decider: "Decider", explained: Any, summary: dict[str, Any], most: int = 25) -> Any:
     import numpy as np
-    from rich.text import Text
 
-    names, total = decider.utility.classes.names, len(explained)
-    chosen = np.bincount(explained.action, minlength=len(explained.actions))
-    likely = np.bincount(explained.argmax, minlength=len(names))
+    likely, total = np.bincount(explained.argmax, minlength=len(decider.utility.classes)), summary["samples"]
     title = f"{total:,} decisions by {decider.rule}"
     table = new_table("action", "decided", "share", "by arg max", title=title)
-    order = np.argsort(-chosen, kind="stable")
-    for i in order[:most]:
-        klass = decider.utility.decided_class[i]
-        before = f"{likely[klass]:,}" if klass >= 0 else ""
-        table.add_row(Text(explained.actions[i]), f"{chosen[i]:,}", f"{chosen[i] / total:.1%}", before)
+    chosen = zip(summary["actions"].items(), decider.utility.decided_class, strict=True)
+    order = sorted(chosen, key=lambda item: -item[0][1])
+    for (name, count), decided in order[:most]:
+        before = f"{likely[decided]:,}" if decided >= 0 else ""
+        table.add_row(escaped(name), f"{count:,}", f"{count / total:.1%}", before)
     if len(order) > most:
-        rest = chosen[order[most:]].sum()
+        rest = sum(count for (_, count), _ in order[most:])
         table.add_row(f"{len(order) - most} more actions", f"{rest:,}", f"{rest / total:.1%}", "")
     return table
 
 
 def _prior_lines(target: dict[str, float] | None, most: int = 6) -> list[str]:
     """The class prior that was corrected to, most frequent classes first."""
-    if target is None:
-        return []
-    falling = sorted(target.items(), key=lambda item: -item[1])
-    return [f"Prior corrected to {escaped(listing([f'{name} {share:.2%}' for name, share in falling], most))}."]
+    falling = sorted((target or {}).items(), key=lambda item: -item[1])
+    shares = listing([f"{name} {share:.2%}" for name, share in falling], most)
+    return [f"Prior corrected to {escaped(shares)}."] if falling else []
 
 
 def _summary_lines(summary: dict[str, Any]) -> list[str]:
     from rfdlc.decide.metrics import readable
 
-    lines = [
-        f"Mean expected utility {readable(summary['mean_expected_utility'])}; "
-        f"{summary['changed_from_argmax']:,} of {summary['samples']:,} differ from arg max."
-    ]
+    changed = f"{summary['changed_from_argmax']:,} of {summary['samples']:,} differ from arg max."
+    lines = [f"Mean expected utility {readable(summary['mean_expected_utility'])}; {changed}"]
     if summary["calibration"] is not None:
         lines.append(f"Calibrated: {summary['calibration']}.")
     lines += _prior_lines(summary["target_prior"])
-    if summary["out"]:
-        lines.append(f"Written to {escaped(summary['out'])}.")
-    return lines
+    return lines + ([f"Written to {escaped(summary['out'])}."] if summary["out"] else [])

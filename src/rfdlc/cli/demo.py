@@ -4,23 +4,22 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from rfdlc.cli.request import JsonOption
 from rfdlc.cli.train import metrics_table, ready
-from rfdlc.cli.writing import print_json, print_rich
+from rfdlc.cli.writing import escaped, new_table, print_json, print_rich
 
 if TYPE_CHECKING:
     from rfdlc.decide.evaluation import Evaluation
 
+DEMO = Path("runs/demo")
 TAIL = "a tail sample decided as a more frequent class costs 1, a right decision gains 1"
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder of both runs; if it exists, a number is added.")
-    ] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of both runs.")] = 0,
+    out: Annotated[Path, Option("--out", "-o", help="Folder of both runs; if it exists, a number is added.")] = DEMO,
+    seed: Annotated[int, Option(min=0, help="Seed of both runs.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Handwritten digits with a long tail: plain cross-entropy against RF-DLC, under a tail-sensitive utility.
@@ -105,11 +104,10 @@ def methods(json: JsonOption = False) -> None:
 
 
 def _described(row: Any) -> dict[str, Any]:
-    settings = row.settings
     return {
         "summary": row.summary,
         "reference": row.reference,
-        "particles": settings.get("particles", 1),
+        "particles": row.settings.get("particles", 1),
         "stages": [stage.trains for stage in row.stages],
         "cost": round(row.relative_cost(), 2),
         "options": {name: {"default": o.default, "help": o.help} for name, o in row.options.items()},
@@ -118,18 +116,12 @@ def _described(row: Any) -> dict[str, Any]:
 
 def _methods_table(rows: dict[str, dict[str, Any]]) -> Any:
     from rich.box import SIMPLE
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(
-        caption="M: particles. Cards with formulas and sources: docs/methods.md", caption_justify="left", box=SIMPLE
-    )
-    table.add_column("method", style="bold", no_wrap=True)
-    table.add_column("what it does, and whose it is")
-    for title in ("M", "stages", "cost"):
-        table.add_column(title, justify="right", no_wrap=True)
+    caption = "M: particles. Cards with formulas and sources: docs/methods.md"
+    style = {"caption": caption, "caption_justify": "left", "box": SIMPLE}
+    table = new_table("method", "description and reference", "M", "stages", "cost", left=2, **style)
     for name, row in rows.items():
         options = " ".join(f"{key}={option['default']:g}" for key, option in row["options"].items())
-        said = Text.assemble(row["summary"], (f" ({row['reference']})", "dim"), f"\n{options}" if options else "")
-        table.add_row(Text(name), said, str(row["particles"]), " + ".join(row["stages"]), f"{row['cost']:.3g}")
+        text = f"{escaped(row['summary'])} [dim]({escaped(row['reference'])})[/]" + (f"\n{options}" if options else "")
+        table.add_row(f"[bold]{name}[/]", text, str(row["particles"]), " + ".join(row["stages"]), f"{row['cost']:.3g}")
     return table

@@ -21,9 +21,7 @@ def predict(
     ] = Path("predictions.npz"),
     root: Root = None,
     split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
-    skip_broken: Annotated[
-        bool, Option("--skip-broken", help="Leave out and list images that cannot be read.")
-    ] = False,
+    skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out and list unreadable images.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict a data set with a trained model; `rfdlc decide`, `evaluate` and `report` read the result.

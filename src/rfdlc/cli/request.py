@@ -10,7 +10,7 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
+from typer import Option
 
 from rfdlc.errors import InputError, expect, listing
 
@@ -24,27 +24,25 @@ BUILDERS = ("one-hot", "tail-sensitive")
 _NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
 _CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
 
-PenaltyOption = Annotated[
-    float | None, typer.Option("--penalty", help="For `tail-sensitive`: the value of a false head, -1 by default.")
-]
-AbstainOption = Annotated[
-    float | None,
-    typer.Option("--abstain", help="Add the action `abstain` with this value for every class; -0.2 is a cost of 0.2."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
+ABSTAIN = "Add the action `abstain` with this value for every class; -0.2 is a cost of 0.2."
+CALIBRATORS = "`temperature` (the default), `bias-` or `prior-corrected-temperature`, `matrix-scaling`."
+TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
+TARGET_PRIOR = (
+    "Class prior where decisions are made: `uniform`, `train`, `estimate` (by EM, from FILE itself), `a=0.5,b=0.5`, or "
+    "CSV with columns class,share. Without it the prior is not corrected."
+)
+PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
+AbstainOption = Annotated[float | None, Option(help=ABSTAIN)]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
 
 @dataclass(frozen=True)
 class UtilityRequest:
     """The utility to decide for: every field is an option of the command."""
 
-    utility: Annotated[
-        str | None,
-        typer.Option(
-            "--utility", "-u", help="CSV of U[true, action], or `one-hot`, `tail-sensitive`.", show_default="one-hot"
-        ),
-    ] = None
-    costs: Annotated[Path | None, typer.Option("--costs", help="CSV of costs instead of utilities: U = -cost.")] = None
+    utility: Annotated[str | None, Option("--utility", "-u", help=UTILITY)] = None
+    costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
 
@@ -61,8 +59,10 @@ class UtilityRequest:
         if named is None and self.penalty is None and abstain is None:
             return None
         decider = saved() if named is None and self.penalty is None else None
-        new = decider is None
-        utility = read_utility(named or "one-hot", classes(), self.penalty, costs) if new else decider.utility
+        if decider is None:
+            utility = read_utility(named or "one-hot", classes(), self.penalty, costs)
+        else:
+            utility = decider.utility
         if abstain is None:
             return utility
         problem = f"--abstain {abstain:g} is worth more than every decision under these costs"
@@ -76,49 +76,17 @@ class Request(UtilityRequest):
     """How scores are to be decided: every field is an option of the command."""
 
     classes: Annotated[
-        str | None,
-        typer.Option("--classes", "-c", help="Training counts and groups: CSV with columns class,count[,group]; JSON."),
+        str | None, Option("--classes", "-c", help="Training counts: CSV with columns class,count[,group], or JSON.")
     ] = None
-    calibrate: Annotated[
-        Path | None, typer.Option("--calibrate", help="Held-out predictions with targets, to fit the calibration on.")
-    ] = None
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            "--calibration",
-            help="The calibrator: `temperature`, `bias-` or `prior-corrected-temperature`, `matrix-scaling`.",
-            show_default="temperature",
-        ),
-    ] = None
-    balanced: Annotated[
-        bool, typer.Option("--balanced", help="Calibrate with the same total weight for every class.")
-    ] = False
-    train_prior: Annotated[
-        str | None,
-        typer.Option(
-            "--train-prior",
-            help="Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or a "
-            "CSV with columns class,share.",
-        ),
-    ] = None
-    target_prior: Annotated[
-        str | None,
-        typer.Option(
-            "--target-prior",
-            help="Class prior where decisions are made: `uniform`, `train`, `estimate` (by EM, from FILE itself), "
-            "`a=0.5,b=0.5`, or CSV. Without it the prior is not corrected.",
-        ),
-    ] = None
-    combine: Annotated[
-        str | None, typer.Option("--combine", help="`mean-probabilities` or `mean-logits`, for several particles.")
-    ] = None
-    rule: Annotated[
-        str | None, typer.Option("--rule", help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")
-    ] = None
-    logits: Annotated[bool, typer.Option("--logits", help="The tables hold logits, not probabilities.")] = False
-    decider: Annotated[
-        Path | None, typer.Option("--decider", help="A saved decider, instead of --calibrate and the priors.")
-    ] = None
+    calibrate: Annotated[Path | None, Option(help="Held-out predictions with targets, to fit the calibration.")] = None
+    calibration: Annotated[str | None, Option(help=CALIBRATORS)] = None
+    balanced: Annotated[bool, Option("--balanced", help="Calibrate with equal weight for every class.")] = False
+    train_prior: Annotated[str | None, Option(help=TRAIN_PRIOR)] = None
+    target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
+    combine: Annotated[str | None, Option(help="For several particles: `mean-probabilities` or `mean-logits`.")] = None
+    rule: Annotated[str | None, Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")] = None
+    logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
+    decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
 
     def prepare(self, file: Path) -> "tuple[Predictions, Decider]":
         """Read the predictions; make the decider, and fit it if asked."""

@@ -12,7 +12,7 @@ from rfdlc.errors import expect
 def check_writable(path: Path, *, force: bool = True, endings: Sequence[str] = ()) -> None:
     """Raise before any long work if the result cannot be written there."""
     ending = path.suffix.lower()
-    expect(not endings or ending in endings, f"{path}: expected a name that ends in {' or '.join(endings)}")
+    expect(not endings or ending in endings, f"{path}: cannot be written, expected {' or '.join(endings)}")
     folder = path.absolute().parent
     expect(folder.is_dir(), f"{path}: the folder {folder} does not exist; create it first")
     places = [folder, path] if path.exists() else [folder]
