@@ -5,7 +5,7 @@ Most methods share one loss, the integrated gain, whose terms the settings switc
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rfdlc.decide.classes import Classes
@@ -14,7 +14,10 @@ from rfdlc.errors import InputError, choose, listing
 from rfdlc.training import factories
 from rfdlc.training.config import TrainConfig, preset
 from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
+from rfdlc.training.losses.experts import NestedExperts, Routing, SelfDistillation
+from rfdlc.training.networks.combinations import Evidential, GroupMean, nested_groups
 from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.optimisation import normalise_head
 
 
 @dataclass(frozen=True)
@@ -173,16 +176,17 @@ class Method:
 # The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear head unless margins are used.
 _PLAIN = {"head": "linear", "schedule": "step"}
 _EFFECTIVE = {"weights": "effective", "weight_beta": 0.9999}
+_CB = {**_PLAIN, **_EFFECTIVE}
 _LDAM = {"margin": 0.5, "schedule": "step", "keep": (0.8,)}  # kept for forks: `ldam-drw` is the same until then
 _LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8}
-_EXPERTS = {**_LDAM_DRW, "particles": 3, "combine": "mean-logits"}
-_THREE = {"particles": 3, "shared_stages": 0, "combine": "mean-logits"}
+_THREE = {"particles": 3, "combine": "mean-logits"}
+_RF_DLC = {**_THREE, "shared_stages": 1, "repulsion": "head"}
 _BALANCED = {
     "sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0.0, "cutmix": 0.0, "repulsion": "none",
 }  # fmt: skip
-
 # Constants of other people's methods; docs/methods.md says where they are from and what differs.
 _HEAD_EPOCHS = {"head_epochs": Option(10, "epochs of the second stage, which trains a new head", low=1)}
+_NEW_HEAD = Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True)
 _TEMPERATURE_SHARE = Option(0.05, "share of the class frequency in the late temperatures of the divergence", high=1)
 
 METHODS: dict[str, Method] = {
@@ -193,10 +197,8 @@ METHODS: dict[str, Method] = {
     ),
     "mixup": Method("cross-entropy on mixed pairs of samples", "Zhang et al. 2018", {**_PLAIN, "mixup": 1.0}),
     "focal": Method("hard samples weigh more", "Lin et al. 2017", {**_PLAIN, "focal": 1.0}),
-    "cb": Method("weights by the effective number of samples", "Cui et al. 2019", {**_PLAIN, **_EFFECTIVE}),
-    "cb-focal": Method(
-        "focal loss weighted by the effective number", "Cui et al. 2019", {**_PLAIN, **_EFFECTIVE, "focal": 1.0}
-    ),
+    "cb": Method("weights by the effective number of samples", "Cui et al. 2019", _CB),
+    "cb-focal": Method("focal loss weighted by the effective number", "Cui et al. 2019", {**_CB, "focal": 1.0}),
     "ldam": Method("larger margins for rarer classes", "Cao et al. 2019", _LDAM),
     "ldam-drw": Method("LDAM, class weights late in the training", "Cao et al. 2019", _LDAM_DRW),
     "la": Method("the prior inside the likelihood", "Menon et al. 2021", {**_PLAIN, "prior_tau": (1.0,)}),
@@ -209,49 +211,35 @@ METHODS: dict[str, Method] = {
     ),
     "elkan": Method("cross-entropy, then least expected cost", "Elkan 2001", _PLAIN, utility=Utility.tail_sensitive),
     "reweighted-elkan": Method(
-        "class-balanced weights, then least expected cost",
-        "Elkan 2001 after Cui et al. 2019",
-        {**_PLAIN, **_EFFECTIVE},
+        "class-balanced weights, then least expected cost", "Elkan 2001 after Cui et al. 2019", _CB,
         utility=Utility.tail_sensitive,
     ),
     "cobb": Method(
-        "cross-entropy, then the largest log expected gain",
-        "Cobb et al. 2018",
-        _PLAIN,
-        utility=Utility.tail_sensitive,
-        rule="cobb",
+        "cross-entropy, then the largest log expected gain", "Cobb et al. 2018", _PLAIN,
+        utility=Utility.tail_sensitive, rule="cobb",
     ),
     "tau-norm": Method(
-        "cross-entropy, then class weights of more equal length",
-        "Kang et al. 2020",
-        _PLAIN,
+        "cross-entropy, then class weights of more equal length", "Kang et al. 2020", _PLAIN,
         prior=factories.uniform,
-        stages=(Stage(finalize=factories.tau_normalisation),),
+        stages=(Stage(finalize=lambda net, config: normalise_head(net, config.method_options["tau"])),),
         options={"tau": Option(1.0, "exponent of the length by which class weights are divided", high=2)},
     ),
     # two stages
     "crt": Method(
-        "cross-entropy, then a new head on balanced samples",
-        "Kang et al. 2020",
-        _PLAIN,
-        prior=factories.uniform,
-        stages=(Stage(), Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True)),
-        options=_HEAD_EPOCHS,
+        "cross-entropy, then a new head on balanced samples", "Kang et al. 2020", _PLAIN,
+        prior=factories.uniform, stages=(Stage(), _NEW_HEAD), options=_HEAD_EPOCHS,
     ),
     "srepr": Method(
-        "mean weights of the last epochs, then a new head on stochastic representations",
-        "Nam et al. 2023",
+        "mean weights of the last epochs, then a new head on stochastic representations", "Nam et al. 2023",
         {**_PLAIN, "schedule": "swa"},
         prior=factories.uniform,
         stages=(
             Stage(weight_averaging=True),
-            Stage(
-                epochs="head_epochs",
-                trains="head",
-                settings=_BALANCED,
-                loss=factories.self_distillation,
-                reinitialize_head=True,
-                swag_samples="swag_samples",
+            replace(
+                _NEW_HEAD, swag_samples="swag_samples",
+                loss=lambda config, classes, utility: SelfDistillation(
+                    config.particles, config.method_options["distillation"]
+                ),
             ),
         ),
         options={
@@ -262,18 +250,15 @@ METHODS: dict[str, Method] = {
     ),
     # experts
     "ride": Method(
-        "diverse experts, then a router that asks as many as a sample needs",
-        "Wang et al. 2021",
-        {**_EXPERTS, "shared_stages": 2},
+        "diverse experts, then a router that asks as many as a sample needs", "Wang et al. 2021",
+        {**_LDAM_DRW, **_THREE, "shared_stages": 2},
         loss=factories.diverse_experts,
         stages=(
             Stage(),
             Stage(
-                epochs="router_epochs",
-                trains="router",
-                settings=_BALANCED,
+                epochs="router_epochs", trains="router", settings=_BALANCED,
                 learning_rate_factor="router_learning_rate_factor",
-                loss=factories.routing,
+                loss=lambda config, classes, utility: Routing(config.method_options["router_positive_weight"]),
             ),
         ),
         combination=factories.routed,
@@ -288,74 +273,48 @@ METHODS: dict[str, Method] = {
         },
     ),
     "tlc": Method(
-        "evidential experts, engaged while a sample is uncertain",
-        "Li et al. 2022",
-        {**_EXPERTS, "shared_stages": 1},
+        "evidential experts, engaged while a sample is uncertain", "Li et al. 2022",
+        {**_LDAM_DRW, **_THREE, "shared_stages": 1},
         loss=factories.evidential_experts,
-        combination=factories.evidential_fusion,
+        combination=lambda config, classes, runs, width: Evidential(config.method_options["eta"]),
         options={
             "diversity": Option(0.01, "factor of the divergence between experts"),
             "temperature_share": _TEMPERATURE_SHARE,
-            "divergence": Option(0.05, "factor of the Dirichlet divergence: epoch * divergence / (late + annealing)"),
+            "divergence": Option(
+                0.05, "factor of the Dirichlet divergence: epoch * divergence / (late + annealing)", low=1e-9
+            ),
             "annealing": Option(500.0, "epochs added to the late epoch in that factor", low=1),
             "threshold": Option(0.54, "an expert is engaged above this share of the largest uncertainty", high=1),
             "eta": Option(0.2, "temperature of the weights of experts in the prediction", low=1e-6),
         },
     ),
     "ace": Method(
-        "experts on nested groups of classes",
-        "Cai et al. 2021",
-        {"particles": 3, "shared_stages": 2, "schedule": "step", "combine": "mean-logits"},
-        loss=factories.nested_experts,
-        combination=factories.group_mean,
+        "experts on nested groups of classes", "Cai et al. 2021",
+        {**_THREE, "shared_stages": 2, "schedule": "step"},
+        loss=lambda config, classes, utility: NestedExperts(
+            nested_groups(classes, config.particles), config.method_options["silence"]
+        ),
+        combination=lambda config, classes, runs, width: GroupMean(nested_groups(classes, config.particles)),
         options={"silence": Option(1.0, "factor of squared logits of classes outside an expert's group")},
     ),
     # ensembles
-    "ensemble-cb": Method("three independent CB networks", "the paper's ablation", {**_PLAIN, **_EFFECTIVE, **_THREE}),
+    "ensemble-cb": Method("three independent CB networks", "the paper's ablation", {**_CB, **_THREE}),
     "ensemble-ldam": Method("three independent LDAM-DRW networks", "the paper's ablation", {**_LDAM_DRW, **_THREE}),
     "repulsive-predictions": Method(
-        "the prior inside the likelihood; particles repelled in their predictions",
-        "D'Angelo and Fortuin 2021",
-        {
-            "particles": 3,
-            "shared_stages": 1,
-            "prior_tau": (1.0,),
-            "repulsion": "predictions",
-            "repulsion_strength": 0.1,
-            "combine": "mean-logits",
-        },
+        "the prior inside the likelihood; particles repelled in their predictions", "D'Angelo and Fortuin 2021",
+        {**_RF_DLC, "prior_tau": (1.0,), "repulsion": "predictions", "repulsion_strength": 0.1},
     ),
     "rf-dlc-paper": Method(
         "the paper as its authors ran it: margins, deferred weights 1/n, deferred utility, repulsion on head weights",
         "RF-DLC, sections 3 and 4 and its authors' code",
-        settings={
-            "particles": 3,
-            "shared_stages": 1,
-            "weights": "linear",
-            "margin": 0.5,
-            "deferred": 0.8,
-            "utility_weights": "columns",
-            "repulsion": "head",
-            "schedule": "step",
-            "combine": "mean-logits",
-            "keep": (0.8,),
-        },
+        {**_RF_DLC, **_LDAM, "weights": "linear", "deferred": 0.8, "utility_weights": "columns"},
     ),
     "rf-dlc": Method(
         "our default: the prior inside the likelihood, mixup, repulsion; calibrated, then decided by expected utility",
-        "RF-DLC with the target prior in the likelihood (docs/training.md)",
-        settings={
-            "particles": 3,
-            "shared_stages": 1,
-            "prior_tau": (1.0,),
-            "mixup": 0.4,
-            "repulsion": "head",
-            "schedule": "cosine",
-            "combine": "mean-logits",
-            "calibration": "prior-corrected-temperature",
-        },
+        "RF-DLC with the target prior in the likelihood (docs/learn.md)",
+        {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.4, "calibration": "prior-corrected-temperature"},
     ),
-}
+}  # fmt: skip
 
 
 def find_method(name: str) -> Method:

@@ -21,6 +21,7 @@ from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group
 from rfdlc.training.loop import epochs
 from rfdlc.training.losses import mean_loss
+from rfdlc.training.losses.experts import Routing, SelfDistillation
 from rfdlc.training.methods import METHODS, Method, resolve
 from rfdlc.training.networks.operations import shared_norm
 from rfdlc.training.networks.stack import share_statistics
@@ -201,9 +202,10 @@ def test_losses_of_micro_batches_add_up(method):
     generator = torch.Generator().manual_seed(0)
     target = torch.tensor([[0, 0, 0, 0, 1, 0, 2]])
     for make in [row.loss, *(stage.loss for stage in row.stages if stage.loss)]:
-        loss = RunLosses([make(settings, classes, matrix)])
-        columns = 4 if make.__name__ == "routing" else 3
-        logits = torch.randn(1, 4 if make.__name__ == "self_distillation" else 2, 7, columns, generator=generator)
+        own = make(settings, classes, matrix)
+        loss = RunLosses([own])
+        columns = 4 if isinstance(own, Routing) else 3
+        logits = torch.randn(1, 4 if isinstance(own, SelfDistillation) else 2, 7, columns, generator=generator)
         batch = loss.global_batch(logits[:, :, :4], target, epoch, 2)
         assert batch.size == 7
         cuts = (slice(0, 4), slice(4, 7))
