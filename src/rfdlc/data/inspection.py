@@ -180,49 +180,43 @@ def plot_tail(classes: Classes, path: Path, title: str) -> None:
     with rc_context({"text.parse_math": STYLE["text.parse_math"]}), replacing(path) as beside:
         figure = Figure(figsize=(9, 4.5), layout="constrained")
         FigureCanvasAgg(figure)
-        axes, counts = figure.subplots(), classes.count_array[classes.order]
-        _draw(axes, classes, counts)
-        _label(axes, classes, counts, title)
+        _draw(figure.subplots(), classes, title)
         try:
             figure.savefig(beside, format=path.suffix.lstrip("."), dpi=150)
         except ValueError as error:
             raise InputError(f"{path}: the picture cannot be written ({error})") from None
 
 
-def _draw(axes: Any, classes: Classes, counts: NDArray[np.int64]) -> None:
-    """Bars for few classes, an area for many, in the colours of the regions."""
-    stop = 0
+def _draw(axes: Any, classes: Classes, title: str) -> None:
+    """Bars with names for few classes, an area for many, in the colours of the regions."""
+    counts, stop = classes.count_array[classes.order], 0
+    named = len(counts) <= MOST_NAMES
     for region, members in classes.thirds.items():
         start, stop = stop, stop + len(members)
-        heights = counts[start:stop]
-        style = {"color": COLOURS[region], "label": f"{region}: {len(members):,} classes, {heights.sum():,} samples"}
-        if len(counts) <= MOST_NAMES:
-            axes.bar(np.arange(start, stop), heights, width=0.8, **style)
+        own = counts[start:stop]
+        style = {"color": COLOURS[region], "label": f"{region}: {len(members):,} classes, {own.sum():,} samples"}
+        if named:
+            bars = axes.bar(np.arange(start, stop), own, width=0.8, **style)
+            axes.bar_label(bars, fmt="{:,.0f}" if len(counts) <= 12 else "", padding=2, fontsize=9)
         else:
-            axes.stairs(heights, np.arange(start, stop + 1) - 0.5, baseline=0, fill=True, **style)
-
-
-def _label(axes: Any, classes: Classes, counts: NDArray[np.int64], title: str) -> None:
+            axes.stairs(own, np.arange(start, stop + 1) - 0.5, baseline=0, fill=True, **style)
     least = int(counts[counts > 0].min())
     steep = counts.max() >= 20 * least
     if steep:
         axes.set_yscale("log")
         axes.set_ylim(bottom=0.7 * least)
     axes.set_xlim(-0.6, len(counts) - 0.4)
-    factor = classes.imbalance_factor
-    axes.set_title(f"{title}: {counts.sum():,} training samples, imbalance factor {factor:,.4g}", loc="left")
-    axes.set_ylabel("training samples (log scale)" if steep else "training samples")
-    if len(counts) <= MOST_NAMES:
+    if named:
         names = [brief(name) for name in classes.select(classes.order)]
         turned = max(map(len, names)) * len(names) > 90  # else they would touch each other
         axes.set_xticks(range(len(names)), names, rotation=40 if turned else 0, ha="right" if turned else "center")
-        if len(counts) <= 12:
-            for bars in axes.containers:
-                axes.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=9)
     else:
         axes.set_xlabel("class, by rank of its training samples")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    samples = f"{counts.sum():,} training samples, imbalance factor {classes.imbalance_factor:,.4g}"
+    axes.set_title(f"{title}: {samples}", loc="left")
+    axes.set_ylabel("training samples (log scale)" if steep else "training samples")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

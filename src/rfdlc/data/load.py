@@ -54,9 +54,7 @@ def register_source(
     suffixes: Sequence[str] = (),
     recognises: Callable[[Path], bool] | None = None,
 ) -> None:
-    """Make `rfdlc.load`, and all that takes data in this process, read another format.
-
-    Of several formats that match a path, the one registered last is used.
+    """Make `rfdlc.load`, and all that takes data in this process, read another format; the last one registered wins.
 
     Parameters
     ----------
@@ -69,15 +67,6 @@ def register_source(
         Files with one of these suffixes, such as `.jsonl`, are in this format.
     recognises : callable, optional
         `recognises(path) -> bool`: for folders, and where a suffix is not enough.
-
-    Examples
-    --------
-    >>> def read_constant(path, *, samples: int = 4):
-    ...     labels = np.arange(samples) % 2
-    ...     return Dataset.of("constant", ["a", "b"], {"train": Split(np.ones((samples, 1), np.float32), labels)})
-    >>> register_source(read_constant, names={"constant": lambda root: root})
-    >>> load("constant", samples="6", test_fraction=0).classes.counts
-    (3, 3)
     """
     SOURCES.insert(0, Source(read, dict(names or {}), tuple(suffixes), recognises))
 

@@ -106,9 +106,8 @@ def _batch(path: Path, layout: _Files) -> Split:
     valid = isinstance(labels, list) and len(labels) == len(data) and all(type(label) is int for label in labels)
     expect(valid, f"{path}: expected {len(data)} integers, one per image, under {layout.labels!r}")
     wrong = [i for i, label in enumerate(labels or ()) if not 0 <= label < layout.classes]
-    expect(
-        not wrong, f"{path}: the label of image {listing(wrong, 3)} is out of range: expected 0 to {layout.classes - 1}"
-    )
+    outside = f"{path}: the label of image {listing(wrong, 3)} is out of range"
+    expect(not wrong, f"{outside}: expected 0 to {layout.classes - 1}")
     ids = [f"{path.name}/{i}" for i in range(len(data))]
     return Split(np.ascontiguousarray(data.reshape(-1, 3, 32, 32)), np.array(labels, dtype=np.int64), ids)
 
@@ -229,7 +228,8 @@ def _matrix(value: Any) -> NDArray[np.uint8] | None:
     match value:
         case _Call(name=name, state=(_, (int(rows), int(columns)), _Call(arguments=(kind, *_)), by_column, raw)):
             content = _bytes(raw)
-            if name in _RECONSTRUCT and kind in ("u1", b"u1") and content and rows * columns == len(content):
+            sized = content and rows > 0 and rows * columns == len(content)
+            if name in _RECONSTRUCT and kind in ("u1", b"u1") and content and sized:
                 pixels = np.frombuffer(content, dtype=np.uint8)
                 return pixels.reshape((rows, columns), order="F" if by_column else "C")
     return None
