@@ -112,7 +112,8 @@ class ImageFiles:
         images = np.zeros(self.shape, dtype=np.uint8)
 
         def fill(index: int) -> None:
-            images[index] = planes(fitted(open_image(self.path(index)), self.size, self.channels, centre))
+            with open_image(self.path(index)) as image:
+                images[index] = planes(fitted(image, self.size, self.channels, centre))
 
         return images, attempt(fill, range(len(self)), "Decoding images")[1]
 

@@ -1,9 +1,7 @@
 """Samples to predict, in a fixed order, read chunk by chunk, so that memory does not grow with their number."""
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import SKIPPING, Dataset, Split, choose_split
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
-from rfdlc.data.images import BrokenImage, ImageFiles, PackedText, fitted, open_image, planes
+from rfdlc.data.images import BrokenImage, ImageFiles, PackedText
 from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, folder, listing
 from rfdlc.data.sources.table import TableRows, names_rows
@@ -131,28 +129,15 @@ def of_files(
         f"{root} holds image files, which become squares, but this model was trained on arrays of {shape[-2]}x"
         f"{shape[-1]} pixels: give it an array of such images (.npy, .npz)",
     )
-    channels, size = shape[0], shape[-1]
-    files = ImageFiles(root, names, size, channels)
-    pool = ThreadPoolExecutor(os.cpu_count(), "decode")  # threads are enough: pillow decodes without the GIL
+    files = ImageFiles(root, names, shape[-1], shape[0])
 
     def read(rows: range) -> Chunk:
-        images = np.empty((len(rows), *shape), dtype=np.uint8)
-
-        def fill(row: int) -> str:
-            try:
-                with open_image(files.path(row)) as image:
-                    images[row - rows.start] = planes(fitted(image, size, channels, spec.centre))
-            except BrokenImage as error:
-                return str(error)
-            return ""
-
-        troubles = list(pool.map(fill, rows))
-        broken = tuple(filter(None, troubles))
+        images, wrong = files[np.array(rows)].decode(spec.centre)
+        broken = tuple(str(wrong[i]) for i in sorted(wrong))
         if broken and not skip_broken:
             raise BrokenImage(f"{broken[0]}. Repair or remove it, or leave out what is broken with {SKIPPING}")
         split = Split(images, labels[rows.start : rows.stop], names.take(rows))
-        kept = np.flatnonzero([not trouble for trouble in troubles])
-        return Chunk(split.take(kept) if broken else split, broken)
+        return Chunk(split.take(np.setdiff1d(np.arange(len(rows)), [*wrong])) if broken else split, broken)
 
     return _samples(labels, names, _digest([*names.packed, labels]), read)
 
@@ -216,9 +201,9 @@ def _matched(labels: NDArray[np.int64], theirs: Sequence[str], ours: Classes) ->
     return ours.encode(list(theirs))[labels] if set(theirs) <= set(ours.names) else np.full(len(labels), UNKNOWN)
 
 
-def _digest(parts: Iterable[NDArray[Any]]) -> str:
+def _digest(given: Iterable[NDArray[Any]]) -> str:
     digest = hashlib.sha256()
-    for values in parts:
+    for values in given:
         digest.update(values.data if values.size else b"")
     return digest.hexdigest()[:32]
 

@@ -150,7 +150,7 @@ def read_images(
         labels = np.array([entry.label for entry in usable[split]], dtype=np.int64)
         images, wrong = own.decode() if fits else (own, {})
         gone += [f"{usable[split][i].origin}{wrong[i]}" for i in sorted(wrong)]
-        kept = np.setdiff1d(np.arange(len(labels)), sorted(wrong)).astype(np.int64)
+        kept = np.setdiff1d(np.arange(len(labels)), list(wrong)).astype(np.int64)
         whole = Split(images, labels, own.names)
         splits[split] = whole.take(kept) if wrong else whole
     _check_broken(gone, skip_broken)
