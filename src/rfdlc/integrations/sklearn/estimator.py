@@ -16,14 +16,13 @@ from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.table import blurred
 from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes
-from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect
 from rfdlc.integrations.sklearn.labels import (
+    DecidingMixin,
     action_labels,
-    advantage,
     as_sample_weight,
     as_utility,
     label_names,
@@ -48,7 +47,7 @@ _UNCERTAINTIES = {
 }
 
 
-class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """An ensemble of multilayer perceptrons for imbalanced classes, calibrated, that decides by expected utility.
 
     It trains as `rfdlc train` does. Features are standardized inside. Sparse input is converted to dense input: at once
@@ -61,41 +60,31 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     weighting : str, default "prior"
         How rare classes are trained: "prior" (the class prior inside the likelihood); class weights 1/f(n) with f
         "linear", "sqrt", "log", "power" or "effective"; or "none".
-    particles : int, default 3
-        Number of networks.
-    hidden : sequence of int, default (256, 256)
-        Widths of the hidden layers.
+    particles, hidden : int, default 3; sequence of int, default (256, 256)
+        Number of networks, and the widths of their hidden layers.
     epochs : int, default 60
         Passes over the data; the maximum with `early_stopping`.
-    early_stopping : bool, default False
+    early_stopping, patience : bool, default False; int, default 10
         Stop if the loss on held-out samples has not fallen for `patience` epochs, and keep the best epoch.
-    patience : int, default 10
-        Epochs without improvement.
     calibrate : bool or str, default True
         Fit a calibration on held-out samples: True, False, or the name of a calibrator.
     hold_out : float, default 0.1
         Share of the samples that is held out for calibration and early stopping: stratified, whole `groups`.
     prior : str, dict or array, default "train"
         Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
-    batch_size : int or "auto"
-        Rows per step; "auto" depends on the number of samples.
-    learning_rate : float, default 0.002
-        Of the first epochs; it decays.
+    batch_size, learning_rate : int or "auto"; float, default 0.002
+        Rows per step, and the base learning rate.
     abstain_label : object or dict, default -1
         What `predict` returns for an action that is not a class, as in `UtilityClassifier`.
     warm_start : bool, default False
         `fit` continues with the networks of the previous call.
-    random_state : int, RandomState or None
-        Seed of weights, batches and of the samples that are held out.
-    device : str, default "auto"
-        "auto", "cpu", "cuda" or "cuda:N".
+    random_state, device : int, RandomState or None; "auto", "cpu", "cuda" or "cuda:N"
+        Seed of everything that is drawn, and where the networks are.
 
     Attributes
     ----------
-    classes_, actions_ : array
-        Labels of the classes, and of the actions.
-    class_counts_ : array
-        Number of samples of each class.
+    classes_, class_counts_, actions_ : array
+        Labels of the classes, their numbers of samples, and labels of the actions.
     decider_ : Decider
         From logits to actions.
     loss_curve_, held_out_loss_curve_ : list of float
@@ -194,25 +183,9 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         decider = new_decider(training.METHOD, config, data.classes)
         return self._decide_with(decider.replace(target_prior=named_prior(self.prior), utility=utility))
 
-    def set_utility(self, utility: Any) -> Self:
-        """Decide for another utility from now on; neither networks nor calibration are fitted again."""
-        check_is_fitted(self)
-        counted = Classes.from_counts(self.class_counts_, label_names(self.classes_))
-        self.utility = utility
-        return self._decide_with(self.decider_.replace(utility=as_utility(utility, counted)))
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The label of the action with the highest expected utility."""
-        actions = [self.decider_.decide(logits, logits=True) for logits in self._stream(X)]
-        return self.actions_[np.concatenate(actions)]
-
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""
         return np.concatenate([np.asarray(self.decider_.probabilities(z, logits=True)) for z in self._stream(X)])
-
-    def decision_function(self, X: Any) -> Floats:
-        """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
-        return np.concatenate([advantage(self.decider_.expected_utility(z, logits=True)) for z in self._stream(X)])
 
     def predict_uncertainty(self, X: Any, kind: str = "entropy") -> Floats:
         """Uncertainty of each prediction (N,), larger is less certain.
@@ -257,13 +230,7 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return config
 
     def _read(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: ArrayLike | None,
-        groups: ArrayLike | None,
-        reset: bool,
-        labels: NDArray[Any] | None = None,
+        self, X: Any, y: Any, sample_weight: Any, groups: Any, reset: bool, labels: Any = None
     ) -> tuple[Split, NDArray[Any]]:
         """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_WIDE, reset=reset)
@@ -289,22 +256,17 @@ class RFDLCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _prepare(self, split: Split, first: bool) -> tuple[Dataset, Utility]:
         """The samples as a data set, and the utility. Networks that continue keep the scale of the features."""
-        classes = Classes.from_counts(self.class_counts_, label_names(self.classes_))
-        utility = as_utility(self.utility, classes)
+        self.named_classes_ = Classes.from_counts(self.class_counts_, label_names(self.classes_))
+        utility = as_utility(self.utility, self.named_classes_)
         action_labels(utility, self.classes_, self.abstain_label)  # raises before any work
         scale = Normalisation.of_features(split.array) if first else self.normalisation_
-        return Dataset("arrays", classes, split, normalisation=scale), utility
+        return Dataset("arrays", self.named_classes_, split, normalisation=scale), utility
 
     def _keep(self, trained: "training.Trained", config: TrainConfig, data: Dataset) -> None:
         self.weights_, self.optimiser_ = trained.weights, trained.state
         self.loss_curve_, self.held_out_loss_curve_ = trained.losses, trained.held_out_losses
         self.loss_, self.n_iter_ = trained.losses[-1], len(trained.losses)
         self.settings_, self.normalisation_ = config, data.normalisation
-
-    def _decide_with(self, decider: Decider) -> Self:
-        self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
-        self.decider_ = decider
-        return self
 
     def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:
         here = self.settings_.replace(device=self.device)

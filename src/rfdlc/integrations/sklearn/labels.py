@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils.validation import _check_sample_weight
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from rfdlc.decide.classes import Classes
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
@@ -17,6 +18,39 @@ from rfdlc.errors import InputError, expect, listing, suggestion
 Labels = NDArray[Any]
 
 _BUILT = ("one-hot", "tail-sensitive")
+
+
+class DecidingMixin:
+    """Decisions of an estimator with `predict_proba`, a `decider_`, `actions_` and `named_classes_`."""
+
+    def predict(self, X: Any) -> Labels:
+        """The label of the action with the highest expected utility."""
+        p = self.predict_proba(X)
+        return self.actions_[self.decider_.decide_probabilities(p)]
+
+    def decision_function(self, X: Any) -> Floats:
+        """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
+        p = self.predict_proba(X)
+        values = p @ self.decider_.utility.matrix
+        return values[:, 1] - values[:, 0] if values.shape[1] == 2 else values
+
+    def set_utility(self, utility: Any) -> Self:
+        """Decide for another utility from now on; nothing is fitted again."""
+        check_is_fitted(self)
+        self.utility = utility
+        return self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_)))
+
+    def _decide_with(self, decider: Decider) -> Self:
+        self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
+        self.decider_ = decider
+        return self
+
+    classes_: Labels
+    actions_: Labels
+    named_classes_: Classes
+    decider_: Decider
+    abstain_label: Any
+    predict_proba: Any
 
 
 def label_names(labels: Labels) -> list[str]:
@@ -91,11 +125,6 @@ def action_labels(utility: Utility, labels: Labels, abstain_label: Any) -> Label
         expect(label not in labels.tolist(), f"abstain_label {label!r} is a class in y: expected another label")
     values = [labels[c] if c >= 0 else standing[name] for name, c in decided]
     return np.array(values, dtype=object if labels.dtype == object else None)
-
-
-def advantage(values: Floats) -> Floats:
-    """Expected utilities of every action (N, A); of two actions the second's advantage over the first (N,)."""
-    return values[:, 1] - values[:, 0] if values.shape[1] == 2 else values
 
 
 def as_sample_weight(given: ArrayLike, samples: Any) -> NDArray[np.float64]:

@@ -19,8 +19,8 @@ from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import expect
 from rfdlc.integrations.sklearn.labels import (
+    DecidingMixin,
     action_labels,
-    advantage,
     as_sample_weight,
     as_utility,
     label_names,
@@ -30,7 +30,7 @@ from rfdlc.integrations.sklearn.labels import (
 _Fold = tuple[Any, Floats, Indices]  # a model, its probabilities (n, C) of held-out samples, their rows
 
 
-class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Wrap a classifier so that it decides for the action with the highest expected utility.
 
     The classifier's probabilities are calibrated on samples that it was not fitted to, corrected for the class prior,
@@ -119,7 +119,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         self.classes_ = np.unique(self.estimator.classes_ if prefit else y)
         encoded = _encode(y, self.classes_)
         decider = self._new_decider(encoded, weights)
-        actions = action_labels(decider.utility, self.classes_, self.abstain_label)  # raises before any work
+        action_labels(decider.utility, self.classes_, self.abstain_label)  # raises before any work
         folds: list[_Fold] = []
         if self.calibration is not None:
             whole = [(self.estimator, self._probabilities(self.estimator, X), np.arange(len(y)))] if prefit else None
@@ -133,16 +133,10 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         complete = [model for model, *_ in folds if self.ensemble and len(model.classes_) == len(self.classes_)]
         # A fitted or frozen estimator is the same in every fold.
         self.estimators_ = [self.estimator_, *(model for model in complete if model is not self.estimator_)]
-        self.decider_, self.actions_ = decider, actions
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
-        return self
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The label of the action with the highest expected utility."""
-        p = self.predict_proba(X)
-        return self.actions_[self.decider_.decide_probabilities(p)]
+        return self._decide_with(decider)
 
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""
@@ -150,19 +144,6 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         models = self.estimators_[:1] if _symmetric(self.decider_.utility.matrix) else self.estimators_
         corrected = (self.decider_.probabilities(self._probabilities(model, X)) for model in models)
         return np.mean([np.asarray(p) for p in corrected], axis=0)
-
-    def decision_function(self, X: Any) -> Floats:
-        """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
-        p = self.predict_proba(X)
-        return advantage(p @ self.decider_.utility.matrix)
-
-    def set_utility(self, utility: Any) -> Self:
-        """Decide for another utility from now on; neither the estimator nor the calibration is fitted again."""
-        check_is_fitted(self)
-        decider = self.decider_.replace(utility=as_utility(utility, self.decider_.utility.classes))
-        self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
-        self.decider_, self.utility = decider, utility
-        return self
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -182,6 +163,7 @@ class UtilityClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # 
         """Not fitted yet."""
         count = len(self.classes_)
         classes = Classes.from_counts(np.bincount(encoded, minlength=count), label_names(self.classes_))
+        self.named_classes_ = classes
         seen = np.bincount(encoded, weights, minlength=count)
         carried, wanted = (
             seen if isinstance(prior, str) and prior == "train" else as_prior(named_prior(prior), classes, name)
