@@ -22,11 +22,15 @@ from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, estimate_prior, 
 from rfdlc.decide.rules import RULES, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import InputError, choose, expect
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
 FORMAT, VERSION = "rfdlc-decider", 2
+CORRECTED_TWICE = (
+    "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
+    "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
+)
 NEEDS_TRAIN_PRIOR = (
     "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
     "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration with biases, fitted"
@@ -138,6 +142,7 @@ class Decider:
         again starts from the scores: nothing is ever calibrated or corrected twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
+        expect(not checked.corrected, CORRECTED_TWICE)
         repeats = None if sample_weight is None else _as_weights(sample_weight, "sample_weight", len(y))
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
         fitted, counts = None, self.utility.classes.counts
@@ -284,6 +289,8 @@ class Decider:
             checked = scores.with_classes(self.utility.classes).scores
         else:
             checked = as_scores(scores, self.utility.classes, logits=logits)
+        changes = any(value is not None for value in (self.fitted, self.train_prior, self.target_prior))
+        expect(not (checked.corrected and changes), CORRECTED_TWICE)
         if self.weights is not None and len(self.weights) != len(checked.values):
             raise InputError(
                 f"{len(self.weights)} weights for {len(checked.values)} particles: expected one per particle"

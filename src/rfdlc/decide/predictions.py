@@ -3,6 +3,7 @@
 import json
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
-from rfdlc.decide.scores import BOOK_KEEPING, Scores, as_scores, class_columns, column_order
+from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, KIND, Scores, as_scores, class_columns, column_order
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
@@ -21,6 +22,7 @@ OTHER_KEYS = {
     "ids": ("ids", "id"),
     "classes": ("classes", "names"),
     "uncertainty": ("uncertainty",),
+    "corrected": ("corrected",),
 }
 
 
@@ -39,6 +41,8 @@ class Predictions:
         One per column; numbered by default.
     uncertainty : array-like of shape (n_samples,), optional
         The model's own uncertainty of each sample, larger for less sure.
+    corrected : bool, default False
+        Whether the probabilities are calibrated and corrected already: a Decider that would do so again refuses them.
 
     Raises
     ------
@@ -61,6 +65,7 @@ class Predictions:
         ids: Sequence[str] | NDArray[Any] | None = None,
         classes: Classes | Sequence[str] | None = None,
         uncertainty: ArrayLike | None = None,
+        corrected: bool = False,
     ) -> None:
         if (logits is None) == (probabilities is None):
             raise InputError("predictions hold either logits or probabilities: expected exactly one of the two")
@@ -68,6 +73,8 @@ class Predictions:
         self.named = classes is not None  # whether columns have names, or only positions
         self.classes = as_classes(max(1, np.shape(given)[-1] if np.ndim(given) else 0) if classes is None else classes)
         self.scores: Scores = as_scores(given, self.classes, logits=logits is not None)
+        if corrected:
+            self.scores = replace(self.scores, corrected=True)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, self.classes)
         self.ids: NDArray[np.str_] | None = None if ids is None else _readable(as_array(ids).astype(str).reshape(-1))
         try:
@@ -100,9 +107,8 @@ class Predictions:
             f"predictions have {len(self.classes)} classes: expected {len(classes)}",
         )
         kind = "logits" if self.scores.logits else "probabilities"
-        return Predictions(
-            **{kind: values}, targets=targets, ids=self.ids, classes=classes, uncertainty=self.uncertainty
-        )
+        known = {"targets": targets, "ids": self.ids, "uncertainty": self.uncertainty}
+        return Predictions(**{kind: values}, **known, classes=classes, corrected=self.scores.corrected)
 
     # -- files ------------------------------------------------------------------------------------------------
 
@@ -114,6 +120,7 @@ class Predictions:
             "targets": self.targets,
             "ids": self.ids,
             "uncertainty": self.uncertainty,
+            "corrected": np.array(True) if self.scores.corrected else None,
         }
         with open(path, "wb") as file:
             np.savez(file, allow_pickle=False, **{name: a for name, a in arrays.items() if a is not None})
@@ -124,9 +131,10 @@ class Predictions:
     ) -> "Predictions":
         """Read .npz, .csv, .tsv, .parquet or .arrow, a folder of Parquet files, or predictions.npz of a run folder.
 
-        Tables have one column per class, named after it, and optionally `target` and `id`. An .npz file has `logits`
-        or `probabilities`, and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups.
-        `logits` says that a table holds logits; in an .npz file the array's name says so.
+        Tables have one column per class, named after it, and optionally `target`, `id` and `rfdlc_scores` (`raw`, or
+        `corrected` for probabilities that are calibrated and corrected). An .npz file has `logits` or `probabilities`,
+        and optionally `targets`, `ids` and `classes`. `classes` supplies counts and groups. `logits` says that a table
+        holds logits; in an .npz file the array's name says so.
         """
         path = _in_folder(Path(path))
         reader = _from_table if path.is_dir() else _READERS.get(path.suffix.lower())
@@ -194,14 +202,15 @@ def _from_table(path: Path, classes: Classes | None, logits: bool) -> Prediction
         classes = Classes(tuple(names))
     column_order(file.names, classes, str(path))
     # A class may be called id, as Indonesian is among languages.
-    texts = [name for name in BOOK_KEEPING if name in file.names and name not in classes.names]
+    texts = [name for name in (*BOOK_KEEPING, KIND) if name in file.names and name not in classes.names]
     try:
         values, found = read_numbers(file, classes.names, texts)
     except InputError as error:
         hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class" if "column" in str(error) else ""
         raise InputError(f"{error}{hint}") from None
-    kind = "logits" if logits else "probabilities"
-    return Predictions(**{kind: values}, targets=found.get("target"), ids=found.get("id"), classes=classes)
+    kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
+    corrected = CORRECTED in found.get(KIND, ())
+    return Predictions(**{kind: values}, **known, classes=classes, corrected=corrected)
 
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:

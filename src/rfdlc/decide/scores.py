@@ -15,6 +15,7 @@ Floats = NDArray[np.floating[Any]]
 
 BOOK_KEEPING = ("id", "target")  # columns of a table that are not classes
 DECIDED = ("action", "expected_utility")  # nor are these two, if both are there
+KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says what the probabilities are
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much: files often hold rounded probabilities
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
 CHUNK_ELEMENTS = 1 << 18  # work in chunks that stay in the processor's cache
@@ -37,6 +38,7 @@ class Scores:
 
     values: Floats
     logits: bool
+    corrected: bool = False  # whether a Decider has calibrated and corrected them
 
     def __len__(self) -> int:
         return int(self.values.shape[1])
@@ -67,8 +69,9 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
         names = list(given.columns)
         order = column_order([str(name) for name in names], classes, "data frame")
         values = np.stack([_plain_array(given[names[i]]) for i in order], axis=1)
+        corrected = KIND in names and CORRECTED in set(given[KIND])
     else:
-        values = _plain_array(given)
+        values, corrected = _plain_array(given), False
     if values.ndim == 2:
         values = values[None]
     expect(
@@ -81,7 +84,7 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
         f"({listing(classes.names, 4)}): expected one column per class",
     )
     expect(values.size, f"scores have shape {values.shape}: expected at least one particle and one sample")
-    return Scores(values, logits)
+    return Scores(values, logits, corrected)
 
 
 def class_columns(columns: Sequence[str]) -> list[str]:
@@ -90,7 +93,7 @@ def class_columns(columns: Sequence[str]) -> list[str]:
     >>> class_columns(["id", "cat", "dog", "action", "expected_utility"]), class_columns(["cat", "action"])
     (['cat', 'dog'], ['cat', 'action'])
     """
-    others = BOOK_KEEPING + (DECIDED if set(DECIDED) <= set(columns) else ())
+    others = (*BOOK_KEEPING, KIND) + (DECIDED if set(DECIDED) <= set(columns) else ())
     return [name for name in columns if name not in others]
 
 

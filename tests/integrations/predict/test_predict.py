@@ -89,6 +89,35 @@ def test_actions(run, photos, tmp_path):
         rfdlc.predict(run, photos, tmp_path / "p.npz", utility=utility)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_probabilities_are_never_corrected_twice(run, photos, tmp_path, kind):
+    """A file says whether its numbers are raw or corrected; also after a round trip through pandas."""
+    import pandas
+
+    model = rfdlc.Model.load(run, device="cpu")
+    decider = model.decider.replace(train_prior="train", target_prior="uniform")
+    out, raw = tmp_path / f"p.{kind}", tmp_path / f"raw.{kind}"
+    rfdlc.predict(run, photos, out)
+    rfdlc.predict(run, photos, raw, raw=True)
+    frame = pandas.read_csv(out) if kind == "csv" else pandas.read_parquet(out)
+    frame.to_csv(tmp_path / "again.csv", index=False)
+    for again in (out, tmp_path / "again.csv"):
+        with pytest.raises(rfdlc.InputError, match=r"calibrated and corrected already.*rfdlc predict --raw"):
+            rfdlc.evaluate(rfdlc.Predictions.load(again), decider=decider)
+    for call in (decider.decide, rfdlc.Decider(decider.utility).fit):
+        with pytest.raises(rfdlc.InputError, match="calibrated and corrected already"):
+            call(frame)
+    plain = rfdlc.Decider(rfdlc.Utility.one_hot(model.classes), calibration=None)
+    expected_p = np.asarray(model.decider.probabilities(model.predict(photos)))
+    np.testing.assert_allclose(plain.probabilities(rfdlc.Predictions.load(out)), expected_p, atol=1e-6)
+    np.testing.assert_allclose(model.decider.probabilities(rfdlc.Predictions.load(raw)), expected_p, atol=1e-5)
+    if kind == "parquet":
+        told = json.loads(parquet.read_schema(out).metadata[b"rfdlc.scores"])
+        assert told["scores"] == "corrected"
+    rfdlc.Predictions.load(out).save(tmp_path / "p.npz")
+    assert rfdlc.Predictions.load(tmp_path / "p.npz", model.classes).scores.corrected
+
+
 # -- killed, and going on ----------------------------------------------------------------------------------------------
 
 SLOWLY = """

@@ -17,6 +17,7 @@ from rfdlc.tables import open_writer
 
 JOB = "job.json"
 SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files
+REPEATED = ("target", "action", "rfdlc_scores")  # columns of text with few different values
 GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in the file, the smaller of the two
 
 
@@ -99,7 +100,9 @@ class Parts:
         from pyarrow.parquet import read_table
 
         group = max(1, min(GROUP_ROWS, GROUP_VALUES // len(self._schema)) // self.size)  # parts of a row group
-        with open_writer(path, self._schema, self.out.suffix.lower(), repeated=("target", "action")) as writer:
+        with open_writer(
+            path, self._schema, self.out.suffix.lower(), repeated=("target", "action", "rfdlc_scores")
+        ) as writer:
             for first in range(0, len(self._files), group):
                 tables = [read_table(file, memory_map=False) for file in self._files[first : first + group]]
                 writer.write_table(concat_tables(table.cast(self._schema) for table in tables))

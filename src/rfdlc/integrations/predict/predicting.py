@@ -1,6 +1,7 @@
 """predict: predictions of any number of samples, written as they come; after a kill, the same call continues."""
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import torch
 from rfdlc.data.samples import Samples
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import BOOK_KEEPING, DECIDED
+from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, KIND, RAW
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
@@ -23,7 +24,7 @@ from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.model import Model
 
 KINDS = (".npz", ".parquet", ".csv")
-TEXTS = ("id", "target", "action")  # columns of text; all others hold numbers
+TEXTS = ("id", "target", "action", KIND)  # columns of text; all others hold numbers
 PART_ROWS, PART_VALUES = 4096, 2**22  # of a part, the smaller of the two: what a kill costs, and what is in memory
 
 
@@ -49,6 +50,7 @@ def predict(
     split: str | None = None,
     root: str | Path | None = None,
     utility: Utility | None = None,
+    raw: bool = False,
     skip_broken: bool = False,
     backbone: OwnBackbone | None = None,
 ) -> Predicted:
@@ -66,6 +68,8 @@ def predict(
         `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
     utility
         Adds the action with the highest expected utility to a table.
+    raw
+        Write the model's own probabilities to a table, for a decider to calibrate and correct later.
     skip_broken
         Leave out images that cannot be read, and list them beside the file.
     backbone
@@ -90,12 +94,13 @@ def predict(
         with replacing(path) as beside:
             found.save(beside)
         return Predicted(path, len(found), len(samples) - len(found))
-    table = Table(model, samples, utility)
+    table = Table(model, samples, utility, raw)
     size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
     job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint, "utility": "none"}
     if utility is not None:
         job["utility"] = _digest([*utility.actions, utility.matrix.tolist()])
     job |= {"columns": _digest(table.schema.names), "number of samples": len(samples), "size of parts": size}
+    job |= {"kind of scores": table.kind}
     parts = Parts(path, table.schema, len(samples), size, job)
     with parts.opened(rank, world_size) as mine:
         done = len(samples) - sum(len(parts.rows(part)) for part in mine)
@@ -116,19 +121,25 @@ def predict(
 class Table:
     """From samples to the columns of the file."""
 
-    def __init__(self, model: Model, samples: Samples, utility: Utility | None) -> None:
+    def __init__(self, model: Model, samples: Samples, utility: Utility | None, raw: bool) -> None:
         import pyarrow
 
         self.model, self.samples = model, samples
         self.decider: Decider = model.decider if utility is None else model.decider.replace(utility=utility)
-        self.decides = utility is not None
+        self.decides, self.kind = utility is not None, RAW if raw else CORRECTED
+        plain = {"fitted": None, "train_prior": None, "target_prior": None}
+        self.written = self.decider.replace(**plain) if raw else self.decider
         classes = model.classes.names
-        clash = [name for name in classes if name in (*BOOK_KEEPING, *DECIDED)]
+        clash = [name for name in classes if name in (*BOOK_KEEPING, *DECIDED, KIND)]
         expect(not clash, f"a class is called {clash[:1]}, as a column of the table is: write .npz instead")
         known = {"id": samples.named, "target": samples.labelled, **dict.fromkeys(DECIDED, self.decides)}
-        names = [name for name in ("id", *classes, "target", *DECIDED) if known.get(name, True)]
+        names = [name for name in ("id", *classes, "target", *DECIDED, KIND) if known.get(name, True)]
+        corrected_to = self.decider.effective_prior if self.decider.target_prior is None else self.decider.target_prior
+        prior = self.decider.train_prior if raw else corrected_to
+        carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
         self.schema = pyarrow.schema(
-            [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names]
+            [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names],
+            {"rfdlc.scores": json.dumps({"scores": self.kind, "prior": carried}, ensure_ascii=False)},
         )
 
     def part(self, rows: range) -> tuple[Any, list[str]]:
@@ -143,8 +154,9 @@ class Table:
         return pyarrow.concat_tables(pieces), broken
 
     def _columns(self, found: Predictions) -> dict[str, Any]:
-        probabilities = np.asarray(self.decider.probabilities(found), dtype=np.float32)
+        probabilities = np.asarray(self.written.probabilities(found), dtype=np.float32)
         columns: dict[str, Any] = {name: probabilities[:, i] for i, name in enumerate(found.classes.names)}
+        columns[KIND] = [self.kind] * len(found)
         if found.ids is not None:
             columns["id"] = found.ids.tolist()
         if self.samples.labelled and found.targets is not None:
