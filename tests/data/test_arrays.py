@@ -98,7 +98,7 @@ def test_npy_pairs_and_folders(tmp_path: Path) -> None:
 def test_images_in_arrays(shape: tuple, expected: tuple) -> None:
     images = RNG.integers(0, 256, shape, dtype=np.uint8)
     data = rfdlc.load({"train": (images, [0, 1] * 3)}, test_fraction=0)
-    assert (data.kind, data.input_shape, data.image_size) == ("images", expected, (5, 4))
+    assert (data.kind, data.input_shape) == ("images", expected)
     if shape == (6, 5, 4, 3):
         assert (data.train.array[2, 1] == images[2, :, :, 1]).all()
 
@@ -165,7 +165,7 @@ def test_options_may_be_text_as_on_a_command_line(tmp_path: Path) -> None:
         == rfdlc.load("digits-lt", factor=10).classes.counts
     )
     np.savez(tmp_path / "m.npz", train_images=np.zeros((4, 8, 8), np.uint8), train_labels=[[0], [1], [0], [1]])
-    assert rfdlc.load(tmp_path / "m.npz", image_size="6", test_fraction="0.5").image_size == (6, 6)
+    assert rfdlc.load(tmp_path / "m.npz", image_size="6", test_fraction="0.5").input_shape == (1, 6, 6)
     with pytest.raises(InputError, match="image_size=0 is not valid: input should be greater than 0"):
         rfdlc.load(tmp_path / "m.npz", image_size=0)
 

@@ -171,6 +171,18 @@ def test_a_dtype_that_sets_its_own_state_is_never_built(root: Path) -> None:
         rfdlc.load("cifar10-lt", root=root)
 
 
+@pytest.mark.parametrize("shape", [(-1, -8), (2, 3), (8,), (0, 0), (True, 8), (10**30, 0)])
+def test_an_array_whose_shape_does_not_fit_its_bytes_is_not_made(root: Path, shape: tuple) -> None:
+    class Array:
+        def __reduce__(self) -> tuple:
+            state = (1, shape, np.dtype(np.uint8), False, b"\x07" * 8)
+            return np.empty(0).__reduce__()[0], (np.ndarray, (0,), b"b"), state
+
+    dump(root / "array", data=Array())
+    found = _matrix(_table(root / "array")["data"])
+    assert found is None or found.shape == (1, 8)
+
+
 def test_a_small_file_cannot_ask_for_much_memory(root: Path) -> None:
     """A long text that is encoded many times stays one text until it is used: it would be 5 GB."""
     text = b"X" + (100_000).to_bytes(4, "little") + b"a" * 100_000 + b"q\x00"

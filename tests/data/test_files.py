@@ -90,9 +90,9 @@ def test_modes_that_come_out_right(tmp_path: Path, mode: str, channels: int) -> 
 def test_sizes_are_chosen_said_and_may_be_given(folder: Path) -> None:
     picture(folder / "bee" / "large.png", size=(300, 150))
     data = rfdlc.load(folder, test_fraction=0)
-    assert data.image_size == (64, 64)
+    assert data.input_shape == (3, 64, 64)
     assert "images from 40x40 to 300x150 (2 sizes) become 64x64" in data.notes[0]
-    assert rfdlc.load(folder, image_size=17).image_size == (17, 17)
+    assert rfdlc.load(folder, image_size=17).input_shape == (3, 17, 17)
     with pytest.raises(InputError, match=r"image_size=0 is not valid: .*greater than 0"):
         rfdlc.load(folder, image_size=0)
 
@@ -147,6 +147,19 @@ def test_a_broken_image_is_named_or_counted(folder: Path, name: str) -> None:
     assert name in data.skipped[0]
     assert any("1 broken" in note for note in data.notes)
     assert data.train.array[:, 2, 5, 5].tolist() == [0] * 5 + [255] * 3  # the others keep their labels
+
+
+def test_broken_files_are_named_together_up_to_a_limit(folder: Path) -> None:
+    (folder / "wasp").mkdir()
+    for i in range(3):
+        (folder / "ant" / f"empty{i}.png").touch()
+    with pytest.raises(InputError, match=r"wasp: .*no image.*empty0.png: .*; .*empty1.png: .*; .*empty2.png: .*skip"):
+        rfdlc.load(folder)
+    for i in range(20):
+        (folder / "bee" / f"empty{i}.png").touch()
+    with pytest.raises(InputError, match=r"empty0.png.*; ... \(24 in all\)"):
+        rfdlc.load(folder)
+    assert len(rfdlc.load(folder, skip_broken=True).skipped) == 24
 
 
 @pytest.mark.parametrize("suffix", ["bmp", "tif", "ppm", "webp", "gif", "jpeg"])
@@ -286,7 +299,7 @@ def test_what_does_not_fit_stays_on_disk(folder: Path, monkeypatch: pytest.Monke
     data = rfdlc.load(folder, test_fraction=0.4)
     assert isinstance(data.train.inputs, ImageFiles)
     assert data.train.inputs.path(0).is_file()
-    assert (data.kind, data.image_size) == ("images", (40, 40))
+    assert (data.kind, data.input_shape) == ("images", (3, 40, 40))
     assert data.test is not None
     assert len(data.train) + len(data.test) == 8
     with pytest.raises(InputError, match="StreamedLoader"):

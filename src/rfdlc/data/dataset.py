@@ -210,19 +210,13 @@ class Dataset:
         """`images` or `features`."""
         return "images" if len(self.input_shape) == 3 else "features"
 
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width of the images."""
-        expect(self.kind == "images", f"{self.name} has features of shape {self.input_shape}, not images")
-        return self.input_shape[1], self.input_shape[2]
-
-    def hold_out(self, fraction: float = 0.1, seed: int = 0, *, by_group: bool = True) -> "Dataset":
+    def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
         """Move a stratified fraction of the training samples into `val`, and count the classes again.
 
         Where groups are known, no group is on both sides.
         """
         expect(self.val is None, f"{self.name} has validation samples already: hold_out needs val=None")
-        kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups if by_group else None)
+        kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups)
         expect(
             len(held),
             f"{self.name}: no class has two samples (or groups), so none can be held out: add samples, or do "

@@ -178,7 +178,8 @@ def unusable(image: "Image") -> str:
 def header(path: Path) -> Header:
     """Size and kind of an image, read without decoding it."""
     with open_image(path) as image:
-        return Header(*image.size, image.mode in GREY)
+        width, height = image.size
+        return Header(width, height, image.mode in GREY)
 
 
 def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Image":

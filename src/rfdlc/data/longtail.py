@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.errors import InputError
+from rfdlc.errors import expect
 
 Indices = NDArray[np.int64]
 
@@ -23,11 +23,10 @@ def profile_counts(n_max: int, classes: int, factor: float, profile: Profile = "
     >>> profile_counts(500, 4, 10, "step").tolist()
     [500, 500, 50, 50]
     """
-    if not 1 <= factor <= n_max:
-        raise InputError(
-            f"imbalance factor {factor} is out of range: expected 1 (balanced) to {n_max} (one sample in the last "
-            f"class), since the largest class has {n_max} samples"
-        )
+    expect(
+        1 <= factor <= n_max,
+        f"imbalance factor {factor} is out of range: expected 1 (balanced) to {n_max} (one sample in the last class)",
+    )
     place = np.arange(classes)
     share = place / (classes - 1) if profile == "exponential" else (place >= (classes + 1) // 2).astype(float)
     # The small term keeps integers exact: 49 * 49**-1.0 is 0.999... in floating point.
@@ -53,18 +52,15 @@ def hold_out_indices(
     group is on both sides, and a class in two or more groups is kept on both sides wherever groups of several classes
     allow it.
     """
-    if not 0 < fraction < 1:
-        raise InputError(f"hold-out fraction {fraction} is out of range: expected 0 < fraction < 1")
-    held = _held_samples(labels, fraction, seed) if groups is None else _held_groups(labels, fraction, seed, groups)
+    expect(0 < fraction < 1, f"hold-out fraction {fraction} is out of range: expected 0 < fraction < 1")
+    if groups is not None:
+        held = _held_groups(labels, fraction, seed, groups)
+    else:
+        held = np.zeros(len(labels), dtype=bool)
+        for c in np.unique(labels):
+            members = _shuffled(np.flatnonzero(labels == c), seed, int(c))
+            held[members[: _share(len(members), fraction)]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
-
-
-def _held_samples(labels: Indices, fraction: float, seed: int) -> NDArray[np.bool_]:
-    held = np.zeros(len(labels), dtype=bool)
-    for c in np.unique(labels):
-        members = _shuffled(np.flatnonzero(labels == c), seed, int(c))
-        held[members[: _share(len(members), fraction)]] = True
-    return held
 
 
 def _share(count: int, fraction: float) -> int:
@@ -75,7 +71,10 @@ def _share(count: int, fraction: float) -> int:
 def _held_groups(labels: Indices, fraction: float, seed: int, groups: NDArray[Any]) -> NDArray[np.bool_]:
     """Decide group by group, the classes with the fewest groups first, since those have the least choice."""
     _, group_of = np.unique(groups, return_inverse=True)
-    table = _class_group_counts(labels, group_of)  # {class: {group: samples}}
+    table: dict[int, dict[int, int]] = defaultdict(dict)  # {class: {group: samples}}
+    pairs, counts = np.unique(np.stack([labels, group_of]), axis=1, return_counts=True)
+    for (c, group), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+        table[c][group] = count
     side: dict[int, bool] = {}  # group -> held out?
     for c in sorted(table, key=lambda c: (len(table[c]), c)):
         sizes = table[c]
@@ -93,14 +92,6 @@ def _held_groups(labels: Indices, fraction: float, seed: int, groups: NDArray[An
         if undecided and not held:  # none is small enough: a class on one side only would be worse
             side[min(undecided, key=lambda group: sizes[group])] = True
     return np.array([side[int(g)] for g in group_of], dtype=bool)
-
-
-def _class_group_counts(labels: Indices, group_of: Indices) -> dict[int, dict[int, int]]:
-    table: dict[int, dict[int, int]] = defaultdict(dict)
-    pairs, sizes = np.unique(np.stack([labels, group_of]), axis=1, return_counts=True)
-    for (c, group), size in zip(pairs.T.tolist(), sizes.tolist(), strict=True):
-        table[c][group] = size
-    return table
 
 
 def _shuffled(positions: ArrayLike, seed: int, stream: int) -> Indices:

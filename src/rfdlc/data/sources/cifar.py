@@ -170,7 +170,8 @@ def _parsed(content: bytes) -> Any:
     """The value that a pickle describes, with calls as records."""
     stack: list[Any] = []
     marks: list[int] = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
+    argument: Any
 
     def popped(start: int) -> list[Any]:
         items = stack[start:]
@@ -231,7 +232,7 @@ def _matrix(value: Any) -> NDArray[np.uint8] | None:
             sized = content and rows > 0 and rows * columns == len(content)
             if name in _RECONSTRUCT and kind in ("u1", b"u1") and content and sized:
                 pixels = np.frombuffer(content, dtype=np.uint8)
-                return pixels.reshape((rows, columns), order="F" if by_column else "C")
+                return pixels.reshape((int(rows), int(columns)), order="F" if by_column else "C")
     return None
 
 
