@@ -58,20 +58,21 @@ class PreparedStage:
 
     @property
     def stage(self) -> Stage:
-        """Of the first run: what the runs agree in."""
+        """Of the first run, as `settings`: what the runs agree in."""
         return self.stages[0]
 
     @property
     def settings(self) -> TrainConfig:
-        """Of the first run: what the runs agree in."""
         return self.each[0]
 
     def rates(self, epoch: int) -> list[float]:
         """The learning rate of each run."""
-        place = epoch - self.start, self.end - self.start
-        factors = [rate(*place, own.schedule, **_schedule(own)) for own in self.each]
-        runs = zip(self.stages, self.each, factors, strict=True)
-        return [own.learning_rate * (stage.number("learning_rate_factor", own) * factor) for stage, own, factor in runs]
+        rates = []
+        for stage, own in zip(self.stages, self.each, strict=True):
+            numbers = {"warmup": own.warmup, "milestones": own.milestones, "decay": own.decay}
+            factor = rate(epoch - self.start, self.end - self.start, own.schedule, **numbers)
+            rates.append(own.learning_rate * (stage.number("learning_rate_factor", own) * factor))
+        return rates
 
     def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
         """(steps, R, 3): what is drawn for mixing each batch."""
@@ -92,19 +93,11 @@ class Epoch:
     step: Step
     state: dict[str, Tensor]  # what continues the training beside the networks' own
 
-    @property
-    def runs(self) -> int:
-        return len(self.losses)
-
     def of(self, run: int) -> "Epoch":
         """What it left of one run of the stack."""
-        return replace(
-            self,
-            losses=[self.losses[run]],
-            rates=[self.rates[run]],
-            samples_per_second=self.samples_per_second / self.runs,
-            state=of_run(self.state, run, self.runs),
-        )
+        runs = len(self.losses)
+        state, speed = of_run(self.state, run, runs), self.samples_per_second / runs
+        return replace(self, losses=[self.losses[run]], rates=[self.rates[run]], samples_per_second=speed, state=state)
 
 
 def epochs(
@@ -208,16 +201,9 @@ def outputs_of(
         for inputs, _ in batches:
             particles = net.outputs(inputs.expand(net.runs, *inputs.shape))
             logits.append(net.combination(*particles).float())
-            unsure.append(net.combination.uncertainty(*particles))
-    known = [values.float() for values in unsure if values is not None]
-    return (
-        torch.cat(logits, dim=2).cpu() if logits else None,
-        torch.cat(known, dim=1).cpu() if known else None,
-    )
-
-
-def _schedule(settings: TrainConfig) -> dict[str, Any]:
-    return {"warmup": settings.warmup, "milestones": settings.milestones, "decay": settings.decay}
+            found = net.combination.uncertainty(*particles)
+            unsure += [] if found is None else [found.float()]
+    return torch.cat(logits, dim=2).cpu() if logits else None, torch.cat(unsure, dim=1).cpu() if unsure else None
 
 
 def _check_numbers(step: Step, epoch: int, steps: int) -> None:

@@ -103,10 +103,8 @@ class _Alike(nn.Module):
         if self.runs == 1:
             return leading(self.first(logits.squeeze(0), targets.squeeze(0), epoch))
         stacked = {name: getattr(self, f"stacked_{i}") for i, name in enumerate(self.names)}
-        return torch.vmap(self._terms, in_dims=(0, 0, 0, None))(stacked, logits, targets, epoch)
-
-    def _terms(self, buffers: dict[str, Tensor], *arguments: Tensor) -> tuple[Term, ...]:
-        return terms_of(functional_call(self.first, buffers, arguments))
+        terms = lambda buffers, *given: terms_of(functional_call(self.first, buffers, given))  # noqa: E731
+        return torch.vmap(terms, in_dims=(0, 0, 0, None))(stacked, logits, targets, epoch)
 
 
 def _module(loss: Loss) -> nn.Module:
@@ -121,20 +119,21 @@ class Repulsions:
     """The repulsion of each run by its own settings: (R,). Runs without one have 0."""
 
     def __init__(self, settings: Sequence[TrainConfig], device: torch.device) -> None:
-        self.groups: list[tuple[str, int, Tensor, Tensor]] = []  # kind, runs, tau (runs,), strength (runs,)
+        self.groups: list[tuple[str, int, Tensor]] = []  # kind, runs, tau and strength (runs, 2)
         for group in neighbours(list(settings), lambda own: own.repulsion):
             numbers = torch.tensor([[own.repulsion_tau, own.repulsion_strength] for own in group], device=device)
-            self.groups.append((group[0].repulsion, len(group), numbers[:, 0], numbers[:, 1]))
+            self.groups.append((group[0].repulsion, len(group), numbers))
 
     def __call__(self, weights: Tensor, logits: Tensor, epoch: Tensor) -> Tensor:
         """Of head weights (R,M,F,C) and logits (R,M,B,C)."""
-        sizes = [runs for _, runs, _, _ in self.groups]
-        parts = zip(self.groups, weights.split(sizes), logits.split(sizes), strict=True)
-        return torch.cat([self._of(group, own, seen, epoch) for group, own, seen in parts])
-
-    def _of(self, group: tuple[str, int, Tensor, Tensor], weights: Tensor, logits: Tensor, epoch: Tensor) -> Tensor:
-        kind, runs, tau, strength = group
-        return logits.new_zeros(runs) if kind == "none" else repulsion(kind, weights, logits, epoch, tau, strength)
+        sizes = [runs for _, runs, _ in self.groups]
+        found = []
+        for (kind, runs, numbers), own, seen in zip(
+            self.groups, weights.split(sizes), logits.split(sizes), strict=True
+        ):
+            none = kind == "none"
+            found.append(logits.new_zeros(runs) if none else repulsion(kind, own, seen, epoch, *numbers.unbind(1)))
+        return torch.cat(found)
 
 
 def neighbours(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
@@ -147,16 +146,14 @@ def neighbours(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[l
 
 
 def _form(loss: nn.Module) -> Hashable:
-    """Equal for losses that differ in the numbers of their buffers alone."""
-    return tuple((name, type(part), _constants(part), _shapes(part)) for name, part in loss.named_modules())
+    """Equal for losses that differ in the numbers of their buffers alone.
 
-
-def _constants(part: nn.Module) -> Hashable:
-    """Plain attributes, which steer the code; an attribute of any other kind is like no other."""
-    public = {name: value for name, value in vars(part).items() if not name.startswith("_") and name != "training"}
-    plain = (bool, int, float, str, type(None))
-    return tuple((name, value if isinstance(value, plain) else id(value)) for name, value in sorted(public.items()))
-
-
-def _shapes(part: nn.Module) -> Hashable:
-    return tuple((name, buffer.shape, buffer.dtype) for name, buffer in part.named_buffers(recurse=False))
+    Plain attributes steer the code; an attribute of any other kind is like no other.
+    """
+    plain, parts = (bool, int, float, str, type(None)), []
+    for name, part in loss.named_modules():
+        public = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "training"}
+        constants = [(key, value if isinstance(value, plain) else id(value)) for key, value in sorted(public.items())]
+        shapes = [(key, buffer.shape, buffer.dtype) for key, buffer in part.named_buffers(recurse=False)]
+        parts.append((name, type(part), tuple(constants), tuple(shapes)))
+    return tuple(parts)
