@@ -28,7 +28,7 @@ from rfdlc.training.factories import Matrix
 from rfdlc.training.loop import Loader, PreparedStage, outputs_of, spans
 from rfdlc.training.methods import Method
 from rfdlc.training.networks.backbones import backbone, own
-from rfdlc.training.networks.combinations import Particles
+from rfdlc.training.networks.combinations import Combination
 from rfdlc.training.networks.particles import Combine, ParticleNet
 from rfdlc.training.per_run import RunLosses
 from rfdlc.training.step import reduced
@@ -75,7 +75,7 @@ def build_net(
     classes: int,
     seeds: Sequence[int],
     network: OwnBackbone | None = None,
-    combine: Combine = lambda runs, width: Particles(),
+    combine: Combine = lambda runs, width: Combination(),
 ) -> ParticleNet:
     """The network for samples of this shape and len(seeds) runs; `network` is a backbone of the user's own."""
     if ":" in config.backbone and network is None:

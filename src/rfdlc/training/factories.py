@@ -10,7 +10,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses import Loss, experts, terms
-from rfdlc.training.networks.combinations import Combination, Particles, Router
+from rfdlc.training.networks.combinations import Combination, Router
 
 Matrix = NDArray[np.float64]
 LossFactory = Callable[[TrainConfig, Classes, Matrix | None], Loss]  # the utility's matrix, if one is trained with
@@ -106,7 +106,7 @@ def _diversity(config: TrainConfig, classes: Classes) -> experts.Diversity:
 
 def as_they_are(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
     """Particles for a Decider to average."""
-    return Particles()
+    return Combination()
 
 
 def routed(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:

@@ -7,6 +7,7 @@ can be shared by the particles of a run (`particles.py`). The last stage gives f
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import choose, expect
 from rfdlc.training.networks.fused import stages as fused
 from rfdlc.training.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Hidden, Layout
 
@@ -182,13 +183,10 @@ def large_resnet(
 
 
 def mlp(features: int, widths: tuple[int, ...] = (256, 256)) -> Backbone:
-    """A multilayer perceptron: one stage a hidden layer. Inputs of any shape are flattened."""
-
-    def stage(inputs: int, outputs: int) -> Stage:
-        return lambda networks: Hidden(networks, inputs, outputs)
-
+    """A multilayer perceptron: one stage per hidden layer. Inputs of any shape are flattened."""
     flat = Layout(lambda x: x.flatten(2), IN_FRONT.spread, IN_FRONT.unfold)
-    return Backbone(flat, tuple(stage(i, o) for i, o in pairwise((features, *widths))), width=widths[-1])
+    stages = tuple(partial(Hidden, inputs=i, outputs=o) for i, o in pairwise((features, *widths)))
+    return Backbone(flat, stages, width=widths[-1])
 
 
 # -- a network of the user's own -------------------------------------------------------------------------------
@@ -197,14 +195,14 @@ def mlp(features: int, widths: tuple[int, ...] = (256, 256)) -> Backbone:
 class Copies(nn.Module):
     """K copies of any module that maps a batch to features, run one after the other: (K, B, ...) -> (K, B, F).
 
-    Their parameters and buffers are stacked along dimension 0 like everybody else's; each copy is called with
-    views of its own slice, so that statistics a module updates in place (batch norm's) are kept.
+    Their parameters and buffers are stacked along dimension 0 like all others; each copy is called with views of its
+    own slice, so that statistics that a module updates in place (batch norm's) are kept.
     """
 
     def __init__(self, make: Callable[[], nn.Module], networks: int) -> None:
         super().__init__()
         self.make, self.networks = make, networks
-        self.template = [make()]  # in a list: its own weights are no parameters of the stack
+        self.template = [make()]  # in a list: its own weights are not parameters of the stack
         for name, value in self.template[0].named_parameters():
             self.register_parameter(_flat(name), nn.Parameter(value.detach().new_empty(networks, *value.shape)))
         for name, buffer in self.template[0].named_buffers():
@@ -223,8 +221,9 @@ class Copies(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         template = self.template[0].train(self.training)
         names = [name for name, _ in (*template.named_parameters(), *template.named_buffers())]
-        parts = [{name: getattr(self, _flat(name))[k] for name in names} for k in range(self.networks)]
-        return torch.stack([functional_call(template, part, (x[k],)) for k, part in enumerate(parts)])
+        slices = zip(*(getattr(self, _flat(name)).unbind() for name in names), strict=True)
+        own = [dict(zip(names, tensors, strict=True)) for tensors in slices]
+        return torch.stack([functional_call(template, part, (x[k],)) for k, part in enumerate(own)])
 
 
 def _flat(name: str) -> str:
@@ -239,12 +238,12 @@ def own(make: Callable[[], nn.Module] | nn.Module, example: Tensor) -> Backbone:
     build = (lambda: deepcopy(make)) if isinstance(make, nn.Module) else make
     with torch.no_grad():
         features = build().eval()(example)
-    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(example):
-        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise InputError(
-            f"the backbone gives {shape} for a batch of shape {tuple(example.shape)}: expected features "
-            "(batch, width); end it with pooling and flattening, without a classifier"
-        )
+    shape = tuple(getattr(features, "shape", ()))
+    expect(
+        len(shape) == 2 and shape[0] == len(example),
+        f"the backbone returns {shape or type(features).__name__} for a batch of shape {tuple(example.shape)}: "
+        "expected features (batch, width); end it with pooling and flattening, without a classifier",
+    )
     return Backbone(IN_FRONT, (lambda networks: Copies(build, networks),), width=features.shape[1])
 
 
@@ -264,8 +263,6 @@ BACKBONES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], Backbone]] = {
 def backbone(name: str, input_shape: tuple[int, ...], widths: tuple[int, ...] = (256, 256)) -> Backbone:
     """The backbone of this name for samples of this shape; `widths` are the hidden layers of an MLP."""
     choose("backbone", name, BACKBONES)
-    if name != "mlp" and len(input_shape) != 3:
-        raise InputError(
-            f"backbone {name!r} needs images (channels, height, width), got {input_shape}: use backbone=mlp"
-        )
+    needed = f"backbone {name!r} needs images (channels, height, width), got {input_shape}: use backbone=mlp"
+    expect(name == "mlp" or len(input_shape) == 3, needed)
     return BACKBONES[name](input_shape, widths)

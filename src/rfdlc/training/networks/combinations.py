@@ -4,10 +4,8 @@ Most methods leave their particles as they are and a Decider averages them. Expe
 sample or silent on some classes are combined inside the network, M' = 1, so that whoever predicts, calibrates, exports
 or serves needs to know nothing of it. A combination may have weights of its own, which a stage trains.
 
-`uncertainty` is what a combination itself says of each sample, (R,B), or nothing; `measures` is its name.
+`uncertainty` is a combination's own for each sample, (R,B), or None; `measures` is its name.
 """
-
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,17 +17,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.training.networks.stack import Linear
 
 
-class Combination(Protocol):
-    """What a network asks of its combination."""
-
-    measures: str
-
-    def __call__(self, logits: Tensor, features: Tensor) -> Tensor: ...
-
-    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None: ...
-
-
-class Particles(nn.Module):
+class Combination(nn.Module):
     """Every particle as it is."""
 
     measures = ""
@@ -41,7 +29,7 @@ class Particles(nn.Module):
         return None
 
 
-class Router(nn.Module):
+class Router(Combination):
     """Ask one expert after the other while the answer so far looks wrong; predict the mean of those asked.
 
     After expert i, the features of that expert (normalised, to `hidden` units) and the largest mean logits so far give
@@ -104,7 +92,7 @@ def weighed(logits: Tensor, eta: float) -> Tensor:
     return (shares[..., None] * logits).sum(-3, keepdim=True)
 
 
-class Evidential(nn.Module):
+class Evidential(Combination):
     """Later experts count more where the earlier ones were unsure. Each sample by itself, whatever its batch."""
 
     measures = "fused_uncertainty"
@@ -130,10 +118,8 @@ def nested_groups(classes: Classes, experts: int) -> NDArray[np.float64]:
     return (classes.rank >= first[:, None]).astype(np.float64)
 
 
-class GroupMean(nn.Module):
+class GroupMean(Combination):
     """For every class the mean logit of the experts that speak for it."""
-
-    measures = ""
 
     def __init__(self, groups: NDArray[np.float64]) -> None:
         super().__init__()
@@ -143,6 +129,3 @@ class GroupMean(nn.Module):
 
     def forward(self, logits: Tensor, features: Tensor) -> Tensor:
         return (self.speaks * logits).sum(1, keepdim=True) / self.speaks.sum(0)
-
-    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None:
-        return None

@@ -21,11 +21,9 @@ EPSILON = 1e-5  # of layer norm and batch norm
 aten = torch.ops.aten
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ weight + bias: (K, B, inputs), (K, inputs, outputs), (K, 1, outputs) -> (K, B, outputs)."""
-    if not by_hand(x, weight):
-        return _affine(x, weight, bias)
-    result: Tensor = _Affine.apply(x, weight, bias)
+    result: Tensor = _Affine.apply(x, weight, bias) if by_hand(x, weight) else torch.baddbmm(bias, x, weight)
     return result
 
 
@@ -48,23 +46,18 @@ def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
     return gradient.bmm(weight.mT.contiguous())
 
 
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
-
-
 class _Affine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _affine(x, weight, bias)
+        return torch.baddbmm(bias, x, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         by_input = _input_gradient(gradient, weight) if ctx.needs_input_grad[0] else None
-        by_bias = gradient.sum(1, keepdim=True) if ctx.needs_input_grad[2] else None
-        return by_input, x.mT.bmm(gradient), by_bias
+        return by_input, x.mT.bmm(gradient), gradient.sum(1, keepdim=True)
 
 
 class _Cosines(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""ParticleNet: R runs of M particles as one module. A shared trunk a run, then M branches, M heads, a combination."""
+"""ParticleNet: R runs of M particles as one module. A shared trunk per run, then M branches, M heads, a combination."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import expect
 from rfdlc.training.networks.backbones import Backbone
-from rfdlc.training.networks.combinations import Combination, Particles
+from rfdlc.training.networks.combinations import Combination
 from rfdlc.training.networks.fused.stages import usable
 from rfdlc.training.networks.operations import cosines, recomputed
 from rfdlc.training.networks.stack import IMAGES_IN_FRONT, Generators, Linear, reset
@@ -39,9 +39,9 @@ Combine = Callable[[int, int], Combination]  # (runs, width of the features) -> 
 
 
 class ParticleNet(nn.Module):
-    """A batch a run, (R, B, ...), to the logits it predicts: (R, M, B, C), or (R, 1, B, C) where they are combined.
+    """One batch per run, (R, B, ...), to the logits it predicts: (R, M, B, C), or (R, 1, B, C) where they are combined.
 
-    The first `shared_stages` stages of the backbone exist once a run, the others once a particle.
+    The first `shared_stages` stages of the backbone exist once per run, the others once per particle.
     """
 
     recompute = False  # keep the inputs of stages alone for the backward pass
@@ -56,25 +56,19 @@ class ParticleNet(nn.Module):
         shared_stages: int = 0,
         head: str = "cosine",
         head_scale: float = 30.0,
-        combine: Combine = lambda runs, width: Particles(),
+        combine: Combine = lambda runs, width: Combination(),
     ) -> None:
         super().__init__()
-        if not 0 <= shared_stages <= len(backbone.stages):
-            raise InputError(
-                f"shared_stages {shared_stages} is not possible: the backbone has {len(backbone.stages)} stages"
-            )
-        choose("head", head, HEADS)
+        most = len(backbone.stages)
+        expect(shared_stages <= most, f"shared_stages {shared_stages} is not possible: the backbone has {most} stages")
         self.seeds, self.runs, self.particles = tuple(seeds), len(seeds), particles
         self.layout, self.fusable = backbone.layout, backbone.fused
         self.fused = False  # whether a training step may use fused stages
         networks = self.runs * particles
         self.trunk = nn.Sequential(*(stage(self.runs) for stage in backbone.stages[:shared_stages]))
         self.branches = nn.Sequential(*(stage(networks) for stage in backbone.stages[shared_stages:]))
-        self.head = (
-            CosineHead(networks, backbone.width, classes, head_scale)
-            if head == "cosine"
-            else Linear(networks, backbone.width, classes)
-        )
+        size = networks, backbone.width, classes
+        self.head = CosineHead(*size, head_scale) if head == "cosine" else Linear(*size)
         self.combination: Combination = combine(self.runs, backbone.width)
         reset(self, seeds)
 
@@ -104,7 +98,7 @@ class ParticleNet(nn.Module):
         return self._logits(features), self._by_run(features)
 
     def particle_logits(self, x: Tensor) -> Tensor:
-        """What objectives see: (R, M, B, C)."""
+        """What losses see: (R, M, B, C)."""
         return self._logits(self.features(x))
 
     def _logits(self, features: Tensor) -> Tensor:
@@ -118,7 +112,7 @@ class ParticleNet(nn.Module):
         return values.view(self.runs, self.particles, *values.shape[1:])
 
     def routing(self, x: Tensor) -> Tensor:
-        """What a router's objective sees: logits and, as a last column, its scores (0 for the last expert)."""
+        """What a router's loss sees: logits and, as a last column, its scores (0 for the last expert)."""
         logits, features = self.outputs(x)
         scores = functional.pad(self.combination.scores(logits, features), (0, 0, 0, 1))  # type: ignore[attr-defined]
         return torch.cat([logits, scores[..., None]], -1)

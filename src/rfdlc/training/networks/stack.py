@@ -21,6 +21,11 @@ from rfdlc.training.networks.operations import EPSILON, affine, by_hand, hidden_
 Generators = Sequence[torch.Generator]  # one per run
 
 
+def _he_normal(weight: Tensor, fan_in: int, generators: Generators) -> None:
+    for part, generator in zip(weight.chunk(len(generators)), generators, strict=True):
+        part.normal_(0, (2 / fan_in) ** 0.5, generator=generator)
+
+
 class Conv(nn.Module):
     """K convolutions without bias: (B, K*inputs, H, W) -> (B, K*outputs, H', W'). He initialisation."""
 
@@ -30,10 +35,7 @@ class Conv(nn.Module):
         self.weight = nn.Parameter(torch.empty(networks * outputs, inputs // groups, kernel, kernel))
 
     def reset(self, generators: Generators) -> None:
-        """Normal with variance 2 / fan-in."""
-        deviation = (2 / self.weight[0].numel()) ** 0.5
-        for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
-            part.normal_(0, deviation, generator=generator)
+        _he_normal(self.weight, self.weight[0].numel(), generators)
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.conv2d(x, self.weight, None, self.stride, self.padding, 1, self.groups)
@@ -73,10 +75,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(networks, 1, outputs))
 
     def reset(self, generators: Generators) -> None:
-        """Normal with variance 2 / fan-in."""
-        deviation = (2 / self.weight.shape[1]) ** 0.5
-        for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
-            part.normal_(0, deviation, generator=generator)
+        _he_normal(self.weight, self.weight.shape[1], generators)
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
