@@ -11,7 +11,8 @@ from paper import grids, page, rendering
 from paper.results import PACKAGED, Results
 from paper.specs import SPECS
 from paper.tables import build
-from rfdlc.errors import InputError, choose
+from rfdlc import InputError
+from rfdlc.errors import choose
 
 RUNS = Path("runs/paper")
 STOPPED = "stopped; run the same command again to continue"

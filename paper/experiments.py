@@ -14,9 +14,8 @@ from paper.folders import RECORD, check_same, copy_light, provenance, write_reco
 from paper.grids import Grid, Wanted, run_settings
 from paper.scoring import TASKS, score
 from paper.tables import Table
-from rfdlc.data.dataset import Dataset
-from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose, listing
+from rfdlc import Dataset, InputError, Utility
+from rfdlc.errors import choose, listing
 
 LATE = ("weights", "utility", "penalty", "alpha")  # what the paper's method starts after `deferred`
 SECONDS_A_NETWORK = 9  # ResNet-32, 200 epochs, in a stack on one H200: for the estimate alone

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from paper.grids import Wanted, run_settings
-from rfdlc.decide.predictions import Predictions
-from rfdlc.errors import InputError
+from rfdlc import InputError, Predictions
 from rfdlc.files import read_json, replacing
 
 RECORD = "experiment.json"  # in the run folder: how long it took, and of which commit it is

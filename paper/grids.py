@@ -21,10 +21,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rfdlc.data.dataset import Dataset
-from rfdlc.data.load import load
+from rfdlc import Dataset, InputError, load
 from rfdlc.data.longtail import profile_counts, subset
-from rfdlc.errors import InputError, choose, suggestion
+from rfdlc.errors import choose, suggestion
 
 # Runs train on everything; runs of their own calibrate them on held-out samples. Only few checkpoints are kept.
 MEASURED = {"refit": False, "checkpoint_every": 40}

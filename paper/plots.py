@@ -10,7 +10,7 @@ import numpy as np
 from paper.results import Mean, Results, curves
 from paper.specs import DATA_TITLES, TAIL
 from paper.tables import frontier
-from rfdlc.errors import InputError
+from rfdlc import InputError
 from rfdlc.style import STYLE
 
 FORMATS = ("png", "svg")

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from rfdlc.errors import InputError
+from rfdlc import InputError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from paper.scoring import Point, Value
-from rfdlc.errors import InputError, listing
+from rfdlc import InputError
+from rfdlc.errors import listing
 from rfdlc.files import alone, replacing
 
 PACKAGED = Path(__file__).parent / "results"

@@ -22,16 +22,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc import Classes, Decider, Predictions, Utility
 from rfdlc.decide import metrics, uncertainty
-from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.decider import Decider
+from rfdlc.decide.classes import Indices
 from rfdlc.decide.evaluation import entries
 from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
-from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import Floats
-from rfdlc.decide.utility import Utility
 from rfdlc.files import read_json
 from rfdlc.training.heldout import diversity
 
@@ -140,7 +138,7 @@ def _calibrated(decider: Decider, test: Predictions) -> tuple[list[Value], list[
         found.append(Value("test", name, "acc", 100 * float(np.mean(y == chosen))))
         found += [Value("test", name, *pair) for pair in task_rates(y, chosen, classes)]
     assert decider.fitted is not None
-    found.append(Value("test", "calibrated", "temperature", decider.fitted.temperature))
+    found.append(Value("test", "calibrated", "temperature", 1 / float(decider.fitted.as_affine()[0])))
     return found, list(_curves("test", "calibrated", y, p))
 
 

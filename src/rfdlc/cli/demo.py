@@ -118,7 +118,7 @@ def _methods_table(rows: dict[str, dict[str, Any]]) -> Any:
     from rich.box import SIMPLE
 
     caption = "M: particles. Cards with formulas and sources: docs/methods.md"
-    style = {"caption": caption, "caption_justify": "left", "box": SIMPLE}
+    style: dict[str, Any] = {"caption": caption, "caption_justify": "left", "box": SIMPLE}
     table = new_table("method", "description and reference", "M", "stages", "cost", left=2, **style)
     for name, row in rows.items():
         options = " ".join(f"{key}={option['default']:g}" for key, option in row["options"].items())

@@ -9,29 +9,24 @@ from sklearn.utils.validation import column_or_1d
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.evaluation import entries
-from rfdlc.decide.metrics import METRICS, Metric
+from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
-from rfdlc.errors import InputError, choose, listing
+from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.integrations.sklearn.labels import Labels, action_labels, as_utility, label_names, named_utility
 
 
 def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstain_label: Any = -1) -> Any:
-    """Make a scorer of the mean utility of an estimator's decisions.
+    """Make a scorer `(estimator, X, y) -> float` of the mean utility of an estimator's decisions.
 
     Parameters
     ----------
     utility : Utility, data frame, path, array or str
-        What each action is worth for each true class, as in `UtilityClassifier`. "tail-sensitive" tells head from tail
-        by the samples of each fold; pass `Utility.tail_sensitive(classes)` to have the same ones in every fold.
+        As in `UtilityClassifier`. "tail-sensitive" ranks classes by the samples of each fold; pass
+        `Utility.tail_sensitive(classes)` to have the same ranks in every fold.
     labels : array-like, optional
         All labels, sorted; by default those that the utility names, or those that the estimator was fitted to.
     abstain_label : object, default -1
         Label of an action that is not a class, as in `UtilityClassifier`.
-
-    Returns
-    -------
-    callable
-        A scorer `(estimator, X, y) -> float`.
 
     Examples
     --------
@@ -42,32 +37,17 @@ def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstai
     >>> cross_val_score(GaussianNB(), X, y, scoring=make_utility_scorer([[1, 0, 0], [0, 1, -5], [0, -2, 1]]), cv=3)
     array([0.58, 0.7 , 0.88])
     """
-    return partial(_score, metric=METRICS["mean_utility"], utility=utility, labels=labels, abstain_label=abstain_label)
+    return partial(_score, name="mean_utility", utility=utility, labels=labels, abstain_label=abstain_label)
 
 
 def make_metric_scorer(
     name: str, *, utility: Any = None, y_train: ArrayLike | None = None, abstain_label: Any = -1
 ) -> Any:
-    """Make a scorer of a registered metric, negated where low values are better.
+    """Make a scorer of a metric in `rfdlc.decide.metrics.METRICS`, negated if low values are better.
 
-    Parameters
-    ----------
-    name : str
-        A name in `rfdlc.decide.metrics.METRICS`, with its part where it has parts, such as "false_head_rates.0.25".
-    utility : optional
-        As in `make_utility_scorer`; by default that of the estimator, if it has one, else "one-hot".
-    y_train : array-like, optional
-        Labels whose counts say which classes are head and tail, where the utility does not.
-    abstain_label : object, default -1
-        Label of an action that is not a class, as in `UtilityClassifier`.
+    `name` may contain a part, such as "false_head_rates.0.25". The `utility` is by default that of the estimator, or
+    "one-hot". `y_train` are labels whose counts say which classes are head and tail, if the utility does not.
 
-    Returns
-    -------
-    callable
-        A scorer `(estimator, X, y) -> float`.
-
-    Examples
-    --------
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.model_selection import cross_val_score
     >>> from sklearn.naive_bayes import GaussianNB
@@ -75,27 +55,19 @@ def make_metric_scorer(
     >>> cross_val_score(GaussianNB(), X, y, scoring=make_metric_scorer("balanced_accuracy"), cv=3).round(2)
     array([0.92, 0.94, 0.96])
     """
-    metric = METRICS[choose("metric", name.partition(".")[0], METRICS)]
-    return partial(_score, metric=metric, name=name, utility=utility, y_train=y_train, abstain_label=abstain_label)
+    choose("metric", name.partition(".")[0], METRICS)
+    return partial(_score, name=name, utility=utility, y_train=y_train, abstain_label=abstain_label)
 
 
 def _score(
-    estimator: Any,
-    X: Any,
-    y: ArrayLike,
-    *,
-    metric: Metric,
-    name: str = "",
-    utility: Any = None,
-    labels: ArrayLike | None = None,
-    y_train: ArrayLike | None = None,
+    estimator: Any, X: Any, y: ArrayLike, *, name: str, utility: Any = None, labels: Any = None, y_train: Any = None,
     abstain_label: Any = -1,
-) -> float:
+) -> float:  # fmt: skip
     own, true = getattr(estimator, "decider_", None), column_or_1d(y)
     given = own.utility if utility is None and own is not None else utility
     known = _known_labels(estimator.classes_, given) if labels is None else column_or_1d(labels)
-    if not np.array_equal(known, np.unique(known)):
-        raise InputError(f"labels are {listing(known)}: expected each once and sorted, as rows and columns are")
+    in_order = np.array_equal(known, np.unique(known))
+    expect(in_order, f"labels are {listing(known)}: expected each once and sorted, as rows and columns are")
     classes, targets = Classes(tuple(label_names(known))), _positions(true, known, "y contains {!r}, not a class")
     if y_train is not None or (isinstance(given, str) and given == "tail-sensitive"):
         counted = true if y_train is None else column_or_1d(y_train)
@@ -104,17 +76,12 @@ def _score(
     worth = as_utility(given, classes)
     decided, allowed = column_or_1d(estimator.predict(X)), action_labels(worth, known, abstain_label)
     actions = _positions(decided, allowed, "{!r} is not an action of the utility")
-    p = (
-        estimator.predict_proba(X)
-        if hasattr(estimator, "predict_proba") and len(known) == len(estimator.classes_)
-        else None
-    )
-    outcomes = Outcomes.of(worth, targets, actions, p)
+    has_all = hasattr(estimator, "predict_proba") and len(known) == len(estimator.classes_)
+    outcomes = Outcomes.of(worth, targets, actions, estimator.predict_proba(X) if has_all else None)
+    metric = METRICS[name.partition(".")[0]]
     values = {entry.name: entry.value for entry in entries({metric.name: metric.measure(outcomes)})}
-    if (name or metric.name) not in values:
-        raise InputError(f"metric {name!r} is not defined: expected one of {listing(values)}, or counts as y_train")
-    value = values[name or metric.name]
-    return -value if metric.direction == "lower" else value
+    expect(name in values, f"metric {name!r} is not defined: expected one of {listing(values)}, or counts as y_train")
+    return -values[name] if metric.direction == "lower" else values[name]
 
 
 def _known_labels(fitted: Labels, utility: Any) -> Labels:
@@ -134,7 +101,6 @@ def _known_labels(fitted: Labels, utility: Any) -> Labels:
 def _positions(given: Labels, allowed: Labels, problem: str) -> Labels:
     """The index of each given label among the allowed ones."""
     place = {label: i for i, label in enumerate(allowed.tolist())}
-    wrong = [label for label in given.tolist() if label not in place]
-    if wrong:
-        raise InputError(f"{problem.format(wrong[0])}: expected one of {listing(allowed)}")
+    for label in given.tolist():
+        expect(label in place, f"{problem.format(label)}: expected one of {listing(allowed)}")
     return np.array([place[label] for label in given.tolist()], dtype=np.int64)
