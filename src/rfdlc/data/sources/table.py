@@ -44,11 +44,16 @@ def read(
     where = str(source) if isinstance(source, Path) else "data frame"
     table = read_columns(source) if isinstance(source, Path) else _of_frame(source)
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
-    target, found = _target(where, table, target)
+    usual, found = [column for column in table if column.lower() in TARGETS], list[str]()
+    if target is None:
+        expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
+        target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
     _check_roles(where, table, [column for column in (target, groups, split, *drop) if column is not None])
     table, skipped = _labelled(where, table, target, skip_broken)
     labels, names = _classes(where, table.pop(target))
-    group_of = None if groups is None else _groups(where, groups, table.pop(groups))
+    group_of = None if groups is None else text_column(table.pop(groups))
+    for row in [] if group_of is None else np.flatnonzero(np.equal(group_of, None))[:1]:
+        raise InputError(f"{where}: the group column {groups!r} is empty in row {row + 1}")
     notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
     positions, held_out = _positions(where, table, split, labels, group_of, test_fraction, seed)
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
@@ -56,7 +61,7 @@ def read(
     told = "; ".join(["", *left_out])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
-    whole = Split(encoder.transform(columns), labels, ids, group_of)
+    whole = Split(encoder.transform(columns), labels, ids, None if group_of is None else group_of.astype(str))
     splits = {name: whole.take(rows) for name, rows in positions.items()}
     done = [note for code in encoder.columns for note in _told(code, columns[code.name])]
     notes = [*held_out, *notes, *left_out, *done, *found]
@@ -126,15 +131,6 @@ def _check_roles(where: str, table: Table, columns: Sequence[str]) -> None:
         expect(columns.count(column) == 1, once)
 
 
-def _target(where: str, table: Table, target: str | None) -> tuple[str, list[str]]:
-    """The class column, and what to say where nobody named it."""
-    if target is not None:
-        return target, []
-    usual = [column for column in table if column.lower() in TARGETS]
-    expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
-    return usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
-
-
 def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[str]]:
     """The rows that have a target, and what was left out."""
     missing = np.equal(text_column(table[target]), None)
@@ -163,13 +159,6 @@ def _classes(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
             expect(float(one) != float(other), f"{told}: write every class in one way")
     index = {name: i for i, name in enumerate(names)}
     return np.fromiter((index[text] for text in texts), np.int64), names
-
-
-def _groups(where: str, column: str, cells: Any) -> NDArray[Any]:
-    texts = text_column(cells)
-    for row in np.flatnonzero(np.equal(texts, None))[:1]:
-        raise InputError(f"{where}: the group column {column!r} is empty in row {row + 1}")
-    return texts.astype(str)
 
 
 def _positions(

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, KIND, RAW
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose, expect
+from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
 from rfdlc.integrations.predict.parts import Parts
 from rfdlc.progress import live
@@ -30,16 +29,13 @@ PART_ROWS, PART_VALUES = 4096, 2**22  # of a part, the smaller of the two: what 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was written: `samples` rows; `skipped` broken ones were left out, which `skipped_file` names.
-
-    `complete` is False where other processes still have parts to do: the last one writes the file.
-    """
+    """What was written."""
 
     path: Path
-    samples: int
-    skipped: int
-    complete: bool = True
-    skipped_file: Path | None = None
+    samples: int  # rows of the file
+    skipped: int  # broken samples that were left out
+    complete: bool = True  # False where other processes still have parts to do: the last one writes the file
+    skipped_file: Path | None = None  # names the broken samples
 
 
 def predict(
@@ -96,11 +92,15 @@ def predict(
         return Predicted(path, len(found), len(samples) - len(found))
     table = Table(model, samples, utility, raw)
     size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
-    job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint, "utility": "none"}
-    if utility is not None:
-        job["utility"] = _digest([*utility.actions, utility.matrix.tolist()])
-    job |= {"columns": _digest(table.schema.names), "number of samples": len(samples), "size of parts": size}
-    job |= {"kind of scores": table.kind}
+    job = {
+        "model": _fingerprint(Path(run)),
+        "source": samples.fingerprint,
+        "utility": None if utility is None else utility.to_dict(),
+        "columns": table.schema.names,
+        "kind of scores": table.kind,
+        "number of samples": len(samples),
+        "size of parts": size,
+    }
     parts = Parts(path, table.schema, len(samples), size, job)
     with parts.opened(rank, world_size) as mine:
         done = len(samples) - sum(len(parts.rows(part)) for part in mine)
@@ -130,8 +130,8 @@ class Table:
         plain = {"fitted": None, "train_prior": None, "target_prior": None}
         self.written = self.decider.replace(**plain) if raw else self.decider
         classes = model.classes.names
-        clash = [name for name in classes if name in (*BOOK_KEEPING, *DECIDED, KIND)]
-        expect(not clash, f"a class is called {clash[:1]}, as a column of the table is: write .npz instead")
+        clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, KIND})
+        expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
         known = {"id": samples.named, "target": samples.labelled, **dict.fromkeys(DECIDED, self.decides)}
         names = [name for name in ("id", *classes, "target", *DECIDED, KIND) if known.get(name, True)]
         corrected_to = self.decider.effective_prior if self.decider.target_prior is None else self.decider.target_prior
@@ -170,20 +170,12 @@ class Table:
 
 def _device() -> str:
     """Under torchrun each process of a machine has a GPU of its own."""
-    local = os.environ.get("LOCAL_RANK")
-    if local is None or not torch.cuda.is_available():
-        return "auto"
-    return f"cuda:{int(local) % torch.cuda.device_count()}"
+    local, gpus = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
+    return f"cuda:{int(local) % gpus}" if local is not None and gpus else "auto"
 
 
 def _fingerprint(run: Path) -> str:
     """Of all that a run's predictions depend on."""
-    weights = run / "model.safetensors"
-    digest = hashlib.sha256()
-    for file in (weights if weights.exists() else run / "last.ckpt", run / "decider.json", run / "config.json"):
-        digest.update(file.read_bytes() if file.exists() else b"")
-    return digest.hexdigest()[:32]
-
-
-def _digest(values: Sequence[Any]) -> str:
-    return hashlib.sha256(repr(list(values)).encode()).hexdigest()[:32]
+    weights = "model.safetensors" if (run / "model.safetensors").exists() else "last.ckpt"
+    files = [run / name for name in (weights, "decider.json", "config.json")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()[:32]
