@@ -69,8 +69,8 @@ class PreparedStage:
         """The learning rate of each run."""
         rates = []
         for stage, own in zip(self.stages, self.each, strict=True):
-            numbers = {"warmup": own.warmup, "milestones": own.milestones, "decay": own.decay}
-            factor = rate(epoch - self.start, self.end - self.start, own.schedule, **numbers)
+            shape: dict[str, Any] = {"warmup": own.warmup, "milestones": own.milestones, "decay": own.decay}
+            factor = rate(epoch - self.start, self.end - self.start, own.schedule, **shape)
             rates.append(own.learning_rate * (stage.number("learning_rate_factor", own) * factor))
         return rates
 

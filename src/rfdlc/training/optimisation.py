@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from rfdlc.data.sampling import seeded
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.networks.stack import reset
+from rfdlc.training.networks.stack import Linear, reset
 
 Tensors = list[Tensor]
 
@@ -103,14 +103,9 @@ SWA_RATE = 0.5
 
 
 def rate(
-    epoch: int,
-    epochs: int,
-    schedule: str = "cosine",
-    *,
-    warmup: int = 0,
-    milestones: Sequence[float] = (0.8, 0.9),
-    decay: float = 0.01,
-) -> float:
+    epoch: int, epochs: int, schedule: str = "cosine", *,
+    warmup: int = 0, milestones: Sequence[float] = (0.8, 0.9), decay: float = 0.01,
+) -> float:  # fmt: skip
     """Linear warm-up over the first `warmup` epochs, then the schedule.
 
     The paper: 200 epochs, times 0.01 after epochs 160 and 180, five epochs of warm-up.
@@ -153,11 +148,9 @@ class EpochMean:
     @torch.no_grad()
     def finalize(self) -> list[Tensor]:
         """Replace the weights by their mean; their standard deviations over the epochs."""
-        deviations = []
-        for weight, mean, square in zip(self.weights, self.state["mean"], self.state["square"], strict=True):
-            weight.copy_(mean)
-            deviations.append((square - mean**2).clamp(min=0).sqrt())
-        return deviations
+        torch._foreach_copy_(self.weights, self.state["mean"])
+        pairs = zip(self.state["mean"], self.state["square"], strict=True)
+        return [(square - mean**2).clamp(min=0).sqrt() for mean, square in pairs]
 
 
 class SampledNetworks:
@@ -169,8 +162,7 @@ class SampledNetworks:
     def __init__(self, net: ParticleNet, deviations: Sequence[Tensor], samples: int) -> None:
         self.net, self.samples = net, samples
         self.body = {name: p for name, p in net.named_parameters() if name.startswith(("trunk.", "branches."))}
-        known = list(deviations)[: len(self.body)] or [torch.zeros_like(p) for p in self.body.values()]
-        self.deviations = known
+        self.deviations = list(deviations)[: len(self.body)] or [torch.zeros_like(p) for p in self.body.values()]
         self.bodies = [{name: p.detach().clone() for name, p in self.body.items()} for _ in range(samples)]
 
     @torch.no_grad()
@@ -202,6 +194,5 @@ def reinitialize_head(net: ParticleNet) -> None:
 def normalise_head(net: ParticleNet, tau: float) -> None:
     """w_c / |w_c|^tau for every class, and no bias (Kang et al. 2020): frequent classes lose their long weights."""
     net.head.weight.div_(net.head.weight.norm(dim=1, keepdim=True) ** tau)
-    for name, bias in net.head.named_parameters():
-        if name == "bias":
-            bias.zero_()
+    if isinstance(net.head, Linear):
+        net.head.bias.zero_()

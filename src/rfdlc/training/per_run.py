@@ -6,6 +6,7 @@ many kernels as one.
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import reduce as add
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -49,7 +50,7 @@ class RunLosses(nn.Module):
         self.processes = processes
         for module in self.modules():
             if getattr(module, "weights_from_logits", False):
-                module.processes = processes
+                setattr(module, "processes", processes)  # noqa: B010
 
     def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor, batch: GlobalBatch | None = None) -> Tensor:
         values = []
@@ -61,7 +62,7 @@ class RunLosses(nn.Module):
             by = [None] * len(terms) if batch is None else batch.totals[number]
             if batch is not None and group.weights_from_logits:  # known only now: a micro-batch has means of its own
                 by = [batch.micro_batches * self.processes.all_sum(total(term)) for term in terms]
-            values.append(sum(reduce(term, divisor) for term, divisor in zip(terms, by, strict=True)))
+            values.append(add(torch.add, [reduce(term, divisor) for term, divisor in zip(terms, by, strict=True)]))
         return values[0] if len(values) == 1 else torch.cat(values)
 
     @torch.no_grad()

@@ -149,8 +149,8 @@ class Step:
     @torch.no_grad()
     def finalize(self) -> list[Tensor]:
         """At the end of a stage, replace weights by their averages. The deviations of the weights, if measured."""
-        for weight, average in zip(self.parameters, self.average, strict=bool(self.average)):
-            weight.copy_(average)
+        if self.average:
+            torch._foreach_copy_(self.parameters, self.average)
         return self.epoch_mean.finalize() if self.epoch_mean else []
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -150,6 +150,7 @@ class LogGain(nn.Module):
         matrix = as_tensor(utility) / alpha
         self.after: Tensor
         self.gain: Tensor
+        self.weights: Tensor | None
         self.register_buffer("after", torch.tensor(after))
         self.register_buffer("gain", matrix if column_weights is None else matrix * as_tensor(column_weights))
         self.register_buffer("weights", None if sample_weights is None else as_tensor(sample_weights))

@@ -114,7 +114,7 @@ class ParticleNet(nn.Module):
     def routing(self, x: Tensor) -> Tensor:
         """What a router's loss sees: logits and, as a last column, its scores (0 for the last expert)."""
         logits, features = self.outputs(x)
-        scores = functional.pad(self.combination.scores(logits, features), (0, 0, 0, 1))  # type: ignore[attr-defined]
+        scores = functional.pad(self.combination.scores(logits, features), (0, 0, 0, 1))  # type: ignore[operator]
         return torch.cat([logits, scores[..., None]], -1)
 
     def parts(self, name: str) -> list[nn.Module]:
