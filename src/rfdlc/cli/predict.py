@@ -21,6 +21,7 @@ def predict(
     ] = Path("predictions.npz"),
     root: Root = None,
     split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
+    raw: Annotated[bool, Option("--raw", help="Write the model's own probabilities, not corrected.")] = False,
     skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out and list unreadable images.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -28,9 +29,9 @@ def predict(
 
     The source is a folder of images (with or without class folders), a list of images, one image, a table, arrays, or a
     data set by name. Tables are written in parts, in constant memory: after an interruption the same command continues.
-    Under torchrun each process predicts a share. Tables have one column per class with the calibrated probabilities,
-    `id` and `target` if they are known, and with `--utility` also `action` and `expected_utility`. An .npz file
-    contains the logits of every particle and is made in memory.
+    Under torchrun each process predicts a share. Tables have one column per class with the calibrated and corrected
+    probabilities (with `--raw` the model's own), `id` and `target` if they are known, and with `--utility` also
+    `action` and `expected_utility`. An .npz file contains the logits of every particle and is made in memory.
 
     **Examples**
 
@@ -47,7 +48,9 @@ def predict(
 
         chosen = request.read_utility(lambda: Run(run).classes, lambda: folder_decider(run))
         try:
-            done = predict_it(run, source, out, split=split, root=root, utility=chosen, skip_broken=skip_broken)
+            done = predict_it(
+                run, source, out, split=split, root=root, utility=chosen, raw=raw, skip_broken=skip_broken
+            )
         except KeyboardInterrupt:
             if out.suffix.lower() != ".npz":
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)

@@ -80,9 +80,10 @@ def _arrow_numbers(column: Any) -> NDArray[np.float64] | None:
 
     if types.is_boolean(column.type):  # true and false are categories
         return None
-    for read in (lambda: column, lambda: _arrow_texts(column)):  # most columns need no cleaning
+    for clean in (False, True):  # most columns need no cleaning
         with suppress(ArrowException):
-            return compute.cast(read(), float64(), safe=False).to_numpy(zero_copy_only=False)
+            cells = _arrow_texts(column) if clean else column
+            return compute.cast(cells, float64(), safe=False).to_numpy(zero_copy_only=False)
     return None
 
 

@@ -495,6 +495,20 @@ def test_what_cannot_be_written(run, photos, tmp_path, monkeypatch):
             rfdlc.predict(run, photos, tmp_path / name)
 
 
+def test_commands_never_correct_twice(run, photos, tmp_path):
+    def command(*words):
+        return CliRunner().invoke(app, list(map(str, words)))
+
+    found = {}
+    for name, options in (("corrected.csv", ()), ("raw.csv", ("--raw",))):
+        assert command("predict", run, photos, "--out", tmp_path / name, *options).exit_code == 0
+        found[name] = command("evaluate", tmp_path / name, "--decider", run / "decider.json", "--json")
+    assert "calibrated and corrected already" in str(found["corrected.csv"].exception)
+    plain = command("evaluate", tmp_path / "corrected.csv", "--json")
+    for name in ("accuracy", "nll"):
+        assert json.loads(found["raw.csv"].stdout)[name] == pytest.approx(json.loads(plain.stdout)[name], abs=1e-4)
+
+
 def test_the_command(run, photos, tmp_path):
     words = ["predict", run, photos, "--out", tmp_path / "p.parquet", "--abstain", "0.3", "--json"]
     told = json.loads(CliRunner().invoke(app, list(map(str, words))).stdout)

@@ -16,7 +16,7 @@ from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, 
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, strays_among, text_column
-from rfdlc.errors import InputError, expect, listing, suggestion
+from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import check_names, open_table, read_columns
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
@@ -52,8 +52,8 @@ def read(
     table, skipped = _labelled(where, table, target, skip_broken)
     labels, names = _classes(where, table.pop(target))
     group_of = None if groups is None else text_column(table.pop(groups))
-    for row in [] if group_of is None else np.flatnonzero(np.equal(group_of, None))[:1]:
-        raise InputError(f"{where}: the group column {groups!r} is empty in row {row + 1}")
+    empty = [row for row, group in enumerate([] if group_of is None else group_of, 1) if group is None]
+    expect(not empty, f"{where}: the group column {groups!r} is empty in row {listing(empty, 5)}")
     notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
     positions, held_out = _positions(where, table, split, labels, group_of, test_fraction, seed)
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
@@ -133,7 +133,7 @@ def _check_roles(where: str, table: Table, columns: Sequence[str]) -> None:
 
 def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[str]]:
     """The rows that have a target, and what was left out."""
-    missing = np.equal(text_column(table[target]), None)
+    missing = np.array([text is None for text in text_column(table[target])])
     if not missing.any():
         return table, []
     absent = (np.flatnonzero(missing) + 1).tolist()
