@@ -75,11 +75,6 @@ class Split:
     weights : array of float64, shape (N,), optional
         How much each sample counts; equal weights by default.
 
-    Raises
-    ------
-    InputError
-        If the lengths differ.
-
     Examples
     --------
     >>> split = Split(np.eye(3, dtype=np.float32), np.array([0, 1, 1]), ids=["a", "b", "c"])
@@ -131,13 +126,10 @@ class Dataset:
     Parameters
     ----------
     name : str
-        Name of the data set.
     classes : Classes
         Class names, counted on the training split.
     train : Split
-        Training samples.
     val, test : Split, optional
-        Validation and test samples.
     normalisation : Normalisation, optional
         Mean and standard deviation per channel or feature.
     notes : tuple of str
@@ -191,14 +183,13 @@ class Dataset:
         absent = [n for n, count in zip(classes.names, classes.counts or (), strict=True) if not count]
         if absent:
             notes = [*notes, f"{len(absent)} of {len(classes)} classes have no training sample: {listing(absent, 5)}"]
-        val, test = (split if split is not None and len(split) else None for split in map(splits.get, SPLITS[1:]))
+        val, test = (splits[name] if len(splits.get(name, ())) else None for name in SPLITS[1:])
         return cls(name, classes, train, val, test, normalisation or _measured(train), tuple(notes))
 
     @property
     def splits(self) -> dict[str, Split]:
         """The splits that exist, by name: train, val, test."""
-        splits = {"train": self.train, "val": self.val, "test": self.test}
-        return {name: split for name, split in splits.items() if split is not None}
+        return {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
 
     @property
     def input_shape(self) -> tuple[int, ...]:

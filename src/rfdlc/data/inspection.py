@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,7 @@ COLOURS = {"head": "#1b6ca8", "med": "#6aa84f", "tail": "#d1495b"}
 MOST_NAMES = 40  # more class names than this cannot be read on one axis
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Some classes together: how many, their training samples, and the range of their counts."""
 
     name: str
@@ -33,8 +32,7 @@ class Region:
     most: int
 
 
-@dataclass(frozen=True)
-class Leaks:
+class Leaks(NamedTuple):
     """What a comparison of the decoded content of all samples found; each is named by its first occurrence."""
 
     repeated: int  # how many different contents occur more than once
@@ -89,8 +87,8 @@ class Inspection:
                 {"name": name, "rank": int(classes.rank[c])} | {split: counts[split][c] for split in counts}
                 for c, name in enumerate(classes.names)
             ],
-            "thirds": [vars(region) for region in self.thirds],
-            "shots": [vars(region) for region in self.shots],
+            "thirds": [region._asdict() for region in self.thirds],
+            "shots": [region._asdict() for region in self.shots],
             "repeated_samples": leaks.repeated,
             "samples_in_several_splits": _counted(leaks.across_splits),
             "samples_with_several_labels": _counted(leaks.across_labels),
@@ -103,9 +101,6 @@ class Inspection:
 
 def _counted(names: tuple[str, ...]) -> dict[str, Any]:
     return {"count": len(names), "examples": list(names[:EXAMPLES])}
-
-
-# -- leaks -------------------------------------------------------------------------------------------------------------
 
 
 def find_leaks(data: Dataset) -> Leaks:
@@ -164,9 +159,6 @@ def _shared_groups(data: Dataset) -> tuple[str, ...] | None:
         return None
     groups, counts = np.unique(np.array([group for found in seen for group in found]), return_counts=True)
     return tuple(str(group) for group in groups[counts > 1])
-
-
-# -- picture -----------------------------------------------------------------------------------------------------------
 
 
 def plot_tail(classes: Classes, path: Path, title: str) -> None:

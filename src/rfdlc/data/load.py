@@ -120,11 +120,7 @@ def load(
     Returns
     -------
     Dataset
-
-    Raises
-    ------
-    InputError
-        If the data cannot be read, or an option does not exist or has a value that is not valid.
+        Raises InputError if it cannot be read, or an option does not exist or has a value that is not valid.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """ResidentLoader: a data set that fits stays on the device, and whole epochs are prepared there in bulk."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,7 @@ class Normaliser:
         return (inputs * self._scale).add_(self._shift).to(self._dtype)
 
 
-@dataclass(frozen=True)
-class EpochDraws:
+class EpochDraws(NamedTuple):
     """The random choices of R runs in an epoch: the sample at each place, and the parameters of its augmentation."""
 
     order: Tensor  # (R, N) sample indices
@@ -145,8 +144,8 @@ class ResidentLoader:
         drawn = (epoch.draws[name] for name in sorted(epoch.draws))
         inputs, targets = self._together(first, last)(epoch.order, *drawn)
         runs, sample = len(self.seeds), self.inputs.shape[1:]
-        size = _length(self.slices[first])
-        alike = last - first - (_length(self.slices[last - 1]) != size)  # only the last of an epoch can differ
+        size, last_size = (int(batch.stop - batch.start) for batch in (self.slices[first], self.slices[last - 1]))
+        alike = last - first - (last_size != size)  # only the last of an epoch can differ
         end = alike * runs * size
         yield from zip(
             inputs[:end].view(alike, runs, size, *sample).unbind(0),
@@ -161,7 +160,3 @@ class ResidentLoader:
         runs = self.count * np.arange(len(self.seeds))[:, None]
         steps = [(runs + np.arange(batch.start, batch.stop)).reshape(-1) for batch in self.slices[first:last]]
         return torch.from_numpy(np.concatenate(steps)).to(self.device)
-
-
-def _length(batch: slice) -> int:
-    return int(batch.stop - batch.start)

@@ -37,10 +37,8 @@ PUBLISHED = {
     ),
 }
 
-NAMES = {  # as its authors call its lists
-    "imagenet-lt": "ImageNet_LT", "places-lt": "Places_LT", "inaturalist18": "iNaturalist18",
-    "inaturalist2018": "iNaturalist18",
-}  # fmt: skip
+NAMES = {"imagenet-lt": "ImageNet_LT", "places-lt": "Places_LT"}  # as the authors call the lists
+NAMES |= dict.fromkeys(("inaturalist18", "inaturalist2018"), "iNaturalist18")
 
 
 def find(folder: Path) -> dict[str, dict[str, Path]]:
@@ -55,13 +53,10 @@ def find(folder: Path) -> dict[str, dict[str, Path]]:
 
 def find_named(root: Path, name: str) -> Path:
     """The training list of a data set by its name, such as imagenet-lt."""
-    for stem, files in find(root).items() if root.is_dir() else ():
-        if plain_name(stem) == plain_name(name):
-            return files["train"]
-    raise InputError(
-        f"{name} was not found in {root}: expected its lists there, such as {NAMES[name]}_train.txt; give their "
-        "folder with root (--root)"
-    )
+    found = [files["train"] for stem, files in find(root).items() if plain_name(stem) == plain_name(name)]
+    wanted = f"expected its lists there, such as {NAMES[name]}_train.txt; give their folder with root (--root)"
+    expect(found, f"{name} was not found in {root}: {wanted}")
+    return found[0]
 
 
 def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
