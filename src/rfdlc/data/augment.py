@@ -68,7 +68,7 @@ def _sum(line: Tensor, height: int, width: int, constant: Tensor) -> Tensor:
 # -- colour: pixels (B, C, H, W) on 0..255 and a signed strength (B, 1, 1, 1) in -1..1 -> pixels -----------------------
 
 
-def _blend(pixels: Tensor, other: Tensor, strength: Tensor) -> Tensor:
+def _blend(pixels: Tensor, other: Tensor | float, strength: Tensor) -> Tensor:
     """Towards `other` (strength > 0) or away from it, by up to 90%."""
     return (pixels + 0.9 * strength * (other - pixels)).clamp(0, 255)
 
@@ -81,7 +81,7 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def brightness(pixels: Tensor, strength: Tensor) -> Tensor:
-    return _blend(pixels, torch.zeros_like(pixels), strength)
+    return _blend(pixels, 0.0, strength)
 
 
 def contrast(pixels: Tensor, strength: Tensor) -> Tensor:

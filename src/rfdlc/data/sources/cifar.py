@@ -154,14 +154,10 @@ def _table(path: Path) -> dict[str, Any]:
         found = _parsed(path.read_bytes())
         if isinstance(found, _Pairs):
             return {str(_text(key)): value for key, value in zip(found[::2], found[1::2], strict=True)}
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except _Refused as error:
-        raise InputError(
-            f"{path}: refused, the pickle asks for {error}, which does not belong in a CIFAR file; nothing in it was "
-            "run. Get the file again from a source that you trust"
-        ) from None
-    except Exception as error:  # a damaged pickle can fail in any way
+        unsafe = f"refused, the pickle asks for {error}, which does not belong in a CIFAR file; nothing in it was run"
+        raise InputError(f"{path}: {unsafe}. Get the file again from a source that you trust") from None
+    except Exception as error:  # it can be damaged in any way
         raise InputError(f"{path}: the pickle is truncated or damaged ({type(error).__name__}: {error})") from None
     raise InputError(f"{path}: expected a dict in the pickle, got {type(found).__name__}")
 
@@ -248,5 +244,4 @@ def _bytes(value: Any) -> bytes | None:
 def _text(value: Any) -> str | None:
     """A short text; None for other values."""
     content = value.encode("utf-8", "replace") if isinstance(value, str) else _bytes(value)
-    short = content is not None and len(content) <= LONGEST_TEXT
-    return content.decode("utf-8", "replace") if content is not None and short else None
+    return None if content is None or len(content) > LONGEST_TEXT else content.decode("utf-8", "replace")
