@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rfdlc.integrations.onnx.model import OnnxModel as OnnxModel
     from rfdlc.integrations.predict.predicting import predict as predict
     from rfdlc.integrations.report.report import report as report
+    from rfdlc.integrations.report.runs import compare as compare
     from rfdlc.integrations.server.client import Client as Client
     from rfdlc.integrations.sklearn.estimator import RFDLCClassifier as RFDLCClassifier
     from rfdlc.integrations.sklearn.scoring import make_utility_scorer as make_utility_scorer
@@ -42,6 +43,7 @@ _HOME = {
     "OnnxModel": "rfdlc.integrations.onnx.model",
     "RFDLCClassifier": "rfdlc.integrations.sklearn.estimator",
     "predict": "rfdlc.integrations.predict.predicting",
+    "compare": "rfdlc.integrations.report.runs",
     "report": "rfdlc.integrations.report.report",
     "make_utility_scorer": "rfdlc.integrations.sklearn.scoring",
     "UtilityClassifier": "rfdlc.integrations.sklearn.utility_classifier",

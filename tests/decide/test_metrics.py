@@ -251,8 +251,8 @@ class TestEvaluate:
             "mean_regret": (self.utility.matrix.max(axis=1)[y] - self.utility.matrix[y, actions]).mean(),
             "abstention_rate": (d < 0).mean(),
             "kept_accuracy": (d == y)[kept].mean(),
-            "error_auc": metrics.error_auc((d == y)[kept], confidence[kept]),
-            "risk_coverage_area": metrics.risk_coverage((d == y)[kept], confidence[kept])[1].mean(),
+            "error_auc": metrics.error_auc((d == y)[kept], p[kept, d[kept]]),
+            "risk_coverage_area": metrics.risk_coverage((d == y)[kept], p[kept, d[kept]])[1].mean(),
             "ece": metrics.ece(confidence, right),
             "ece_paper": metrics.ece_paper(uncertainty.entropy(p), right),
             "classwise_ece": np.abs(metrics.classwise_gaps(p, y)).sum() / 5000 / 3,
@@ -268,9 +268,15 @@ class TestEvaluate:
         assert result.accuracy_by_shots == pytest.approx(
             {"many": (d == y)[y == 0].mean(), "medium": (d == y)[y == 1].mean(), "few": (d == y)[y == 2].mean()}
         )
-        assert result.ece_by_region["tail"] == pytest.approx(metrics.ece(confidence[y == 2], right[y == 2]))
+        tail = p.argmax(axis=1) == 2
+        assert result.ece_by_region["tail"] == pytest.approx(metrics.ece(confidence[tail], right[tail]))
+        assert result.ece_by_true_region["tail"] == pytest.approx(metrics.ece(confidence[y == 2], right[y == 2]))
         assert result.false_head_rates == metrics.false_head_rates(y, d, self.classes)
         assert result.false_head_rate == pytest.approx(np.mean(list(result.false_head_rates.values())))
+        gap = (p @ self.utility.matrix)[np.arange(5000), actions] - self.utility.matrix[y, actions]
+        assert result.utility_gap == pytest.approx(gap.mean())
+        assert result.utility_gap_by_region["tail"] == pytest.approx(gap[tail].mean())
+        assert result.utility_gap_by_action["abstain"] == pytest.approx(gap[actions == 3].mean())
         assert result.group_rates == {"rare as a": (d[y > 0] == 0).mean()}
 
     @pytest.mark.parametrize("kind", ["entropy", "mutual-information", "evidential"])

@@ -42,6 +42,7 @@ for _command in (
     decide.evaluate,
     report.report,
     report.plot,
+    report.compare,
     data.inspect,
     demo.demo,
     demo.methods,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores, or a run folder."
 RATE = "`TRUE:DECIDED`, classes or groups: share of TRUE that is decided as DECIDED. May be repeated."
-UNCERTAINTIES = "max-probability, entropy, mutual-information, evidential or own."
+UNCERTAINTIES = "decision-probability, max-probability, entropy, mutual-information, evidential or own."
 File = Annotated[Path, Argument(help=PREDICTIONS)]
 
 
@@ -66,7 +66,7 @@ def evaluate(
     file: File,
     request: Request,
     rate: Annotated[list[str] | None, Option(help=RATE)] = None,
-    uncertainty: Annotated[str, Option(help=UNCERTAINTIES)] = "max-probability",
+    uncertainty: Annotated[str, Option(help=UNCERTAINTIES)] = "decision-probability",
     bootstrap: Annotated[int, Option(help="Number of resamples for 95% intervals, such as 500.")] = 0,
     seed: Annotated[int, Option(min=0, help="Seed of the resampling.")] = 0,
     json: JsonOption = False,

@@ -1,4 +1,4 @@
-"""`rfdlc report` writes the HTML report; `rfdlc plot` draws one figure for a paper."""
+"""`rfdlc report`, `rfdlc plot` and `rfdlc compare`: the HTML report, figures for papers, paired differences."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,6 +78,33 @@ def plot(
         print_json({"out": str(out), "kind": kind, "runs": [str(file) for file in files]})
     else:
         print_rich(f"Written to {escaped(out)}.")
+
+
+@takes_request
+def compare(
+    a: Annotated[str, Argument(help="A run folder or predictions with a `target` column; several seeds with commas.")],
+    b: Annotated[str, Argument(help="The same for the other side: the same test samples.")],
+    request: Request,
+    bootstrap: Annotated[int, Option(help="Resamples for metrics that are not means.")] = 300,
+    seed: Annotated[int, Option(min=0, help="Seed of the bootstrap.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Paired differences B - A of every metric with 95% intervals, and p adjusted for the number of metrics.
+
+    **Examples**
+
+    - `rfdlc compare runs/a runs/b --utility U.csv`
+    - `rfdlc compare a/0,a/1,a/2 b/0,b/1,b/2 --json`
+    """
+    from rfdlc.integrations.report.runs import compare_runs
+
+    first = [Path(name) for name in a.split(",")]
+    runs = _prepare([*first, *(Path(name) for name in b.split(","))], request)
+    found = compare_runs(runs[: len(first)], runs[len(first) :], bootstrap, seed)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_rich(found)
 
 
 def _prepare(files: list[Path], request: Request) -> "list[ReportRun]":

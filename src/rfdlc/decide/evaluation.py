@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.intervals import LEVEL, Interval, resampled
 from rfdlc.decide.metrics import METRICS, Metric, measure
 from rfdlc.decide.outcomes import UNCERTAINTIES, Outcomes, observe
 from rfdlc.decide.predictions import Predictions
@@ -17,7 +19,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose
 from rfdlc.progress import track
 
-LEVEL = 0.95  # of intervals
+MOST_PARTS = 12  # a metric with more parts is not listed in tables
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Evaluation:
     uncertainty : str
         What ranked the samples for `error_auc` and `risk_coverage_area`.
     intervals : dict
-        95% intervals by name as in `flat()`.
+        95% intervals by name as in `flat()`, about other test samples: the model, its calibration and the class counts
+        are held fixed.
 
     Examples
     --------
@@ -73,7 +76,12 @@ class Evaluation:
     samples: int
     values: dict[str, Any]
     uncertainty: str
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    outcomes: Outcomes | None = field(default=None, repr=False, compare=False)
+    bootstrap: tuple[int, int] = field(default=(0, 0), repr=False)
+
+    @cached_property
+    def intervals(self) -> dict[str, Interval]:
+        return {} if self.outcomes is None else _intervals(self.outcomes, *self.bootstrap)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.values:
@@ -96,7 +104,8 @@ class Evaluation:
         """(metric, value, interval) as tables show them, without metrics that are not defined."""
         rows = []
         for entry in entries(self.values):
-            if not np.isnan(entry.value):
+            parts = self.values[entry.metric.name]
+            if not np.isnan(entry.value) and not (isinstance(parts, Mapping) and len(parts) > MOST_PARTS):
                 show, bounds = entry.metric.format, self.intervals.get(entry.name)
                 label = f"  {entry.label}" if entry.metric.parent else entry.label
                 rows.append((label, show(entry.value), f"{show(bounds[0])} to {show(bounds[1])}" if bounds else ""))
@@ -131,7 +140,7 @@ def evaluate(
     classes: Classes | Sequence[str] | None = None,
     logits: bool = False,
     groups: Sequence[tuple[str, str]] = (),
-    uncertainty: str = "max-probability",
+    uncertainty: str = "decision-probability",
     bootstrap: int = 0,
     seed: int = 0,
 ) -> Evaluation:
@@ -153,10 +162,10 @@ def evaluate(
         Whether an array or a table holds logits.
     groups : list of (str, str)
         Pairs (true, decided) of classes or class groups whose confusion rate is computed.
-    uncertainty : {"max-probability", "entropy", "mutual-information", "evidential", "own"}
+    uncertainty : {"decision-probability", "max-probability", "entropy", "mutual-information", "evidential", "own"}
         Ranks samples for `error_auc` and `risk_coverage_area`; some methods store their "own" in predictions.
     bootstrap, seed : int
-        Number of bootstrap resamples for intervals, such as 500, and their seed.
+        Number of resamples, such as 500, and their seed, for intervals of metrics that have no formula.
 
     Returns
     -------
@@ -185,8 +194,7 @@ def evaluate(
     if uncertainty == "own" and own is None:
         raise InputError("uncertainty 'own' is stored in the predictions of some methods, not in these: choose another")
     outcomes = observe(checked, y, decider, uncertainty, own, groups)
-    intervals = _bootstrap(outcomes, bootstrap, seed) if bootstrap else {}
-    return Evaluation(len(y), measure(outcomes), uncertainty, intervals)
+    return Evaluation(len(y), measure(outcomes), uncertainty, outcomes, (bootstrap, seed))
 
 
 def _known_classes(scores: Any, classes: Classes | None) -> Classes:
@@ -203,19 +211,27 @@ def _known_classes(scores: Any, classes: Classes | None) -> Classes:
     return Classes(tuple(str(i) for i in range(shape[-1])))
 
 
-def _bootstrap(outcomes: Outcomes, times: int, seed: int) -> dict[str, tuple[float, float]]:
-    """Percentile intervals from resampled samples (Efron 1979)."""
-    rng, size = np.random.default_rng(seed), len(outcomes)
+def _intervals(outcomes: Outcomes, times: int, seed: int) -> dict[str, Interval]:
+    """By formula where an estimate has one; else percentiles of resamples within classes (Efron 1979)."""
+    found: dict[str, Interval | None] = {}
+    numbers = []
+    for metric in METRICS.values():
+        estimates = metric.estimates(outcomes)
+        if metric.resample and any(not hasattr(estimate, "interval") for estimate in estimates.values()):
+            numbers.append(metric)
+        for key, estimate in estimates.items():
+            name = metric.name if key is None else f"{metric.name}.{key}"
+            found[name] = estimate.interval() if hasattr(estimate, "interval") else None
     drawn: dict[str, list[float]] = {}
-    for _ in track(range(times), "Resampling"):
-        for entry in entries(measure(outcomes.take(rng.integers(0, size, size)))):
+    rng = np.random.default_rng(seed)
+    for _ in track(range(times), "Resampling") if numbers else ():
+        sample = outcomes.take(resampled(outcomes.targets, rng))
+        for entry in entries({metric.name: metric.measure(sample) for metric in numbers}):
             drawn.setdefault(entry.name, []).append(entry.value)
-    tails = (1 - LEVEL) / 2
-    return {
-        name: tuple(np.nanquantile(values, [tails, 1 - tails]).tolist())
-        for name, values in drawn.items()
-        if not np.isnan(values).all()
-    }
+    for name, values in drawn.items():
+        if not np.isnan(values).all():
+            found[name] = tuple(np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist())
+    return {name: (float(bounds[0]), float(bounds[1])) for name, bounds in found.items() if bounds is not None}
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.intervals import CalibrationGap, Mean
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
 from rfdlc.errors import InputError, choose
 
@@ -35,8 +36,8 @@ class Metric:
     label : str
         Name in tables. If the function returns a dict, a format for its keys, such as "{} shot".
     function : callable
-        Maps `Outcomes` to a number (NaN where undefined), to an array of one value per sample whose mean is the metric
-        (NaN where a sample does not count), or to a dict of these.
+        Maps `Outcomes` to an array of one value per sample whose mean is the metric (NaN where a sample does not
+        count), to a number (NaN where undefined), to an estimate with `value` and `interval()`, or to a dict of these.
     direction : {"higher", "lower", "none"}
         Which values are better.
     unit : str
@@ -45,6 +46,8 @@ class Metric:
         Name of the metric below which tables indent this one.
     headline : bool
         Whether short tables show the metric too.
+    resample : bool
+        Whether a number has a bootstrap interval.
 
     Examples
     --------
@@ -59,15 +62,22 @@ class Metric:
     unit: str = ""
     parent: str | None = None
     headline: bool = False
+    resample: bool = True
 
     def format(self, value: float) -> str:
         """The value as tables show it."""
         return f"{value:.2%}" if self.unit == "%" else readable(value)
 
+    def estimates(self, outcomes: "Outcomes") -> dict[Any, Any]:
+        """The estimates by part, under None where the metric has no parts; arrays are means, numbers stay."""
+        found = self.function(outcomes)
+        parts = found if isinstance(found, Mapping) else {None: found}
+        return {k: Mean(np.asarray(v, dtype=np.float64)) if isinstance(v, np.ndarray) else v for k, v in parts.items()}
+
     def measure(self, outcomes: "Outcomes") -> Any:
         """The metric of some samples: a number, or a dict of numbers."""
-        found = self.function(outcomes)
-        return {key: _number(value) for key, value in found.items()} if isinstance(found, Mapping) else _number(found)
+        numbers = {key: float(getattr(value, "value", value)) for key, value in self.estimates(outcomes).items()}
+        return numbers.get(None, numbers)
 
 
 METRICS: dict[str, Metric] = {}
@@ -87,13 +97,6 @@ def register_metric(metric: Metric) -> Metric:
 def measure(outcomes: "Outcomes") -> dict[str, Any]:
     """Every registered metric, by name."""
     return {name: metric.measure(outcomes) for name, metric in METRICS.items()}
-
-
-def _number(found: Any) -> float:
-    if np.ndim(found) == 0:
-        return float(found)
-    known = found if found.dtype == bool else found[~np.isnan(found)]
-    return float(known.mean()) if len(known) else NAN
 
 
 def readable(value: float) -> str:
@@ -138,12 +141,12 @@ def false_heads(
 
 def false_head_rates(*args: Any, **options: Any) -> dict[float, float]:
     """The share of tail samples decided as head per head fraction, with the arguments of `false_heads`."""
-    return {fraction: _number(found) for fraction, found in false_heads(*args, **options).items()}
+    return {fraction: Mean(found).value for fraction, found in false_heads(*args, **options).items()}
 
 
 def mean_false_head_rate(rates: Mapping[float, float]) -> float:
     """The mean of the rates that are defined: with two classes, the first 75% are both and leave no tail."""
-    return _number(np.array(list(rates.values())))
+    return Mean(np.array(list(rates.values()))).value
 
 
 # -- detecting errors ---------------------------------------------------------------------------------------------
@@ -222,11 +225,11 @@ def nll(true_probability: Floats) -> NDArray[Any]:
 # -- the registry -------------------------------------------------------------------------------------------------
 
 
-def regions(o: "Outcomes", kind: str) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Regions that have classes, and which samples truly belong to each; nothing without training counts."""
+def regions(o: "Outcomes", kind: str, of: Indices | None = None) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Regions that have classes, and the samples whose class (`of`, or the true one) is in each."""
     for name, members in ({} if o.classes.counts is None else getattr(o.classes, kind)).items():
         if len(members):
-            yield name, np.isin(o.targets, members)
+            yield name, np.isin(o.targets if of is None else of, members)
 
 
 def errors(o: "Outcomes") -> tuple[NDArray[np.bool_], Floats]:
@@ -243,6 +246,21 @@ def _false_heads(o: "Outcomes") -> dict[float, Any]:
     return {} if o.classes.counts is None else false_heads(o.targets, o.decided, o.classes)
 
 
+def _false_head_rate(o: "Outcomes") -> Any:
+    """The mean of the rates at all head fractions, as a sum over true classes: their samples are independent."""
+    found = np.array([rate for rate in _false_heads(o).values() if not np.isnan(rate).all()])
+    if not len(found):
+        return NAN
+    weight = (~np.isnan(found) / (~np.isnan(found)).sum(axis=1, keepdims=True)).mean(axis=0)  # of each sample
+    wrong = (np.nan_to_num(found) / (~np.isnan(found)).sum(axis=1, keepdims=True)).mean(axis=0)
+    values = np.divide(wrong, weight, out=np.full(len(o), NAN), where=weight > 0)
+    return Mean(values, o.targets, np.bincount(o.targets, weights=weight))
+
+
+def _gap(o: "Outcomes", rows: Any = slice(None), debiased: bool = False) -> CalibrationGap:
+    return CalibrationGap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
+
+
 def _group_rates(o: "Outcomes") -> dict[str, Any]:
     names = {f"{true} as {wrong}": (o.classes.members(true), o.classes.members(wrong)) for true, wrong in o.groups}
     return {
@@ -256,29 +274,38 @@ for _metric in (
     Metric("accuracy", "accuracy", lambda o: o.correct, unit="%", headline=True),
     Metric("accuracy_by_region", "{}", lambda o: _accuracies(o, "thirds"), unit="%", parent="accuracy", headline=True),
     Metric("accuracy_by_shots", "{} shot", lambda o: _accuracies(o, "shots"), unit="%", parent="accuracy"),
-    Metric("balanced_accuracy", "balanced accuracy",
-           lambda o: _number(recalls(o.targets, o.decided, len(o.classes))), unit="%"),
+    Metric("balanced_accuracy", "balanced accuracy", lambda o: Mean(o.correct.astype(float), o.targets), unit="%"),
     Metric("macro_f1", "macro F1", lambda o: macro_f1(o.targets, o.decided, len(o.classes)), unit="%"),
-    Metric("false_head_rate", "false head rate",
-           lambda o: mean_false_head_rate({f: _number(v) for f, v in _false_heads(o).items()}),
-           "lower", "%", headline=True),
+    Metric("false_head_rate", "false head rate", _false_head_rate, "lower", "%", headline=True),
     Metric("false_head_rates", "head = first {}", _false_heads, "lower", "%", "false_head_rate"),
-    Metric("mean_utility", "mean utility", lambda o: o.utility.matrix[o.targets, o.actions], headline=True),
+    Metric("mean_utility", "mean utility", lambda o: o.realised, headline=True),
     Metric("mean_regret", "mean regret",
            lambda o: (o.utility.matrix.max(axis=1)[:, None] - o.utility.matrix)[o.targets, o.actions], "lower"),
     Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
     Metric("kept_accuracy", "accuracy where kept", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
     Metric("error_auc", "error detection AUC", lambda o: error_auc(*errors(o)), unit="%"),
-    Metric("risk_coverage_area", "risk-coverage area", lambda o: _number(risk_coverage(*errors(o))[1]), "lower", "%"),
-    Metric("ece", "ECE", lambda o: ece(o.confidence, o.right), "lower", "%", headline=True),
-    Metric("ece_by_region", "{}",
-           lambda o: {name: ece(o.confidence[rows], o.right[rows]) for name, rows in regions(o, "thirds")},
-           "lower", "%", "ece"),
+    Metric("risk_coverage_area", "risk-coverage area",
+           lambda o: Mean(risk_coverage(*errors(o))[1]).value, "lower", "%"),
+    Metric("ece", "ECE", lambda o: _gap(o), "lower", "%", headline=True),
+    Metric("ece_debiased", "debiased", lambda o: _gap(o, debiased=True), "lower", "%", "ece"),
+    Metric("ece_by_region", "predicted {}",
+           lambda o: {name: _gap(o, rows) for name, rows in regions(o, "thirds", o.likeliest)}, "lower", "%", "ece"),
     Metric("classwise_ece", "class-wise ECE",
-           lambda o: NAN if o.gaps is None else np.abs(o.gaps).sum() / len(o) / len(o.gaps), "lower", "%"),
+           lambda o: NAN if o.gaps is None else np.abs(o.gaps).sum() / len(o) / len(o.gaps),
+           "lower", "%", resample=False),
     Metric("brier", "Brier score", lambda o: o.brier, "lower"),
     Metric("nll", "negative log-likelihood", lambda o: o.nll, "lower", "nats"),
-    Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%"),
+    Metric("utility_gap", "promised minus realised utility", lambda o: o.expected - o.realised, "none"),
+    Metric("utility_gap_by_region", "predicted {}",
+           lambda o: {name: np.where(rows, o.expected - o.realised, NAN)
+                      for name, rows in regions(o, "thirds", o.likeliest)}, "none", "", "utility_gap"),
+    Metric("utility_gap_by_action", "action {}",
+           lambda o: {o.utility.actions[a]: np.where(o.actions == a, o.expected - o.realised, NAN)
+                      for a in np.unique(o.actions)}, "none", "", "utility_gap"),
+    Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%", resample=False),
+    Metric("ece_by_true_region", "true {}",
+           lambda o: {name: ece(o.confidence[rows], o.right[rows]) for name, rows in regions(o, "thirds")},
+           "lower", "%", "ece_paper", resample=False),
     Metric("group_rates", "{}", _group_rates, "none", "%"),
 ):
     register_metric(_metric)

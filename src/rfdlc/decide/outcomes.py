@@ -15,8 +15,8 @@ from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError
 
-UNCERTAINTIES = ("max-probability", "entropy", "mutual-information", "evidential", "own")
-PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "entropy", "brier", "nll")
+UNCERTAINTIES = ("decision-probability", "max-probability", "entropy", "mutual-information", "evidential", "own")
+PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "expected", "entropy", "brier", "nll")
 COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS)
 
 
@@ -31,6 +31,7 @@ class Outcomes:
     likeliest: Indices  # most probable classes
     confidence: NDArray[np.float64]  # largest probabilities
     certainty: Floats  # minus the uncertainty that ranks samples for error detection
+    expected: NDArray[np.float64]  # expected utilities of the chosen actions
     entropy: Floats  # of the probabilities, in nats
     brier: Floats
     nll: Floats
@@ -49,18 +50,20 @@ class Outcomes:
     ) -> "Outcomes":
         """Outcomes of given decisions; without probabilities (N, C), metrics that need them raise a TypeError."""
         columns: dict[str, Any] = dict.fromkeys(PROBABILITY_COLUMNS)
+        decided = utility.decided_class[actions]
         if p is not None:
-            confidence = p.max(axis=1).astype(np.float64)
+            confidence, rows = p.max(axis=1).astype(np.float64), np.arange(len(p))
+            believed = np.where(decided < 0, confidence, p[rows, decided])
             columns = {
                 "likeliest": p.argmax(axis=1),
                 "confidence": confidence,
-                "certainty": confidence if certainty is None else certainty,
+                "certainty": believed if certainty is None else certainty,
+                "expected": np.einsum("nc,nc->n", p, utility.matrix.T[actions]),
                 "entropy": uncertainty.entropy(p),
                 "brier": metrics.brier(p, targets),
-                "nll": metrics.nll(p[np.arange(len(p)), targets]),
+                "nll": metrics.nll(p[rows, targets]),
                 "gaps": metrics.classwise_gaps(p, targets),
             }
-        decided = utility.decided_class[actions]
         return cls(utility, targets, actions, decided, **columns, load_probabilities=lambda: p)
 
     def __len__(self) -> int:
@@ -75,6 +78,11 @@ class Outcomes:
     def correct(self) -> NDArray[np.bool_]:
         """Whether the decided class is the true one."""
         return self.decided == self.targets
+
+    @property
+    def realised(self) -> NDArray[np.float64]:
+        """The utility U[true, action] of each decision."""
+        return self.utility.matrix[self.targets, self.actions]
 
     @property
     def right(self) -> NDArray[np.bool_]:
@@ -96,7 +104,7 @@ def observe(
     scores: Scores,
     y: Indices,
     decider: Decider,
-    kind: str = "max-probability",
+    kind: str = "decision-probability",
     own: NDArray[np.float64] | None = None,
     groups: Sequence[tuple[str, str]] = (),
 ) -> Outcomes:
@@ -120,9 +128,11 @@ def observe(
 def _certainty(
     kind: str, p: Floats, scores: Scores, rows: slice, own: NDArray[np.float64] | None
 ) -> NDArray[Any] | None:
-    """Minus the uncertainty of each sample of a chunk; None for the largest probability."""
-    if kind == "max-probability":
+    """Minus the uncertainty of each sample of a chunk; None for the probability of the decision."""
+    if kind == "decision-probability":
         return None
+    if kind == "max-probability":
+        return p.max(axis=1)
     if kind == "own" and own is not None:
         return -own[rows]
     if kind == "entropy":

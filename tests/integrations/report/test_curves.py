@@ -62,7 +62,7 @@ def test_uncertainties_are_shares_with_the_auc_of_evaluate(run):
         assert sum(histogram["right"]) == pytest.approx(1)
         assert sum(histogram["wrong"]) == pytest.approx(1)
     result = evaluate(run.predictions, decider=run.decider)
-    assert kinds["1 − largest probability"]["auc"] == pytest.approx(result.error_auc, abs=1e-6)
+    assert kinds["1 − probability of the decision"]["auc"] == pytest.approx(result.error_auc, abs=1e-6)
 
 
 def test_costliest_mistakes_come_first(run):

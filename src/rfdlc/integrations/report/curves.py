@@ -59,12 +59,12 @@ def frontier_rows(run: ReportRun) -> int:
 
 
 def reliability(run: ReportRun) -> dict[str, list[dict[str, float]]]:
-    """Per bin of confidence, for all samples and each region: mean confidence, accuracy of arg max, samples.
+    """Per bin of confidence, for all samples and each predicted region: mean confidence, accuracy of arg max, samples.
 
     The bins are those of the expected calibration error, which is the weighted mean distance from the diagonal.
     """
     o = run.outcomes
-    masks = {"all": np.ones(len(o), dtype=bool), **dict(metrics.regions(o, "thirds"))}
+    masks = {"all": np.ones(len(o), dtype=bool), **dict(metrics.regions(o, "thirds", o.likeliest))}
     return {name: _bins(o.confidence[mask], o.right[mask]) for name, mask in masks.items()}
 
 
@@ -90,7 +90,7 @@ def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:
     """Histograms of each kind of uncertainty for correct and for wrong decisions, and its AUC of detecting errors."""
     o = run.outcomes
     kinds: dict[str, NDArray[Any]] = {
-        "1 − largest probability": 1 - o.confidence,
+        "1 − probability of the decision": 1 - o.certainty,
         "entropy (1 = uniform)": o.entropy / np.log(max(2, len(o.classes))),
     }
     if len(run.scores.values) > 1:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from rfdlc.decide.classes import Classes, Indices, as_classes
+from rfdlc.decide.comparison import Comparison, compare_outcomes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.outcomes import Outcomes, observe
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import InputError, expect, listing
 
 Source = str | Path | Predictions
 MOST_RUNS = 8  # more colours cannot be told apart
@@ -89,6 +90,54 @@ def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
             raise InputError(f"{run.name}: expected the same classes as in {runs[0].name} (--classes); found {odd}")
     shared = [replace(run, decider=run.decider.replace(utility=utility, classes=utility.classes)) for run in runs[1:]]
     return [runs[0], *shared]
+
+
+def compare(
+    a: Source | Sequence[Source],
+    b: Source | Sequence[Source],
+    utility: Utility | None = None,
+    *,
+    decider: Decider | None = None,
+    classes: Classes | Sequence[str] | None = None,
+    bootstrap: int = 300,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two models on the same test samples: paired differences of every metric with 95% intervals.
+
+    Parameters
+    ----------
+    a, b : path, Predictions, or list of these
+        Run folders, files of predictions or `Predictions`; a list holds seeds of one method.
+    utility, decider, classes : optional
+        As in `report`.
+    bootstrap, seed : int
+        Number of resamples for metrics that are not means, and their seed.
+
+    Returns
+    -------
+    Comparison
+
+    Examples
+    --------
+    >>> a = Predictions(probabilities=[[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]], targets=[0, 1, 1])
+    >>> b = Predictions(probabilities=[[0.9, 0.1], [0.3, 0.7], [0.4, 0.6]], targets=[0, 1, 1])
+    >>> round(compare(a, b)["accuracy"].difference, 3)
+    0.333
+    """
+    sides = [list(side) if isinstance(side, list | tuple) else [side] for side in (a, b)]
+    runs = as_runs([*sides[0], *sides[1]], utility, decider, classes)
+    return compare_runs(runs[: len(sides[0])], runs[len(sides[0]) :], bootstrap, seed)
+
+
+def compare_runs(a: Sequence[ReportRun], b: Sequence[ReportRun], bootstrap: int = 300, seed: int = 0) -> Comparison:
+    """Compare runs, whose samples are matched by id where all have ids."""
+    outcomes = [[run.outcomes for run in side] for side in (a, b)]
+    ids = [run.predictions.ids for run in (*a, *b)]
+    if all(each is not None and len(each) == len(set(each.tolist())) for each in ids):
+        outcomes = [[run.outcomes.take(np.argsort(run.predictions.ids)) for run in side] for side in (a, b)]
+        same = all(np.array_equal(np.sort(ids[0]), np.sort(each)) for each in ids)
+        expect(same, f"{a[0].name} and {b[0].name} have different ids: expected the same test samples")
+    return compare_outcomes(*outcomes, (a[0].name, b[0].name), bootstrap=bootstrap, seed=seed)
 
 
 def run_names(sources: Sequence[Source]) -> list[str]:

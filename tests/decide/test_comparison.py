@@ -1,0 +1,88 @@
+"""Paired comparisons: narrower than unpaired ones, and right about seeds and multiple comparisons."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import rfdlc
+from rfdlc import InputError, Predictions
+from rfdlc.decide.comparison import _holm
+
+NAMES = ["a", "b", "c"]
+
+
+def predictions(seed, noise=0.5, samples=400, ids=None):
+    y = np.random.default_rng(0).integers(0, 3, samples)
+    z = 2.0 * np.eye(3)[y] + np.random.default_rng(1).normal(size=(samples, 3))
+    z = z + noise * np.random.default_rng(seed).normal(size=(samples, 3))
+    return Predictions(logits=z, targets=y, ids=ids, classes=rfdlc.Classes.from_counts([90, 30, 9], NAMES))
+
+
+def test_paired_intervals_are_narrower_than_unpaired_ones():
+    a, b = predictions(2), predictions(3)
+    found = rfdlc.compare(a, b)["accuracy"]
+    apart = [rfdlc.evaluate(each).intervals["accuracy"] for each in (a, b)]
+    unpaired = np.hypot(*(high - low for low, high in apart))
+    assert found.low <= found.difference <= found.high
+    assert found.high - found.low < 0.75 * unpaired
+    assert found.difference == pytest.approx(rfdlc.evaluate(b).accuracy - rfdlc.evaluate(a).accuracy)
+
+
+def test_equal_models_do_not_differ():
+    a, b = predictions(2), predictions(2)
+    for found in rfdlc.compare(a, b, bootstrap=20).differences:
+        assert found.low <= 0 <= found.high
+        assert found.p == 1
+
+
+def test_false_alarms_are_rare():
+    alarms = [
+        not low <= 0 <= high
+        for seed in range(60)
+        for found in [rfdlc.compare(predictions(seed), predictions(1000 + seed), bootstrap=0)["mean_utility"]]
+        for low, high in [(found.low, found.high)]
+    ]
+    assert np.mean(alarms) < 0.15
+
+
+def test_seeds_are_a_level_of_their_own():
+    ours, theirs = [predictions(s) for s in range(4)], [predictions(s, 0.6) for s in range(10, 14)]
+    several, one = rfdlc.compare(ours, theirs, bootstrap=20), rfdlc.compare(ours[0], theirs[0], bootstrap=20)
+    assert several.seeds == (4, 4)
+    means = [np.mean([rfdlc.evaluate(p).accuracy for p in side]) for side in (ours, theirs)]
+    assert several["accuracy"].difference == pytest.approx(means[1] - means[0])
+    assert several["accuracy"].high - several["accuracy"].low < one["accuracy"].high - one["accuracy"].low
+
+
+def test_samples_are_matched_by_id():
+    ids = [f"s{i}" for i in range(400)]
+    a, b = predictions(2, ids=ids), predictions(3, ids=ids)
+    order = np.random.default_rng(0).permutation(400)
+    turned = Predictions(
+        logits=b.scores.values[:, order], targets=b.targets[order], ids=np.array(ids)[order], classes=b.classes
+    )
+    assert rfdlc.compare(a, turned, bootstrap=0)["nll"] == rfdlc.compare(a, b, bootstrap=0)["nll"]
+    with pytest.raises(InputError, match="different ids"):
+        rfdlc.compare(a, predictions(3, ids=[f"t{i}" for i in range(400)]))
+    with pytest.raises(InputError, match="different samples"):
+        rfdlc.compare(predictions(2), predictions(3, samples=300))
+
+
+def test_holm():
+    assert _holm(np.array([0.01, 0.04, 0.03])) == pytest.approx([0.03, 0.06, 0.06])
+
+
+def test_command_line(tmp_path):
+    from rfdlc.cli import app
+
+    for name, seed in (("a", 2), ("b", 3), ("b2", 4)):
+        predictions(seed).save(tmp_path / f"{name}.npz")
+    files = [str(tmp_path / "a.npz"), f"{tmp_path / 'b.npz'},{tmp_path / 'b2.npz'}"]
+    printed = CliRunner().invoke(app, ["compare", *files, "--bootstrap", "10"])
+    assert printed.exit_code == 0, printed.output
+    assert "paired samples" in printed.output
+    found = json.loads(CliRunner().invoke(app, ["compare", *files, "--bootstrap", "10", "--json"]).stdout)
+    assert found["seeds"] == [1, 2]
+    assert {d["name"] for d in found["differences"]} >= {"accuracy", "mean_utility", "ece", "error_auc"}

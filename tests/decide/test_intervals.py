@@ -1,0 +1,99 @@
+"""Intervals cover and contain their estimates; more in benchmarks/coverage.py."""
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from rfdlc import Classes, Decider, Utility, evaluate
+from rfdlc.decide import metrics
+from rfdlc.decide.intervals import Mean, resampled
+
+CLASSES = Classes.from_counts([900, 500, 280, 150, 85, 47, 26, 14, 8, 5])
+PRIOR = np.array(CLASSES.counts) / sum(CLASSES.counts)
+CENTRES = np.random.default_rng(5).normal(size=(10, 8))
+
+
+def draw(samples, rng, sharpness=1.0):
+    """Labels and probabilities of a Gaussian mixture; at sharpness 1 they are the exact posterior."""
+    y = rng.choice(10, samples, p=PRIOR)
+    x = CENTRES[y] + rng.normal(size=(samples, 8))
+    z = x @ CENTRES.T - (CENTRES**2).sum(axis=1) / 2 + np.log(PRIOR)
+    return y, softmax(sharpness * z, axis=1)
+
+
+def test_three_of_three_is_not_certain():
+    low, high = evaluate([[0.9, 0.1]] * 3, [0, 0, 0]).intervals["accuracy"]
+    assert (low, high) == (pytest.approx(0.4385, abs=1e-4), 1)
+
+
+def test_the_exact_posterior_is_calibrated_in_the_predicted_tail():
+    y, p = draw(40_000, np.random.default_rng(0))
+    result = evaluate(p, y, classes=CLASSES)
+    assert result.ece_by_region["tail"] < 0.05
+    assert result.ece_by_true_region["tail"] > 0.1  # the paper's grouping conditions on the truth
+
+
+def test_ece_has_an_interval_that_covers_and_contains_it():
+    rng = np.random.default_rng(1)
+    covered = []
+    for _ in range(25):
+        y, p = draw(300, rng)
+        result = evaluate(p, y, classes=CLASSES)
+        low, high = result.intervals["ece"]
+        assert low <= result.ece_debiased <= result.ece <= high
+        covered.append(low <= 1e-9)  # the posterior is exact: the true error is 0
+    assert np.mean(covered) > 0.85
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 2.5])
+def test_intervals_cover(sharpness):
+    utility = Utility.tail_sensitive(CLASSES, -1).with_abstain(0.2)
+    y, p = draw(100_000, np.random.default_rng(2), sharpness)
+    truth = evaluate(p, y, utility=utility).flat()
+    rng, covered = np.random.default_rng(3), {}
+    for _ in range(60):
+        y, p = draw(100, rng, sharpness)
+        for name, (low, high) in evaluate(p, y, utility=utility).intervals.items():
+            covered.setdefault(name, []).append(low <= truth[name] <= high)
+    for name in (
+        "accuracy",
+        "accuracy_by_region.tail",
+        "false_head_rate",
+        "mean_utility",
+        "brier",
+        "nll",
+        "utility_gap",
+    ):
+        assert np.mean(covered[name]) > 0.85, name
+
+
+def test_a_weighted_sum_of_strata_equals_the_mean_of_the_rates():
+    y, p = draw(500, np.random.default_rng(4))
+    result = evaluate(p, y, classes=CLASSES)
+    assert result.false_head_rate == pytest.approx(np.mean(list(result.false_head_rates.values())))
+    assert result.balanced_accuracy == pytest.approx(np.nanmean(metrics.recalls(y, p.argmax(axis=1), 10)))
+
+
+def test_influence_gives_the_standard_error():
+    values = np.where(np.arange(50) % 3 == 0, np.nan, np.random.default_rng(0).normal(size=50))
+    known = values[~np.isnan(values)]
+    error = np.sqrt((Mean(values).influence() ** 2).sum()) / 50
+    assert error == pytest.approx(known.std() / np.sqrt(len(known)))
+
+
+def test_resampling_keeps_the_class_counts():
+    y = np.random.default_rng(0).integers(0, 5, 200)
+    rows = resampled(y, np.random.default_rng(1))
+    assert (np.bincount(y[rows]) == np.bincount(y)).all()
+    assert len(set(rows)) < 200
+
+
+def test_errors_are_ranked_by_the_confidence_of_the_decision():
+    p = np.array([[0.55, 0.45], [0.6, 0.4], [0.7, 0.3], [0.05, 0.95]])
+    decider = Decider(Utility([[1, 0], [-9, 1]]))  # decides 1 unless 0 is nearly certain
+    result = evaluate(p, [1, 0, 0, 1], decider)
+    assert (
+        result.error_auc
+        == metrics.error_auc(np.array([True, False, False, True]), np.array([0.45, 0.4, 0.3, 0.95]))
+        == 1
+    )
