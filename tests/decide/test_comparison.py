@@ -48,12 +48,14 @@ def test_false_alarms_are_rare():
 
 
 def test_seeds_are_a_level_of_their_own():
-    ours, theirs = [predictions(s) for s in range(4)], [predictions(s, 0.6) for s in range(10, 14)]
+    ours, theirs = [predictions(s) for s in range(20, 24)], [predictions(s, 0.6) for s in range(30, 34)]
     several, one = rfdlc.compare(ours, theirs, bootstrap=20), rfdlc.compare(ours[0], theirs[0], bootstrap=20)
     assert several.seeds == (4, 4)
     means = [np.mean([rfdlc.evaluate(p).accuracy for p in side]) for side in (ours, theirs)]
     assert several["accuracy"].difference == pytest.approx(means[1] - means[0])
-    assert several["accuracy"].high - several["accuracy"].low < one["accuracy"].high - one["accuracy"].low
+    spread = np.hypot(*(np.std([rfdlc.evaluate(p).accuracy for p in side], ddof=1) / 2 for side in (ours, theirs)))
+    assert several["accuracy"].high - several["accuracy"].low > 2 * 1.96 * spread  # what the seeds alone would give
+    assert one.seeds == (1, 1)
 
 
 def test_samples_are_matched_by_id():

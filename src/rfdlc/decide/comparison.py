@@ -124,9 +124,9 @@ def _difference(a: Sequence[Mean], b: Sequence[Mean]) -> tuple[float, float, flo
     counted = int(min((~np.isnan(e.values)).sum() for e in (*a, *b)))
     if counted < 2 or np.isnan(right - left):
         return None
-    scale = max(float(np.nanmax(np.abs(e.values))) for e in (*a, *b))
+    scale = min(1.0, max(float(np.nanmax(np.abs(e.values))) for e in (*a, *b))) or 1.0
     # One more sample that differs: no two models are certainly equal on few samples (as Agresti and Min 2005).
-    parts = [(float((influence**2).sum()) / size**2 + (min(scale, 1.0) / counted) ** 2, counted - 1)]
+    parts = [(float((influence**2).sum()) / size**2 + (scale / counted) ** 2, counted - 1)]
     parts += [(float(v.var(ddof=1)) / len(v), len(v) - 1) for v in values if len(v) > 1]
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / free for part, free in parts)
