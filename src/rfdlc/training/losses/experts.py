@@ -10,23 +10,19 @@ from torch.nn import functional
 
 from rfdlc.training.distributed import SINGLE
 from rfdlc.training.losses import Term
-from rfdlc.training.losses.terms import Margin, NegativeLogLikelihood, as_tensor, true_class
+from rfdlc.training.losses.terms import Constants, Margin, NegativeLogLikelihood, as_tensor, true_class
 from rfdlc.training.networks.combinations import engagement, weighed
 
 
-class Diversity(nn.Module):
+class Diversity(Constants):
     """strength * mean(T)^2 * KL(softmax(common / T) || softmax(z / T)) of every expert and sample, (M, B).
 
     The common prediction is held constant. T is one until epoch `after`, then one temperature per class.
     """
 
     def __init__(self, temperature: ArrayLike, strength: float, after: int = 0) -> None:
-        super().__init__()
+        super().__init__(after=torch.tensor(after), temperature=as_tensor(temperature))
         self.strength = strength
-        self.after: Tensor
-        self.temperature: Tensor
-        self.register_buffer("after", torch.tensor(after))
-        self.register_buffer("temperature", as_tensor(temperature))
 
     def forward(self, logits: Tensor, common: Tensor, epoch: Tensor) -> Tensor:
         heat = torch.where(epoch > self.after, self.temperature, torch.ones_like(self.temperature))
@@ -47,7 +43,7 @@ class DiverseExperts(nn.Module):
         return [(values.sum(0), *weights), (-self.diversity(logits, logits.mean(0), epoch).sum(0),)]
 
 
-class Routing(nn.Module):
+class Routing(Constants):
     """RIDE's router: logits have one more column, the router's scores; the last expert's is not used.
 
     A score should be high where the mean of the experts so far is wrong and that of more experts is right: binary
@@ -55,9 +51,7 @@ class Routing(nn.Module):
     """
 
     def __init__(self, positive: float) -> None:
-        super().__init__()
-        self.positive: Tensor
-        self.register_buffer("positive", torch.tensor(positive))
+        super().__init__(positive=torch.tensor(positive))
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
         scores = logits[:-1, :, -1]  # (M-1, B)
@@ -80,7 +74,7 @@ def dirichlet_divergence(logits: Tensor, target: Tensor) -> Tensor:
     return (gamma + ((a - 1) * (a.digamma() - total.digamma())).sum(-1)).to(logits.dtype)
 
 
-class EvidentialExperts(nn.Module):
+class EvidentialExperts(Constants):
     """TLC: a sum over experts of the mean loss of the samples on which an expert is engaged (Li et al. 2022).
 
     Loss: w(y) margin-adjusted NLL + epoch/annealing * Dirichlet divergence - diversity. Expert i is engaged on a
@@ -94,11 +88,9 @@ class EvidentialExperts(nn.Module):
         self, margin: Margin, weights: ArrayLike, diversity: Diversity, *,
         annealing: float, threshold: float, eta: float,
     ) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__(weights=as_tensor(weights))
         self.margin, self.diversity = margin, diversity
         self.annealing, self.threshold, self.eta = annealing, threshold, eta
-        self.weights: Tensor
-        self.register_buffer("weights", as_tensor(weights))
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
         shifted = self.margin(logits, target)
@@ -114,7 +106,7 @@ class EvidentialExperts(nn.Module):
         return list(zip(loss, engaged, strict=True))  # a mean for each expert
 
 
-class NestedExperts(nn.Module):
+class NestedExperts(Constants):
     """ACE: expert m learns the samples of its group's classes and is silent on other classes (Cai et al. 2021).
 
     sum_m 1/B sum_{i in group m} (-log p_m(y_i) + silence * mean of z_m^2 over classes outside the group). Divided by
@@ -122,10 +114,8 @@ class NestedExperts(nn.Module):
     """
 
     def __init__(self, groups: ArrayLike, silence: float = 1.0) -> None:
-        super().__init__()
+        super().__init__(groups=as_tensor(groups))  # (M, C)
         self.silence = silence
-        self.groups: Tensor
-        self.register_buffer("groups", as_tensor(groups))  # (M, C)
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
         outside = 1 - self.groups

@@ -6,6 +6,7 @@ Mixup needs nothing here: the step weighs the losses of both targets.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,13 +22,9 @@ WEIGHT_FORMS = ("constant", "linear", "sqrt", "log", "power", "effective")
 
 
 def class_weights(
-    counts: ArrayLike,
-    form: str = "linear",
-    *,
-    power: float = 0.5,
-    beta: float = 0.9999,
-    target_prior: ArrayLike | None = None,
-) -> NDArray[np.float64]:
+    counts: ArrayLike, form: str = "linear", *,
+    power: float = 0.5, beta: float = 0.9999, target_prior: ArrayLike | None = None,
+) -> NDArray[np.float64]:  # fmt: skip
     """p_target(y) / f(n_y), up to a constant: the discrepancy ratio of the paper.
 
     f is n (linear), n^power, sqrt(n), log(1 + n), the effective number (1 - beta^n) / (1 - beta), or one.
@@ -71,31 +68,39 @@ def log_prior(counts: ArrayLike) -> NDArray[np.float64]:
 # -- what is done to logits before any term --------------------------------------------------------------------
 
 
-class Margin(nn.Module):
+class Constants(nn.Module):
+    """A module with these tensors as buffers: they move with it, and may differ between the runs of a stack."""
+
+    def __init__(self, **buffers: Tensor) -> None:
+        super().__init__()
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class Margin(Constants):
     """Subtract scale * margin[y] from the true class's logit."""
 
     def __init__(self, margin: ArrayLike, scale: float) -> None:
-        super().__init__()
-        self.margin: Tensor
-        self.classes: Tensor
-        self.register_buffer("margin", scale * as_tensor(margin))
-        self.register_buffer("classes", torch.arange(len(self.margin)))
+        values = scale * as_tensor(margin)
+        super().__init__(margin=values, classes=torch.arange(len(values)))
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         true = self.classes == target[:, None]  # (B, C)
         return logits - true * self.margin
 
 
-class PriorInLikelihood(nn.Module):
+class PriorInLikelihood(Constants):
     """Add tau * log prior: softmax(z + tau log p_train) is fitted, softmax(z) then belongs to a flat prior.
 
     `tau` is one value, or one per particle (Menon et al. 2021; Aimar et al. 2023 give each expert its own).
     """
 
     def __init__(self, log_prior: ArrayLike, tau: Sequence[float]) -> None:
-        super().__init__()
-        self.shift: Tensor
-        self.register_buffer("shift", as_tensor(tau)[:, None, None] * as_tensor(log_prior))  # (M or 1, 1, C)
+        super().__init__(shift=as_tensor(tau)[:, None, None] * as_tensor(log_prior))  # (M or 1, 1, C)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return logits + self.shift
@@ -104,19 +109,15 @@ class PriorInLikelihood(nn.Module):
 # -- terms -----------------------------------------------------------------------------------------------------
 
 
-class NegativeLogLikelihood(nn.Module):
+class NegativeLogLikelihood(Constants):
     """-(1 - p(y))^focal log p(y), weighted by class after epoch `after`.
 
     `focal` above 0 is the focal loss (Lin et al. 2017).
     """
 
     def __init__(self, weights: ArrayLike, after: int = 0, focal: float = 0.0) -> None:
-        super().__init__()
+        super().__init__(after=torch.tensor(after), weights=as_tensor(weights))
         self.focal, self.late = focal, after > 0
-        self.after: Tensor
-        self.weights: Tensor
-        self.register_buffer("after", torch.tensor(after))
-        self.register_buffer("weights", as_tensor(weights))
         self.weighted = bool((self.weights != self.weights[0]).any())  # equal weights cancel in a weighted mean
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
@@ -129,7 +130,7 @@ class NegativeLogLikelihood(nn.Module):
         return values, weights[target]
 
 
-class LogGain(nn.Module):
+class LogGain(Constants):
     """-1/alpha sum_c U[y,c] log p(c): the paper's utility term, from the row of U, after epoch `after`.
 
     It has no lower bound where U < 0, which ruins calibration; `ExpectedGain` is bounded. `column_weights` are the
@@ -138,27 +139,19 @@ class LogGain(nn.Module):
     """
 
     def __init__(
-        self,
-        utility: ArrayLike,
-        alpha: float,
-        *,
-        sample_weights: ArrayLike | None = None,
-        column_weights: ArrayLike | None = None,
-        after: int = 0,
-    ) -> None:
-        super().__init__()
+        self, utility: ArrayLike, alpha: float, *,
+        sample_weights: ArrayLike | None = None, column_weights: ArrayLike | None = None, after: int = 0,
+    ) -> None:  # fmt: skip
         matrix = as_tensor(utility) / alpha
-        self.after: Tensor
-        self.gain: Tensor
-        self.weights: Tensor | None
-        self.register_buffer("after", torch.tensor(after))
-        self.register_buffer("gain", matrix if column_weights is None else matrix * as_tensor(column_weights))
-        self.register_buffer("weights", None if sample_weights is None else as_tensor(sample_weights))
+        gain = matrix if column_weights is None else matrix * as_tensor(column_weights)
+        weights = {} if sample_weights is None else {"weights": as_tensor(sample_weights)}
+        super().__init__(after=torch.tensor(after), gain=gain, **weights)
+        self.weighted = bool(weights)
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
         started = (epoch > self.after).to(log_p.dtype)
         values = -started * (log_p * self.gain[target]).sum(-1)  # (M, B)
-        return (values,) if self.weights is None else (values, self.weights[target])
+        return (values, self.weights[target]) if self.weighted else (values,)
 
 
 class ExpectedGain(LogGain):
