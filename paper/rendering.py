@@ -125,7 +125,7 @@ def _pipes(cells: Iterable[str]) -> str:
 
 
 def latex(tables: Sequence[Table]) -> str:
-    """For a paper: tabular environments with booktabs, one a data set."""
+    """For a paper: tabular environments with booktabs, one per data set."""
     return "\n".join(line for table in tables for line in _latex_of(table)) + "\n"
 
 
@@ -177,7 +177,7 @@ def as_json(tables: Sequence[Table]) -> str:
 
 
 def as_csv(tables: Sequence[Table]) -> str:
-    """All cells, one a line."""
+    """All cells, one per line."""
     rows = records(tables)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else ["table"], lineterminator="\n")

@@ -165,7 +165,7 @@ def _read(path: Path) -> Rows:
     except OSError as error:
         raise InputError(f"{path}: the results cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: this is no table of results ({error}); {REMEDY}") from None
+        raise InputError(f"{path}: this is not a table of results ({error}); {REMEDY}") from None
     if not set(columns) <= set(header):
         told = f"its columns are {listing(header, 12)}" if header else "it is empty"
         raise InputError(f"{path}: {told}; expected {listing(columns, 12)}; {REMEDY}")

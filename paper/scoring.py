@@ -72,7 +72,7 @@ class Point:
 def score(run: Path, calibration: Path | None = None, target: str = "uniform") -> tuple[list[Value], list[Point]]:
     """Metrics and curves of a run folder. `calibration` is the folder of a run whose held-out samples calibrate it.
 
-    Without one, the run's own validation part does, where it has one, and is scored too. `target` is the class prior
+    Without one, the run's own validation split does, where it has one, and is scored too. `target` is the class prior
     that decisions are for: `uniform`, or `natural`, that of the held-out samples.
     """
     combine = read_json(run / "config.json")["settings"]["combine"]

@@ -193,8 +193,8 @@ SPECS: dict[str, Spec] = {
             *(replace(line, label=f"{line.label}, -1") for line in _standard("calibrated -1", _DERMA)),
         ),
         "dermamnist",
-        "The paper scored the validation part (`paper`); `paper, test` is the same model on the test part. AUC and ECE "
-        "of the paper's protocol are by entropy. Standard: calibrated on the validation part, natural class prior.",
+        "The paper scored the validation split (`paper`); `paper, test` is the same model on the test split. AUC and "
+        "ECE of the paper's protocol use entropy. Standard: calibrated on the validation split, natural class prior.",
     ),
     "utility": Spec(
         "Utility ablation (%)",

@@ -263,7 +263,7 @@ def test_files_and_folders_that_cannot_be_used_are_named(folder, tmp_path):
         with pytest.raises(InputError, match=r"metrics.csv: .*'ce'.* is damaged; expected run, seed.*--rescore"):
             Results(tmp_path)
     (tmp_path / "made" / "metrics.csv").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"metrics.csv: this is no table of results"):
+    with pytest.raises(InputError, match=r"metrics.csv: this is not a table of results"):
         results.finished(tmp_path, "made")
 
 
