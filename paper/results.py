@@ -15,7 +15,7 @@ import numpy as np
 from paper.scoring import Point, Value
 from rfdlc import InputError
 from rfdlc.errors import listing
-from rfdlc.files import alone, replacing
+from rfdlc.files import locked, replacing
 
 PACKAGED = Path(__file__).parent / "results"
 COLUMNS = {
@@ -132,7 +132,7 @@ def write(folder: Path, data: str, scored: Sequence[Scored]) -> None:
             )
     changed = {(str(each.run["run"]), str(each.run["seed"])) for each in scored}
     place = make_folder(folder / data)
-    with alone(place):
+    with locked(place):
         for name, rows in tables.items():
             path = place / f"{name}.csv"
             kept = [row for row in _read_if_there(path) if (row["run"], row["seed"]) not in changed]

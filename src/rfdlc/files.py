@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,43 +24,23 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """One at a time, of all that ask for this file or folder; the lock of a process that is killed ends with it.
+def locked(path: Path, *, wait: bool = True, shared: bool = False) -> Iterator[bool]:
+    """Lock a file or folder against other processes, or only against those that do not share it.
 
-    Where there is nothing at `path`, or no such lock (Windows, some network drives), nobody waits.
+    Gives False where another process has the lock and this one does not `wait`. The lock of a process that is killed
+    ends with it. Where there are no locks (Windows, some network drives) or there is no such file, nothing is locked.
     """
+    granted = True
     try:
         import fcntl
 
         place = os.open(path, os.O_RDONLY)
     except (ImportError, FileNotFoundError):
-        yield
+        yield granted
         return
     try:
-        with suppress(OSError):
-            fcntl.flock(place, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(place)
-
-
-@contextmanager
-def claimed(path: Path, *, shared: bool = False) -> Iterator[bool]:
-    """Claim a file or folder as long as the context lasts: alone, or beside others that share it.
-
-    Gives False, at once, where another process has it. The claim of a process that is killed ends with it; where there
-    are no such locks (Windows, some network drives), nobody is refused.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield True
-        return
-    place = os.open(path, os.O_RDONLY)
-    try:
-        granted = True
         try:
-            fcntl.flock(place, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(place, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             granted = not isinstance(error, BlockingIOError)
         yield granted

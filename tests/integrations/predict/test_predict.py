@@ -258,6 +258,15 @@ def test_lost_rows_are_counted(run, photos, tmp_path, monkeypatch):
     same(out, run, photos)
 
 
+def test_decisions_continue_too(run, photos, tmp_path, monkeypatch):
+    utility = rfdlc.Utility.one_hot([str(i) for i in range(10)]).with_abstain(0.3)
+    interrupted(monkeypatch, run, photos, tmp_path / "p.csv", utility=utility)
+    written = []
+    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    assert rfdlc.predict(run, photos, tmp_path / "p.csv", utility=utility).complete
+    assert written == [3, 4, 5, 6, 7]
+
+
 def test_what_never_began_does_not_bar_the_next(run, photos, tmp_path):
     out = tmp_path / "p.csv"
     np.save(tmp_path / "small.npy", np.zeros((3, 1, 4, 4), np.uint8))

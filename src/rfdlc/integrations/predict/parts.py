@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rfdlc.errors import InputError, expect
-from rfdlc.files import alone, claimed, read_json, replacing
+from rfdlc.files import locked, read_json, replacing
 from rfdlc.tables import open_writer
 
 JOB = "job.json"
@@ -28,7 +28,7 @@ class Parts:
     """
 
     def __init__(self, out: Path, schema: Any, count: int, size: int, job: Mapping[str, Any]) -> None:
-        self.out, self.count, self.size, self.job = out, count, size, job
+        self.out, self.count, self.size, self.job = out, count, size, json.loads(json.dumps(job))
         self.folder, self.skipped = out.with_name(f"{out.name}.parts"), out.with_name(f"{out.name}.skipped.txt")
         self._hash = sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
         self._schema = schema.with_metadata({**(schema.metadata or {}), MADE_BY: self._hash})
@@ -41,14 +41,14 @@ class Parts:
 
         Meanwhile no other process writes the file, except for those that share the job.
         """
-        with ExitStack() as claims:
-            with alone(self._parent):
+        with ExitStack() as locks:
+            with locked(self._parent):
                 try:
                     self.folder.mkdir(exist_ok=True)
                 except OSError as error:
                     raise InputError(f"{self.folder}: cannot be created ({error.strerror})") from None
-                claim = claims.enter_context(claimed(self.folder, shared=world_size > 1))
-                expect(claim, f"{self.out}: another process is writing it; wait, or choose another file")
+                granted = locks.enter_context(locked(self.folder, wait=False, shared=world_size > 1))
+                expect(granted, f"{self.out}: another process is writing it; wait, or choose another file")
                 if world_size > 1 and self._is_written():
                     self._remove()
                     mine = []
@@ -80,7 +80,7 @@ class Parts:
 
         Killed at any instant, the folder is still there and the next process joins them again.
         """
-        with alone(self._parent):
+        with locked(self._parent):
             if JOB not in self._there() or self.missing():
                 return False
             skipped = b"".join(self._checked(part) for part in range(len(self._files)))
@@ -124,7 +124,7 @@ class Parts:
 
     def leave(self) -> None:
         """Remove the folder where no part was finished: it would only bar other jobs."""
-        with alone(self._parent):
+        with locked(self._parent):
             if self._there() <= {JOB}:
                 self._remove()
 
