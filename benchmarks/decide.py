@@ -92,7 +92,7 @@ def rows() -> Iterator[dict[str, object]]:
         log_loss(y, p, labels=np.arange(CLASSES))
 
     ours, reference = in_turns(lambda: rfdlc.evaluate(p, y, plain), scikit, 3)
-    yield ratio_row("evaluate, all figures", ours, reference, "accuracy_score + log_loss", 5)
+    yield ratio_row("evaluate, all metrics", ours, reference, "accuracy_score + log_loss", 5)
     yield ratio_row("import rfdlc", import_seconds("rfdlc"), import_seconds("numpy"), "import numpy", 1.2)
 
 

@@ -21,7 +21,7 @@ from rfdlc.training.networks.fused import kernels, launching
 from rfdlc.training.networks.fused.launching import Rows, Tiles
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/training"))
-import plain_kernels as plain
+import plain_kernels as plain  # type: ignore[import-not-found]
 
 BATCH, AT_ONCE, REPLAYS = 128, 10, 3
 TRIED: dict[str, dict[int, list[Rows | Tiles]]] = {

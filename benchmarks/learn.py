@@ -180,7 +180,7 @@ class Bench:
     ) -> None:
         """Figures of every seed: arg max of both combinations, then expected utility at every penalty.
 
-        `stated` are figures of the networks themselves, one a seed.
+        `stated` are metrics of the networks themselves, one per seed.
         """
         counted = self.data[CONFIGS[name].data].classes
         rows: list[dict[str, Any]] = []
@@ -188,11 +188,11 @@ class Bench:
             predictions = Predictions(logits=part, targets=labels, classes=counted)
             predictions = balanced(predictions) if balance else predictions
             for decision, chosen in _decisions(decider, predictions):
-                for metric, value in _figures(chosen, predictions).items():
+                for metric, value in _metrics(chosen, predictions).items():
                     rows.append({"seed": seed, "decision": decision, "metric": metric, "value": value})
             extra = diversity(part) | {"seconds": seconds} | {m: v[run] for m, v in (stated or {}).items()}
             if decider.fitted is not None:
-                extra["temperature"] = decider.fitted.temperature
+                extra["temperature"] = 1 / float(decider.fitted.as_affine()[0])
             rows += [{"seed": seed, "decision": "", "metric": m, "value": v} for m, v in extra.items()]
         stamp = {"config": name, "mode": mode, "seconds": round(seconds, 1), **self.stamp}
         _append(self.options.out, [{**row, "value": f"{row['value']:.6g}", **stamp} for row in rows])
@@ -239,7 +239,7 @@ class Bench:
             )
 
 
-# -- figures ---------------------------------------------------------------------------------------------------
+# -- metrics --------------------------------------------------------------------------------------------------
 
 
 def _decisions(decider: Decider, predictions: Predictions) -> Iterator[tuple[str, Decider]]:
@@ -259,8 +259,8 @@ def _decisions(decider: Decider, predictions: Predictions) -> Iterator[tuple[str
             yield f"expected-utility calibrated {penalty}", known.replace(utility=utility)
 
 
-def _figures(decider: Decider, predictions: Predictions) -> dict[str, float]:
-    """The standard figures; utility is always that of the penalty -1, whatever the decision was made for."""
+def _metrics(decider: Decider, predictions: Predictions) -> dict[str, float]:
+    """The standard metrics; utility is always that of the penalty -1, whatever the decision was made for."""
     result = evaluate(predictions, decider=decider)
     judge = Utility.tail_sensitive(predictions.classes, -1.0)
     assert predictions.targets is not None
