@@ -2,7 +2,11 @@
 
 import hashlib
 import io
-import tempfile
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,22 +14,24 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
 
 from rfdlc import __version__
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.onnx.card import write_cards
-from rfdlc.integrations.onnx.formats import Form, onnx_bytes, pt2_bytes, trace
 from rfdlc.integrations.onnx.graph import DecisionGraph
-from rfdlc.integrations.onnx.model import FORMAT, VERSION, OnnxModel
-from rfdlc.integrations.onnx.parity import Parity, Predict, measure_parity, refuse_unequal
+from rfdlc.integrations.onnx.model import FORMAT, METADATA_KEY, OUTPUTS, VERSION, OnnxModel, with_checksum
+from rfdlc.integrations.onnx.parity import Parity, measure_parity, refuse_unequal
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 
 PRECISIONS = ("float32", "half", "int8")
-SUFFIXES = (".onnx", ".pt2")
+LARGEST = 2**31 - 1  # bytes: the limit of a protobuf message
+QUANTISED_FROM = 256  # elements: biases and scales stay as they are
 
 
 @dataclass(frozen=True)
@@ -85,31 +91,40 @@ def export(
     """
     path = Path(out)
     choose("precision", precision, PRECISIONS)
-    choose("the suffix of the exported file,", path.suffix, SUFFIXES)
-    if precision == "int8" and path.suffix == ".pt2":
-        raise InputError("int8 is for ONNX files: choose a name ending in .onnx, or half")
+    choose("the suffix of the exported file,", path.suffix, (".onnx", ".pt2"))
+    onnx, full = path.suffix == ".onnx", precision == "float32"
+    expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    if resize and (len(model.input_shape) != 3 or model.input_shape[1] != model.input_shape[2]):
-        raise InputError(f"resize is for square images, but this model takes samples of shape {model.input_shape}")
+    shape = model.input_shape
+    square = len(shape) == 3 and shape[1] == shape[2]
+    expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
     chosen = model.decider.utility if utility is None else utility.with_classes(model.classes)
-    form = Form(model.input_shape, resize, utility_input)
-    program = trace(DecisionGraph(model, chosen, resize=resize, half=precision == "half"), form)
-    metadata = _metadata(model, chosen, form, precision)
-    if path.suffix == ".pt2":
-        data = pt2_bytes(program, metadata)
-    else:
-        data = onnx_bytes(program, form, metadata, int8=precision == "int8")
-    full = precision == "float32"
-    parity = measure_parity(model, chosen, _predictor(data, path.suffix, form, chosen), full=full)
-    if full:
-        refuse_unequal(parity, run)
+    metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model, chosen)}
+    text = json.dumps(metadata, ensure_ascii=False)
+    with _quiet():
+        program = _trace(DecisionGraph(model, chosen, resize=resize, half=precision == "half"), metadata)
+        data = _onnx_bytes(program, text, metadata) if onnx else _pt2_bytes(program, text)
     with replacing(path) as beside:
         beside.write_bytes(data)
+        exported = OnnxModel.load(beside) if onnx else torch.export.load(io.BytesIO(data)).module()
+
+        def predict(inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+            if isinstance(exported, OnnxModel):
+                decided = exported.decide(inputs)
+                return decided.probabilities, decided.action
+            extra = (torch.tensor(chosen.matrix),) if utility_input else ()
+            with torch.no_grad():
+                outputs = exported(torch.from_numpy(np.ascontiguousarray(inputs)), *extra)
+            return outputs[0].numpy(), outputs[2].numpy()
+
+        parity = measure_parity(model, chosen, predict, full=full)
+        if full:
+            refuse_unequal(parity, run)
     return Exported(path, precision, parity, write_cards(model, chosen, path, precision, parity))
 
 
-def _metadata(model: Model, utility: Utility, form: Form, precision: str) -> dict[str, Any]:
-    """What describes the graph, and where it comes from; nothing about the machine."""
+def _describe(model: Model, utility: Utility) -> dict[str, Any]:
+    """What the graph computes, and where it comes from; nothing about the machine."""
     assert model.path is not None
     run = Run(model.path)
     weights = run.path / "model.safetensors"
@@ -119,10 +134,7 @@ def _metadata(model: Model, utility: Utility, form: Form, precision: str) -> dic
         "decider": model.decider.replace(utility=utility).to_dict(),
         "input_shape": list(model.input_shape),
         "centre": model.centre,
-        "resize": form.resize,
-        "utility_input": form.utility_input,
         "encoder": None if model.encoder is None else model.encoder.to_dict(),
-        "precision": precision,
         "provenance": {
             "rfdlc": __version__,
             "torch": torch.__version__,
@@ -134,25 +146,106 @@ def _metadata(model: Model, utility: Utility, form: Form, precision: str) -> dic
     }
 
 
-def _predictor(data: bytes, suffix: str, form: Form, utility: Utility) -> Predict:
-    """The exported graph as a function, run by ONNX Runtime or torch."""
-    if suffix == ".pt2":
-        module = torch.export.load(io.BytesIO(data)).module()
-        extra = (torch.tensor(utility.matrix),) if form.utility_input else ()
+def _trace(graph: DecisionGraph, metadata: dict[str, Any]) -> ExportedProgram:
+    """The graph as torch.export captures it: any batch, any image size with `resize`, any number of actions."""
+    shape, dynamic = metadata["input_shape"], {0: Dim("batch")}
+    kind = torch.uint8 if len(shape) == 3 else torch.float32
+    if metadata["resize"]:
+        shape = [shape[0], *(2 * side + 1 for side in shape[1:])]
+        dynamic |= {2: Dim("height"), 3: Dim("width")}
+    arguments: tuple[Tensor, ...] = (torch.zeros(2, *shape, dtype=kind),)
+    shapes: tuple[dict[int, Any], ...] = (dynamic,)
+    if metadata["utility_input"]:
+        classes, actions = graph.utility.shape
+        arguments += (torch.zeros(classes, actions + 1, dtype=torch.float64),)
+        shapes += ({1: Dim("actions")},)
+    with torch.no_grad():
+        return torch.export.export(graph, arguments, dynamic_shapes=shapes, strict=False)
 
-        def by_torch(inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-            with torch.no_grad():
-                outputs = module(torch.from_numpy(np.ascontiguousarray(inputs)), *extra)
-            return outputs[0].numpy(), outputs[2].numpy()
 
-        return by_torch
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model.onnx"
-        file.write_bytes(data)
-        model = OnnxModel.load(file)
+def _pt2_bytes(program: ExportedProgram, text: str) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
+    return buffer.getvalue()
 
-    def by_onnx(inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        decided = model.decide(inputs)
-        return decided.probabilities, decided.action
 
-    return by_onnx
+def _onnx_bytes(program: ExportedProgram, text: str, metadata: dict[str, Any]) -> bytes:
+    """An ONNX file with a checksum. Stack traces of nodes are left out: they name files of this machine."""
+    try:
+        import onnx  # noqa: F401
+        from onnxscript import opset18
+    except ImportError:
+        raise InputError('exporting to ONNX needs onnx and onnxscript: pip install "rfdlc[export]"') from None
+
+    def product(values: Any, axes: Any, output_dtype: Any = None) -> Any:  # torch's exporter has no translation
+        return opset18.ReduceProd(values, opset18.Constant(value_ints=list(axes)), keepdims=0)
+
+    exported = torch.onnx.export(
+        program,
+        dynamo=True,
+        input_names=["inputs", "utility"] if metadata["utility_input"] else ["inputs"],
+        output_names=list(OUTPUTS),
+        custom_translation_table={torch.ops.prims.prod.default: product},
+    )
+    assert exported is not None
+    model = exported.model_proto
+    graph, model.producer_name = model.graph, "rfdlc"
+    values = (*graph.input, *graph.output, *graph.value_info)
+    for entry in (*graph.node, *values):
+        entry.ClearField("doc_string")
+    for entry in (model, graph, *graph.node, *values, *graph.initializer):
+        entry.ClearField("metadata_props")
+    sides = graph.input[0].type.tensor_type.shape.dim  # dynamic ones get names, for those who open the file in a viewer
+    names = {sides[0].dim_param: "batch"}
+    if metadata["resize"]:
+        names |= {sides[2].dim_param: "height", sides[3].dim_param: "width"}
+    if metadata["utility_input"]:
+        names[graph.input[1].type.tensor_type.shape.dim[1].dim_param] = "actions"
+    for side in (side for value in values for side in value.type.tensor_type.shape.dim if side.dim_param in names):
+        side.dim_param = names[side.dim_param]
+    if metadata["precision"] == "int8":
+        _quantise(graph)
+    model.metadata_props.add(key=METADATA_KEY, value=text)
+    size = model.ByteSize()
+    expect(size <= LARGEST, f"the graph has {size:,} bytes, over the limit of ONNX ({LARGEST:,}): use .pt2")
+    return with_checksum(model.SerializeToString(deterministic=True))
+
+
+def _quantise(graph: Any) -> None:
+    """Weights as 8-bit integers with one scale per output channel; arithmetic stays in 32 bits.
+
+    A quarter of the size, and no calibration data are needed. The utility is not a weight: it stays exact.
+    """
+    from onnx import helper, numpy_helper
+
+    kept, nodes = [], []
+    for tensor in graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype != np.float32 or values.ndim < 2 or values.size < QUANTISED_FROM or tensor.name == "utility":
+            kept.append(tensor)
+            continue
+        axis = 0 if values.ndim == 4 else values.ndim - 1  # where the output channels are
+        largest = np.abs(values).max(axis=tuple(i for i in range(values.ndim) if i != axis), keepdims=True)
+        scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+        names = [f"{tensor.name}.int8", f"{tensor.name}.scale"]
+        kept.append(numpy_helper.from_array(np.round(values / scale).astype(np.int8), names[0]))
+        kept.append(numpy_helper.from_array(scale.reshape(-1), names[1]))
+        nodes.append(helper.make_node("DequantizeLinear", names, [tensor.name], axis=axis))
+    nodes += graph.node
+    del graph.initializer[:], graph.node[:]
+    graph.initializer.extend(kept)
+    graph.node.extend(nodes)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporters, which report their progress and missing optional packages."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
