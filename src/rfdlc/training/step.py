@@ -43,7 +43,8 @@ class Step:
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.device = self.parameters[0].device
-        self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](self.parameters, _decays(each), **_options(settings))
+        options = {"momentum": settings.momentum} if settings.optimiser == "sgd" else {}
+        self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](self.parameters, _decays(each), **options)
         repelled = net.particles > 1 and any(own.repulsion != "none" for own in each)
         self.repulsions = Repulsions(each, self.device) if repelled else None
         self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
@@ -175,7 +176,3 @@ def _decays(each: Sequence[TrainConfig]) -> list[float]:
     names = ("weight_decay", "learning_rate", "schedule", "milestones", "decay", "warmup")
     alike = len({tuple(getattr(own, name) for name in names) for own in each}) == 1
     return [own.weight_decay for own in each[:1]] if alike else [own.weight_decay for own in each]
-
-
-def _options(settings: TrainConfig) -> dict[str, float]:
-    return {"momentum": settings.momentum} if settings.optimiser == "sgd" else {}
