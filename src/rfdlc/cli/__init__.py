@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, deploy, predict, report, train, utility
+from rfdlc.cli import data, decide, demo, deploy, report, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown, speaks
 
@@ -49,7 +49,7 @@ for _command in (
     train.train,
     train.resume,
     train.fork,
-    predict.predict,
+    deploy.predict,
     deploy.export,
     deploy.serve,
 ):
