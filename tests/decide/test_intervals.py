@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from rfdlc import Classes, Decider, Utility, evaluate
+from rfdlc import Classes, Decider, Predictions, Utility, evaluate
 from rfdlc.decide import metrics
 from rfdlc.decide.intervals import Mean, resampled
+from rfdlc.decide.outcomes import cross_fitted, observe
 
 CLASSES = Classes.from_counts([900, 500, 280, 150, 85, 47, 26, 14, 8, 5])
 PRIOR = np.array(CLASSES.counts) / sum(CLASSES.counts)
@@ -97,3 +98,26 @@ def test_errors_are_ranked_by_the_confidence_of_the_decision():
         == metrics.error_auc(np.array([True, False, False, True]), np.array([0.45, 0.4, 0.3, 0.95]))
         == 1
     )
+
+
+def test_evaluating_on_what_calibrated_is_noticed(tmp_path):
+    y, p = draw(300, np.random.default_rng(6), 2.5)
+    decider = Decider(Utility.one_hot(CLASSES)).fit(p[:200], y[:200])
+    decider.save(tmp_path / "decider.json")
+    for each in (decider, Decider.load(tmp_path / "decider.json")):
+        with pytest.warns(UserWarning, match="about 100% of the samples that calibrated"):
+            assert evaluate(p[:200], y[:200], each).calibration_overlap == 1
+        with pytest.warns(UserWarning, match="about 50%"):
+            assert evaluate(p[100:], y[100:], each).to_dict()["calibration_overlap"] == pytest.approx(0.5, abs=0.1)
+        assert evaluate(p[200:], y[200:], each).calibration_overlap == 0
+
+
+def test_cross_fitted_outcomes_are_those_of_fits_without_the_sample():
+    y, p = draw(400, np.random.default_rng(7), 2.5)
+    decider = Decider(Utility.one_hot(CLASSES), calibration="bias-corrected-temperature").fit(p, y)
+    predictions = Predictions(probabilities=p, targets=y, classes=CLASSES)
+    outcomes, inside = cross_fitted(predictions, decider), observe(*decider.read_labelled(predictions, None), decider)
+    assert (outcomes.targets == y).all()
+    assert outcomes.probabilities.shape == p.shape
+    assert metrics.nll(outcomes.probabilities[np.arange(400), y]) == pytest.approx(outcomes.nll)
+    assert outcomes.nll.mean() > inside.nll.mean()  # what was fitted to a sample is better on it

@@ -20,7 +20,16 @@ from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions, encode_targets
 from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, estimate_prior, joint_table, normalised, prior_ratio
 from rfdlc.decide.rules import RULES, largest
-from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
+from rfdlc.decide.scores import (
+    CorrectedProbabilities,
+    Floats,
+    Scores,
+    as_scores,
+    fingerprints,
+    log_softmax,
+    safe_log,
+    softmax,
+)
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect
 
@@ -76,8 +85,9 @@ class Decider:
         The class prior where decisions are made; needs `train_prior`. None leaves the prior alone.
     rule : {"expected-utility", "argmax", "cobb", "paper-eq12"}
         The decision rule; all but the first are for comparison.
-    fitted, joint : Calibrator and array of shape (n_classes, n_classes), optional
-        What `fit` found: the calibrator, and the table behind the check of estimated priors.
+    fitted, joint, calibrated_on : optional
+        What `fit` found: the calibrator, the table (n_classes, n_classes) behind the check of estimated priors, and
+        hashes of the samples, by which `evaluate` notices them.
 
     Examples
     --------
@@ -97,6 +107,7 @@ class Decider:
     rule: str = "expected-utility"
     fitted: Calibrator | None = None
     joint: Any = None
+    calibrated_on: Any = None
 
     def __post_init__(self) -> None:
         self._check()
@@ -158,7 +169,7 @@ class Decider:
         joint = None
         if len(self.utility.classes) <= CHECKED_CLASSES:
             joint = joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, repeats)
-        return self.replace(fitted=fitted, joint=joint)
+        return self.replace(fitted=fitted, joint=joint, calibrated_on=fingerprints(checked, y))
 
     @property
     def effective_prior(self) -> Prior | None:
@@ -244,6 +255,7 @@ class Decider:
             "train_prior": _listed(self.train_prior),
             "target_prior": _listed(self.target_prior),
             "rule": self.rule,
+            "calibrated_on": None if self.calibrated_on is None else [f"{h:x}" for h in self.calibrated_on.tolist()],
             "joint": None if self.joint is None else base64.b64encode(self.joint.astype("<f4").tobytes()).decode(),
         }
 
@@ -262,7 +274,10 @@ class Decider:
         if fitted is not None:
             written = "temperature" if fitted.get("bias") is None else "bias-corrected-temperature"  # by version 1
             fitted = CALIBRATORS[choose("calibration", fitted.get("name", written), CALIBRATORS)].from_dict(fitted)
-        return cls(utility, **{name: table[name] for name in names}, fitted=fitted, joint=joint)
+        seen = table.get("calibrated_on")
+        seen = None if seen is None else np.array([int(each, 16) for each in seen], dtype=np.uint64)
+        chosen = {name: table[name] for name in names}
+        return cls(utility, **chosen, fitted=fitted, joint=joint, calibrated_on=seen)
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `load` reads."""

@@ -1,5 +1,6 @@
 """evaluate(): every registered metric of a model and its decisions, in one result."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from rfdlc.decide.intervals import LEVEL, Interval, resampled
 from rfdlc.decide.metrics import METRICS, Metric, measure
 from rfdlc.decide.outcomes import UNCERTAINTIES, Outcomes, observe
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import class_columns
+from rfdlc.decide.scores import class_columns, fingerprints
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose
 from rfdlc.progress import track
@@ -62,6 +63,8 @@ class Evaluation:
         Each metric by name: a number, or a dict of numbers. Shares are between 0 and 1.
     uncertainty : str
         What ranked the samples for `error_auc` and `risk_coverage_area`.
+    calibration_overlap : float
+        Share of the samples that calibrated the decider which are among these samples; 0 is wanted.
     intervals : dict
         95% intervals by name as in `flat()`, about other test samples: the model, its calibration and the class counts
         are held fixed.
@@ -78,6 +81,7 @@ class Evaluation:
     uncertainty: str
     outcomes: Outcomes | None = field(default=None, repr=False, compare=False)
     bootstrap: tuple[int, int] = field(default=(0, 0), repr=False)
+    calibration_overlap: float = 0.0
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
@@ -98,6 +102,7 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain tables ready for JSON; a metric that is not defined is None."""
         named = {"samples": self.samples, **self.values, "uncertainty": self.uncertainty, "intervals": self.intervals}
+        named["calibration_overlap"] = self.calibration_overlap
         return {name: _plain(value) for name, value in named.items()}
 
     def rows(self) -> list[tuple[str, str, str]]:
@@ -194,7 +199,16 @@ def evaluate(
     if uncertainty == "own" and own is None:
         raise InputError("uncertainty 'own' is stored in the predictions of some methods, not in these: choose another")
     outcomes = observe(checked, y, decider, uncertainty, own, groups)
-    return Evaluation(len(y), measure(outcomes), uncertainty, outcomes, (bootstrap, seed))
+    overlap = 0.0
+    if decider.calibrated_on is not None and len(decider.calibrated_on):
+        overlap = float(np.isin(decider.calibrated_on, fingerprints(checked, y, most=None)).mean())
+    if overlap > 0:
+        warnings.warn(
+            f"about {overlap:.0%} of the samples that calibrated this decider are evaluated: metrics of probabilities "
+            "look better than they are; evaluate on other samples",
+            stacklevel=2,
+        )
+    return Evaluation(len(y), measure(outcomes), uncertainty, outcomes, (bootstrap, seed), overlap)
 
 
 def _known_classes(scores: Any, classes: Classes | None) -> Classes:

@@ -1,5 +1,6 @@
 """Outcomes: decisions of labelled samples, the input of every registered metric."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -115,14 +116,33 @@ def observe(
         )
         for rows, p in decider.stream(scores)
     ]
-    columns: dict[str, Any] = {name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in COLUMNS}
-    return Outcomes(
-        decider.utility,
-        **columns,
-        load_probabilities=lambda: np.concatenate([p for _, p in decider.stream(scores)]),
-        groups=tuple(groups),
-        gaps=np.sum([chunk.gaps for chunk in chunks], axis=0),
-    )
+    return _joined(chunks, lambda: np.concatenate([p for _, p in decider.stream(scores)]), groups)
+
+
+def _joined(parts: Sequence[Outcomes], load: Callable[[], Any], groups: Sequence[tuple[str, str]] = ()) -> Outcomes:
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+    gaps = np.sum([part.gaps for part in parts], axis=0)
+    return Outcomes(parts[0].utility, **columns, load_probabilities=load, groups=tuple(groups), gaps=gaps)
+
+
+def cross_fitted(predictions: Any, decider: Decider, *, folds: int = 5, balanced: bool = False) -> Outcomes:
+    """Outcomes of held-out samples, each decided with a calibration that was fitted without it."""
+    scores, y = decider.read_labelled(predictions, None)
+    if decider.fitted is None or len(y) < 2 * folds:
+        return observe(scores, y, decider)
+    order = np.lexsort((np.random.default_rng(0).random(len(y)), y))
+    fold = np.empty(len(y), dtype=np.int64)
+    fold[order] = np.arange(len(y)) % folds  # every class is spread over the folds
+    parts = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about few samples: the decider itself was fitted to all of them
+        for k in range(folds):
+            inside, outside = fold == k, fold != k
+            fitted = decider.fit(scores.values[:, outside], y[outside], logits=scores.logits, balanced=balanced)
+            part = fitted.read(scores.values[:, inside], scores.logits)
+            parts.append(observe(part, y[inside], fitted))
+    found = _joined(parts, lambda: np.concatenate([part.probabilities for part in parts]))
+    return found.take(np.argsort(np.concatenate([np.flatnonzero(fold == k) for k in range(folds)])))
 
 
 def _certainty(

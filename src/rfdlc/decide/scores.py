@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.classes import Classes, as_array
+from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.errors import InputError, expect, listing, repeated, suggestion
 from rfdlc.progress import track
 
@@ -172,3 +172,14 @@ def _check_values(piece: Floats, start: int, logits: bool) -> None:
             f"row {start + row} of the probabilities sums to {total[particle, row]:.6g}: expected rows that sum to 1; "
             f"{fix}; rows count from 0"
         )
+
+
+def fingerprints(scores: Scores, targets: Indices, most: int | None = 512) -> NDArray[np.uint64]:
+    """The smallest hashes of samples, by their scores and class; none if scores repeat themselves."""
+    keys = np.random.default_rng(0).integers(1, 2**63, len(scores.values) * scores.values.shape[2] + 1, dtype=np.uint64)
+    found = []
+    for rows, chunk in scores.chunks():
+        bits = chunk.transpose(1, 0, 2).astype(np.float32).reshape(chunk.shape[1], -1).view(np.uint32)
+        found.append((bits * keys[1:]).sum(axis=1, dtype=np.uint64) + targets[rows].astype(np.uint64) * keys[0])
+    distinct = np.unique(np.concatenate(found))
+    return distinct[:most] if most is None or len(distinct) > 0.9 * len(targets) else distinct[:0]

@@ -16,7 +16,9 @@ import torch
 from safetensors.torch import save
 
 from rfdlc.data.dataset import Dataset
-from rfdlc.decide.evaluation import evaluate
+from rfdlc.decide.evaluation import Evaluation, evaluate
+from rfdlc.decide.metrics import measure
+from rfdlc.decide.outcomes import cross_fitted
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
@@ -25,7 +27,7 @@ from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.assembly import OwnBackbone, choose_device, sensible_threads
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
-from rfdlc.training.heldout import balanced, carries_uniform, diversity
+from rfdlc.training.heldout import balanced, balanced_positions, carries_uniform, diversity
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, new_decider, predictions_of
@@ -163,8 +165,10 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
         return
     metrics: dict[str, Any] = {}
     if (run.path / "held-out.npz").exists():
-        held = balanced(Predictions.load(run.path / "held-out.npz"))
-        metrics["held_out_balanced"] = evaluate(held, decider=model.decider).to_dict()
+        held = Predictions.load(run.path / "held-out.npz")
+        outcomes = cross_fitted(held, model.decider, balanced=carries_uniform(model.decider))
+        outcomes = outcomes.take(balanced_positions(outcomes.targets, repeats=4))
+        metrics["held_out_balanced"] = Evaluation(len(outcomes), measure(outcomes), "decision-probability").to_dict()
     if predictions is not None:
         run.write_with("predictions.npz", predictions.save)
         metrics["test"] = evaluate(predictions, decider=model.decider).to_dict()
