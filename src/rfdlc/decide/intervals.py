@@ -47,8 +47,9 @@ class Mean:
         """Which samples count, their strata, and per stratum: samples, mean and weight."""
         counts = ~np.isnan(self.values)
         place = np.zeros(len(self.values), dtype=np.int64) if self.strata is None else self.strata
-        total = np.bincount(place[counts])
-        means = np.bincount(place[counts], weights=self.values[counts]) / np.maximum(total, 1)
+        strata = int(place.max(initial=0)) + 1
+        total = np.bincount(place[counts], minlength=strata)
+        means = np.bincount(place[counts], weights=self.values[counts], minlength=strata) / np.maximum(total, 1)
         weights = (total > 0).astype(float) if self.weights is None else self.weights[: len(total)]
         return counts, place, total, means, weights / max(weights.sum(), 1e-300)
 
