@@ -1,1 +1,1 @@
-"""How particles are trained: stacks of networks, objectives, methods as rows, one loop, the run folder."""
+"""How particles are trained: losses, stacks of networks, methods, one loop, the run folder."""

@@ -71,7 +71,7 @@ class TrainConfig(BaseModel):
         "cosine", description="cosine (normalised features and weights) or linear"
     )
     head_scale: float = Field(30.0, ge=1e-3, description="scale of the logits of a cosine head")
-    # objective
+    # loss
     weights: Annotated[str, _one_of(registry=WEIGHT_FORMS)] = Field(
         "constant", description="class weights 1/f(n): the form of f"
     )
