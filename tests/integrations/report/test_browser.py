@@ -130,7 +130,7 @@ def test_opens_without_errors_and_without_requests(page, report):
     drawn = page.script(
         "return [...document.querySelectorAll('[data-chart]')].filter(h => h.querySelector('svg')).length"
     )
-    assert drawn == 8
+    assert drawn == 9
     page.agrees_with(page.run.decider.utility)
 
 

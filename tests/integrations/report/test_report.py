@@ -209,3 +209,24 @@ def test_written_evaluations_are_by_run(tmp_path, predictions):
     run = ReportRun("a", predictions, Decider(Utility.one_hot(predictions.classes)))
     written = write_report([run], tmp_path / "r.html", bootstrap=0)
     assert written["a"].accuracy == rfdlc.evaluate(predictions, decider=run.decider).accuracy
+
+
+def test_runs_of_the_same_samples_are_compared_in_pairs(tmp_path, predictions):
+    other = Predictions(
+        logits=predictions.scores.values * 0.5, targets=predictions.targets, ids=predictions.ids,
+        classes=predictions.classes,
+    )  # fmt: skip
+    data = data_of(rfdlc.report({"a": predictions, "b": other}, None, tmp_path / "r.html", bootstrap=5))
+    expected = rfdlc.compare(predictions, other, bootstrap=5)["nll"]
+    assert data["runs"][1]["compared"]["nll"] == pytest.approx(
+        [expected.difference, expected.low, expected.high, expected.p]
+    )
+    apart = data_of(rfdlc.report([predictions, make_predictions(300)], None, tmp_path / "r.html", bootstrap=0))
+    assert "compared" not in apart["runs"][1]
+
+
+def test_promised_and_realised_utility(tmp_path, predictions):
+    run = data_of(rfdlc.report(predictions, None, tmp_path / "r.html", bootstrap=0))["runs"][0]
+    gap = sum(one["samples"] * (one["promised"] - one["realised"]) for one in run["promised"]) / 400
+    assert gap == pytest.approx(run["metrics"]["utility_gap"])
+    assert len(run["intervals"]["utility_gap"]) == 2

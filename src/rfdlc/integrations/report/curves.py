@@ -115,6 +115,20 @@ def _histogram(values: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, Any]
     return {"edges": edges.tolist(), **shares, "auc": None if np.isnan(auc) else auc}
 
 
+def promised(run: ReportRun) -> list[dict[str, Any]]:
+    """Per chosen action: mean expected and realised utility, and the number of samples."""
+    o = run.outcomes
+    return [
+        {
+            "action": o.utility.actions[a],
+            "promised": float(o.expected[o.actions == a].mean()),
+            "realised": float(o.realised[o.actions == a].mean()),
+            "samples": int((o.actions == a).sum()),
+        }
+        for a in np.unique(o.actions)
+    ]
+
+
 def _costs(run: ReportRun) -> NDArray[np.float64]:
     """The regret of each decision (N,)."""
     matrix = run.decider.utility.matrix

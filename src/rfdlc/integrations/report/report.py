@@ -10,6 +10,7 @@ import json
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -27,7 +28,7 @@ from rfdlc.errors import InputError
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
 from rfdlc.integrations.report.embedding import MOST_CELLS, STEP, Images, pack, quantise, stratified, thumbnails
-from rfdlc.integrations.report.runs import ReportRun, Source, as_runs
+from rfdlc.integrations.report.runs import ReportRun, Source, as_runs, compare_runs
 from rfdlc.progress import track
 
 BOOTSTRAP = 200
@@ -108,7 +109,7 @@ def write_report(
     }
     title = title or f"Decisions of {' and '.join(run.name for run in runs)}"
     most = max(1, MOST_CELLS // (len(runs) * len(runs[0].classes)))
-    data = {
+    data: dict[str, Any] = {
         "title": title,
         "made": {
             "rfdlc": __version__,
@@ -130,6 +131,10 @@ def write_report(
             _run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing the charts")
         ],
     }
+    for run, found in zip(runs[1:], data["runs"][1:], strict=True):
+        with suppress(InputError):  # other samples than those of the first run: not paired
+            paired = compare_runs(runs[:1], [run], bootstrap, seed)
+            found["compared"] = {d.name: [d.difference, d.low, d.high, d.p] for d in paired.differences}
     page = _page(title, data, evaluations[runs[0].name].rows())
     with replacing(out) as beside:
         beside.write_text(page, encoding="utf-8", newline="\n")
@@ -180,6 +185,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "reliability": curves.reliability(run),
         "risk_coverage": curves.risk_coverage_points(run),
         "uncertainties": curves.uncertainties(run),
+        "promised": curves.promised(run),
         "mistakes": curves.mistakes(run, worst),
         "thumbnails": thumbnails(run, pictured, images),
         "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},

@@ -203,6 +203,36 @@ const CHARTS = {
     });
   },
 
+  promised(state) {
+    const run = state.workbench.runs[state.index];
+    const most = Math.max(...run.promised.map((one) => one.samples));
+    const ends = run.promised.flatMap((one) => [one.promised, one.realised]);
+    const room = Math.max(1e-6, 0.08 * (Math.max(...ends) - Math.min(...ends)));
+    const domain = [Math.min(...ends) - room, Math.max(...ends) + room];
+    const diagonal = domain.map((value) => ({ x: value, y: value }));
+    const points = run.promised.map((one) => ({
+      x: one.promised,
+      y: one.realised,
+      r: 2.5 + 5 * Math.sqrt(one.samples / most),
+      name: one.action,
+      text: run.promised.length <= 12 ? one.action : null,
+      title: `${one.action}: promised ${decimal(one.promised)}, realised ${decimal(one.realised)}, ${plural(one.samples, "sample")}`,
+    }));
+    chart(chartHost("promised"), {
+      label: "Realised against promised utility of each action",
+      series: [
+        { kind: "line", class: "diagonal", silent: true, points: diagonal },
+        { kind: "points", class: "run-0", name: "actions", points },
+      ],
+      x: { label: "expected utility", domain, format: short },
+      y: { label: "realised utility", domain, format: short },
+    });
+    const bounds = run.intervals.utility_gap;
+    const interval = bounds ? ` (95 % interval ${decimal(bounds[0])} to ${decimal(bounds[1])})` : "";
+    byId("promised-caption").textContent =
+      `Each dot is a decided action. Below the diagonal it was worth less than expected. Over all samples, expected minus realised utility is ${decimal(run.metrics.utility_gap)}${interval}.`;
+  },
+
   uncertainty(state) {
     const run = state.workbench.runs[state.index];
     const kinds = Object.keys(run.uncertainties);

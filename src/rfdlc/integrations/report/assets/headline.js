@@ -80,6 +80,12 @@ function meter(region, value) {
   );
 }
 
+// The paired difference from the first run, with its interval; * where it is significant among all metrics.
+function pairedText([value, low, high, p], metric) {
+  const [by, from, to] = [value, low, high].map((one) => difference(one, metric.unit === "%"));
+  return `${by} (${from} to ${to})${p < 0.05 ? " *" : ""}`;
+}
+
 function drawRuns(data, runs) {
   byId("runs").hidden = runs.length < 2;
   if (runs.length < 2) return;
@@ -97,6 +103,7 @@ function drawRuns(data, runs) {
             { class: values[i] === best ? "best" : "" },
             shown(values[i], metric),
             el("small", {}, intervalText(run, metric)),
+            run.compared?.[metric.name] ? el("small", { class: "paired" }, pairedText(run.compared[metric.name], metric)) : null,
           ),
         ),
       ];
