@@ -1,4 +1,4 @@
-"""Held-out data of a long-tailed training set are long-tailed too: figures for balanced data need balanced weights."""
+"""Held-out data of a long-tailed training set are long-tailed too: metrics for balanced data need balanced weights."""
 
 import numpy as np
 from numpy.typing import NDArray
