@@ -7,12 +7,12 @@ import re
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI, Request, Security
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
@@ -20,8 +20,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
 from rfdlc import __version__
+from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.errors import InputError
-from rfdlc.integrations.server.backend import Answer, Backend, answer_samples, answer_scores
+from rfdlc.integrations.server.backend import Answer, Backend
 from rfdlc.integrations.server.batching import Batcher
 from rfdlc.integrations.server.limits import Limits, Refused
 from rfdlc.integrations.server.metrics import Metrics
@@ -31,7 +32,6 @@ LOGGER, REQUESTS = logging.getLogger("rfdlc.serve"), logging.getLogger("rfdlc.se
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Read = Callable[[bytes, float], Question]  # body, deadline
 
 OPEN = ("/health", "/ready")  # without a token
 PATHS = (*OPEN, "/decide", "/metrics", "/docs", "/openapi.json")
@@ -68,7 +68,8 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Started with the server; at its end all accepted requests are computed first."""
-        self.batcher = batcher = Batcher(partial(answer_samples, self.backend), self.limits.batch)
+        decider, compute = self.backend.decider, self.backend.compute
+        self.batcher = batcher = Batcher(lambda samples: Answer.of(decider, *compute(samples)), self.limits.batch)
         _log(LOGGER, "ready", model=self.backend.name, classes=len(self.metrics.classes))
         try:
             yield
@@ -82,7 +83,7 @@ class Service:
 
     async def respond(self, scope: Message, receive: Receive) -> bytes:
         """Admit a request, read its body and answer it as JSON, each within its limits."""
-        headers, metrics, limits = dict(scope["headers"]), self.metrics, self.limits
+        headers, metrics, limits, loop = dict(scope["headers"]), self.metrics, self.limits, asyncio.get_running_loop()
         full, length = FULL.get(scope["query_string"]), _content_length(headers)
         if full is None:
             raise Refused(422, "query: expected nothing, full=true or full=false")
@@ -94,73 +95,49 @@ class Service:
         if metrics.waiting >= limits.requests or self.held + length > limits.held:
             raise Refused(429, "too many requests are waiting: try again in a moment", retry_after=1)
         metrics.accepted += 1
-        body = Body(self, length)
+        self.held += length
         late = Refused(408, f"the body was not complete within {limits.seconds:g} s")
+        reading: Future[Question] | None = None
         try:
             async with asyncio.timeout(limits.seconds) as timeout:
-                await body.collect(receive)
-                timeout.reschedule(asyncio.get_running_loop().time() + limits.seconds)
+                body = await _collect(receive)
+                timeout.reschedule(loop.time() + limits.seconds)
                 late = Refused(503, f"no answer within {limits.seconds:g} s: try again later", retry_after=1)
-                answer = await self._answer(await self._read(body, read))
+                if length <= PARSED_INLINE and read == self.reader.read_json and b'"images"' not in body:
+                    question = read(body, 0.0)
+                else:
+                    reading = self._decoders.submit(read, body, time.monotonic() + limits.seconds)
+                    question = await asyncio.wrap_future(reading)
+                answer = await self._answer(question)
         except TimeoutError:
             raise late from None
         finally:
-            body.release()
             metrics.answered += 1
+            if reading is None:
+                self._release(length)
+            else:  # a request that is given up counts as held until the thread drops its body
+                reading.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, length))
         metrics.count_decisions(answer)
         return to_json(answer.to_dict(full))
 
-    async def _read(self, body: "Body", read: Read) -> Question:
-        if body.length <= PARSED_INLINE and read == self.reader.read_json and b'"images"' not in body.data:
-            return read(body.data, 0.0)
-        return await body.in_thread(self._decoders, read, time.monotonic() + self.limits.seconds)
-
     async def _answer(self, question: Question) -> Answer:
-        utility = question.pop("utility", None)
+        utility, decider = question.pop("utility", None), self.backend.decider
         ((kind, values),) = question.items()
         try:
             if kind == "probabilities":
-                answer = answer_scores(self.backend, values)
+                answer = Answer.of(decider, np.asarray(decider.probabilities(values)), mutual_information(values))
             else:
                 assert self.batcher is not None
                 answer = await self.batcher.submit(values)
         except InputError:  # types and shapes were checked: what remains is overflow
             message = "the samples hold numbers too large to compute with: expected numbers like the training data's"
             raise Refused(422, message) from None
-        return answer if utility is None else answer.by(utility)
+        if utility is None:
+            return answer
+        return Answer.of(decider.replace(utility=utility), answer.probabilities, answer.disagreement)
 
-
-class Body:
-    """The bytes of one request; `service.held` counts them for as long as they are in memory."""
-
-    def __init__(self, service: Service, length: int) -> None:
-        self.service, self.length, self.data = service, length, b""
-        service.held += length
-        self._users = 1
-
-    async def collect(self, receive: Receive) -> None:
-        """Receive all of it."""
-        pieces, more = [], True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Refused(400, "the connection was closed before the body was complete")
-            pieces.append(message.get("body", b""))
-            more = message.get("more_body", False)
-        self.data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    async def in_thread(self, pool: ThreadPoolExecutor, read: Read, deadline: float) -> Question:
-        """Read it in a thread. If the request is given up first, the body counts as held until the thread drops it."""
-        loop = asyncio.get_running_loop()
-        self._users += 1
-        future = pool.submit(lambda: read(self.data, deadline))
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.release))
-        return await asyncio.wrap_future(future)
-
-    def release(self) -> None:
-        """One user less; the last one frees the memory."""
-        self._users, self.data = self._users - 1, b""
-        self.service.held -= 0 if self._users else self.length
+    def _release(self, length: int) -> None:
+        self.held -= length
 
 
 class AccessMiddleware:
@@ -179,21 +156,22 @@ class AccessMiddleware:
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            status = message.get("status", status)
             await send(message)
 
         if connection is not None:
             connection.begin_request(min(_content_length(headers), DRAINED * self.service.limits.body))
         try:
             self._check(scope, headers)
+            app = self.app
             if scope["path"] == "/decide" and scope["method"] == "POST":  # past the router, whose layers cost a third
-                await _send_json(send_and_note, await self.service.respond(scope, receive))
-            else:
-                await self.app(scope, receive, send_and_note)
+                app = Response(await self.service.respond(scope, receive), media_type="application/json")
+            await app(scope, receive, send_and_note)
         except Exception as error:
-            if not isinstance(error, Refused):
-                _log_failure(error)
+            if not isinstance(error, Refused):  # the message is left out: it may quote what was sent
+                frames = traceback.extract_tb(error.__traceback__)[-6:]
+                where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
+                _log(LOGGER, "failure", logging.ERROR, error=type(error).__name__, where=where)
             if not status:
                 await _refusal(error)(scope, receive, send_and_note)
         finally:
@@ -201,10 +179,8 @@ class AccessMiddleware:
                 connection.end_request()
         path, seconds = scope["path"] if scope["path"] in PATHS else "other", time.perf_counter() - began
         self.service.metrics.count_request(path, status, seconds)
-        level = logging.INFO if status < 500 else logging.ERROR
-        if REQUESTS.isEnabledFor(level):
-            fields = {"path": path, "status": status, "ms": round(1000 * seconds, 2)}
-            _log(REQUESTS, "request", level, method=scope["method"][:8], **fields)
+        fields = {"method": scope["method"][:8], "path": path, "status": status, "ms": round(1000 * seconds, 2)}
+        _log(REQUESTS, "request", logging.INFO if status < 500 else logging.ERROR, **fields)
 
     def _check(self, scope: Message, headers: dict[bytes, bytes]) -> None:
         limits, path, host = self.service.limits, scope["path"], headers.get(b"host", b"")
@@ -233,7 +209,6 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.add_middleware(AccessMiddleware, service=service, token=token)
-    app.add_exception_handler(Refused, lambda _, refused: _refusal(refused))
     content = {"application/json": {"schema": service.reader.model.model_json_schema()}}
     if backend.files:
         content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES}
@@ -277,22 +252,21 @@ def _refusal(error: Exception) -> JSONResponse:
     return JSONResponse({"detail": refused.message}, refused.status, headers)
 
 
-async def _send_json(send: Send, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _collect(receive: Receive) -> bytes:
+    """All of a request's body."""
+    pieces, more = [], True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(400, "the connection was closed before the body was complete")
+        pieces.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(pieces)
 
 
 def _content_length(headers: dict[bytes, bytes]) -> int:
     text = headers.get(b"content-length", b"")
     return int(text) if text.isdigit() and len(text) < 20 else 0
-
-
-def _log_failure(error: BaseException) -> None:
-    """Where it failed and the type of error. The message is left out: it may quote what was sent."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames[-6:]]
-    _log(LOGGER, "failure", logging.ERROR, error=type(error).__name__, where=where)
 
 
 def _log(logger: logging.Logger, event: str, level: int = logging.INFO, **fields: Any) -> None:

@@ -14,23 +14,22 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import Floats, softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import OnnxModel
 
 RULES = ("expected-utility", "cobb")  # both choose the same action
 DIGITS = 7  # after the decimal point, in answers
-Computed = tuple[Floats, Floats]  # corrected probabilities (N, C), mutual information (N,)
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A loaded model. `compute` takes raw samples (N, ...)."""
+    """A loaded model. `compute` maps raw samples (N, ...) to corrected probabilities (N, C) and mutual information."""
 
     name: str
     decider: Decider
     input_shape: tuple[int, ...]
     encoder: TableEncoder | None
-    compute: Callable[[NDArray[Any]], Computed]
+    compute: Callable[[NDArray[Any]], tuple[Floats, Floats]]
     centre: float = 1.0  # fraction of an image's shorter side that is kept
 
     @property
@@ -70,10 +69,6 @@ class Answer:
         }
         return cls(decider, probabilities, disagreement, explained.action, unsure, columns)
 
-    def by(self, utility: Utility) -> "Answer":
-        """The same samples, decided by another utility."""
-        return Answer.of(self.decider.replace(utility=utility), self.probabilities, self.disagreement)
-
     def rows(self, rows: slice) -> "Answer":
         """The answer for some of the samples."""
         columns = {name: values[rows] for name, values in self.columns.items()}
@@ -85,8 +80,7 @@ class Answer:
         if not full:
             return self.columns
         utility = self.decider.utility
-        return {
-            **self.columns,
+        return self.columns | {
             "classes": list(utility.classes.names),
             "probabilities": _listed(self.probabilities),
             "actions": list(utility.actions),
@@ -94,59 +88,48 @@ class Answer:
         }
 
 
-def answer_samples(backend: Backend, samples: NDArray[Any]) -> Answer:
-    """The answer for a batch, by the model's own utility."""
-    return Answer.of(backend.decider, *backend.compute(samples))
-
-
-def answer_scores(backend: Backend, scores: Floats) -> Answer:
-    """The answer for probabilities (M, n, C) of any model."""
-    probabilities = np.asarray(backend.decider.probabilities(scores))
-    return Answer.of(backend.decider, probabilities, mutual_information(scores))
-
-
 def open_backend(path: str | Path, utility: Utility | None = None) -> Backend:
     """Load a run folder or a `.onnx` file, and check by one inference that it computes finite probabilities."""
     place = Path(path)
-    if place.suffix != ".onnx" and not place.is_dir():
-        raise InputError(f"{path} cannot be served: expected a run folder, or a .onnx file written by `rfdlc export`")
-    backend = (_exported if place.suffix == ".onnx" else _run)(place, utility)
-    if backend.decider.rule not in RULES:
-        raise InputError(f"the decider's rule is {backend.decider.rule!r}: a server decides by expected utility only")
+    exported = place.suffix == ".onnx"
+    expected = f"{path} cannot be served: expected a run folder, or a .onnx file written by `rfdlc export`"
+    expect(exported or place.is_dir(), expected)
+    model, compute = _open_exported(place) if exported else _open_run(place)
+    decider = model.decider if utility is None else model.decider.replace(utility=utility)
+    expect(decider.rule in RULES, f"the decider's rule is {decider.rule!r}: a server decides by expected utility only")
+    backend = Backend(place.resolve().name, decider, model.input_shape, model.encoder, compute, model.centre)
     sample = np.zeros((1, *backend.input_shape), np.uint8 if backend.images else np.float32)
-    if not np.isfinite(backend.compute(sample)[0]).all():
-        raise InputError(f"{path} cannot be served: its probabilities are not finite; train or export the model again")
+    finite = np.isfinite(backend.compute(sample)[0]).all()
+    expect(finite, f"{path} cannot be served: its probabilities are not finite; train or export the model again")
     return backend
 
 
-def _exported(path: Path, utility: Utility | None) -> Backend:
+def _open_exported(path: Path) -> tuple[Any, Callable[[NDArray[Any]], tuple[Floats, Floats]]]:
     model = OnnxModel.load(path)
 
-    def compute(inputs: NDArray[Any]) -> Computed:
+    def compute(inputs: NDArray[Any]) -> tuple[Floats, Floats]:
         decided = model.decide(inputs)
         return decided.probabilities, decided.mutual_information
 
-    decider = model.decider if utility is None else model.decider.replace(utility=utility)
-    return Backend(path.name, decider, model.input_shape, model.encoder, compute, model.centre)
+    return model, compute
 
 
-def _run(path: Path, utility: Utility | None) -> Backend:
+def _open_run(path: Path) -> tuple[Any, Callable[[NDArray[Any]], tuple[Floats, Floats]]]:
     try:
         from rfdlc.training.assembly import sensible_threads
         from rfdlc.training.model import Model
     except ImportError:
-        raise InputError(
-            'serving a run folder needs torch: pip install "rfdlc[train]", or serve an exported .onnx file'
-        ) from None
+        message = 'serving a run folder needs torch: pip install "rfdlc[train]", or serve an exported .onnx file'
+        raise InputError(message) from None
     model = Model.load(path)
-    decider = model.decider if utility is None else model.decider.replace(utility=utility)
 
-    def compute(inputs: NDArray[Any]) -> Computed:
+    def compute(inputs: NDArray[Any]) -> tuple[Floats, Floats]:
         with sensible_threads(model.net, model.config):
             predictions = model.predict(inputs)
-        return np.asarray(decider.probabilities(predictions)), mutual_information(softmax(predictions.scores.values))
+        probabilities = np.asarray(model.decider.probabilities(predictions))
+        return probabilities, mutual_information(softmax(predictions.scores.values))
 
-    return Backend(path.resolve().name, decider, model.input_shape, model.encoder, compute, model.centre)
+    return model, compute
 
 
 def _listed(values: Floats) -> list[Any]:

@@ -1,11 +1,8 @@
 """Batcher: requests that wait while a batch is computed become the next batch. No request waits for a batch to fill."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +11,7 @@ from numpy.typing import NDArray
 from rfdlc.integrations.server.backend import Answer
 
 TURNS = 3  # of the event loop before a batch is formed, so that requests that have arrived are read first
-
-
-@dataclass(frozen=True, eq=False)
-class Waiting:
-    """Samples of one request, and the future of their answer."""
-
-    inputs: NDArray[Any]
-    answer: "asyncio.Future[Answer]"
+Batch = dict["asyncio.Future[Answer]", NDArray[Any]]  # the samples of each request by the future of its answer
 
 
 class Batcher:
@@ -29,10 +19,9 @@ class Batcher:
 
     def __init__(self, compute: Callable[[NDArray[Any]], Answer], largest: int) -> None:
         self.compute, self.largest = compute, largest
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: Batch = {}  # in the order of arrival
         self._thread = ThreadPoolExecutor(1, "compute")
-        self._wake = asyncio.Event()
-        self._closing = False
+        self._wake, self._closing = asyncio.Event(), False
         self._task = asyncio.create_task(self._work())
 
     async def close(self) -> None:
@@ -44,15 +33,13 @@ class Batcher:
 
     async def submit(self, inputs: NDArray[Any]) -> Answer:
         """The answer for samples (n, ...). A request that is cancelled is dropped from the queue."""
-        item = Waiting(inputs, asyncio.get_running_loop().create_future())
-        self.waiting.append(item)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.waiting[answer] = inputs
         self._wake.set()
         try:
-            return await item.answer
-        except asyncio.CancelledError:
-            with suppress(ValueError):  # it may be in the batch that is being computed
-                self.waiting.remove(item)
-            raise
+            return await answer
+        finally:
+            self.waiting.pop(answer, None)
 
     async def _work(self) -> None:
         while self.waiting or not self._closing:
@@ -64,30 +51,31 @@ class Batcher:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def _next(self) -> list[Waiting]:
+    def _next(self) -> Batch:
         """As many requests as fit; one that is larger than a batch is computed alone."""
-        batch = [self.waiting.popleft()]
-        size = len(batch[0].inputs)
-        while self.waiting and size + len(self.waiting[0].inputs) <= self.largest:
-            batch.append(self.waiting.popleft())
-            size += len(batch[-1].inputs)
+        batch: Batch = {}
+        size = 0
+        for answer, inputs in list(self.waiting.items()):
+            size += len(inputs)
+            if batch and size > self.largest:
+                break
+            batch[answer] = self.waiting.pop(answer)
         return batch
 
-    async def _answer(self, batch: list[Waiting]) -> None:
+    async def _answer(self, batch: Batch) -> None:
         """All together; if that fails, one by one, so that one request cannot fail the others."""
-        joined = np.concatenate([item.inputs for item in batch]) if len(batch) > 1 else batch[0].inputs
+        joined = np.concatenate(list(batch.values()))
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(self._thread, self.compute, joined)
+            computed = await asyncio.get_running_loop().run_in_executor(self._thread, self.compute, joined)
         except Exception as error:  # the request fails, the server goes on
-            if len(batch) > 1:
-                for item in batch:
-                    await self._answer([item])
-            elif not batch[0].answer.done():
-                batch[0].answer.set_exception(error)
+            for answer, inputs in batch.items():
+                if len(batch) > 1:
+                    await self._answer({answer: inputs})
+                elif not answer.done():
+                    answer.set_exception(error)
             return
         start = 0
-        for item in batch:
-            rows = slice(start, start + len(item.inputs))
-            start = rows.stop
-            if not item.answer.done():
-                item.answer.set_result(answer.rows(rows))
+        for answer, inputs in batch.items():
+            if not answer.done():
+                answer.set_result(computed.rows(slice(start, start + len(inputs))))
+            start += len(inputs)

@@ -46,20 +46,20 @@ class Connection(asyncio.Protocol):
         self.http = HttpToolsProtocol(app_state={**app_state, "connection": self}, **uvicorn)
         self.limits, self.idle = limits, idle  # `idle` is shared by all connections, in the order they became idle
         self._allowance = limits.headers + READ_AHEAD  # bytes that the client may still send
-        self._body = 0
-        self._waiting: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
+        self._body, self._lost = 0, False
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # each ends the connection
 
     def connection_made(self, transport: Any) -> None:
-        self.transport, self.loop = transport, asyncio.get_running_loop()
+        self.transport = transport
         self.http.connection_made(transport)
-        self._wait()
+        self._start("idle")
         if len(self.idle) > self.limits.connections:
             next(iter(self.idle)).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        self._cancel_stall()
+        self._lost = True
+        self._stop("idle")
+        self._stop("stalled")
         self.http.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -73,16 +73,16 @@ class Connection(asyncio.Protocol):
         self.http.eof_received()
 
     def pause_writing(self) -> None:
-        self._stalled = self.loop.call_later(self.limits.seconds, self.transport.abort)
+        self._start("stalled")
         self.http.pause_writing()
 
     def resume_writing(self) -> None:
-        self._cancel_stall()
+        self._stop("stalled")
         self.http.resume_writing()
 
     def begin_request(self, body: int) -> None:
         """Headers are complete, and `body` bytes follow."""
-        self._stop_waiting()
+        self._stop("idle")
         self._body = body
         self._allowance += body
 
@@ -90,19 +90,16 @@ class Connection(asyncio.Protocol):
         """The answer was written; what is left of the body is read and dropped."""
         rest = min(max(self._allowance, 0), self._body)
         self._allowance = self.limits.headers + READ_AHEAD + rest
-        self._wait()
+        if not self._lost:
+            self._start("idle")
 
-    def _wait(self) -> None:
-        self.idle[self] = None
-        self._waiting = self.loop.call_later(self.limits.seconds, self.transport.abort)
+    def _start(self, timer: str) -> None:
+        self._timers[timer] = asyncio.get_running_loop().call_later(self.limits.seconds, self.transport.abort)
+        if timer == "idle":
+            self.idle[self] = None
 
-    def _stop_waiting(self) -> None:
-        self.idle.pop(self, None)
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-    def _cancel_stall(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+    def _stop(self, timer: str) -> None:
+        if timer in self._timers:
+            self._timers.pop(timer).cancel()
+        if timer == "idle":
+            self.idle.pop(self, None)
