@@ -96,32 +96,43 @@ class Stacker:
         self.held_out: dict[tuple[float, int], tuple[Dataset, Positions]] = {}
         self.built: dict[Path, ParticleNet] = {}
 
-    def build(self, path: Path, method: Method, config: TrainConfig) -> None:
-        """Build the network of a run. A method and config that do not fit the data raise here."""
-        self.built[path] = self._build(method, config, [config.seed])
+    def build(self, method: Method, config: TrainConfig, seeds: Sequence[int]) -> ParticleNet:
+        """The network of a stack. A method and config that do not fit the data raise here."""
+        return method_net(method, config, self.data.input_shape, self.data.classes, seeds, self.backbone)
 
     def next_stack(self, waiting: Sequence[Run]) -> Stack:
         """The stack to train next: the runs that are least far, so that they can join the others."""
         first = min(waiting, key=lambda run: (run.phase, run.epoch))
-        beside = [run for run in waiting if (run.phase, run.epoch) == (first.phase, first.epoch)]
-        fitting = [runs for runs in _sharing(beside) if self._signature(runs[0]) == self._signature(first)]
+        groups: list[list[Run]] = []  # together are runs that are the same training from here on, for a while
+        for run in (run for run in waiting if (run.phase, run.epoch) == (first.phase, first.epoch)):
+            same = next((group for group in groups if same_until(group[0], run) > run.epoch), None)
+            if same is None:
+                groups.append([run])
+            else:
+                same.append(run)
+        groups = [runs for runs in groups if self._signature(runs[0]) == self._signature(first)]
+        groups.sort(key=lambda runs: (runs[0].method_name, str(runs[0].config.replace(seed=0))))  # losses side by side
         most = max(1, self.networks // first.config.particles)
-        size = ceil(len(fitting) / ceil(len(fitting) / most))  # stacks of about the same size
+        size = ceil(len(groups) / ceil(len(groups) / most))  # stacks of about the same size
+        number = _stage_number(first)
+        following = stage_signature(first, number)
         ahead = [
             run.epoch
             for run in waiting
-            if run.phase == first.phase and run.epoch > first.epoch and _next(run) == _next(first)
+            if (run.phase == first.phase and run.epoch > first.epoch)
+            and stage_signature(run, _stage_number(run)) == following
         ]
-        end = first.epochs if len(waiting) == 1 else min([first.spans[_stage_number(first)][1], *ahead])
-        return self._stack(sorted(fitting, key=_loss_first)[:size], end)
+        end = first.epochs if len(waiting) == 1 else min([first.spans[number][1], *ahead])
+        return self._stack(groups[:size], end)
 
     def _stack(self, shared: list[list[Run]], end: int) -> Stack:
         runs = [sharing[0] for sharing in shared]
         first, start = runs[0], runs[0].epoch
         device = self.group.local_device(choose_device(first.config.device))
         checkpoints = [found for run in runs if start and (found := run.checkpoint()) is not None]
-        nets = [self.built.pop(run.path) if run.path in self.built else self._network(run) for run in runs]
-        net = nets[0] if len(nets) == 1 else self._network(*runs)
+        nets = [self.built.pop(run.path, None) or self.build(run.method, run.config, [run.config.seed]) for run in runs]
+        seeds = [run.config.seed for run in runs]
+        net = nets[0] if len(nets) == 1 else self.build(first.method, first.config, seeds)
         if checkpoints:
             net.load_state_dict(stacked([found.net for found in checkpoints]))
         net = place(net, device)
@@ -144,12 +155,6 @@ class Stacker:
         stages = [prepare_stage(number, described, data, device, self.group, positions) for number in numbers]
         return Stack(members, net, stages, stacked([found.state for found in checkpoints]), start, end)
 
-    def _network(self, *runs: Run) -> ParticleNet:
-        return self._build(runs[0].method, runs[0].config, [run.config.seed for run in runs])
-
-    def _build(self, method: Method, config: TrainConfig, seeds: Sequence[int]) -> ParticleNet:
-        return method_net(method, config, self.data.input_shape, self.data.classes, seeds, self.backbone)
-
     def _signature(self, run: Run) -> Hashable:
         """Equal for runs that can train in one stack from where they are. Image files are streamed to one run alone."""
         alone = run.path if isinstance(self.data.train.inputs, ImageFiles) else None
@@ -159,7 +164,7 @@ class Stacker:
 
     def _samples(self, run: Run) -> tuple[Dataset, Positions | None]:
         """What a run trains on in its phase, and the positions of it in the training split; None: all of it."""
-        if not run.holds_out(self.data):
+        if run.phase > 0 or self.data.val is not None or not run.config.hold_out:
             return self.data, None
         key = run.config.hold_out, run.config.seed
         if key not in self.held_out:
@@ -169,15 +174,11 @@ class Stacker:
         return self.held_out[key]
 
 
-# -- what runs have in common ---------------------------------------------------------------------------------------
-
-
 def stage_signature(run: Run, number: int) -> Hashable:
     """Equal for runs whose stage of this number can train in one stack, on equally many samples."""
-    stage = run.method.stages[number]
+    stage, combination = run.method.stages[number], run.method.combination
     config = run.config.replace(**stage.settings)
     mixing = bool(config.mixup), bool(config.cutmix)
-    combination = run.method.combination
     options = config.method_options if stage.finalize or combination is not as_they_are else None  # used by the stack
     return run.spans[number], _kind(stage, config), stage.finalize, combination, options, mixing, _values(config, OWN)
 
@@ -190,46 +191,31 @@ def same_until(one: Run, other: Run) -> int:
         return 0
     if _values(one.config, without) != _values(other.config, without):
         return 0
+    late = [
+        (inf, None)
+        if run.config.weights == "constant" and run.config.utility == "none"
+        else (run.config.deferred_epoch, tuple(getattr(run.config, name) for name in sorted(LATE)))
+        for run in (one, other)
+    ]  # for each the epoch after which something starts, and what
     same = 0
     for mine, theirs, (_, end) in zip(one.method.stages, other.method.stages, one.spans, strict=False):
-        loss, late = mine.loss or one.method.loss, _late(one.config) | _late(other.config)
+        loss = mine.loss or one.method.loss
         if loss is not (theirs.loss or other.method.loss) or not (same_options or loss is integrated_gain):
             return same
         if _training(mine, one.config) != _training(theirs, other.config):
             return same
-        if len(late) > 1:  # until they start, the integrated gain is what it is without them
-            return max(same, int(min(end, *(epoch for epoch, _ in late)))) if loss is integrated_gain else same
+        if late[0] != late[1]:  # until they start, the integrated gain is what it is without them
+            return max(same, int(min(end, late[0][0], late[1][0]))) if loss is integrated_gain else same
         same = end
         if mine.finalize is not theirs.finalize or not (same_options or mine.finalize is None):
             return same
     return same
 
 
-def _sharing(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that are equally far, grouped: those that are the same training from here on, for a while, are together."""
-    groups: list[list[Run]] = []
-    for run in runs:
-        same = next((group for group in groups if same_until(group[0], run) > run.epoch), None)
-        if same is None:
-            groups.append([run])
-        else:
-            same.append(run)
-    return groups
-
-
 def _stage_number(run: Run) -> int:
     """The stage that comes next, or the last one where only its finalization is left."""
     ends = [end for _, end in run.spans]
     return next((number for number, end in enumerate(ends) if end > run.epoch), len(ends) - 1)
-
-
-def _next(run: Run) -> Hashable:
-    return stage_signature(run, _stage_number(run))
-
-
-def _loss_first(runs: list[Run]) -> tuple[str, str]:
-    """Sorts runs of one method side by side: one call of the loss serves neighbours."""
-    return runs[0].method_name, str({**runs[0].config.to_dict(), "seed": None})
 
 
 def _values(config: TrainConfig, without: frozenset[str]) -> Hashable:
@@ -243,12 +229,4 @@ def _training(stage: Stage, config: TrainConfig) -> Hashable:
 
 
 def _kind(stage: Stage, config: TrainConfig) -> Hashable:
-    samples = stage.number("swag_samples", config)
-    return stage.trains, stage.reinitialize_head, stage.weight_averaging, samples
-
-
-def _late(config: TrainConfig) -> set[tuple[float, Hashable]]:
-    """The epoch after which something starts, and what."""
-    if config.weights == "constant" and config.utility == "none":
-        return {(inf, None)}
-    return {(config.deferred_epoch, tuple(getattr(config, name) for name in sorted(LATE)))}
+    return stage.trains, stage.reinitialize_head, stage.weight_averaging, stage.number("swag_samples", config)

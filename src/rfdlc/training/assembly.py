@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rfdlc.data.augment import AUGMENTATIONS, Augment
+from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import ResidentLoader
@@ -54,67 +54,39 @@ def choose_device(wanted: str) -> torch.device:
     return device
 
 
-# -- networks ------------------------------------------------------------------------------------------------------
-
-
 def method_net(
-    method: Method,
-    config: TrainConfig,
-    shape: tuple[int, ...],
-    classes: Classes,
-    seeds: Sequence[int],
+    method: Method, config: TrainConfig, shape: tuple[int, ...], classes: Classes, seeds: Sequence[int],
     network: OwnBackbone | None = None,
-) -> ParticleNet:
+) -> ParticleNet:  # fmt: skip
     """The network of a method with its combination, for len(seeds) runs."""
     return build_net(config, shape, len(classes), seeds, network, partial(method.combination, config, classes))
 
 
 def build_net(
-    config: TrainConfig,
-    shape: tuple[int, ...],
-    classes: int,
-    seeds: Sequence[int],
-    network: OwnBackbone | None = None,
-    combine: Combine = lambda runs, width: Combination(),
-) -> ParticleNet:
+    config: TrainConfig, shape: tuple[int, ...], classes: int, seeds: Sequence[int],
+    network: OwnBackbone | None = None, combine: Combine = lambda runs, width: Combination(),
+) -> ParticleNet:  # fmt: skip
     """The network for samples of this shape and len(seeds) runs; `network` is a backbone of the user's own."""
-    if ":" in config.backbone and network is None:
-        network = imported_backbone(config.backbone)
+    name = config.backbone
+    if ":" in name and network is None:
+        module, _, function = name.partition(":")
+        try:
+            network = getattr(import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            problem = f"setting backbone={name!r} cannot be imported ({error})"
+            raise InputError(f"{problem}: expected package.module:function on the path") from None
     missing = "this run has a backbone of its own, which a folder cannot hold: pass backbone=... again"
-    expect(config.backbone != "own" or network is not None, f"{missing}, or train with 'package.module:function'")
-    name = _automatic(shape) if config.backbone == "auto" else config.backbone
+    expect(name != "own" or network is not None, f"{missing}, or train with 'package.module:function'")
+    if name == "auto":  # samples are (F,) or (channels, height, width)
+        side = min(shape[1:]) if len(shape) == 3 else 0
+        name = "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
     with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
         found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
-        net = ParticleNet(
-            found,
-            classes,
-            particles=config.particles,
-            seeds=seeds,
-            shared_stages=min(config.shared_stages, len(found.stages) - (name == "mlp")),
-            head=config.head,
-            head_scale=config.head_scale,
-            combine=combine,
-        )
+        shared = min(config.shared_stages, len(found.stages) - (name == "mlp"))
+        head: dict[str, Any] = {"head": config.head, "head_scale": config.head_scale, "combine": combine}
+        net = ParticleNet(found, classes, particles=config.particles, seeds=seeds, shared_stages=shared, **head)
     net.recompute = config.checkpoint_activations
     return net
-
-
-def imported_backbone(name: str) -> OwnBackbone:
-    """The function or module at `package.module:function`."""
-    module, _, function = name.partition(":")
-    try:
-        found: OwnBackbone = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"setting backbone={name!r} cannot be imported ({error}): expected package.module:function on the path"
-        ) from None
-    return found
-
-
-def _automatic(shape: tuple[int, ...]) -> str:
-    """A backbone by the shape of a sample: (F,), or (channels, height, width)."""
-    side = min(shape[1:]) if len(shape) == 3 else 0
-    return "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
 
 
 @contextmanager
@@ -128,9 +100,6 @@ def sensible_threads(net: ParticleNet, config: TrainConfig) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-# -- stages --------------------------------------------------------------------------------------------------------
 
 
 def build_stages(
@@ -153,7 +122,7 @@ def prepare_stage(
     stages = tuple(method.stages[number] for method, _, _ in runs)
     configs = tuple(config.replace(**stage.settings) for (_, config, _), stage in zip(runs, stages, strict=True))
     start, end = spans(runs[0][0].stage_epochs(runs[0][1]))[number]
-    loader = training_loader(configs[0], data, [own.seed for own in configs], device, group, positions)
+    loader = _training_loader(configs[0], data, [own.seed for own in configs], device, group, positions)
     losses = [
         (stage.loss or method.loss)(own, classes, training_utility(config, classes))
         for (method, config, classes), stage, own in zip(runs, stages, configs, strict=True)
@@ -161,27 +130,33 @@ def prepare_stage(
     return PreparedStage(stages, configs, start, end, loader, RunLosses(losses).to(device))
 
 
-def training_loader(
-    config: TrainConfig, data: Dataset, seeds: Sequence[int], device: torch.device, group: ProcessGroup = SINGLE,
-    positions: Sequence[Positions] = (),
+def _training_loader(
+    config: TrainConfig, data: Dataset, seeds: Sequence[int], device: torch.device, group: ProcessGroup,
+    positions: Sequence[Positions],
 ) -> Loader:  # fmt: skip
     """Batches of the training split: from the device's memory, or decoded by workers where images are files."""
     shard = group.shard_size(config.batch_size, config.accumulate)
-    common: dict[str, Any] = {"batch_size": shard, "sampling": config.sampling, "seeds": seeds, "device": device}
-    common |= {"rank": group.rank, "world_size": group.world_size}
+    options: dict[str, Any] = {"batch_size": shard, "sampling": config.sampling, "seeds": seeds}
     if isinstance(data.train.inputs, ImageFiles):
-        view, workers = View(jitter=config.jitter), _workers(config, group)
-        return StreamedLoader(data.train, data.normalisation, view=view, workers=workers, **common)
-    augment = augmentation(config, data.kind)
-    return ResidentLoader(data.train, data.normalisation, augment=augment, positions=positions or None, **common)
+        options["view"] = View(jitter=config.jitter)
+    else:
+        chosen = AUGMENTATIONS["crop-flip" if config.augment == "auto" else config.augment]
+        options["augment"] = replace(chosen, cutout=config.cutout) if data.kind == "images" else None
+        options["positions"] = positions or None
+    return _loader(data.train, data.normalisation, config, device, group, **options)
 
 
-def augmentation(config: TrainConfig, kind: str) -> Augment | None:
-    """Crop and flip for images unless something else is set; nothing for features."""
-    if kind != "images":
-        return None
-    chosen = AUGMENTATIONS["crop-flip" if config.augment == "auto" else config.augment]
-    return replace(chosen, cutout=config.cutout)
+def _loader(
+    split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device, group: ProcessGroup,
+    **options: Any,
+) -> ResidentLoader | StreamedLoader:  # fmt: skip
+    options |= {"device": device, "rank": group.rank, "world_size": group.world_size}
+    if not isinstance(split.inputs, ImageFiles):
+        return ResidentLoader(split, normalisation, **options)
+    workers = config.workers if config.workers >= 0 else None
+    if workers is None and group.local_world_size > 1:  # processes on one machine divide its cores among them
+        workers = max(1, (os.cpu_count() or 1) // group.local_world_size)
+    return StreamedLoader(split, normalisation, workers=workers, **options)
 
 
 def training_utility(config: TrainConfig, classes: Classes) -> Matrix | None:
@@ -202,39 +177,14 @@ def training_utility(config: TrainConfig, classes: Classes) -> Matrix | None:
     return matrix
 
 
-# -- outputs -------------------------------------------------------------------------------------------------------
-
-
 def split_outputs(
-    net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    """Logits (R, M, N, C) of a split, on the CPU, and the uncertainty (R, N) that the network's combination states
-    itself, if it does. Labels are not read."""
-    logits, uncertainty = sharded_outputs(net, split, normalisation, config, device, SINGLE)
-    assert logits is not None
-    return logits, uncertainty
-
-
-def sharded_outputs(
     net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device,
-    group: ProcessGroup,
+    group: ProcessGroup = SINGLE,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """The same, each rank on its shard of the samples. All ranks must call it; rank 0 has the result."""
-    common: dict[str, Any] = {"device": device, "rank": group.rank, "world_size": group.world_size}
+    """Logits (R, M, N, C) of a split, on the CPU, and the uncertainty (R, N) that the network's combination states
+    itself, if it does. Labels are not read. Each rank computes its shard of the samples, and rank 0 has the result."""
     bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
-    loader: ResidentLoader | StreamedLoader
-    if isinstance(split.inputs, ImageFiles):
-        workers = _workers(config, group)
-        loader = StreamedLoader(bare, normalisation, batch_size=EVALUATION_BATCH, workers=workers, **common)
-    else:
-        loader = ResidentLoader(bare, normalisation, batch_size=EVALUATION_BATCH, **common)
+    loader = _loader(bare, normalisation, config, device, group, batch_size=EVALUATION_BATCH)
     autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=reduced(config, device))
     logits, uncertainty = outputs_of(net, loader.in_order(), autocast)
     return group.gather(logits, 2), group.gather(uncertainty, 1)
-
-
-def _workers(config: TrainConfig, group: ProcessGroup) -> int | None:
-    """By default, processes on one machine divide its cores among them."""
-    if config.workers >= 0 or group.local_world_size == 1:
-        return None if config.workers < 0 else config.workers
-    return max(1, (os.cpu_count() or 1) // group.local_world_size)

@@ -10,30 +10,31 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.load import all_options
 from rfdlc.data.sources.listing import plain_name
 from rfdlc.decide.calibrators import CALIBRATORS
-from rfdlc.errors import InputError, choose, expect, listing, suggestion
+from rfdlc.errors import InputError, choose, expect
 from rfdlc.training.losses.terms import REPULSIONS, WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
 from rfdlc.training.networks.particles import HEADS
 from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 
-
-def _one_of(*names: str, registry: Collection[str] = ()) -> AfterValidator:
-    """One of these names or of a registry, which may grow."""
-    return AfterValidator(lambda value, info: choose(f"setting {info.field_name}", value, [*names, *registry]))
-
-
-def _backbone(value: str) -> str:
-    return value if ":" in value else choose("setting backbone", value, ["auto", "own", *BACKBONES])
-
+# The names that a setting may have; registries may grow.
+CHOICES: dict[str, tuple[Collection[str], ...]] = {
+    "backbone": (("auto", "own"), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
+    "utility_form": (("row", "bounded", "column"),), "utility_weights": (("samples", "columns", "none"),),
+    "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),
+    "sampling": (("shuffle", "balanced", "sqrt"),), "augment": (("auto",), AUGMENTATIONS),
+    "combine": (("mean-probabilities", "mean-logits"),), "calibration": (("none",), CALIBRATORS),
+    "precision": (("auto", "bf16", "float32"),), "batch_norm": (("local", "sync"),),
+}  # fmt: skip
 
 Share = Annotated[float, Field(ge=0, le=1)]
 AtLeastZero = Annotated[float, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class TrainConfig(BaseModel):
@@ -59,22 +60,14 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # network
-    backbone: Annotated[str, AfterValidator(_backbone)] = Field(
-        "auto", description="network, or package.module:function that makes one; auto: by the shape of a sample"
-    )
-    widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (256, 256), min_length=1, description="hidden widths of an mlp"
-    )
+    backbone: str = Field("auto", description="network, or package.module:function; auto: by the shape of a sample")
+    widths: tuple[AtLeastOne, ...] = Field((256, 256), min_length=1, description="hidden widths of an mlp")
     particles: int = Field(1, ge=1, le=64, description="number of particles M of the ensemble")
     shared_stages: int = Field(0, ge=0, description="number of first stages of the backbone that the particles share")
-    head: Annotated[str, _one_of(registry=HEADS)] = Field(
-        "cosine", description="cosine (normalised features and weights) or linear"
-    )
+    head: str = Field("cosine", description="cosine (normalised features and weights) or linear")
     head_scale: float = Field(30.0, ge=1e-3, description="scale of the logits of a cosine head")
     # loss
-    weights: Annotated[str, _one_of(registry=WEIGHT_FORMS)] = Field(
-        "constant", description="class weights 1/f(n): the form of f"
-    )
+    weights: str = Field("constant", description="class weights 1/f(n): the form of f")
     target_prior: tuple[AtLeastZero, ...] = Field(
         (), description="class prior to train for, one number per class; empty for uniform"
     )
@@ -82,48 +75,36 @@ class TrainConfig(BaseModel):
     weight_beta: Share = Field(0.9999, description="beta of the effective number")
     margin: float = Field(0.0, ge=0, description="largest LDAM margin, 0 for none")
     focal: float = Field(0.0, ge=0, description="exponent of the focal loss, 0 for none")
-    prior_tau: tuple[float, ...] = Field(
-        (), description="tau of the prior in the likelihood, one value or one per particle; empty for none"
-    )
+    prior_tau: tuple[float, ...] = Field((), description="tau of the likelihood's prior: none, one or one per particle")
     deferred: Share = Field(0.0, description="class weights and the utility term start after this share of the epochs")
     utility: str = Field("none", description="utility to train with: none, one-hot, tail-sensitive[-by-rank], or a CSV")
     penalty: float = Field(-1.0, le=0, description="value of a tail sample decided as a head class (tail-sensitive)")
-    utility_form: Annotated[str, _one_of("row", "bounded", "column")] = Field(
+    utility_form: str = Field(
         "row", description="row: sum U[y,c] log p(c); bounded: sum U[y,c] p(c); column: the paper's text, to compare"
     )
-    utility_weights: Annotated[str, _one_of("samples", "columns", "none")] = Field(
-        "samples", description="samples: by the class of the sample; columns: the authors' 1/n of the column"
-    )
+    utility_weights: str = Field("samples", description="by the class of samples, of columns (the authors'), or none")
     alpha: float = Field(1.0, ge=1e-9, description="the utility term is divided by alpha")
     # repulsion
-    repulsion: Annotated[str, _one_of("none", registry=REPULSIONS)] = Field(
-        "none", description="what repels the particles"
-    )
+    repulsion: str = Field("none", description="what repels the particles")
     repulsion_tau: float = Field(40.0, ge=1e-9, description="number of epochs over which the repulsion fades")
     repulsion_strength: float = Field(1.0, ge=0, description="factor of the repulsion")
     # optimisation
     epochs: int = Field(100, ge=1, description="passes over the training data")
     batch_size: int = Field(128, ge=1, description="size of the global batch: samples per step, of all processes")
     accumulate: int = Field(1, ge=1, description="micro-batches per step and process, to save memory")
-    optimiser: Annotated[str, _one_of(registry=OPTIMISERS)] = Field("sgd", description="sgd (Nesterov) or adamw")
+    optimiser: str = Field("sgd", description="sgd (Nesterov) or adamw")
     learning_rate: float = Field(0.1, ge=0, description="base learning rate")
     momentum: Share = Field(0.9, description="momentum of sgd")
     weight_decay: float = Field(5e-4, ge=0, description="L2 decay of every weight")
-    schedule: Annotated[str, _one_of(registry=SCHEDULES)] = Field("cosine", description="learning-rate schedule")
-    milestones: tuple[Share, ...] = Field(
-        (0.8, 0.9), description="shares of the epochs after which a step schedule decays"
-    )
+    schedule: str = Field("cosine", description="learning-rate schedule")
+    milestones: tuple[Share, ...] = Field((0.8, 0.9), description="shares of epochs after which a step schedule decays")
     decay: Share = Field(0.01, description="factor of a step schedule at each milestone")
     warmup: int = Field(5, ge=0, description="epochs of linear warm-up")
     clip: float = Field(0.0, ge=0, description="largest gradient norm, 0 for no clipping")
     average: Share = Field(0.0, description="decay of an exponential moving average of the weights, 0 for none")
     # data
-    sampling: Annotated[str, _one_of("shuffle", "balanced", "sqrt")] = Field(
-        "shuffle", description="how samples are drawn"
-    )
-    augment: Annotated[str, _one_of("auto", registry=AUGMENTATIONS)] = Field(
-        "auto", description="augmentation of images: " + ", ".join(AUGMENTATIONS) + "; auto: crop-flip"
-    )
+    sampling: str = Field("shuffle", description="how samples are drawn")
+    augment: str = Field("auto", description=", ".join(AUGMENTATIONS) + " of images; auto: crop-flip")
     cutout: int = Field(0, ge=0, description="side in pixels of a black square placed in every image, 0 for none")
     jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
     workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
@@ -132,12 +113,8 @@ class TrainConfig(BaseModel):
     hold_out: float = Field(0.1, ge=0, le=0.9, description="share of the training data held out for calibration")
     refit: bool = Field(False, description="train again on all samples and keep the calibration: twice the cost")
     # decisions
-    combine: Annotated[str, _one_of("mean-probabilities", "mean-logits")] = Field(
-        "mean-probabilities", description="how particles are combined"
-    )
-    calibration: Annotated[str, _one_of("none", registry=CALIBRATORS)] = Field(
-        "temperature", description="calibrator fitted on held-out data"
-    )
+    combine: str = Field("mean-probabilities", description="how particles are combined")
+    calibration: str = Field("temperature", description="calibrator fitted on held-out data")
     # the method's own
     method_options: dict[str, int | float] = Field({}, description="options of the method, which `rfdlc methods` lists")
     # the run
@@ -146,16 +123,10 @@ class TrainConfig(BaseModel):
     checkpoint_every: int = Field(0, ge=0, description="epochs between checkpoints; 0: every ten seconds")
     keep: tuple[Share, ...] = Field((), description="shares of the epochs whose checkpoints are kept, for forks")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    precision: Annotated[str, _one_of("auto", "bf16", "float32")] = Field(
-        "auto", description="auto: bf16 on a GPU, float32 on a CPU"
-    )
+    precision: str = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
     compile: bool = Field(False, description="compile the networks (GPU); pays off in long trainings")
-    checkpoint_activations: bool = Field(
-        False, description="recompute activations in the backward pass to save memory; not together with compile"
-    )
-    batch_norm: Annotated[str, _one_of("local", "sync")] = Field(
-        "local", description="statistics of several processes: local to each, or sync, of the global batch"
-    )
+    checkpoint_activations: bool = Field(False, description="recompute activations to save memory; not with compile")
+    batch_norm: str = Field("local", description="statistics: local to each process, or sync, of the global batch")
 
     def __init__(self, **values: Any) -> None:
         TrainConfig.check_names(values)
@@ -175,6 +146,13 @@ class TrainConfig(BaseModel):
         if isinstance(value, str):
             return [word for word in value.replace(";", ",").split(",") if word.strip()]
         return value if isinstance(value, Iterable) else [value]
+
+    @field_validator(*CHOICES)
+    @classmethod
+    def _known(cls, value: str, info: Any) -> str:
+        imported = info.field_name == "backbone" and ":" in value
+        names = [name for names in CHOICES[info.field_name] for name in names]
+        return value if imported else choose(f"setting {info.field_name}", value, names)
 
     @model_validator(mode="after")
     def _compatible(self) -> "TrainConfig":
@@ -206,13 +184,10 @@ class TrainConfig(BaseModel):
     @staticmethod
     def check_names(names: Iterable[str]) -> None:
         """Raise InputError for the first name that is not a setting."""
-        known = TrainConfig.model_fields
-        for name in (name for name in names if name not in known):
-            if name in all_options():
-                fix = f"write data.{name}=..., in Python data_options={{{name!r}: ...}}"
-                raise InputError(f"{name} is an option of the data and not a setting: {fix}")
-            hint = suggestion(name, known)
-            raise InputError(f"setting {name!r} is unknown: expected one of {listing(known, 60)}{hint}")
+        for name in (name for name in names if name not in TrainConfig.model_fields):
+            fix = f"write data.{name}=..., in Python data_options={{{name!r}: ...}}"
+            expect(name not in all_options(), f"{name} is an option of the data and not a setting: {fix}")
+            choose("setting", name, TrainConfig.model_fields)
 
     @staticmethod
     def describe() -> dict[str, tuple[Any, str]]:
@@ -254,25 +229,21 @@ def _presets() -> dict[str, dict[str, Any]]:
 
 
 def _one_line(error: ValidationError) -> str:
-    """The first problem: the setting, its value, and what is expected."""
+    """The first problem: the setting, its value, and the type and range that are expected."""
     first = error.errors()[0]
     if first["type"] == "value_error":  # ours
         return str(first["ctx"]["error"])
-    ranges = ("greater_than_equal", "less_than_equal", "finite_number", "too_short")
     name, value = str(first["loc"][0]), first["input"]
-    problem = f"{value} is out of range" if first["type"] in ranges else f"{value!r} cannot be read"
-    return f"setting {name}={problem}: expected {_expected(name)}"
-
-
-def _expected(name: str) -> str:
-    """The type and range of a setting in words."""
     schema = TrainConfig.model_json_schema()["properties"][name]
-    several = schema["type"] == "array"
-    number = schema["items"] if several else schema
-    word = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}[number["type"]]
-    kind = f"{word}s separated by commas" if several else f"a {word}" if word.endswith("number") else word
-    least = ["one or more"] if schema.get("minItems") else []
-    bounds = [
-        f"{words} {number[key]}" for key, words in (("minimum", "at least"), ("maximum", "at most")) if key in number
-    ]
-    return " ".join([*least, kind]) + (", " + " and ".join(bounds) if bounds else "")
+    number = schema.get("items", schema)
+    words = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
+    kind = words.get(number["type"], "name=number pairs")
+    if schema["type"] == "array":
+        kind = ("one or more " if schema.get("minItems") else "") + f"{kind}s separated by commas"
+    elif kind.endswith("number"):
+        kind = f"a {kind}"
+    limits = (("minimum", "at least"), ("maximum", "at most"))
+    bounds = " and ".join(f"{limit} {number[key]}" for key, limit in limits if key in number)
+    ranges = ("greater_than_equal", "less_than_equal", "finite_number", "too_short")
+    problem = f"{value} is out of range" if first["type"] in ranges else f"{value!r} cannot be read"
+    return f"setting {name}={problem}: expected {kind}" + (f", {bounds}" if bounds else "")

@@ -42,23 +42,19 @@ class ProcessGroup:
         """Whether this process writes files and reports."""
         return self.rank == 0
 
-    # -- values: none of these is differentiated ---------------------------------------------------------------
-
-    def _all_reduce(self, values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
+    def all_sum(self, values: Tensor, how: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """The sum over all ranks, or another reduction; it is not differentiated."""
         if self.single:
             return values
         result = values.detach().clone()
         dist.all_reduce(result, how)
         return result
 
-    def all_sum(self, values: Tensor) -> Tensor:
-        return self._all_reduce(values, dist.ReduceOp.SUM)
-
     def all_max(self, values: Tensor) -> Tensor:
-        return self._all_reduce(values, dist.ReduceOp.MAX)
+        return self.all_sum(values, dist.ReduceOp.MAX)
 
     def all_min(self, number: int) -> int:
-        return int(self._all_reduce(torch.tensor(number), dist.ReduceOp.MIN))
+        return -int(self.all_max(torch.tensor(-number)))
 
     def all_any(self, flag: bool) -> bool:
         return bool(self.all_max(torch.tensor(int(flag))))
@@ -73,8 +69,6 @@ class ProcessGroup:
         found = [torch.empty_like(values) for _ in range(self.world_size)]
         dist.all_gather(found, values)
         return torch.stack(found)
-
-    # -- tensors in place --------------------------------------------------------------------------------------
 
     def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors of one type by their sums over all ranks, in buckets."""
@@ -104,8 +98,6 @@ class ProcessGroup:
             dist.broadcast(dense, 0)
             tensor.copy_(dense)
 
-    # -- results and errors ------------------------------------------------------------------------------------
-
     def gather(self, shard: Tensor | None, dim: int) -> Tensor | None:
         """On rank 0 the shards of all ranks (on the CPU), concatenated in order; a rank may have none."""
         if self.single:
@@ -126,19 +118,18 @@ class ProcessGroup:
     @contextmanager
     def raising_together(self) -> Iterator[None]:
         """An InputError of any rank stops all of them, and rank 0 reports it. All wait at the end."""
+        if self.single:
+            yield
+            return
         wrong: str | None = None
         try:
             yield
         except InputError as error:
-            if self.single:
-                raise
-            wrong = str(error)
-        found: list[str | None] = [wrong] * self.world_size
-        if not self.single:
-            dist.all_gather_object(found, wrong)
-        for rank, message in enumerate(found):
-            if message is not None:
-                raise InputError(f"process {rank}: {message}" if rank else message) if self.main else SystemExit(2)
+            wrong = f"process {self.rank}: {error}" if self.rank else str(error)
+        found: list[str | None] = [None] * self.world_size
+        dist.all_gather_object(found, wrong)
+        for message in filter(None, found):
+            raise InputError(message) if self.main else SystemExit(2)
 
     def local_device(self, device: torch.device) -> torch.device:
         """The device of this rank: each has a GPU of its own."""
@@ -154,12 +145,12 @@ class ProcessGroup:
 
     def shard_size(self, batch_size: int, accumulate: int) -> int:
         """The number of samples of a global batch that this rank has."""
-        size, left = divmod(batch_size, self.world_size)
-        expect(
-            not left,
-            f"batch_size {batch_size} cannot be divided among {self.world_size} processes: it is the size of the "
-            f"global batch and must be a multiple of {self.world_size}, for example {max(size, 1) * self.world_size}",
+        count, size = self.world_size, batch_size // self.world_size
+        uneven = (
+            f"batch_size {batch_size} cannot be divided among {count} processes: it is the size of the global batch"
         )
+        multiple = f"and must be a multiple of {count}, for example {max(size, 1) * count}"
+        expect(size * count == batch_size, f"{uneven} {multiple}")
         few = f"accumulate {accumulate} is more than the {size} samples per step and process: use at most {size}"
         expect(accumulate <= size, few)
         return size
@@ -175,7 +166,7 @@ def under_torchrun() -> bool:
 
 def started_processes() -> int:
     """The number of processes that were started to work together."""
-    return _variable("WORLD_SIZE", 1) if "MASTER_ADDR" in os.environ else 1
+    return int(os.environ.get("WORLD_SIZE", 1)) if "MASTER_ADDR" in os.environ else 1
 
 
 @contextmanager
@@ -184,9 +175,8 @@ def process_group() -> Iterator[ProcessGroup]:
     if started_processes() == 1:
         yield SINGLE
         return
-    group = ProcessGroup(
-        _variable("RANK"), _variable("WORLD_SIZE", 1), _variable("LOCAL_RANK"), _variable("LOCAL_WORLD_SIZE", 1)
-    )
+    own = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    group = ProcessGroup(*(int(os.environ.get(name, default)) for name, default in own.items()))
     opened = not dist.is_initialized()
     if opened:
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
@@ -207,13 +197,19 @@ def rendezvous(backend: str, rank: int, world_size: int) -> None:
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=TIMEOUT)
-    name = _offer_name(store, world_size) if rank == 0 else _accept_name(store, rank)
+    if rank == 0:
+        name = _offer_name(store, world_size)
+    else:  # call under a unique name, and take the answer
+        caller = uuid4().hex
+        store.set(f"caller/{rank}", caller)
+        name = store.get(f"answer/{caller}").decode()
+        store.set(f"{name}/{rank}", "accepted")
     dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size)
 
 
 def _offer_name(store: Store, world_size: int) -> str:
     """Rank 0 answers every caller until all live ranks have accepted its name; calls of dead workers do no harm."""
-    name, others = uuid4().hex, [str(rank) for rank in range(1, world_size)]
+    name, others = uuid4().hex, range(1, world_size)
     began = time.monotonic()
     while not store.check([f"{name}/{rank}" for rank in others]):
         for rank in others:
@@ -223,16 +219,3 @@ def _offer_name(store: Store, world_size: int) -> str:
         if time.monotonic() - began > TIMEOUT.total_seconds():
             raise TimeoutError(f"not all of {world_size} processes started within {TIMEOUT}")
     return name
-
-
-def _accept_name(store: Store, rank: int) -> str:
-    """Call under a unique name, and take the answer."""
-    caller = uuid4().hex
-    store.set(f"caller/{rank}", caller)
-    name = store.get(f"answer/{caller}").decode()
-    store.set(f"{name}/{rank}", "accepted")
-    return name
-
-
-def _variable(name: str, default: int = 0) -> int:
-    return int(os.environ.get(name, default))

@@ -1,6 +1,6 @@
 """Model: a run folder made ready to predict and decide."""
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.training.assembly import OwnBackbone, choose_device, method_net, sharded_outputs
+from rfdlc.training.assembly import OwnBackbone, choose_device, method_net, split_outputs
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.methods import find_method
@@ -48,7 +48,9 @@ class Model:
     def __init__(self, run: Run, net: ParticleNet, config: TrainConfig) -> None:
         self.net, self.config, self.path, self.classes = net, config, run.path, run.classes
         self.input_shape, self.normalisation, self.encoder, self.centre = _samples_of(run)
-        self.decider = read_decider(run, config, run.classes)
+        saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
+        new = new_decider(run.method_name, config, run.classes)
+        self.decider = Decider.load(saved).replace(classes=run.classes) if saved.exists() else new
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
@@ -73,12 +75,6 @@ class Model:
             raise InputError(f"{run.path}: the weights do not fit the network of config.json ({reason})") from None
         return cls(run, place(net, choose_device(device)), config)
 
-    @classmethod
-    def of(cls, run: Run, net: ParticleNet) -> "Model":
-        """The model of a run that has just been trained, with its network."""
-        device = next(net.parameters()).device
-        return cls(run, net.eval().requires_grad_(True), run.config.replace(device=str(device)))
-
     def predict(
         self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
     ) -> Predictions:
@@ -102,18 +98,15 @@ class Model:
         if isinstance(inputs, str | Path):
             return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
         found = self._split(inputs, split)
-        if isinstance(found.inputs, ImageFiles):
-            files = found.inputs
+        if isinstance(files := found.inputs, ImageFiles):
             return self.predict_samples(of_files(files.root, files.names, found.labels, self._spec, skip_broken))
-        return self.predict_split(found)
+        return self._predict_split(found)
 
-    def open_samples(
-        self, source: str | Path, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
-    ) -> Samples:
+    def open_samples(self, source: str | Path, **options: Any) -> Samples:
         """The samples at a path, in the form that this model needs."""
         other = f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name"
         expect(isinstance(source, str | Path), f"{other}; samples in memory are for Model.load(run).predict")
-        return open_samples(source, self._spec, root=root, split=split, skip_broken=skip_broken)
+        return open_samples(source, self._spec, **options)
 
     @property
     def _spec(self) -> InputSpec:
@@ -122,21 +115,18 @@ class Model:
     def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Chunk]]:
         """Predictions of these rows in pieces, while the next piece is read; None for a piece of broken samples."""
         size = max(1, min(SAMPLES_AT_ONCE, BYTES_AT_ONCE // int(np.prod(self.input_shape))))
-        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        starts = range(0, len(rows), size)
         with ThreadPoolExecutor(1, "read") as reader:
-            coming = reader.submit(samples.read, parts[0]) if parts else None
-            for following in [*parts[1:], None][: len(parts)]:
-                assert coming is not None
-                piece = coming.result()
-                coming = reader.submit(samples.read, following) if following is not None else None
-                yield (self.predict_split(piece.split) if len(piece.split) else None), piece
+            coming = [reader.submit(samples.read, rows[:size])] if starts else []
+            for start in starts:
+                piece = coming.pop().result()
+                if start + size < len(rows):
+                    coming.append(reader.submit(samples.read, rows[start + size : start + 2 * size]))
+                yield (self._predict_split(piece.split) if len(piece.split) else None), piece
 
-    def predict_split(self, split: Split) -> Predictions:
-        """Logits of samples in memory."""
-        shape = tuple(split.inputs.shape[1:])
-        expect(
-            shape == self.input_shape, f"samples have shape {shape}, but this model was trained on {self.input_shape}"
-        )
+    def _predict_split(self, split: Split) -> Predictions:
+        shape, own = tuple(split.inputs.shape[1:]), self.input_shape
+        expect(shape == own, f"samples have shape {shape}, but this model was trained on {own}")
         found = predictions_of(self.net, split, self.normalisation, self.config, self.classes)
         assert found is not None
         return found
@@ -163,31 +153,25 @@ class Model:
         return decider.decide(self.predict(inputs, **where))
 
     def _split(self, inputs: Any, name: str | None) -> Split:
-        """Samples in memory."""
         if isinstance(inputs, Split):
             return inputs
         if isinstance(inputs, Dataset):
             own = f"{inputs.name} was encoded by its own training rows, not by those of this model"
             expect(inputs.encoder == self.encoder, f"{own}: give the table itself, its path or a data frame")
             return split_of(inputs, name, self.classes)
-        rows = None if self.encoder is None else _columns(inputs)
-        array: NDArray[Any] = as_array(inputs) if rows is None or self.encoder is None else self.encoder.transform(rows)
+        if self.encoder is not None and (isinstance(inputs, Mapping) or hasattr(inputs, "columns")):
+            cells = {str(name): inputs[name] for name in getattr(inputs, "columns", inputs)}
+            for name, column in cells.items():
+                several = isinstance(column, Sized) and not isinstance(column, str)
+                expect(several, f"column {name!r} is {column!r}: expected a list of cells, one per row")
+            plain = {name: c.tolist() if hasattr(c, "tolist") else c for name, c in cells.items()}
+            inputs = self.encoder.transform(plain)
+        array: NDArray[Any] = as_array(inputs)
         if array.dtype == np.uint8 and array.ndim in (3, 4):
             array = as_images("array", array)
         fits = array.shape[1:] == self.input_shape and len(array)
         expect(fits, f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
         return Split(as_inputs("array", array), np.full(len(array), -1, dtype=np.int64))
-
-
-def _columns(inputs: Any) -> Mapping[str, Sequence[Any]] | None:
-    """Cells by column of a data frame or a mapping; nothing for other kinds of input."""
-    if isinstance(inputs, Mapping):
-        for name, cells in inputs.items():
-            several = isinstance(cells, Sized) and not isinstance(cells, str)
-            expect(several, f"column {name!r} is {cells!r}: expected a list of cells, one per row")
-        return inputs
-    columns = getattr(inputs, "columns", None)
-    return None if columns is None else {str(column): inputs[column].tolist() for column in columns}
 
 
 def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableEncoder | None, float]:
@@ -203,14 +187,6 @@ def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableE
         return shape, known, encoder, float(data.get("centre", 1))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{run.path}/config.json is damaged where it describes the data ({error!r})") from None
-
-
-def read_decider(run: Run, config: TrainConfig, classes: Classes) -> Decider:
-    """The folder's Decider; before calibration, one that combines particles and leaves probabilities alone."""
-    path = run.path / "decider.json"
-    return (
-        Decider.load(path).replace(classes=classes) if path.exists() else new_decider(run.method_name, config, classes)
-    )
 
 
 def new_decider(method: str, config: TrainConfig, classes: Classes) -> Decider:
@@ -231,7 +207,7 @@ def predictions_of(
     group: ProcessGroup = SINGLE,
 ) -> Predictions | None:  # fmt: skip
     """Predictions of a split, with its labels where they are known. Of several processes, rank 0 has them."""
-    logits, unsure = sharded_outputs(net, split, normalisation, config, next(net.parameters()).device, group)
+    logits, unsure = split_outputs(net, split, normalisation, config, next(net.parameters()).device, group)
     if logits is None:
         return None
     return Predictions(

@@ -59,29 +59,32 @@ def profile(
     row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
     device, seeds = choose_device(chosen.device), (chosen.seed,)
     net = place(method_net(row, chosen, given.input_shape, given.classes, seeds), device)
-    part = build_stages(row, chosen, given, seeds, device)[0]
+    stage = build_stages(row, chosen, given, seeds, device)[0]
+    steps = (stage.end - stage.start) * stage.loader.steps
+    held = given.test or given.val or given.train
+    source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
     with sensible_threads(net, chosen):
-        steps = (part.end - part.start) * part.loader.steps
-        traffic = _traffic(net, part, reduced(chosen, device))
-        timed = _step_parts(net, part, steps)
-        held = given.test or given.val or given.train
+        traffic = _traffic(net, stage, reduced(chosen, device))
+        timed = _step_parts(net, stage, steps)
         evaluation = _seconds(lambda: split_outputs(net, held, given.normalisation, chosen, device), device, once=True)
-    return Profile(timed, evaluation, steps, len(row.stages), 1 + chosen.refit, traffic, _bandwidth(device))
+    bandwidth = 2 * source.numel() / _seconds(lambda: target.copy_(source), device)  # each byte is read and written
+    return Profile(timed, evaluation, steps, len(row.stages), 1 + chosen.refit, traffic, bandwidth)
 
 
-def _step_parts(net: ParticleNet, part: PreparedStage, steps: int) -> dict[str, float]:
+def _step_parts(net: ParticleNet, stage: PreparedStage, steps: int) -> dict[str, float]:
     """Forward alone, forward and backward, the whole step: the differences are the parts."""
-    step = Step(net, part.losses, part.settings, part.stage, (), part.each)
+    step = Step(net, stage.losses, stage.settings, stage.stage, (), stage.each)
     captured = Execution(step, steps).capture
-    step.begin_epoch(1, part.rates(1))
-    inputs, targets = next(iter(part.loader.epoch(1)))
-    batch = inputs, targets, part.mixing(net.seeds, 1)[0].to(step.device)
+    step.begin_epoch(1, stage.rates(1))
+    inputs, targets = next(iter(stage.loader.epoch(1)))
+    batch = inputs, targets, stage.mixing(net.seeds, 1)[0].to(step.device)
 
     def loss() -> Tensor:
         mixed = step.mixed(*batch)
         return step.loss(step.logits(mixed.inputs), mixed)
 
-    data = _seconds(lambda: [None for _ in part.loader.epoch(1)], step.device) / part.loader.steps
+    data = _seconds(lambda: [None for _ in stage.loader.epoch(1)], step.device) / stage.loader.steps
     forward = _seconds(loss, step.device, captured)
     both = _seconds(lambda: step.gradients(loss()), step.device, captured)
     whole = _seconds(lambda: step.compute(*batch), step.device, captured)
@@ -101,7 +104,7 @@ def _seconds(function: Callable[[], Any], device: torch.device, captured: bool =
     return min(times[1:])
 
 
-def _traffic(net: ParticleNet, part: PreparedStage, half: bool) -> float:
+def _traffic(net: ParticleNet, stage: PreparedStage, half: bool) -> float:
     """Bytes that a step must move: outputs of convolutions and affine maps, and the weights."""
     given: list[int] = []
     copy = deepcopy(net)
@@ -109,13 +112,6 @@ def _traffic(net: ParticleNet, part: PreparedStage, half: bool) -> float:
         if isinstance(module, Conv | Linear):
             module.register_forward_hook(lambda module, inputs, output: given.append(output.numel()))
     with torch.no_grad():
-        copy.particle_logits(next(iter(part.loader.epoch(1)))[0])
+        copy.particle_logits(next(iter(stage.loader.epoch(1)))[0])
     weights = sum(p.numel() for p in net.parameters())
     return PASSES_OF_ACTIVATIONS * (2 if half else 4) * sum(given) + PASSES_OF_WEIGHTS * 4 * weights
-
-
-def _bandwidth(device: torch.device) -> float:
-    """Bytes per second of a copy: each byte is read and written."""
-    source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / _seconds(lambda: target.copy_(source), device)

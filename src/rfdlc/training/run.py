@@ -15,8 +15,8 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,7 @@ from rfdlc.training.methods import Method, find_method
 
 FORMAT, VERSION = "rfdlc-run", 2
 READABLE = (1, VERSION)
+PREFIXES = "net.", "state."  # of the tensors of a checkpoint
 
 Rows = list[dict[str, Any]]
 
@@ -75,11 +76,12 @@ class Run:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{path} cannot be made a run folder ({error.strerror}): choose another folder") from None
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        versions = {"rfdlc": __version__, "python": platform.python_version(), "torch": torch.__version__}
+        hardware = {"platform": platform.platform(), "threads": torch.get_num_threads(), "gpu": gpu}
         run.write_json("classes.json", classes.to_dict())
-        run.write_json("environment.json", environment())
+        run.write_json("environment.json", {**versions, "numpy": np.__version__, **hardware})
         run.write_json("config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **metadata})  # last
-
-    # -- what it is -------------------------------------------------------------------------------------------
 
     @property
     def exists(self) -> bool:
@@ -131,23 +133,12 @@ class Run:
         """The number of epochs of all stages."""
         return self.spans[-1][1]
 
-    @property
-    def phases(self) -> int:
-        """The number of trainings: with `refit` a second one, on all samples."""
-        return 1 + self.config.refit
-
-    def holds_out(self, data: Dataset) -> bool:
-        """Whether this phase holds out a part of the training split, to calibrate on."""
-        return self.phase == 0 and data.val is None and self.config.hold_out > 0
-
     def restore(self) -> Checkpoint | None:
         """Continue from the last checkpoint, if there is one."""
         found = self.checkpoint()
         if found is not None:
             self.phase, self.epoch, self.history = found.phase, found.epoch, list(found.history)
         return found
-
-    # -- reading ----------------------------------------------------------------------------------------------
 
     def read_json(self, name: str) -> dict[str, Any]:
         try:
@@ -160,43 +151,33 @@ class Run:
         path = self.path / name
         if not path.exists():
             return None
-        try:
+        with _readable(path, "a checkpoint"):
             with safe_open(path, framework="pt") as file:
                 meta = file.metadata()
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            return Checkpoint(
-                int(meta["phase"]), int(meta["epoch"]), _under(tensors, "net."), _under(tensors, "state."),
-                json.loads(meta["history"]),
-            )  # fmt: skip
-        except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
-            raise InputError(f"{path} is not a checkpoint ({error})") from None
+            net, state = ({k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES)
+            return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, json.loads(meta["history"]))
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights, or those of the last checkpoint while training goes on."""
         path = self.path / "model.safetensors"
         if path.exists():
-            try:
+            with _readable(path, "a file of weights"):
                 return load_file(path)
-            except (SafetensorError, OSError) as error:
-                raise InputError(f"{path} is not a file of weights ({error})") from None
         found = self.checkpoint()
-        expect(found, f"{self.path} has no trained weights yet: train it with `rfdlc resume {self.path}`")
-        assert found is not None
-        warnings.warn(
-            f"{self.path} is not trained to the end: these are the weights after epoch {found.epoch}, not calibrated; "
-            f"finish it with `rfdlc resume {self.path}`",
-            stacklevel=2,
-        )
+        fix = f"`rfdlc resume {self.path}`"
+        if found is None:
+            raise InputError(f"{self.path} has no trained weights yet: train it with {fix}")
+        early = f"these are the weights after epoch {found.epoch}, not calibrated; finish it with {fix}"
+        warnings.warn(f"{self.path} is not trained to the end: {early}", stacklevel=2)
         return found.net
-
-    # -- writing ----------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: Checkpoint, kept_as: str | None = None) -> None:
         """Write last.ckpt, then history.csv, which follows from it."""
         if not self.writes:
             return
-        named = {f"net.{name}": tensor for name, tensor in checkpoint.net.items()}
-        named |= {f"state.{name}": tensor for name, tensor in checkpoint.state.items()}
+        both = zip(PREFIXES, (checkpoint.net, checkpoint.state), strict=True)
+        named = {f"{prefix}{name}": tensor for prefix, tensors in both for name, tensor in tensors.items()}
         where = {"phase": str(checkpoint.phase), "epoch": str(checkpoint.epoch)}
         data = save(plain_tensors(named), {**where, "history": json.dumps(checkpoint.history)})
         for name in filter(None, (kept_as, "last.ckpt")):
@@ -214,6 +195,9 @@ class Run:
     def write_json(self, name: str, table: Mapping[str, Any]) -> None:
         self.write(name, (json.dumps(table, indent=1, ensure_ascii=False) + "\n").encode())
 
+    def write(self, name: str, data: bytes) -> None:
+        self.write_with(name, lambda path: path.write_bytes(data))
+
     def write_with(self, name: str, save_to: Callable[[Path], object]) -> None:
         """A file written by a function: at any time the folder has the old one or the new one, complete."""
         if not self.writes:
@@ -228,26 +212,16 @@ class Run:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             state = "last.ckpt is intact" if (self.path / "last.ckpt").exists() else "there was no checkpoint yet"
-            raise InputError(
-                f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}: make room, then "
-                f"`rfdlc resume {self.path}`"
-            ) from None
-
-    def write(self, name: str, data: bytes) -> None:
-        self.write_with(name, lambda path: path.write_bytes(data))
+            problem = f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}"
+            raise InputError(f"{problem}: make room, then `rfdlc resume {self.path}`") from None
 
 
-def environment() -> dict[str, Any]:
-    """Versions and hardware, for whoever compares results."""
-    return {
-        "rfdlc": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
+@contextmanager
+def _readable(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+        raise InputError(f"{path} is not {what} ({error})") from None
 
 
 def plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -255,19 +229,12 @@ def plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-# -- the data of a run ------------------------------------------------------------------------------------------------
-
-
 def describe_data(data: Dataset, source: Any, root: str | Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """What a run folder keeps of its data: how to load them again, what a model needs, and a fingerprint."""
     scale, skipped = data.normalisation, len(data.skipped)
-    place = {"source": str(source), "root": None if root is None else str(root)}
+    where = {"source": str(source), "root": None if root is None else str(root)}
     return {
-        **(place if isinstance(source, str | Path) else {}),
+        **(where if isinstance(source, str | Path) else {}),
         "options": json.loads(json.dumps(dict(options), default=str)),  # paths and numbers of numpy as text
         "name": data.name,
         "input_shape": list(data.input_shape),

@@ -78,8 +78,7 @@ def train(
             given, description = _load(data, root, data_options)
             trainer = Trainer(given, backbone=network, group=group)
             config = trainer.configure(out, method, settings)
-            metadata = {"method": method, "settings": config.to_dict(), "data": description}
-            run = create_run(out, metadata, given.classes, group)
+            run = _create_run(out, method, config, description, given.classes, group)
         return trainer.fit([trainer.restore(run)])[0]
 
 
@@ -139,7 +138,6 @@ def fork(
     Returns
     -------
     Model
-        Trained and calibrated.
 
     Raises
     ------
@@ -151,7 +149,7 @@ def fork(
         changes["backbone"] = backbone
     with process_group() as group:
         with group.raising_together():
-            _begin_fork(Run(path), out, at, method, changes, group)
+            _create_fork(Run(path), out, at, method, changes, group)
         return resume(out, data, backbone=network)
 
 
@@ -214,37 +212,36 @@ def train_many(
     >>> [model.config.seed for model in train_many("digits-lt", specs)]
     [0, 1]
     """
-    _check_specs(data, specs, networks)
+    count, folders = started_processes(), [Path(spec.out).resolve() for spec in specs]
+    expect(count == 1, f"train_many uses one process, but {count} were started: leave torchrun out")
+    expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
+    for spec, folder in zip(specs, folders, strict=True):
+        once = folders.count(folder) == 1
+        expect(once, f"{spec.out} is the folder of several runs: expected one folder per run")
+        resolve(spec.method, data if isinstance(data, str) else "", spec.settings)
     given, description = _load(data, root, data_options)
     trainer = Trainer(given, networks=networks)
+    runs = [Run(spec.out) for spec in specs]
     configs = [trainer.configure(spec.out, spec.method, spec.settings) for spec in specs]
-    for spec, config in zip(specs, configs, strict=True):
-        _check_folder(spec, config, given)
+    for run, spec, config in zip(runs, specs, configs, strict=True):
+        if run.exists:
+            data_of(run, given)
+            others = [name for name, value in config if name not in MAY_CHANGE and getattr(run.config, name) != value]
+            what = ", ".join(others) or f"method {run.method_name}"
+            same = run.method_name == spec.method and not others
+            expect(same, f"{spec.out} holds another run (it differs in {what}): choose another folder")
     models: dict[Path, Model] = {}
-    runs = []
-    for spec, config in zip(specs, configs, strict=True):
-        run = Run(spec.out)
+    for run, spec, config in zip(runs, specs, configs, strict=True):
         if (run.path / "metrics.json").exists():  # written last
             models[run.path] = Model.load(run.path, device=config.device)
             continue
         if not run.exists:
-            metadata = {"method": spec.method, "settings": config.to_dict(), "data": description}
-            run = create_run(spec.out, metadata, given.classes, SINGLE)
+            _create_run(spec.out, spec.method, config, description, given.classes, SINGLE)
         run.config = config
         run.restore()
-        runs.append(run)
-    models |= {run.path: model for run, model in zip(runs, trainer.fit(runs), strict=True)}
-    return [models[Path(spec.out)] for spec in specs]
-
-
-def create_run(out: str | Path, metadata: Mapping[str, Any], classes: Classes, group: ProcessGroup) -> Run:
-    """A run in a new folder. A command that torchrun starts again finds its folder and continues."""
-    if group.main and not (under_torchrun() and Run(out).matches(metadata)):
-        Run.create(out, metadata, classes)
-    return Run(out, group.main)
-
-
-# -- beginnings ------------------------------------------------------------------------------------------------------
+    unfinished = [run for run in runs if run.path not in models]
+    models |= {run.path: model for run, model in zip(unfinished, trainer.fit(unfinished), strict=True)}
+    return [models[run.path] for run in runs]
 
 
 def _load(data: Any, root: str | Path | None, options: Mapping[str, Any] | None) -> tuple[Dataset, dict[str, Any]]:
@@ -256,61 +253,43 @@ def _load(data: Any, root: str | Path | None, options: Mapping[str, Any] | None)
     return given, describe_data(given, data, root, options)
 
 
-def _begin_fork(
+def _create_run(
+    out: str | Path, method: str, config: TrainConfig, data: Mapping[str, Any], classes: Classes, group: ProcessGroup,
+    **more: Any,
+) -> Run:  # fmt: skip
+    """A run in a new folder. A command that torchrun starts again finds its folder and continues."""
+    metadata = {"method": method, "settings": config.to_dict(), "data": data, **more}
+    if group.main and not (under_torchrun() and Run(out).matches(metadata)):
+        Run.create(out, metadata, classes)
+    return Run(out, group.main)
+
+
+def _create_fork(
     source: Run, out: str | Path, at: int | None, method: str | None, changes: Mapping[str, Any], group: ProcessGroup
 ) -> None:
     """A folder with the other run's checkpoint in it."""
     row = find_method(method or source.method_name)
     fits = row.combination is source.method.combination
     expect(fits, f"a fork cannot continue as {method}: its networks have other parts; start a new run")
-    old = source.config
-    new = row.configure({**old.to_dict(), **changes}) if method is None else _config_as(method, source, changes)
+    old, data = source.config, source.metadata["data"]
+    if method is None:
+        new = row.configure({**old.to_dict(), **changes})
+    else:  # the other method's config for these data, with what the user had set
+        name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "features"
+        usual = resolve(source.method_name, name, {}, kind)[1].to_dict()
+        chosen = {key: value for key, value in old.to_dict().items() if value != usual[key]}
+        new = resolve(method, name, {**chosen, **changes}, kind)[1]
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(new, name)]
     expect(not moved, f"a fork cannot change {', '.join(moved)}: its checkpoint depends on them; start a new run")
     checkpoint = source.checkpoint("last.ckpt" if at is None else f"epoch-{at}.ckpt")
     if checkpoint is None:
         kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
         raise InputError(f"{source.path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
-    if checkpoint.epoch > sum(row.stage_epochs(new)):
-        raise InputError(
-            f"epochs={new.epochs} is less than the epoch of the checkpoint of {source.path}, which is "
-            f"{checkpoint.epoch}: expected more, or an earlier checkpoint"
-        )
-    origin = {"path": str(source.path), "epoch": checkpoint.epoch, "changes": {k: str(v) for k, v in changes.items()}}
-    metadata = {"method": method or source.method_name, "settings": new.to_dict(), "data": source.metadata["data"]}
-    run = create_run(out, {**metadata, "forked_from": origin}, source.classes, group)
+    epoch = checkpoint.epoch
+    early = f"epochs={new.epochs} is less than the epoch of the checkpoint of {source.path}, which is {epoch}"
+    expect(epoch <= sum(row.stage_epochs(new)), f"{early}: expected more, or an earlier checkpoint")
+    origin = {"path": str(source.path), "epoch": epoch, "changes": {k: str(v) for k, v in changes.items()}}
+    name = method or source.method_name
+    run = _create_run(out, name, new, data, source.classes, group, forked_from=origin)
     if run.checkpoint() is None:
         run.save_checkpoint(checkpoint)
-
-
-def _config_as(method: str, source: Run, changes: Mapping[str, Any]) -> TrainConfig:
-    """Another method's config for the data of a run, with what its user had set."""
-    data = source.metadata["data"]
-    name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "features"
-    usual = resolve(source.method_name, name, {}, kind)[1].to_dict()
-    chosen = {key: value for key, value in source.config.to_dict().items() if value != usual[key]}
-    return resolve(method, name, {**chosen, **changes}, kind)[1]
-
-
-def _check_specs(data: Any, specs: Sequence[RunSpec], networks: int) -> None:
-    """Raise for what is wrong already before the data are loaded."""
-    count = started_processes()
-    expect(count == 1, f"train_many uses one process, but {count} were started: leave torchrun out")
-    expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
-    folders = [Path(spec.out).resolve() for spec in specs]
-    for spec, folder in zip(specs, folders, strict=True):
-        once = folders.count(folder) == 1
-        expect(once, f"{spec.out} is the folder of several runs: expected one folder per run")
-        resolve(spec.method, data if isinstance(data, str) else "", spec.settings)
-
-
-def _check_folder(spec: RunSpec, config: TrainConfig, data: Dataset) -> None:
-    """Refuse a folder that holds another run."""
-    run = Run(spec.out)
-    if not run.exists:
-        return
-    data_of(run, data)
-    others = [name for name, value in config if name not in MAY_CHANGE and getattr(run.config, name) != value]
-    what = ", ".join(others) or f"method {run.method_name}"
-    same = run.method_name == spec.method and not others
-    expect(same, f"{spec.out} holds another run (it differs in {what}): choose another folder")

@@ -6,6 +6,7 @@ Under `torchrun` every process trains on its shard of the samples, and rank 0 wr
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ class Trainer:
         expect(not config.refit or data.val is None, f"refit trains again on held-out samples, but {known}")
         expect(not config.refit or config.hold_out, "refit needs held-out samples to calibrate on: set hold_out=0.1")
         self.check_processes(config)
-        self.stacker.build(Path(out), row, config)
+        self.stacker.built[Path(out)] = self.stacker.build(row, config, [config.seed])
         return config
 
     def check_processes(self, config: TrainConfig) -> None:
@@ -104,11 +105,10 @@ class Trainer:
                     if epoch.epoch == stack.end < stack.stages[-1].end:
                         break
             for member in stack.trained():
-                run = member.runs[0]
-                model = self._end_phase(run, member.net, member.data)
+                model = self._end_phase(member)
                 if model is not None:
-                    models[run.path] = model
-                    waiting.remove(run)
+                    models[model.path] = model
+                    waiting.remove(member.runs[0])
         return [models[run.path] for run in runs]
 
     def _history_row(self, run: Run, member: Member, epoch: Epoch) -> dict[str, Any]:
@@ -123,23 +123,25 @@ class Trainer:
         }
         every = run.config.evaluate_every
         due = epoch.epoch == run.epochs or (every and epoch.epoch % every == 0)
-        predictions = self._held_out_predictions(run, member.net, member.data) if due else None
+        predictions = self._held_out_predictions(run, member) if due else None
         if predictions is None:
             return row
         decider = new_decider(run.method_name, run.config, member.data.classes)
         found = evaluate(balanced(predictions), decider=decider)
-        held = {"accuracy": found.accuracy, "ece": found.ece, "nll": found.nll}
-        return {**row, **{f"held_out_{k}": v for k, v in held.items()}, **diversity(predictions.scores.values)}
+        row |= {"held_out_accuracy": found.accuracy, "held_out_ece": found.ece, "held_out_nll": found.nll}
+        return row | diversity(predictions.scores.values)
 
-    def _held_out_predictions(self, run: Run, net: ParticleNet, data: Dataset) -> Predictions | None:
+    def _held_out_predictions(self, run: Run, member: Member) -> Predictions | None:
         """Predictions of the held-out split, if there is one, by all ranks together; rank 0 has them."""
+        data = member.data
         if data.val is None:
             return None
-        return predictions_of(net, data.val, data.normalisation, run.config, self.data.classes, self.group)
+        return predictions_of(member.net, data.val, data.normalisation, run.config, self.data.classes, self.group)
 
-    def _end_phase(self, run: Run, net: ParticleNet, data: Dataset) -> Model | None:
+    def _end_phase(self, member: Member) -> Model | None:
         """Calibrate where samples were held out; after the last phase, write and score the model."""
-        predictions = self._held_out_predictions(run, net, data)
+        run, net = member.runs[0], member.net
+        predictions = self._held_out_predictions(run, member)
         if predictions is not None:
             decider = new_decider(run.method_name, run.config, self.data.classes)
             if decider.calibration is not None:  # weighted to the prior that the probabilities carry
@@ -147,11 +149,12 @@ class Trainer:
             run.write_with("decider.json", decider.save)
             run.write_with("held-out.npz", predictions.save)
         run.phase, run.epoch = run.phase + 1, 0
-        if run.phase < run.phases:
+        if run.phase <= run.config.refit:
             return None
         run.write("model.safetensors", save(plain_tensors(net.state_dict())))
         self.group.barrier()  # all ranks read the files
-        model = Model.of(run, net)
+        device = next(net.parameters()).device
+        model = Model(run, net.eval().requires_grad_(True), run.config.replace(device=str(device)))
         score_test(run, model, self.data, self.group)
         self.group.barrier()
         return model
@@ -190,9 +193,6 @@ def _checkpoint(run: Run, net: ParticleNet, epoch: Epoch, now: bool, due: bool) 
         run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
 
 
-# -- reports and Ctrl-C ----------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], Callable[[], bool]]]:
     """A progress bar, and whether Ctrl-C was pressed; errors say where the training stopped and how to continue."""
@@ -205,38 +205,33 @@ def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], Callab
             yield show, stopping
         except TrainingStopped as error:
             run = stack.members[error.run].runs[0]
-            good = f"the last good checkpoint is epoch {_saved_epoch(run)} in {run.path}"
-            raise TrainingStopped(f"{error}; {good if _saved_epoch(run) else 'there is no checkpoint yet'}") from None
+            saved = run.checkpoint()
+            good = saved and f"the last good checkpoint is epoch {saved.epoch} in {run.path}"
+            raise TrainingStopped(f"{error}; {good or 'there is no checkpoint yet'}") from None
         except KeyboardInterrupt as error:
-            raise TrainingInterrupted(str(error) or _how_to_continue(stack, _saved_epoch(stack.run))) from None
+            saved = stack.run.checkpoint()
+            raise TrainingInterrupted(str(error) or _how_to_continue(stack, saved.epoch if saved else 0)) from None
 
 
 @contextmanager
 def _stop_at_epoch_end() -> Iterator[Callable[[], bool]]:
     """Ctrl-C sets a flag, read at the end of an epoch; a second one stops at once."""
-    pressed: list[bool] = []
+    pressed: list[int] = []
 
     def press(signum: int, frame: Any) -> None:
         if pressed:
             raise KeyboardInterrupt
-        pressed.append(True)
+        pressed.append(signum)
         if speaks():
             print("stopping at the end of this epoch; press Ctrl-C again to stop at once", file=sys.stderr)
 
-    try:
-        previous = signal.signal(signal.SIGINT, press)
-    except ValueError:  # not in the main thread, which alone handles signals
-        yield lambda: False
-        return
+    main = threading.current_thread() is threading.main_thread()  # which alone handles signals
+    previous = signal.signal(signal.SIGINT, press) if main else None
     try:
         yield lambda: bool(pressed)
     finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def _saved_epoch(run: Run) -> int:
-    found = run.checkpoint()
-    return 0 if found is None else found.epoch
+        if main:
+            signal.signal(signal.SIGINT, previous)
 
 
 def _how_to_continue(stack: Stack, epoch: int) -> str:
