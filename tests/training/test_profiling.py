@@ -37,7 +37,7 @@ def test_the_command_prints_the_table_beside_the_result(quick, tmp_path):
     words = ["train", "digits-lt", "--out", str(tmp_path / "run"), "--profile", "--json", "epochs=1", "particles=1"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    for word in ("data", "forward", "backward", "optimiser", "of that floor"):
+    for word in ("data", "forward", "backward", "optimiser", "of this bound"):
         assert word in " ".join(result.stderr.split())
     assert "stages" not in result.stderr
     assert result.stdout.startswith("{")

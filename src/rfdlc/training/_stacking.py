@@ -25,12 +25,10 @@ from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.run import Run
 
 # The class weights and the utility term, which start after the deferred epoch.
-LATE = frozenset(
-    (
-        "weights", "weight_power", "weight_beta", "utility", "penalty", "utility_form", "utility_weights", "alpha",
-        "deferred",
-    )
-)  # fmt: skip
+LATE = frozenset((
+    "weights", "weight_power", "weight_beta", "utility", "penalty", "utility_form", "utility_weights", "alpha",
+    "deferred",
+))  # fmt: skip
 # Settings that change nothing in what a network learns.
 BOOKKEEPING = frozenset(("combine", "calibration", "evaluate_every", "checkpoint_every", "keep", "refit"))
 # Settings that may differ between the runs of a stack.
@@ -67,25 +65,14 @@ class Stack:
         """The first: all runs agree in everything that is not in `OWN`."""
         return self.members[0].runs[0]
 
-    @property
-    def epochs(self) -> int:
-        """The number of epochs of the longest run."""
-        return max(member.runs[0].epochs for member in self.members)
-
     def unstack(self, epoch: Epoch) -> Iterator[tuple[Run, Member, Epoch, bool]]:
         """Each run that has not left before, with what the epoch is for it, and whether it leaves after it."""
         for number, member in enumerate(self.members):
             own = epoch.of(number)
             for run, last in zip(member.runs, member.last_epochs, strict=True):
                 if epoch.epoch <= last:
+                    run.epoch = epoch.epoch
                     yield run, member, own, epoch.epoch == last
-
-    def trained(self) -> list[Member]:
-        """Note how far all runs are; the members whose first run has its last epoch behind it."""
-        for member in self.members:
-            for run, last in zip(member.runs, member.last_epochs, strict=True):
-                run.epoch = last
-        return [member for member in self.members if self.end == member.runs[0].epochs]
 
 
 class Stacker:
@@ -116,12 +103,8 @@ class Stacker:
         size = ceil(len(groups) / ceil(len(groups) / most))  # stacks of about the same size
         number = _stage_number(first)
         following = stage_signature(first, number)
-        ahead = [
-            run.epoch
-            for run in waiting
-            if (run.phase == first.phase and run.epoch > first.epoch)
-            and stage_signature(run, _stage_number(run)) == following
-        ]
+        later = [run for run in waiting if run.phase == first.phase and run.epoch > first.epoch]
+        ahead = [run.epoch for run in later if stage_signature(run, _stage_number(run)) == following]
         end = first.epochs if len(waiting) == 1 else min([first.spans[number][1], *ahead])
         return self._stack(groups[:size], end)
 
@@ -191,12 +174,7 @@ def same_until(one: Run, other: Run) -> int:
         return 0
     if _values(one.config, without) != _values(other.config, without):
         return 0
-    late = [
-        (inf, None)
-        if run.config.weights == "constant" and run.config.utility == "none"
-        else (run.config.deferred_epoch, tuple(getattr(run.config, name) for name in sorted(LATE)))
-        for run in (one, other)
-    ]  # for each the epoch after which something starts, and what
+    mine_late, their_late = _late(one.config), _late(other.config)
     same = 0
     for mine, theirs, (_, end) in zip(one.method.stages, other.method.stages, one.spans, strict=False):
         loss = mine.loss or one.method.loss
@@ -204,8 +182,8 @@ def same_until(one: Run, other: Run) -> int:
             return same
         if _training(mine, one.config) != _training(theirs, other.config):
             return same
-        if late[0] != late[1]:  # until they start, the integrated gain is what it is without them
-            return max(same, int(min(end, late[0][0], late[1][0]))) if loss is integrated_gain else same
+        if mine_late != their_late:  # until they start, the integrated gain is what it is without them
+            return max(same, int(min(end, mine_late[0], their_late[0]))) if loss is integrated_gain else same
         same = end
         if mine.finalize is not theirs.finalize or not (same_options or mine.finalize is None):
             return same
@@ -220,6 +198,13 @@ def _stage_number(run: Run) -> int:
 
 def _values(config: TrainConfig, without: frozenset[str]) -> Hashable:
     return tuple(value for name, value in config if name not in without)
+
+
+def _late(config: TrainConfig) -> tuple[float, Hashable]:
+    """The epoch after which something starts, and what."""
+    if config.weights == "constant" and config.utility == "none":
+        return inf, None
+    return config.deferred_epoch, tuple(getattr(config, name) for name in sorted(LATE))
 
 
 def _training(stage: Stage, config: TrainConfig) -> Hashable:

@@ -38,7 +38,6 @@ Positions = NDArray[np.int64]
 
 SMALL_STEP = 10_000_000  # multiplications
 EVALUATION_BATCH = 256  # samples
-TRAINING_UTILITIES = ("none", "one-hot", "tail-sensitive", "tail-sensitive-by-rank")
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -161,19 +160,17 @@ def _loader(
 
 def training_utility(config: TrainConfig, classes: Classes) -> Matrix | None:
     """The matrix to train with. A tail-sensitive one has no diagonal, as the authors': the likelihood has it."""
-    if config.utility == "none":
-        return None
-    if config.utility == "one-hot":
-        return np.eye(len(classes))
-    if config.utility.startswith("tail-sensitive"):
-        by_rank = config.utility == "tail-sensitive-by-rank"
-        matrix = Utility.tail_sensitive(classes, config.penalty, by_rank=by_rank).matrix
+    name = config.utility
+    if name in ("none", "one-hot"):
+        return np.eye(len(classes)) if name == "one-hot" else None
+    if name in ("tail-sensitive", "tail-sensitive-by-rank"):
+        matrix = Utility.tail_sensitive(classes, config.penalty, by_rank=name == "tail-sensitive-by-rank").matrix
         return matrix - np.diag(np.diag(matrix))
-    known = ", ".join(TRAINING_UTILITIES)
-    expect(Path(config.utility).is_file(), f"setting utility={config.utility!r} is neither a file nor one of {known}")
-    matrix = Utility.read_csv(config.utility, classes).matrix
+    known = "none, one-hot, tail-sensitive, tail-sensitive-by-rank"
+    expect(Path(name).is_file(), f"setting utility={name!r} is neither a file nor one of {known}")
+    matrix = Utility.read_csv(name, classes).matrix
     square = matrix.shape[0] == matrix.shape[1]
-    expect(square, f"{config.utility} has actions that are not classes: training needs a square utility")
+    expect(square, f"{name} has actions that are not classes: training needs a square utility")
     return matrix
 
 

@@ -168,11 +168,6 @@ class TrainConfig(BaseModel):
         """The last epoch before what is deferred starts."""
         return round(self.deferred * self.epochs)
 
-    @property
-    def own_backbone(self) -> bool:
-        """Whether the backbone is a function or module of the user's own."""
-        return self.backbone == "own" or ":" in self.backbone
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return self.model_dump(mode="json")

@@ -1,5 +1,7 @@
 """Held-out data of a long-tailed training set are long-tailed too: metrics for balanced data need balanced weights."""
 
+from itertools import combinations
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,15 +23,12 @@ def balanced_positions(labels: NDArray[np.int64], repeats: int = 1) -> NDArray[n
 
 
 def balanced(predictions: Predictions) -> Predictions:
-    """The predictions as if every class were equally frequent; what `evaluate` then says estimates balanced data."""
+    """Logits as if every class were equally frequent; what `evaluate` then says estimates balanced data."""
     assert predictions.targets is not None
     positions = balanced_positions(predictions.targets, repeats=4)
-    kind = "logits" if predictions.scores.logits else "probabilities"
-    values = predictions.scores.values[:, positions]
+    logits, targets = predictions.scores.values[:, positions], predictions.targets[positions]
     unsure = None if predictions.uncertainty is None else predictions.uncertainty[positions]
-    return Predictions(
-        **{kind: values}, targets=predictions.targets[positions], classes=predictions.classes, uncertainty=unsure
-    )
+    return Predictions(logits=logits, targets=targets, classes=predictions.classes, uncertainty=unsure)
 
 
 def carries_uniform(decider: Decider) -> bool:
@@ -39,8 +38,6 @@ def carries_uniform(decider: Decider) -> bool:
 
 def diversity(logits: Floats) -> dict[str, float]:
     """How far particles (M, N, C) differ: pairwise disagreement of their arg max, and mutual information in nats."""
-    chosen = logits.argmax(-1)  # (M, N)
-    particles = len(chosen)
-    pairs = [(i, j) for i in range(particles) for j in range(i)]
-    disagreement = float(np.mean([np.mean(chosen[i] != chosen[j]) for i, j in pairs])) if pairs else 0.0
+    pairs = list(combinations(logits.argmax(-1), 2))
+    disagreement = float(np.mean([np.mean(one != other) for one, other in pairs])) if pairs else 0.0
     return {"disagreement": disagreement, "mutual_information": float(mutual_information(softmax(logits)).mean())}

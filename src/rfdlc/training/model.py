@@ -49,21 +49,14 @@ class Model:
         self.net, self.config, self.path, self.classes = net, config, run.path, run.classes
         self.input_shape, self.normalisation, self.encoder, self.centre = _samples_of(run)
         saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
-        new = new_decider(run.method_name, config, run.classes)
-        self.decider = Decider.load(saved).replace(classes=run.classes) if saved.exists() else new
+        found = Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
+        self.decider = found or new_decider(run.method_name, config, run.classes)
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
-        """Load the model of a run folder.
+        """Load the model of a run folder, on `device` (`auto`, `cpu`, `cuda` or `cuda:N`).
 
-        Parameters
-        ----------
-        path
-            A run folder.
-        backbone
-            Only for a run that was trained with a function or module as its backbone: the same again.
-        device
-            `auto`, `cpu`, `cuda` or `cuda:N`.
+        A run that was trained with a function or module as its `backbone` needs the same again.
         """
         run = Run(path)
         config = run.config.replace(device=device)
@@ -78,22 +71,16 @@ class Model:
     def predict(
         self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
     ) -> Predictions:
-        """Logits of samples.
+        """Logits of samples, in memory; for more samples than that, use `rfdlc.predict`.
 
         Parameters
         ----------
         inputs
             A Dataset, a Split, an array (N, ...), a table (file, data frame, columns by name), or the name or path of
             data, for example a folder or list of images or one image. Rows of a table are encoded as the training rows.
-        split, root
-            Which split of the data, by default the last of train, val and test; where a named data set is looked for.
-        skip_broken
-            Leave out image files that cannot be read.
-
-        Returns
-        -------
-        Predictions
-            In memory. For more samples than that, use `rfdlc.predict`.
+        split, root, skip_broken
+            Which split of the data, by default the last of train, val and test; where a named data set is looked for;
+            whether to leave out image files that cannot be read.
         """
         if isinstance(inputs, str | Path):
             return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
@@ -137,12 +124,12 @@ class Model:
         found = [predictions for predictions, _ in pieces if predictions is not None]
         expect(found, f"none of the samples can be read, the first: {''.join(pieces[0][1].broken[:1])}")
         labels = np.concatenate([piece.split.labels for _, piece in pieces])
-        ids = None if found[0].ids is None else np.concatenate([part.ids for part in found if part.ids is not None])
+        ids = [part.ids for part in found if part.ids is not None]
         unsure = [part.uncertainty for part in found if part.uncertainty is not None]
         return Predictions(
             logits=np.concatenate([part.scores.values for part in found], axis=1),
             targets=labels if labels.min() >= 0 else None,
-            ids=ids,
+            ids=np.concatenate(ids) if ids else None,
             classes=self.classes,
             uncertainty=np.concatenate(unsure) if unsure else None,
         )

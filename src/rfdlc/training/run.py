@@ -70,8 +70,8 @@ class Run:
     def create(cls, path: str | Path, metadata: Mapping[str, Any], classes: Classes) -> None:
         """Make the folder. One that holds a run already is refused, never overwritten."""
         run = cls(path)
-        known = f"{path} holds a run already: continue it with `rfdlc resume {path}`, or choose another folder"
-        expect(not run.exists, known)
+        fix = f"continue it with `rfdlc resume {path}`, or choose another folder"
+        expect(not run.exists, f"{path} holds a run already: {fix}")
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -17,34 +17,22 @@ from rfdlc.training.model import Model
 from rfdlc.training.run import Run, data_of, describe_data
 from rfdlc.training.trainer import Trainer
 
-FIXED_IN_FORKS = (
-    "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser",
-)  # fmt: skip
+FIXED_IN_FORKS = "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser"
 MAY_CHANGE = ("device", "workers", "compile")  # between the calls of train_many that train a run
 
 
 def train(
-    data: Any,
-    method: str = "rf-dlc",
-    out: str | Path = "runs/rf-dlc",
-    *,
-    root: str | Path | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    backbone: OwnBackbone | str | None = None,
-    **settings: Any,
-) -> Model:
+    data: Any, method: str = "rf-dlc", out: str | Path = "runs/rf-dlc", *, root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None, backbone: OwnBackbone | str | None = None, **settings: Any,
+) -> Model:  # fmt: skip
     """Train a model; everything is kept in a run folder.
 
     Parameters
     ----------
-    data
-        A Dataset, or whatever `rfdlc.load` takes: a name, a path, or arrays.
-    method
-        A name in `rfdlc.methods.METHODS`.
-    out
-        The run folder to make. One that holds a run already is refused.
-    root, data_options
-        Passed to `rfdlc.load`.
+    data, root, data_options
+        A Dataset, or what `rfdlc.load` takes: a name, a path, or arrays, with its root and its options.
+    method, out
+        A name in `rfdlc.methods.METHODS`, and the run folder to make. One that holds a run already is refused.
     backbone
         A name; a function that makes a module which maps a batch to features, itself or as
         `"package.module:function"`; or such a module. Unless it is given by name or import path, it must be passed
@@ -90,7 +78,7 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
     path
         A run folder.
     data, backbone
-        Only for a run that was trained on data in memory, or with a function or module as its backbone: the same again.
+        Only for a run on data in memory, or with a function or module as its backbone: the same again.
 
     Returns
     -------
@@ -111,29 +99,20 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
 
 
 def fork(
-    path: str | Path,
-    out: str | Path,
-    *,
-    at: int | None = None,
-    method: str | None = None,
-    data: Any = None,
-    backbone: OwnBackbone | str | None = None,
-    **changes: Any,
-) -> Model:
+    path: str | Path, out: str | Path, *, at: int | None = None, method: str | None = None, data: Any = None,
+    backbone: OwnBackbone | str | None = None, **changes: Any,
+) -> Model:  # fmt: skip
     """Continue from a checkpoint of another run in a new folder, with other settings or as another method.
 
     Parameters
     ----------
-    path, out
-        The folder of the other run, and the folder to make.
+    path, out, data, backbone
+        The folder of the other run, and the folder to make; data and backbone as in `resume`.
     at
         The epoch of a kept checkpoint (setting `keep`); by default the last checkpoint.
-    method
-        Another method, with its settings: `crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`.
-    data, backbone
-        As in `resume`.
-    **changes
-        Settings that differ from the other run's.
+    method, **changes
+        Another method, with its settings: `crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`; and
+        settings that differ from the other run's.
 
     Returns
     -------
@@ -159,12 +138,8 @@ class RunSpec:
 
     Parameters
     ----------
-    out
-        Its run folder.
-    method
-        A name in `rfdlc.methods.METHODS`.
-    settings
-        The settings that differ from the method's and the preset's.
+    out, method, settings
+        Its run folder, a name in `rfdlc.methods.METHODS`, and the settings that differ from its own and the preset's.
     """
 
     out: str | Path
@@ -173,13 +148,9 @@ class RunSpec:
 
 
 def train_many(
-    data: Any,
-    specs: Sequence[RunSpec],
-    *,
-    root: str | Path | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    networks: int = 24,
-) -> list[Model]:
+    data: Any, specs: Sequence[RunSpec], *, root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None, networks: int = 24,
+) -> list[Model]:  # fmt: skip
     """Train many runs on the same data, in as few stacks of networks as possible.
 
     Each folder ends up as `rfdlc.train` would have left it. Runs whose shapes agree train side by side; what runs have
@@ -190,10 +161,8 @@ def train_many(
     ----------
     data, root, data_options
         As in `rfdlc.train`.
-    specs
-        The runs, each with a folder of its own.
-    networks
-        The largest number of networks (particles of all runs) that train as one stack.
+    specs, networks
+        The runs, each with a folder of its own; the largest number of networks (particles of all runs) of a stack.
 
     Returns
     -------
@@ -227,9 +196,8 @@ def train_many(
         if run.exists:
             data_of(run, given)
             others = [name for name, value in config if name not in MAY_CHANGE and getattr(run.config, name) != value]
-            what = ", ".join(others) or f"method {run.method_name}"
-            same = run.method_name == spec.method and not others
-            expect(same, f"{spec.out} holds another run (it differs in {what}): choose another folder")
+            what = ", ".join(others) or (run.method_name != spec.method and f"method {run.method_name}")
+            expect(not what, f"{spec.out} holds another run (it differs in {what}): choose another folder")
     models: dict[Path, Model] = {}
     for run, spec, config in zip(runs, specs, configs, strict=True):
         if (run.path / "metrics.json").exists():  # written last

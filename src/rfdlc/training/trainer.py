@@ -67,8 +67,9 @@ class Trainer:
         """Raise for settings that these processes cannot have."""
         self.group.shard_size(config.batch_size, config.accumulate)
         self.group.local_device(choose_device(config.device))
-        own = config.batch_norm == "sync" and config.own_backbone and not self.group.single
-        expect(not own, "batch_norm=sync is for built-in backbones: use batch_norm=local with one of your own")
+        own = config.backbone == "own" or ":" in config.backbone
+        possible = self.group.single or config.batch_norm == "local" or not own
+        expect(possible, "batch_norm=sync is for built-in backbones: use batch_norm=local with one of your own")
 
     def restore(self, run: Run) -> Run:
         """The run at its last checkpoint, the same on all ranks: a shared file system may show an old one at first."""
@@ -100,11 +101,11 @@ class Trainer:
                         _checkpoint(run, member.net, own, stop or leaves, due)
                     rate, speed = epoch.rates[0], epoch.samples_per_second
                     show(1, f"loss {epoch.losses[0]:.3f}  rate {rate:.2g}  {speed:,.0f} samples/s")
-                    if stop and epoch.epoch < stack.epochs:
+                    if stop and epoch.epoch < max(member.runs[0].epochs for member in stack.members):
                         raise TrainingInterrupted(_how_to_continue(stack, epoch.epoch))
                     if epoch.epoch == stack.end < stack.stages[-1].end:
                         break
-            for member in stack.trained():
+            for member in (member for member in stack.members if stack.end == member.runs[0].epochs):
                 model = self._end_phase(member)
                 if model is not None:
                     models[model.path] = model
@@ -113,14 +114,9 @@ class Trainer:
 
     def _history_row(self, run: Run, member: Member, epoch: Epoch) -> dict[str, Any]:
         """One row of the history; with metrics on held-out data, as if balanced, where they are due."""
-        row: dict[str, Any] = {
-            "phase": run.phase,
-            "epoch": epoch.epoch,
-            "loss": epoch.losses[0],
-            "learning_rate": epoch.rates[0],
-            "seconds": round(epoch.seconds, 3),
-            "samples_per_second": round(epoch.samples_per_second, 1),
-        }
+        row: dict[str, Any] = {"phase": run.phase, "epoch": epoch.epoch, "loss": epoch.losses[0]}
+        row |= {"learning_rate": epoch.rates[0], "seconds": round(epoch.seconds, 3)}
+        row["samples_per_second"] = round(epoch.samples_per_second, 1)
         every = run.config.evaluate_every
         due = epoch.epoch == run.epochs or (every and epoch.epoch % every == 0)
         predictions = self._held_out_predictions(run, member) if due else None
