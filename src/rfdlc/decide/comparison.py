@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from rfdlc.decide.evaluation import Entry, entries
-from rfdlc.decide.intervals import LEVEL, Array, Mean, resampled
+from rfdlc.decide.intervals import FEWEST, LEVEL, Array, Mean, resampled
 from rfdlc.decide.metrics import METRICS, Metric, measure
 from rfdlc.decide.outcomes import Outcomes
 from rfdlc.errors import expect
@@ -94,13 +94,14 @@ def compare_outcomes(
     for metric in METRICS.values():
         left, right = ([metric.estimates(o) for o in side] for side in (a, b))
         shared = [key for key in left[0] if all(key in each for each in (*left, *right))]
-        if not all(isinstance(each[key], Mean) for key in shared for each in (*left, *right)):
+        if not all(hasattr(each[key], "interval") for key in shared for each in (*left, *right)):
             others += [metric] if metric.resample else []
             continue
         labelled = {e.name: e for e in entries({metric.name: metric.measure(a[0])})}
         for key in shared:
             name = metric.name if key is None else f"{metric.name}.{key}"
-            estimates = _difference([each[key] for each in left], [each[key] for each in right])
+            sides = [each[key] for each in left], [each[key] for each in right]
+            estimates = _difference(*sides) if isinstance(sides[0][0], Mean) else _apart(*sides)
             if estimates is not None:
                 found[name] = (labelled[name], *estimates)
     found |= _resampled(a, b, others, bootstrap, seed)
@@ -122,11 +123,18 @@ def _difference(a: Sequence[Mean], b: Sequence[Mean]) -> tuple[float, float, flo
     influence: Array = np.mean([e.influence() for e in b], axis=0) - np.mean([e.influence() for e in a], axis=0)
     size = len(influence)
     counted = int(min((~np.isnan(e.values)).sum() for e in (*a, *b)))
-    if counted < 2 or np.isnan(right - left):
+    share = a[0].strata is not None or all(np.isin(e.values[~np.isnan(e.values)], (0, 1)).all() for e in (*a, *b))
+    if counted < (2 if share else FEWEST) or np.isnan(right - left):
         return None
     scale = min(1.0, max(float(np.nanmax(np.abs(e.values))) for e in (*a, *b))) or 1.0
     # One more sample that differs: no two models are certainly equal on few samples (as Agresti and Min 2005).
-    parts = [(float((influence**2).sum()) / size**2 + (scale / counted) ** 2, counted - 1)]
+    extra = (scale / counted) ** 2
+    if a[0].strata is not None:  # the same for every stratum, some of which have a single sample
+        _, _, total, _, weights = a[0]._parts
+        changed = np.nan_to_num(np.mean([e.values for e in b], axis=0) - np.mean([e.values for e in a], axis=0))
+        pooled = (float((changed**2).sum()) + 1) / (counted + 1)
+        extra = pooled * float(np.sum((weights / np.maximum(total, 1)) ** 2))
+    parts = [(float((influence**2).sum()) / size**2 + extra, counted - 1)]
     parts += [(float(v.var(ddof=1)) / len(v), len(v) - 1) for v in values if len(v) > 1]
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / free for part, free in parts)
@@ -134,6 +142,22 @@ def _difference(a: Sequence[Mean], b: Sequence[Mean]) -> tuple[float, float, flo
     half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
     p = 2 * float(stats.t.sf(abs(right - left) / error, freedom))
     return left, right, right - left - half, right - left + half, p
+
+
+def _apart(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, float, float, float, float] | None:
+    """As `_difference`, for calibration errors: from both intervals as if samples were not shared (MOVER)."""
+    bounds = [[each.interval() for each in side] for side in (a, b)]
+    if any(each is None for side in bounds for each in side):
+        return None
+    (left, low_a, high_a), (right, low_b, high_b) = (
+        np.mean([(each.value, *ends) for each, ends in zip(side, found, strict=True)], axis=0)
+        for side, found in zip((a, b), bounds, strict=True)
+    )
+    value = right - left
+    low, high = value - np.hypot(right - low_b, high_a - left), value + np.hypot(high_b - right, left - low_a)
+    error = (value - low if value > 0 else high - value) / stats.norm.ppf((1 + LEVEL) / 2)
+    p = 2 * stats.norm.sf(abs(value) / error) if error > 0 else 1.0
+    return float(left), float(right), float(low), float(high), float(p)
 
 
 def _resampled(

@@ -15,6 +15,7 @@ from rfdlc.decide.classes import Indices
 
 LEVEL = 0.95
 SMOOTHING, DRAWS = 10, 200
+FEWEST = 10  # samples of an interval that rests on more than a share
 Interval = tuple[float, float]
 Array = NDArray[np.float64]
 
@@ -71,7 +72,7 @@ class Mean:
         """Wilson's for a share; for shares by strata, a normal one in which every stratum has two samples more.
 
         Other means: Student's t, with the degrees of freedom that the kurtosis leaves to the variance, and shifted for
-        the skewness (Hall 1992). None for fewer than two samples, or if all values are equal.
+        the skewness (Hall 1992). None for fewer than ten samples, or if all values are equal.
         """
         counts, _, total, means, weights = self._parts
         known, size = self.values[counts], int(counts.sum())
@@ -83,7 +84,7 @@ class Mean:
             return max(0.0, self.value - half), min(1.0, self.value + half)
         if size and np.isin(known, (0, 1)).all():
             return wilson(self.value, size)
-        if size < 2 or np.ptp(known) == 0:
+        if size < FEWEST or np.ptp(known) == 0:
             return None
         gap, spread = known - known.mean(), known.std(ddof=1)
         freedom = min(size - 1, max(2.0, 2 * size / max(1e-9, (gap**4).mean() / (gap**2).mean() ** 2 - 1)))
@@ -133,8 +134,8 @@ class CalibrationGap:
         return low, middle, high
 
     def interval(self) -> Interval | None:
-        """The bounds, widened where they would not contain the estimate itself."""
-        if len(self.right) < 2:
+        """The bounds, widened where they would not contain the estimate itself; None for fewer than twenty samples."""
+        if len(self.right) < 2 * FEWEST:
             return None
         return min(self._inverted[0], self.value), max(self._inverted[2], self.value)
 

@@ -275,7 +275,8 @@ for _metric in (
     Metric("accuracy_by_region", "{}", lambda o: _accuracies(o, "thirds"), unit="%", parent="accuracy", headline=True),
     Metric("accuracy_by_shots", "{} shot", lambda o: _accuracies(o, "shots"), unit="%", parent="accuracy"),
     Metric("balanced_accuracy", "balanced accuracy", lambda o: Mean(o.correct.astype(float), o.targets), unit="%"),
-    Metric("macro_f1", "macro F1", lambda o: macro_f1(o.targets, o.decided, len(o.classes)), unit="%"),
+    Metric("macro_f1", "macro F1", lambda o: macro_f1(o.targets, o.decided, len(o.classes)), unit="%",
+           resample=False),  # resampling does not cover it where classes have few samples
     Metric("false_head_rate", "false head rate", _false_head_rate, "lower", "%", headline=True),
     Metric("false_head_rates", "head = first {}", _false_heads, "lower", "%", "false_head_rate"),
     Metric("mean_utility", "mean utility", lambda o: o.realised, headline=True),
