@@ -5,8 +5,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,12 +100,19 @@ def export(
     chosen = model.decider.utility if utility is None else utility.with_classes(model.classes)
     metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model, chosen)}
     text = json.dumps(metadata, ensure_ascii=False)
-    with _quiet():
+    logger, buffer = logging.getLogger("torch.onnx"), io.BytesIO()
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), ExitStack() as quiet:
+        quiet.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)  # the exporters report their progress and missing optional packages
         program = _trace(DecisionGraph(model, chosen, resize=resize, half=precision == "half"), metadata)
-        data = _onnx_bytes(program, text, metadata) if onnx else _pt2_bytes(program, text)
+        if onnx:
+            buffer.write(_onnx_bytes(program, text, metadata))
+        else:
+            torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
     with replacing(path) as beside:
-        beside.write_bytes(data)
-        exported = OnnxModel.load(beside) if onnx else torch.export.load(io.BytesIO(data)).module()
+        beside.write_bytes(buffer.getvalue())
+        buffer.seek(0)
+        exported = OnnxModel.load(beside) if onnx else torch.export.load(buffer).module()
 
         def predict(inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
             if isinstance(exported, OnnxModel):
@@ -161,12 +167,6 @@ def _trace(graph: DecisionGraph, metadata: dict[str, Any]) -> ExportedProgram:
         shapes += ({1: Dim("actions")},)
     with torch.no_grad():
         return torch.export.export(graph, arguments, dynamic_shapes=shapes, strict=False)
-
-
-def _pt2_bytes(program: ExportedProgram, text: str) -> bytes:
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
-    return buffer.getvalue()
 
 
 def _onnx_bytes(program: ExportedProgram, text: str, metadata: dict[str, Any]) -> bytes:
@@ -235,17 +235,3 @@ def _quantise(graph: Any) -> None:
     del graph.initializer[:], graph.node[:]
     graph.initializer.extend(kept)
     graph.node.extend(nodes)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporters, which report their progress and missing optional packages."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)

@@ -10,7 +10,7 @@ from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import expect
 from rfdlc.training.model import Model
 
 RULES = ("expected-utility", "cobb")  # the logarithm of an expected gain is largest where the gain is
@@ -32,11 +32,7 @@ class DecisionGraph(nn.Module):
         with torch.no_grad():  # particles may be combined inside the network
             logits = self.net(torch.zeros(1, 2, *model.input_shape, dtype=self.kind))  # (1, M, 2, C)
         self.head = DecisionHead(model.decider, logits.shape[1])
-        gains, common = centred(torch.tensor(utility.matrix))
-        self.utility: Tensor
-        self.common: Tensor
-        self.register_buffer("utility", gains)
-        self.register_buffer("common", common)
+        self.utility, self.common = map(nn.Buffer, centred(torch.tensor(utility.matrix)))
 
     def forward(self, inputs: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
         samples = self.normalise(self.fit(inputs.to(torch.float32)))
@@ -63,23 +59,20 @@ class DecisionHead(nn.Module):
 
     def __init__(self, decider: Decider, particles: int) -> None:
         super().__init__()
-        if decider.rule not in RULES:
-            raise InputError(
-                f"the decider's rule is {decider.rule!r}, but an exported graph decides by expected utility only; "
-                "for arg max use the utility one-hot, which decides the same"
-            )
+        expect(
+            decider.rule in RULES,
+            f"the decider's rule is {decider.rule!r}, but an exported graph decides by expected utility only; "
+            "for arg max use the utility one-hot, which decides the same",
+        )
         self.mean_logits = decider.combine == "mean-logits" or particles == 1  # one particle's logits are kept
         weights = np.full(particles, 1 / particles) if decider.weights is None else decider.weights
         slope, bias = decider.fitted.as_affine() if decider.fitted else (1.0, 0.0)
         ratio = decider.ratio()
-        constants = {"weights": np.reshape(weights, (-1, 1, 1)), "slope": slope, "bias": bias}
-        constants["ratio"] = np.ones(len(decider.utility.classes)) if ratio is None else ratio
-        for name, values in constants.items():
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float32))
-        self.weights: Tensor
-        self.slope: Tensor
-        self.bias: Tensor
-        self.ratio: Tensor
+        ratio = np.ones(len(decider.utility.classes)) if ratio is None else ratio
+        self.weights = nn.Buffer(torch.tensor(weights, dtype=torch.float32).reshape(-1, 1, 1))
+        self.slope, self.bias, self.ratio = (
+            nn.Buffer(torch.tensor(values, dtype=torch.float32)) for values in (slope, bias, ratio)
+        )
 
     def forward(self, logits: Tensor, utility: Tensor, common: Tensor) -> tuple[Tensor, ...]:
         """In the order of OUTPUTS; the utility as `centred` gives it."""

@@ -18,7 +18,7 @@ from rfdlc.data.load import load
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 
@@ -77,18 +77,17 @@ def measure_parity(model: Model, utility: Utility, predict: Predict, *, full: bo
     probabilities, actions = (np.concatenate(column) for column in zip(*batches, strict=True))
     if not np.isfinite(probabilities).all():
         raise InputError("the exported graph gives numbers that are not finite: export it in 32 bits")
-    scale = max(float(np.ptp(utility.matrix)), 1e-12)
-    tied = values[:, -1] - values[:, -2] < TIE * scale if values.shape[1] > 1 else np.zeros(len(values), bool)
+    tied = values[:, -1] - values[:, -2:].min(axis=1) < TIE * max(float(np.ptp(utility.matrix)), 1e-12)
+    tied &= values.shape[1] > 1
     changed = (actions != decider.decide(predictions)) & ~tied
     agreement = None if recorded is None else float((decider.decide(recorded) == actions).mean())
-    kind = "random samples" if recorded is None else "test samples"
     differences = np.abs(probabilities - expected).max(axis=1)
     rounding = None
     if full and differences.max() > TOLERANCE:
         worst = np.argsort(-differences)[:EXACT_SAMPLES]
         rounding = measure_rounding(model, inputs[worst], probabilities[worst], expected[worst])
-    changes, ties = int(changed.sum()), int(tied.sum())
-    return Parity(len(inputs), kind, float(differences.max()), changes, ties, agreement, rounding)
+    kind, largest = "random samples" if recorded is None else "test samples", float(differences.max())
+    return Parity(len(inputs), kind, largest, int(changed.sum()), int(tied.sum()), agreement, rounding)
 
 
 def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], own: NDArray[Any]) -> Rounding:
@@ -109,19 +108,17 @@ def exact_probabilities(model: Model, inputs: NDArray[Any]) -> NDArray[Any]:
 
 def refuse_unequal(parity: Parity, run: Any) -> None:
     """An export in 32 bits must be the model that it came from."""
-    rounding = parity.rounding
+    rounding, agreement = parity.rounding, parity.recorded_agreement
     near = parity.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
-    if parity.decisions_changed or not near:
-        raise InputError(
-            f"the exported graph is not the model in {run}: over {parity.samples} {parity.inputs} "
-            f"{parity.decisions_changed} decisions differ and probabilities by up to {parity.largest_difference:.2g} "
-            f"(allowed {TOLERANCE:g}){parity.rounding or ''}; nothing was written"
-        )
-    if parity.recorded_agreement is not None and parity.recorded_agreement < RECORDED_AGREEMENT:
-        raise InputError(
-            f"only {parity.recorded_agreement:.1%} of the decisions equal those in {run}/predictions.npz: weights, "
-            "decider or data have changed since; nothing was written"
-        )
+    expect(
+        near and not parity.decisions_changed,
+        f"the exported graph is not the model in {run}: over {parity.samples} {parity.inputs} "
+        f"{parity.decisions_changed} decisions differ and probabilities by up to {parity.largest_difference:.2g} "
+        f"(allowed {TOLERANCE:g}){rounding or ''}; nothing was written",
+    )
+    if agreement is not None and agreement < RECORDED_AGREEMENT:
+        changed = f"only {agreement:.1%} of the decisions equal those in {run}/predictions.npz"
+        raise InputError(f"{changed}: weights, decider or data have changed since; nothing was written")
 
 
 def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:

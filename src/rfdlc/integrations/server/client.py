@@ -108,24 +108,23 @@ class Client:
 
     def metrics(self) -> str:
         """The server's metrics, in Prometheus' text format."""
-        return self._request("/metrics", None).decode()
+        return self._request("/metrics").decode()
 
-    def _request(self, path: str, body: bytes | None) -> bytes:
+    def _request(self, path: str, body: bytes | None = None, attempts: int = ATTEMPTS) -> bytes:
         request = urllib.request.Request(self.url + path, body, self._headers)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                    answer: bytes = response.read()
-                    return answer
-            except urllib.error.HTTPError as error:
-                if error.code not in (429, 503) or attempt == ATTEMPTS:
-                    raise InputError(f"{self.url} answers {error.code}: {_detail(error)}") from None
-                pause = error.headers.get("Retry-After", "1")
-                time.sleep(min(float(pause) if pause.isdigit() else 1.0, LONGEST_PAUSE))
-            except OSError as error:
-                reason = getattr(error, "reason", error)
-                raise InputError(f"{self.url} cannot be reached ({reason}): is `rfdlc serve` running there?") from None
-        raise AssertionError("the last attempt returns or raises")
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                answer: bytes = response.read()
+                return answer
+        except urllib.error.HTTPError as error:
+            if error.code not in (429, 503) or attempts == 1:
+                raise InputError(f"{self.url} answers {error.code}: {_detail(error)}") from None
+            pause = error.headers.get("Retry-After", "1")
+            time.sleep(min(float(pause) if pause.isdigit() else 1.0, LONGEST_PAUSE))
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise InputError(f"{self.url} cannot be reached ({reason}): is `rfdlc serve` running there?") from None
+        return self._request(path, body, attempts - 1)
 
 
 def _cells(column: Sequence[Any]) -> list[Any]:

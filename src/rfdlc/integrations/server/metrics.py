@@ -1,7 +1,6 @@
 """Prometheus metrics: requests, latency, decisions, abstentions, uncertainty, and an estimate of the class prior."""
 
 import numpy as np
-from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rfdlc.decide.decider import Decider
@@ -29,13 +28,9 @@ class Metrics:
         abstentions = Counter("rfdlc_abstentions", "Samples handed over, by action.", ("action",), registry=registry)
         others = [name for name in utility.actions if name not in set(self.classes)]
         self._abstentions = {name: abstentions.labels(name) for name in (*others, "other")}
-        self._uncertainty = Histogram(
-            "rfdlc_uncertainty", "Entropy of the probabilities over log C.", buckets=FRACTIONS, registry=registry
-        )
-        self._prior = Gauge(
-            "rfdlc_class_prior", f"Class prior (EM, about {WINDOW} samples).", ("class",), registry=registry
-        )
-        self._children: dict[tuple[str, int], Counter] = {}
+        self._uncertainty = Histogram("rfdlc_uncertainty", "Entropy over log C.", buckets=FRACTIONS, registry=registry)
+        told = f"Class prior (EM, about {WINDOW} samples)."
+        self._prior = Gauge("rfdlc_class_prior", told, ("class",), registry=registry)
         self._deferred: list[Answer] = []
         carried = decider.target_prior if decider.target_prior is not None else decider.effective_prior
         self._carried = None if carried is None else np.maximum(carried, 1e-12)
@@ -48,10 +43,7 @@ class Metrics:
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
         """A response that was sent."""
-        child = self._children.get((path, status))
-        if child is None:
-            child = self._children[path, status] = self._requests.labels(path, str(status))
-        child.inc()
+        self._requests.labels(path, str(status)).inc()
         if path == "/decide":
             self._latency.observe(seconds)
 
@@ -75,23 +67,16 @@ class Metrics:
         decided = np.concatenate([answer.decider.utility.decided_class[answer.action] for answer in answers])
         for index, count in enumerate(np.bincount(decided[decided >= 0], minlength=len(self.classes)).tolist()):
             self._decisions[index].inc(count)
-        if (decided < 0).any():
-            self._count_abstentions(answers)
-        for value in np.concatenate([answer.uncertainty for answer in answers]).tolist():
-            self._uncertainty.observe(min(value, 1.0))
-        self._update_prior(np.concatenate([answer.probabilities for answer in answers]).astype(np.float64))
-
-    def _count_abstentions(self, answers: list[Answer]) -> None:
-        """Actions of a utility that came with a request count as `other`."""
-        for answer in answers:
+        for answer in answers if (decided < 0).any() else ():
             utility = answer.decider.utility
             for action in answer.action[utility.decided_class[answer.action] < 0].tolist():
-                self._abstentions.get(utility.actions[action], self._abstentions["other"]).inc()
-
-    def _update_prior(self, p: NDArray[np.float64]) -> None:
-        """A step of online EM: the mean posterior under the current estimate, averaged into it."""
+                name = utility.actions[action]  # one of a utility that came with a request may be unknown
+                self._abstentions.get(name, self._abstentions["other"]).inc()
+        for value in np.concatenate([answer.uncertainty for answer in answers]).tolist():
+            self._uncertainty.observe(min(value, 1.0))
+        # A step of online EM: the mean posterior under the current estimate, averaged into it.
+        p = np.concatenate([answer.probabilities for answer in answers]).astype(np.float64)
         posterior = p if self._carried is None else p * (self.prior / self._carried)
-        total = posterior.sum(axis=1, keepdims=True)
-        mean = (posterior / np.maximum(total, 1e-300)).mean(axis=0)
+        mean = (posterior / np.maximum(posterior.sum(axis=1, keepdims=True), 1e-300)).mean(axis=0)
         weight = len(p) / (len(p) + WINDOW)
         self.prior = (1 - weight) * self.prior + weight * mean

@@ -78,8 +78,8 @@ class Reader:
         if backend.encoder is not None:
             columns = {"type": "object", "additionalProperties": {"type": "array"}}
             fields["rows"] = _field(dict[str, list[Any]], self._rows, columns)
-        kinds: list[Any] = [{"required": [kind]} for kind in KINDS if kind in fields]
-        config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"oneOf": kinds})
+        one_of: Any = {"oneOf": [{"required": [kind]} for kind in KINDS if kind in fields]}
+        config = ConfigDict(extra="forbid", strict=True, json_schema_extra=one_of)
         self.model = create_model("DecideRequest", __config__=config, **fields)
 
     def read_json(self, body: bytes, deadline: float) -> Question:
@@ -100,9 +100,8 @@ class Reader:
 
     def read_image(self, body: bytes, deadline: float) -> Question:
         """A body that is one image file."""
-        shape = self.backend.input_shape
-        message = f"this model does not accept image files: expected arrays of samples of shape {shape}"
-        _expect(self.backend.files, message)
+        expected = f"expected arrays of samples of shape {self.backend.input_shape}"
+        _expect(self.backend.files, f"this model does not accept image files: {expected}")
         return {"images": self._decode([body], deadline)}
 
     def _base64(self, given: list[str]) -> list[bytes]:
@@ -114,9 +113,24 @@ class Reader:
 
     def _decode(self, files: list[bytes], deadline: float) -> NDArray[Any]:
         """uint8 (n, channels, H, W); all headers are checked before a pixel is decoded."""
-        images, total = [self._open(file, i) for i, file in enumerate(files)], self.limits.total_pixels
-        pixels = sum(image.width * image.height for image in images)
-        _expect(pixels <= total, f"images: expected at most {total:,} pixels per request", 413)
+        from PIL import Image
+
+        images, pixels, limits = [], 0, self.limits
+        for place, file in enumerate(files):
+            try:
+                image = Image.open(io.BytesIO(file), formats=FORMATS)
+                size = image.width * image.height
+            except Image.DecompressionBombError:
+                size = limits.pixels + 1
+            except Exception:  # damaged files make decoders fail in many ways
+                raise Refused(422, f"image {place}: expected a complete file of {listing(FORMATS)}") from None
+            _expect(size <= limits.pixels, f"image {place}: expected at most {limits.pixels:,} pixels", 413)
+            _expect(not unusable(image), f"image {place}: expected 8 bits per channel, grey or RGB, not animated")
+            images.append(image)
+            pixels += size
+        _expect(
+            pixels <= limits.total_pixels, f"images: expected at most {limits.total_pixels:,} pixels per request", 413
+        )
         channels, side, _ = self.backend.input_shape
         samples = np.empty((len(images), *self.backend.input_shape), np.uint8)
         for place, image in enumerate(images):
@@ -124,24 +138,9 @@ class Reader:
                 raise TimeoutError
             try:
                 samples[place] = planes(fitted(image, side, channels, self.backend.centre))
-            except Exception:  # damaged files make decoders fail in many ways
+            except Exception:
                 raise Refused(422, f"image {place}: the file is truncated or corrupt") from None
         return samples
-
-    def _open(self, file: bytes, place: int) -> Any:
-        from PIL import Image
-
-        too_large = Refused(413, f"image {place}: expected at most {self.limits.pixels:,} pixels")
-        try:
-            image = Image.open(io.BytesIO(file), formats=FORMATS)
-        except Image.DecompressionBombError:
-            raise too_large from None
-        except Exception:
-            raise Refused(422, f"image {place}: expected a complete file of {listing(FORMATS)}") from None
-        if image.width * image.height > self.limits.pixels:
-            raise too_large
-        _expect(not unusable(image), f"image {place}: expected 8 bits per channel, grey or RGB, not animated")
-        return image
 
     def _arrays(self, given: Any) -> NDArray[Any]:
         array, shape = _numbers(given, "arrays"), self.backend.input_shape
@@ -149,10 +148,9 @@ class Reader:
         self._check_count(len(array), "arrays")
         with np.errstate(over="ignore", invalid="ignore"):
             samples = array.astype(np.uint8 if self.backend.images else np.float32)
-        if self.backend.images:
-            _expect(bool((samples == array).all()), "arrays: expected integers from 0 to 255, as images have")
-        else:
-            _expect(bool(np.isfinite(samples).all()), "arrays: expected finite numbers")
+        fits = samples == array if self.backend.images else np.isfinite(samples)
+        kind = "integers from 0 to 255, as images have" if self.backend.images else "finite numbers"
+        _expect(fits.all(), f"arrays: expected {kind}")
         return samples
 
     def _rows(self, given: dict[str, list[Any]]) -> NDArray[Any]:
@@ -161,7 +159,10 @@ class Reader:
         names = [column.name for column in encoder.columns]
         lengths = {len(given[name]) for name in names if name in given}
         expected = f"rows: expected the columns {listing(names, 40)}: equally long lists of strings and finite numbers"
-        _expect(len(lengths) == 1 and all(_is_cell(cell) for name in names for cell in given.get(name, ())), expected)
+        cells = [cell for name in names for cell in given.get(name, ())]
+        numbers = np.array([cell for cell in cells if isinstance(cell, float)])
+        known = all(cell is None or isinstance(cell, str | int | float) for cell in cells)
+        _expect(len(lengths) == 1 and known and np.isfinite(numbers).all(), expected)
         self._check_count(lengths.pop(), "rows")
         try:
             return encoder.transform(given)
@@ -171,12 +172,11 @@ class Reader:
     def _probabilities(self, given: Any) -> Floats:
         array, classes = _numbers(given, "probabilities").astype(np.float64), len(self.classes)
         array, weights = array[None] if array.ndim == 2 else array, self.backend.decider.weights
-        shape = f"(samples, {classes}), or (particles, samples, {classes})"
-        fits = array.ndim == 3 and array.shape[2] == classes and len(array) > 0
-        _expect(fits, f"probabilities: expected shape {shape}")
+        expected = f"probabilities: expected shape (samples, {classes}), or (particles, samples, {classes})"
+        _expect(array.ndim == 3 and array.shape[2] == classes and len(array) > 0, expected)
         self._check_count(array.shape[1], "probabilities")
-        sums = np.abs(array.sum(axis=2) - 1) <= SUM_TOLERANCE
-        _expect(bool((array >= 0).all() and sums.all()), "probabilities: expected 0 to 1, and rows that sum to 1")
+        fits = (array >= 0).all() and (np.abs(array.sum(axis=2) - 1) <= SUM_TOLERANCE).all()
+        _expect(fits, "probabilities: expected 0 to 1, and rows that sum to 1")
         _expect(weights is None or len(weights) == len(array), "probabilities: expected all particles of the model")
         return array
 
@@ -186,8 +186,7 @@ class Reader:
             f"utility: expected a matrix with {rows} rows, one per class, and at most {self.most_actions} columns, one "
             "per action, and optionally actions and classes (the model's) as lists of distinct strings"
         )
-        fits = matrix.ndim == 2 and matrix.shape[0] == rows and matrix.shape[1] <= self.most_actions
-        _expect(fits, expected)
+        _expect(matrix.ndim == 2 and len(matrix) == rows and matrix.shape[1] <= self.most_actions, expected)
         try:
             return Utility(matrix, given.classes or self.classes, given.actions).with_classes(self.classes)
         except InputError:
@@ -198,7 +197,7 @@ class Reader:
         _expect(1 <= count <= most, f"{what}: expected from 1 to {most} samples", 413 if count else 422)
 
 
-def _expect(condition: bool, message: str, status: int = 422) -> None:
+def _expect(condition: Any, message: str, status: int = 422) -> None:
     if not condition:
         raise Refused(status, message)
 
@@ -212,10 +211,6 @@ def _numbers(given: Any, what: str) -> NDArray[Any]:
         array = np.asarray(given)
     except (ValueError, OverflowError, RecursionError, MemoryError):
         array = np.asarray(None)
-    fits = array.dtype.kind in "iuf" and array.ndim <= LARGEST_RANK
-    _expect(fits, f"{what}: expected nested lists of numbers, all of the same length")
+    expected = f"{what}: expected nested lists of numbers, all of the same length"
+    _expect(array.dtype.kind in "iuf" and array.ndim <= LARGEST_RANK, expected)
     return array
-
-
-def _is_cell(cell: Any) -> bool:
-    return cell is None or isinstance(cell, str | int) or (isinstance(cell, float) and bool(np.isfinite(cell)))

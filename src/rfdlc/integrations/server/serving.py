@@ -87,15 +87,14 @@ def check_host(host: str, token: str | None) -> None:
 
 def read_token(path: str | Path) -> str:
     """One line of printable characters, long enough not to be guessed."""
-    expected = (
-        f"{path}: expected a file with one line of {SHORTEST_TOKEN} or more ASCII characters without spaces, such as "
-        "`openssl rand -hex 32` prints"
-    )
-    try:
+    token = ""
+    with suppress(OSError, UnicodeDecodeError):
         token = Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        raise InputError(expected) from None
-    expect(len(token) >= SHORTEST_TOKEN and token.isprintable() and " " not in token, expected)
+    expect(
+        len(token) >= SHORTEST_TOKEN and token.isprintable() and " " not in token,
+        f"{path}: expected a file with one line of {SHORTEST_TOKEN} or more ASCII characters without spaces, such as "
+        "`openssl rand -hex 32` prints",
+    )
     return token
 
 
@@ -103,15 +102,11 @@ def listen(host: str, port: int) -> socket.socket:
     """Bound here, so that a port in use gives one clear line."""
     expect(0 <= port < 2**16, f"port {port} is out of range: expected 0 (any free port) to 65535")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(BACKLOG)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         message = f"cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port"
         raise InputError(message) from None
-    return listening
 
 
 class JsonLines(logging.Handler):
