@@ -140,6 +140,39 @@ class CalibrationGap:
         return min(self._inverted[0], self.value), max(self._inverted[2], self.value)
 
 
+@dataclass(frozen=True)
+class RocArea:
+    """Probability that a correct decision has a higher confidence than a wrong one, ties counting half."""
+
+    correct: NDArray[np.bool_]
+    confidence: Array
+
+    @cached_property
+    def _placements(self) -> tuple[Array, Array]:
+        """Share of wrong decisions below each correct one, and of correct ones above each wrong one."""
+        right, wrong = np.sort(self.confidence[self.correct]), np.sort(self.confidence[~self.correct])
+        below = (np.searchsorted(wrong, right, "left") + np.searchsorted(wrong, right, "right")) / 2
+        above = len(right) - (np.searchsorted(right, wrong, "left") + np.searchsorted(right, wrong, "right")) / 2
+        return below / max(1, len(wrong)), above / max(1, len(right))
+
+    @property
+    def value(self) -> float:
+        """The area, or NaN if all decisions are correct or all are wrong."""
+        defined = self.correct.any() and not self.correct.all()
+        return float(self._placements[0].mean()) if defined else float("nan")
+
+    def interval(self) -> Interval | None:
+        """DeLong's (1988), on the logit scale; None for fewer than three on a side, or an area of 0 or 1."""
+        sizes = [len(side) for side in self._placements]
+        if min(sizes) < 3 or not 0 < self.value < 1:
+            return None
+        variance = sum(side.var(ddof=1) / len(side) for side in self._placements)
+        logit = np.log(self.value / (1 - self.value))
+        half = stats.t.ppf((1 + LEVEL) / 2, min(sizes) - 1) * variance**0.5 / (self.value * (1 - self.value))
+        low, high = 1 / (1 + np.exp(half - logit)), 1 / (1 + np.exp(-half - logit))
+        return float(low), float(high)
+
+
 def resampled(targets: Indices, rng: np.random.Generator) -> Indices:
     """Positions drawn with replacement within each class, so that the class counts stay."""
     order, counts = np.argsort(targets, kind="stable"), np.bincount(targets)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.intervals import CalibrationGap, Mean
+from rfdlc.decide.intervals import CalibrationGap, Mean, RocArea
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
 from rfdlc.errors import InputError, choose
 
@@ -154,12 +154,7 @@ def mean_false_head_rate(rates: Mapping[float, float]) -> float:
 
 def error_auc(correct: NDArray[np.bool_], confidence: Floats) -> float:
     """Probability that a correct decision has a higher confidence than a wrong one, ties counting half (ROC AUC)."""
-    right, wrong = int(correct.sum()), int((~correct).sum())
-    if not right or not wrong:
-        return NAN
-    _, place, count = np.unique(confidence, return_inverse=True, return_counts=True)
-    rank = np.cumsum(count) - (count - 1) / 2  # mean rank of equal values
-    return float((rank[place][correct].sum() - right * (right + 1) / 2) / (right * wrong))
+    return RocArea(correct, confidence).value
 
 
 def risk_coverage(correct: NDArray[np.bool_], confidence: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -284,7 +279,7 @@ for _metric in (
            lambda o: (o.utility.matrix.max(axis=1)[:, None] - o.utility.matrix)[o.targets, o.actions], "lower"),
     Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
     Metric("kept_accuracy", "accuracy where kept", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
-    Metric("error_auc", "error detection AUC", lambda o: error_auc(*errors(o)), unit="%"),
+    Metric("error_auc", "error detection AUC", lambda o: RocArea(*errors(o)), unit="%"),
     Metric("risk_coverage_area", "risk-coverage area",
            lambda o: Mean(risk_coverage(*errors(o))[1]).value, "lower", "%"),
     Metric("ece", "ECE", lambda o: _gap(o), "lower", "%", headline=True),
