@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
 
 from rfdlc import __version__
 from rfdlc.decide.uncertainty import mutual_information
@@ -40,6 +41,8 @@ PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; large
 DRAINED = 3  # times the largest body: an upload up to this size is read and dropped, so that the client sees the 413
 DECODERS = 2  # threads that decode images and parse large bodies
 FULL = {b"": False, b"full=false": False, b"full=true": True}
+CLOSE, LATER = {"connection": "close"}, {"retry-after": "1"}  # after CLOSE the rest of the body is not read
+HEADERS = {401: {"www-authenticate": "Bearer"}, 408: CLOSE, 411: CLOSE, 429: LATER, 503: LATER}  # of refusals
 STATUSES = (400, 401, 408, 411, 413, 415, 422, 429, 503)  # of refusals
 
 
@@ -83,22 +86,24 @@ class Service:
         if length > limits.body:
             raise Refused(413, f"the body is too large: expected at most {limits.body:,} bytes")
         if metrics.waiting >= limits.requests or self.held + length > limits.held:
-            raise Refused(429, "too many requests are waiting: try again in a moment", retry_after=1)
+            raise Refused(429, "too many requests are waiting: try again in a moment")
         metrics.accepted += 1
         self.held += length
         late = Refused(408, f"the body was not complete within {limits.seconds:g} s")
         reading: Future[Question] | None = None
         try:
             async with asyncio.timeout(limits.seconds) as timeout:
-                body = await _collect(receive)
+                body = await Request(scope, receive).body()
                 timeout.reschedule(loop.time() + limits.seconds)
-                late = Refused(503, f"no answer within {limits.seconds:g} s: try again later", retry_after=1)
+                late = Refused(503, f"no answer within {limits.seconds:g} s: try again later")
                 if length <= PARSED_INLINE and read == self.reader.read_json and b'"images"' not in body:
                     question = read(body, 0.0)
                 else:
                     reading = self._decoders.submit(read, body, time.monotonic() + limits.seconds)
                     question = await asyncio.wrap_future(reading)
                 answer = await self._answer(question)
+        except ClientDisconnect:
+            raise Refused(400, "the connection was closed before the body was complete") from None
         except TimeoutError:
             raise late from None
         finally:
@@ -234,24 +239,7 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
 
 def _refusal(error: Exception) -> JSONResponse:
     refused = error if isinstance(error, Refused) else Refused(500, "the server failed; the failure was logged")
-    headers = {} if refused.retry_after is None else {"retry-after": str(refused.retry_after)}
-    if refused.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if refused.status in (408, 411):  # the rest of the body is not read
-        headers["connection"] = "close"
-    return JSONResponse({"detail": refused.message}, refused.status, headers)
-
-
-async def _collect(receive: Receive) -> bytes:
-    """All of a request's body."""
-    pieces, more = [], True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Refused(400, "the connection was closed before the body was complete")
-        pieces.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(pieces)
+    return JSONResponse({"detail": refused.message}, refused.status, HEADERS.get(refused.status))
 
 
 def _content_length(headers: dict[bytes, bytes]) -> int:

@@ -28,9 +28,9 @@ class Limits:
 class Refused(Exception):
     """A request that is answered with `status`. The message never repeats what was sent."""
 
-    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status, self.message, self.retry_after = status, message, retry_after
+        self.status, self.message = status, message
 
 
 class Connection(asyncio.Protocol):

@@ -52,8 +52,7 @@ def serve(
     start_logging(quiet)
     fields = {"host": host, "port": listening.getsockname()[1], "token": token is not None}
     logging.getLogger("rfdlc.serve").info("listening", extra={"fields": fields})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they would quote utilities that clients send
+    with warnings.catch_warnings(action="ignore"):  # they would quote utilities that clients send
         uvicorn.Server(configured(app, limits)).run(sockets=[listening])
 
 
