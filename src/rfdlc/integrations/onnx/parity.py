@@ -130,7 +130,7 @@ def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
     try:
         test = load(table["source"], root=table.get("root"), **table.get("options", {})).splits.get("test")
         recorded = Predictions.load(model.path / "predictions.npz")
-    except (InputError, KeyError):  # the data are not on this machine
+    except (InputError, KeyError, OSError):  # the data are not on this machine
         return missing
     if test is None or len(test) != len(recorded):
         return missing
