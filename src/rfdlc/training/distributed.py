@@ -146,11 +146,9 @@ class ProcessGroup:
     def shard_size(self, batch_size: int, accumulate: int) -> int:
         """The number of samples of a global batch that this rank has."""
         count, size = self.world_size, batch_size // self.world_size
-        uneven = (
-            f"batch_size {batch_size} cannot be divided among {count} processes: it is the size of the global batch"
-        )
-        multiple = f"and must be a multiple of {count}, for example {max(size, 1) * count}"
-        expect(size * count == batch_size, f"{uneven} {multiple}")
+        near = max(size, 1) * count
+        fix = f"it is the size of the global batch and must be a multiple of {count}, for example {near}"
+        expect(size * count == batch_size, f"batch_size {batch_size} cannot be divided among {count} processes: {fix}")
         few = f"accumulate {accumulate} is more than the {size} samples per step and process: use at most {size}"
         expect(accumulate <= size, few)
         return size
