@@ -133,7 +133,8 @@ def _difference(a: Sequence[Mean], b: Sequence[Mean]) -> tuple[float, float, flo
         _, _, total, _, weights = a[0]._parts
         changed = np.nan_to_num(np.mean([e.values for e in b], axis=0) - np.mean([e.values for e in a], axis=0))
         pooled = (float((changed**2).sum()) + 1) / (counted + 1)
-        extra = pooled * float(np.sum((weights / np.maximum(total, 1)) ** 2))
+        extra = 2 * pooled * float(np.sum((weights / np.maximum(total, 1)) ** 2))
+        influence = influence * np.sqrt(total / np.maximum(total - 1, 1))[a[0].strata]
     parts = [(float((influence**2).sum()) / size**2 + extra, counted - 1)]
     parts += [(float(v.var(ddof=1)) / len(v), len(v) - 1) for v in values if len(v) > 1]
     variance = sum(part for part, _ in parts)
