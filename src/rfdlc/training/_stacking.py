@@ -113,8 +113,11 @@ class Stacker:
         first, start = runs[0], runs[0].epoch
         device = self.group.local_device(choose_device(first.config.device))
         checkpoints = [found for run in runs if start and (found := run.checkpoint()) is not None]
-        nets = [self.built.pop(run.path, None) or self.build(run.method, run.config, [run.config.seed]) for run in runs]
         seeds = [run.config.seed for run in runs]
+        nets = [
+            self.built.pop(run.path) if run.path in self.built else self.build(run.method, run.config, [seed])
+            for run, seed in zip(runs, seeds, strict=True)
+        ]
         net = nets[0] if len(nets) == 1 else self.build(first.method, first.config, seeds)
         if checkpoints:
             net.load_state_dict(stacked([found.net for found in checkpoints]))
