@@ -38,7 +38,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.training.assembly import build_stages, choose_device, method_net, split_outputs
 from rfdlc.training.config import TrainConfig, parse_pairs
-from rfdlc.training.heldout import balanced, carries_uniform, diversity
+from rfdlc.training.heldout import balanced, diversity
 from rfdlc.training.loop import epochs, optimiser_state
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.model import new_decider
@@ -162,7 +162,7 @@ class Bench:
     ) -> list[Decider]:
         """A decider a seed, fitted on held-out logits, and what it makes of them."""
         bare = self.decider(name, settings)
-        deciders = [bare.fit(part, labels, logits=True, balanced=carries_uniform(bare)) for part in logits]
+        deciders = [bare.fit(part, labels, logits=True) for part in logits]
         self.report(name, mode, settings, logits, labels, deciders, seconds, balance=True)
         return deciders
 

@@ -114,7 +114,7 @@ def test_priors_on_the_command_line(run, folder):
     assert sum(estimated["target_prior"].values()) == pytest.approx(1)
     for command in ("decide", "evaluate"):
         told = run(command, *base[1:6], *base[7:], "cat=1,dog=6,newt=1")[1]
-        assert "Prior corrected to dog 75.00%, " in told
+        assert "class prior dog 75.0%, " in told
 
 
 def test_a_saved_decider_decides_alike(run, folder):

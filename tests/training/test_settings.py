@@ -103,6 +103,6 @@ def test_the_prior_that_probabilities_carry():
     roots = [n**0.5 for n in (80, 15, 5)]
     assert carried(weights="sqrt") == pytest.approx([root / sum(roots) for root in roots])
     for aimed in ({"weights": "linear"}, {"prior_tau": (1.0,)}):
-        assert carried(target_prior=(0.5, 0.25, 0.25), **aimed) == pytest.approx([0.5, 0.25, 0.25])
-    with pytest.raises(InputError, match="target_prior has 2 numbers: expected 3"):
-        carried(target_prior=(0.5, 0.5), weights="linear")
+        assert carried(trained_prior=(0.5, 0.25, 0.25), **aimed) == pytest.approx([0.5, 0.25, 0.25])
+    with pytest.raises(InputError, match="trained_prior has 2 numbers: expected 3"):
+        carried(trained_prior=(0.5, 0.5), weights="linear")

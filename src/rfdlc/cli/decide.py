@@ -1,5 +1,6 @@
 """`rfdlc decide` and `rfdlc evaluate`: anybody's probabilities, decided and scored."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +8,7 @@ from typer import Argument, Option
 
 from rfdlc.cli.request import JsonOption, Request, takes_request
 from rfdlc.cli.writing import check_writable, escaped, new_table, print_json, print_rich, rounded
-from rfdlc.errors import expect, listing
+from rfdlc.errors import expect
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ def evaluate(
     if json:
         print_json(result.to_dict() | {"decider": summary})
         return
-    print_rich(result, repr(prepared), *_prior_lines(summary["target_prior"]))
+    print_rich(result, repr(prepared))
+    warning = prepared.prior_warning(prepared.read_labelled(predictions, None)[1])
+    if warning:
+        warnings.warn(warning, stacklevel=1)
     if not result.accuracy_by_region:
         print_rich("[dim]For head, tail and false head rate give training counts: --classes counts.csv[/dim]")
 
@@ -122,6 +126,7 @@ def _decider_summary(decider: "Decider") -> dict[str, Any]:
         "rule": decider.rule,
         "combine": decider.combine,
         "calibration": str(decider.fitted) if decider.fitted else None,
+        "decided_for": decider.decided_for,
         "target_prior": None if target is None else dict(zip(names, target.tolist(), strict=True)),
     }
 
@@ -156,13 +161,6 @@ def _summary_table(decider: "Decider", explained: Any, summary: dict[str, Any], 
     return table
 
 
-def _prior_lines(target: dict[str, float] | None, most: int = 6) -> list[str]:
-    """The class prior that was corrected to, most frequent classes first."""
-    falling = sorted((target or {}).items(), key=lambda item: -item[1])
-    shares = listing([f"{name} {share:.2%}" for name, share in falling], most)
-    return [f"Prior corrected to {escaped(shares)}."] if falling else []
-
-
 def _summary_lines(summary: dict[str, Any]) -> list[str]:
     from rfdlc.decide.metrics import readable
 
@@ -170,5 +168,5 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
     lines = [f"Mean expected utility {readable(summary['mean_expected_utility'])}; {changed}"]
     if summary["calibration"] is not None:
         lines.append(f"Calibrated: {summary['calibration']}.")
-    lines += _prior_lines(summary["target_prior"])
+    lines.append(f"D{escaped(summary['decided_for'])[1:]}.")
     return lines + ([f"Written to {escaped(summary['out'])}."] if summary["out"] else [])

@@ -53,9 +53,8 @@ def predict(
 
         chosen = request.read_utility(lambda: Run(run).classes, lambda: folder_decider(run))
         try:
-            done = predict_it(
-                run, source, out, split=split, root=root, utility=chosen, raw=raw, skip_broken=skip_broken
-            )
+            decided = {"utility": chosen, "target_prior": request.read_target_prior(), "raw": raw}
+            done = predict_it(run, source, out, split=split, root=root, skip_broken=skip_broken, **decided)
         except KeyboardInterrupt:
             if out.suffix.lower() != ".npz":
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
@@ -102,7 +101,8 @@ def export(
 
         chosen = request.read_utility(lambda: Run(run).classes, lambda: folder_decider(run))
         precision = "half" if half else "int8" if int8 else "float32"
-        done = export_it(run, out, utility=chosen, utility_input=utility_input, resize=resize, precision=precision)
+        decided = {"utility": chosen, "target_prior": request.read_target_prior(), "utility_input": utility_input}
+        done = export_it(run, out, resize=resize, precision=precision, **decided)
     parity, size = done.parity, done.path.stat().st_size
     if json:
         cards = [str(card) for card in done.cards]
@@ -143,7 +143,8 @@ def serve(
 
     chosen = request.read_utility(lambda: _classes(model), lambda: _decider(model))
     limits = Limits(requests=queue, batch=batch, seconds=seconds)
-    serve_it(model, utility=chosen, host=host, port=port, token_file=token_file, limits=limits, quiet=quiet)
+    options = {"host": host, "port": port, "token_file": token_file, "limits": limits, "quiet": quiet}
+    serve_it(model, utility=chosen, target_prior=request.read_target_prior(), **options)
 
 
 def _classes(model: Path) -> "Classes":

@@ -29,8 +29,8 @@ ABSTAIN = "Add the action `abstain` with this value for every class; -0.2 is a c
 CALIBRATORS = "`temperature` (the default), `bias-` or `prior-corrected-temperature`, `matrix-scaling`."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
 TARGET_PRIOR = (
-    "Class prior where decisions are made: `uniform`, `train`, `estimate` (by EM, from FILE itself), `a=0.5,b=0.5`, or "
-    "CSV with columns class,share. Without it the prior is not corrected."
+    "Class prior to decide for: `train`, `uniform`, `estimate` (by EM, from FILE itself), `a=0.5,b=0.5`, or "
+    "CSV with columns class,share. By default that of the training data if known."
 )
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help=ABSTAIN)]
@@ -45,6 +45,11 @@ class UtilityRequest:
     costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
+    target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
+
+    def read_target_prior(self) -> Any:
+        """The prior to decide for; None without the option."""
+        return None if self.target_prior is None else read_prior(self.target_prior, "target prior")
 
     def read_utility(
         self, classes: "Callable[[], Classes | None]", saved: "Callable[[], Decider | None]"
@@ -82,7 +87,6 @@ class Request(UtilityRequest):
     calibration: Annotated[str | None, Option(help=CALIBRATORS)] = None
     balanced: Annotated[bool, Option("--balanced", help="Calibrate with equal weight for every class.")] = False
     train_prior: Annotated[str | None, Option(help=TRAIN_PRIOR)] = None
-    target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
     combine: Annotated[str | None, Option(help="For several particles: `mean-probabilities` or `mean-logits`.")] = None
     rule: Annotated[str | None, Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")] = None
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
@@ -103,7 +107,7 @@ class Request(UtilityRequest):
         if self.target_prior == "estimate":
             decider = decider.replace(target_prior=decider.estimate_prior(predictions))
         elif self.target_prior is not None:
-            decider = decider.replace(target_prior=read_prior(self.target_prior, "target prior"))
+            decider = decider.replace(target_prior=self.read_target_prior())
         return predictions, decider
 
     def _new_decider(self, file: Path, predictions: "Predictions") -> "Decider":

@@ -184,6 +184,12 @@ def _report(model: "Model", as_json: bool) -> None:
         following = f"predict {model.path} DATA --out predictions.csv"
     for note in notes:
         print(f"data: {note}")
+    if "test" in metrics:
+        from rfdlc.decide.predictions import Predictions
+
+        targets = Predictions.load(model.path).targets
+        warning = None if targets is None else model.decider.prior_warning(targets)
+        print(f"warning: {warning}" if warning else "", end="\n" if warning else "")
     print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc {following}")
 
 

@@ -31,10 +31,11 @@ from rfdlc.decide.scores import (
     softmax,
 )
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose, expect
+from rfdlc.errors import InputError, choose, expect, listing
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
+FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
 FORMAT, VERSION = "rfdlc-decider", 2
 CORRECTED_TWICE = (
     "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
@@ -81,8 +82,9 @@ class Decider:
     train_prior : {"train", "uniform"}, array-like or mapping, optional
         The class prior that the scores carry: "train" (the training frequencies) for a plainly trained model,
         "uniform" after reweighting, balanced sampling or logit adjustment, or numbers.
-    target_prior : {"train", "uniform"}, array-like, mapping or PriorEstimate, optional
-        The class prior where decisions are made; needs `train_prior`. None leaves the prior alone.
+    target_prior : {"train", "uniform"}, array-like, mapping, PriorEstimate or None
+        The class prior to decide for; needs `train_prior`. By default that of the training data, if their counts and
+        `train_prior` are known; None decides for the prior that the scores carry.
     rule : {"expected-utility", "argmax", "cobb", "paper-eq12"}
         The decision rule; all but the first are for comparison.
     fitted, joint, calibrated_on : optional
@@ -103,7 +105,7 @@ class Decider:
     weights: Any = None
     calibration: str | None = "temperature"
     train_prior: Any = None
-    target_prior: Any = None
+    target_prior: Any = "natural"
     rule: str = "expected-utility"
     fitted: Calibrator | None = None
     joint: Any = None
@@ -292,9 +294,44 @@ class Decider:
             raise InputError(f"{path}: cannot be read as a decider ({error})") from None
 
     def __repr__(self) -> str:
-        corrected = "prior left alone" if self.target_prior is None else "prior corrected"
-        state = self.fitted or "not calibrated"
-        return f"Decider({self.rule}, {self.combine}, {state}, {corrected}; {len(self.utility.actions)} actions)"
+        state, actions = self.fitted or "not calibrated", len(self.utility.actions)
+        return f"Decider({self.rule}, {self.combine}, {state}, {self.decided_for}; {actions} actions)"
+
+    @property
+    def decided_for(self) -> str:
+        """The prior that is decided for, in words."""
+        classes, target = self.utility.classes, self.target_prior
+        if target is None:
+            return "decided for the class prior that the scores carry"
+        if np.ptp(target) < 1e-9:
+            return "decided for a uniform class prior"
+        if classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9:
+            return "decided for the class prior of the training data"
+        return f"decided for the class prior {_shares(classes, target)}"
+
+    def prior_warning(self, targets: Indices) -> str | None:
+        """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
+        classes = self.utility.classes
+        prior = self.effective_prior if self.target_prior is None else self.target_prior
+        found = np.bincount(targets, minlength=len(classes)) / max(1, len(targets))
+        if prior is None or np.abs(found - prior).sum() / 2 < FAR + 0.5 * np.sqrt(len(classes) / max(1, len(targets))):
+            return None
+        return (
+            f"the samples have the class frequencies {_shares(classes, found)}, but decisions are made for the class "
+            f"prior {_shares(classes, prior)}: set the target prior (target_prior, --target-prior) to theirs, if it is "
+            "that of future samples"
+        )
+
+    def utility_interval(self, scores: Any, estimate: PriorEstimate, *, logits: bool = False) -> tuple[float, float]:
+        """The 95% interval of the mean expected utility that the uncertainty of an estimated class prior leaves."""
+        decider = self.replace(target_prior=estimate)
+        actions = decider.decide(scores, logits=logits)
+        p = np.asarray(self.replace(target_prior=None).probabilities(scores, logits=logits), dtype=np.float64)
+        draws = estimate.prior[None] if estimate.draws is None else estimate.draws
+        gain = p * self.utility.matrix[:, actions].T  # (N, C)
+        ratios = draws / np.maximum(np.asarray(self.effective_prior), 1e-300)
+        low, high = np.quantile([np.mean((gain @ r) / (p @ r)) for r in ratios], [0.025, 0.975])
+        return float(low), float(high)
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -346,6 +383,8 @@ class Decider:
             "train_prior": None if self.train_prior is None else as_prior(self.train_prior, classes, "train_prior"),
             "joint": None if self.joint is None else np.asarray(self.joint, dtype=np.float32),
         }
+        if isinstance(prior, str) and prior == "natural":
+            prior = None if classes.counts is None or self.effective_prior is None else "train"
         prior = prior.prior if isinstance(prior, PriorEstimate) else prior
         ready["target_prior"] = None if prior is None else as_prior(prior, classes, "target_prior")
         for name, value in ready.items():
@@ -420,6 +459,11 @@ def _as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDAr
         size = "one per particle" if samples is None else f"one per sample ({samples})"
         raise InputError(f"{what} is {values}: expected {size}, numbers of 0 or more, not all 0")
     return normalised(values) if samples is None else values
+
+
+def _shares(classes: Classes, prior: Prior, most: int = 4) -> str:
+    falling = np.argsort(-prior, kind="stable")
+    return listing([f"{classes.names[c]} {prior[c]:.1%}" for c in falling], most)
 
 
 def _listed(values: Sequence[float] | NDArray[Any] | None) -> list[float] | None:

@@ -30,10 +30,12 @@ LATE = frozenset((
     "deferred",
 ))  # fmt: skip
 # Settings that change nothing in what a network learns.
-BOOKKEEPING = frozenset(("combine", "calibration", "evaluate_every", "checkpoint_every", "keep", "refit"))
+BOOKKEEPING = frozenset(
+    ("combine", "target_prior", "calibration", "evaluate_every", "checkpoint_every", "keep", "refit")
+)
 # Settings that may differ between the runs of a stack.
 OWN = LATE | BOOKKEEPING | {
-    "seed", "hold_out", "target_prior", "margin", "focal", "prior_tau", "repulsion", "repulsion_tau",
+    "seed", "hold_out", "trained_prior", "margin", "focal", "prior_tau", "repulsion", "repulsion_tau",
     "repulsion_strength", "learning_rate", "weight_decay", "schedule", "milestones", "decay", "warmup", "mixup",
     "cutmix", "method_options",
 }  # fmt: skip

@@ -68,7 +68,7 @@ class TrainConfig(BaseModel):
     head_scale: float = Field(30.0, ge=1e-3, description="scale of the logits of a cosine head")
     # loss
     weights: str = Field("constant", description="class weights 1/f(n): the form of f")
-    target_prior: tuple[AtLeastZero, ...] = Field(
+    trained_prior: tuple[AtLeastZero, ...] = Field(
         (), description="class prior to train for, one number per class; empty for uniform"
     )
     weight_power: float = Field(0.5, ge=0, description="exponent of f(n) = n^power")
@@ -114,6 +114,7 @@ class TrainConfig(BaseModel):
     refit: bool = Field(False, description="train again on all samples and keep the calibration: twice the cost")
     # decisions
     combine: str = Field("mean-probabilities", description="how particles are combined")
+    target_prior: str = Field("train", description="class prior to decide for: train, uniform, or a=0.9,b=0.1")
     calibration: str = Field("temperature", description="calibrator fitted on held-out data")
     # the method's own
     method_options: dict[str, int | float] = Field({}, description="options of the method, which `rfdlc methods` lists")
@@ -153,6 +154,14 @@ class TrainConfig(BaseModel):
         imported = info.field_name == "backbone" and ":" in value
         names = [name for names in CHOICES[info.field_name] for name in names]
         return value if imported else choose(f"setting {info.field_name}", value, names)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, values: Any) -> Any:
+        """Run folders of earlier versions call the prior to train for `target_prior`: numbers, mostly none."""
+        if isinstance(values, dict) and isinstance(values.get("target_prior"), list | tuple):
+            values = {**values, "trained_prior": values["target_prior"], "target_prior": "train"}
+        return values
 
     @model_validator(mode="after")
     def _compatible(self) -> "TrainConfig":

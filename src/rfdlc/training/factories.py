@@ -41,21 +41,21 @@ def _margin(config: TrainConfig, classes: Classes) -> terms.Margin:
 
 def _target(config: TrainConfig, classes: Classes) -> Matrix:
     """The class prior aimed at, (C,)."""
-    given = np.array(config.target_prior or (1.0,) * len(classes), dtype=np.float64)
+    given = np.array(config.trained_prior or (1.0,) * len(classes), dtype=np.float64)
     fits = len(given) == len(classes) and (given > 0).all()
-    expect(fits, f"target_prior has {len(given)} numbers: expected {len(classes)}, one above 0 for each class")
+    expect(fits, f"trained_prior has {len(given)} numbers: expected {len(classes)}, one above 0 for each class")
     return given / given.sum()
 
 
 def _weights(config: TrainConfig, classes: Classes) -> Matrix:
-    target = _target(config, classes) if config.target_prior and config.weights != "constant" else None
+    target = _target(config, classes) if config.trained_prior and config.weights != "constant" else None
     power, beta = config.weight_power, config.weight_beta
     return terms.class_weights(classes.count_array, config.weights, power=power, beta=beta, target_prior=target)
 
 
 def _log_prior_ratio(config: TrainConfig, classes: Classes) -> Matrix:
     """log p_train - log p_target; a uniform target only adds a constant, which no softmax sees."""
-    target = np.log(_target(config, classes)) if config.target_prior else 0.0
+    target = np.log(_target(config, classes)) if config.trained_prior else 0.0
     ratio: Matrix = terms.log_prior(classes.count_array) - target
     return ratio
 

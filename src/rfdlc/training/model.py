@@ -184,7 +184,7 @@ def new_decider(method: str, config: TrainConfig, classes: Classes) -> Decider:
         combine=config.combine,
         calibration=None if config.calibration == "none" else config.calibration,
         train_prior=row.prior(config, classes),
-        target_prior=row.target_prior,
+        target_prior=row.target_prior or config.target_prior,
         rule=row.rule,
     )
 

@@ -28,7 +28,7 @@ from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.assembly import OwnBackbone, choose_device, sensible_threads
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
-from rfdlc.training.heldout import balanced, balanced_positions, carries_uniform, diversity
+from rfdlc.training.heldout import balanced, balanced_positions, diversity
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, new_decider, predictions_of
@@ -123,7 +123,7 @@ class Trainer:
         if predictions is None:
             return row
         decider = new_decider(run.method_name, run.config, member.data.classes)
-        found = evaluate(balanced(predictions), decider=decider)
+        found = evaluate(balanced(predictions), decider=decider.replace(target_prior="uniform"))
         row |= {"held_out_accuracy": found.accuracy, "held_out_ece": found.ece, "held_out_nll": found.nll}
         return row | diversity(predictions.scores.values)
 
@@ -141,7 +141,7 @@ class Trainer:
         if predictions is not None:
             decider = new_decider(run.method_name, run.config, self.data.classes)
             if decider.calibration is not None:  # weighted to the prior that the probabilities carry
-                decider = decider.fit(predictions, balanced=carries_uniform(decider))
+                decider = decider.fit(predictions)
             run.write_with("decider.json", decider.save)
             run.write_with("held-out.npz", predictions.save)
         run.phase, run.epoch = run.phase + 1, 0
@@ -165,7 +165,7 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
     metrics: dict[str, Any] = {}
     if (run.path / "held-out.npz").exists():
         held = Predictions.load(run.path / "held-out.npz")
-        outcomes = cross_fitted(held, model.decider, balanced=carries_uniform(model.decider))
+        outcomes = cross_fitted(held, model.decider.replace(target_prior="uniform"))
         outcomes = outcomes.take(balanced_positions(outcomes.targets, repeats=4))
         metrics["held_out_balanced"] = Evaluation(len(outcomes), measure(outcomes), "decision-probability").to_dict()
     if predictions is not None:

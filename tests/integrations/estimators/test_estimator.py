@@ -46,9 +46,11 @@ def test_it_is_the_training_of_the_command_line(three, tmp_path, fitted):
     ours = np.concatenate(list(fitted._stream(X)), axis=1)
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
     assert fitted.decider_.fitted.temperature == pytest.approx(model.decider.fitted.temperature, rel=1e-4)
-    uniform = RFDLCClassifier(COSTLY, prior="uniform", **SMALL).fit(X, y)
+    uniform = RFDLCClassifier(COSTLY, target_prior="uniform", **SMALL).fit(X, y)
     utility = Utility(COSTLY, model.classes)
-    np.testing.assert_array_equal(uniform.predict(X), model.decide(X.astype(np.float32), utility))
+    np.testing.assert_array_equal(fitted.predict(X), model.decide(X.astype(np.float32), utility))
+    flat = model.decider.replace(target_prior="uniform", utility=utility)
+    np.testing.assert_array_equal(uniform.predict(X), flat.decide(model.predict(X.astype(np.float32))))
 
 
 def test_the_command_line_reads_a_table_the_same_way(three, tmp_path):
@@ -64,7 +66,7 @@ def test_the_command_line_reads_a_table_the_same_way(three, tmp_path):
     result = CliRunner().invoke(app, [*words, "particles=2", "widths=16", "epochs=20"], catch_exceptions=False)
     assert result.exit_code == 0
     model = rfdlc.Model.load(tmp_path / "run")
-    ours = RFDLCClassifier(prior="uniform", **SMALL).fit(X, y)
+    ours = RFDLCClassifier(**SMALL).fit(X, y)
     np.testing.assert_allclose(
         np.concatenate(list(ours._stream(X)), axis=1), model.predict(frame).scores.values, atol=1e-3
     )
@@ -88,7 +90,7 @@ def test_decisions_are_the_deciders_on_the_held_out_calibration(three, fitted):
         combine="mean-logits",
         calibration="prior-corrected-temperature",
         train_prior="uniform",
-    ).fit(logits[:, held], y[held], logits=True, balanced=True)
+    ).fit(logits[:, held], y[held], logits=True)
     decider = decider.replace(target_prior=np.bincount(y) / len(y))
     np.testing.assert_array_equal(fitted.predict(X), decider.decide(logits, logits=True))
     np.testing.assert_allclose(fitted.predict_proba(X), decider.probabilities(logits, logits=True))
@@ -172,7 +174,7 @@ def test_weightings_and_priors(three):
     for weighting in ("none", "linear", "sqrt", "effective"):
         model = RFDLCClassifier(weighting=weighting, **SMALL).fit(X, y)
         assert model.predict_proba(X).mean(0) == pytest.approx(np.bincount(y) / len(y), abs=0.12)
-    flat = RFDLCClassifier(prior="uniform", **SMALL).fit(X, y)
+    flat = RFDLCClassifier(target_prior="uniform", **SMALL).fit(X, y)
     assert (flat.predict(X) == 0).mean() < (RFDLCClassifier(**SMALL).fit(X, y).predict(X) == 0).mean()
     with pytest.raises(InputError, match="weighting 'prior-ish' is unknown"):
         RFDLCClassifier(weighting="prior-ish").fit(X, y)
@@ -297,8 +299,8 @@ def test_wrong_input(three, named):
         RFDLCClassifier(**SMALL).fit(np.where(np.arange(8) == 3, 1e200, X), y)
     with pytest.raises(InputError, match="setting widths="):
         RFDLCClassifier(hidden=()).fit(X, y)
-    with pytest.raises(InputError, match=r"^prior 'unifrom' is unknown"):
-        RFDLCClassifier(**SMALL, prior="unifrom").fit(X, y)
+    with pytest.raises(InputError, match=r"target_prior 'unifrom' is unknown"):
+        RFDLCClassifier(**SMALL, target_prior="unifrom").fit(X, y)
     with pytest.raises(InputError, match="setting particles=0 is out of range"):
         RFDLCClassifier(particles=0).fit(X, y)
     with pytest.warns(UserWarning, match="no class has two samples"):

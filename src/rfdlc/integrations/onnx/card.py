@@ -72,6 +72,7 @@ def card(model: Model, utility: Utility, file: str, precision: str, parity: Pari
         command=f"rfdlc serve {file}" if file.endswith(".onnx") else f'torch.export.load("{file}").module()',
         parity=parity,
         rounding=parity.rounding or "",
+        decided_for=model.decider.decided_for,
         agreement="" if agreement is None else f" {agreement:.2%} of the decisions equal those recorded in training.",
         calibrated="was calibrated on held-out data like the training data" if fitted else "was NOT calibrated",
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from rfdlc import __version__
+from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
@@ -48,6 +49,7 @@ def export(
     out: str | Path,
     *,
     utility: Utility | None = None,
+    target_prior: PriorLike | None = None,
     utility_input: bool = False,
     resize: bool = False,
     precision: str = "float32",
@@ -63,6 +65,8 @@ def export(
         The file to write: ONNX (`.onnx`) or torch.export (`.pt2`).
     utility : Utility, optional
         Replaces the utility of the run's Decider.
+    target_prior : str, dict or array, optional
+        Replaces the class prior that it decides for.
     utility_input : bool, default=False
         Whether the utility is an input of the graph instead of a constant.
     resize : bool, default=False
@@ -94,6 +98,8 @@ def export(
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
+    if target_prior is not None:
+        model.decider = model.decider.replace(target_prior=target_prior)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")

@@ -13,6 +13,7 @@ import torch
 from rfdlc.data.samples import Samples
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, KIND, RAW
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
@@ -46,6 +47,7 @@ def predict(
     split: str | None = None,
     root: str | Path | None = None,
     utility: Utility | None = None,
+    target_prior: PriorLike | None = None,
     raw: bool = False,
     skip_broken: bool = False,
     backbone: OwnBackbone | None = None,
@@ -64,6 +66,8 @@ def predict(
         `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
     utility
         Adds the action with the highest expected utility to a table.
+    target_prior
+        The class prior to decide for; by default that of the run.
     raw
         Write the model's own probabilities to a table, for a decider to calibrate and correct later.
     skip_broken
@@ -84,6 +88,8 @@ def predict(
     decided = "a utility decides for tables: write .parquet or .csv, or decide later with `rfdlc decide FILE.npz`"
     expect(utility is None or kind != ".npz", decided)
     model = Model.load(run, backbone=backbone, device=_device())
+    if target_prior is not None:
+        model.decider = model.decider.replace(target_prior=target_prior)
     samples = model.open_samples(source, split=split, root=root, skip_broken=skip_broken)
     if kind == ".npz":
         found = model.predict_samples(samples)
@@ -96,6 +102,7 @@ def predict(
         "model": _fingerprint(Path(run)),
         "source": samples.fingerprint,
         "utility": None if utility is None else utility.to_dict(),
+        "prior": model.decider.decided_for,
         "columns": table.schema.names,
         "kind of scores": table.kind,
         "number of samples": len(samples),

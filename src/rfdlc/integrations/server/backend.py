@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats, softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
 from rfdlc.decide.utility import Utility
@@ -88,13 +89,15 @@ class Answer:
         }
 
 
-def open_backend(path: str | Path, utility: Utility | None = None) -> Backend:
+def open_backend(path: str | Path, utility: Utility | None = None, target_prior: PriorLike | None = None) -> Backend:
     """Load a run folder or a `.onnx` file, and check by one inference that it computes finite probabilities."""
     place = Path(path)
     exported = place.suffix == ".onnx"
     expected = f"{path} cannot be served: expected a run folder, or a .onnx file written by `rfdlc export`"
     expect(exported or place.is_dir(), expected)
-    model, compute = _open_exported(place) if exported else _open_run(place)
+    baked = "an exported graph holds the prior that it decides for: export it again with --target-prior"
+    expect(target_prior is None or not exported, baked)
+    model, compute = _open_exported(place) if exported else _open_run(place, target_prior)
     decider = model.decider if utility is None else model.decider.replace(utility=utility)
     expect(decider.rule in RULES, f"the decider's rule is {decider.rule!r}: a server decides by expected utility only")
     backend = Backend(place.resolve().name, decider, model.input_shape, model.encoder, compute, model.centre)
@@ -114,7 +117,9 @@ def _open_exported(path: Path) -> tuple[Any, Callable[[NDArray[Any]], tuple[Floa
     return model, compute
 
 
-def _open_run(path: Path) -> tuple[Any, Callable[[NDArray[Any]], tuple[Floats, Floats]]]:
+def _open_run(
+    path: Path, target_prior: PriorLike | None
+) -> tuple[Any, Callable[[NDArray[Any]], tuple[Floats, Floats]]]:
     try:
         from rfdlc.training.assembly import sensible_threads
         from rfdlc.training.model import Model
@@ -122,6 +127,8 @@ def _open_run(path: Path) -> tuple[Any, Callable[[NDArray[Any]], tuple[Floats, F
         message = 'serving a run folder needs torch: pip install "rfdlc[train]", or serve an exported .onnx file'
         raise InputError(message) from None
     model = Model.load(path)
+    if target_prior is not None:
+        model.decider = model.decider.replace(target_prior=target_prior)
 
     def compute(inputs: NDArray[Any]) -> tuple[Floats, Floats]:
         with sensible_threads(model.net, model.config):

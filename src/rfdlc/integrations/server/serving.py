@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.integrations.server.backend import open_backend
@@ -31,6 +32,7 @@ def serve(
     model: str | Path,
     *,
     utility: Utility | None = None,
+    target_prior: PriorLike | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
     token_file: str | Path | None = None,
@@ -47,7 +49,7 @@ def serve(
     except ImportError:
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
     limits = limits or Limits()
-    app = create_app(open_backend(model, utility), limits, token)
+    app = create_app(open_backend(model, utility, target_prior), limits, token)
     listening = listen(host, port)
     start_logging(quiet)
     fields = {"host": host, "port": listening.getsockname()[1], "token": token is not None}

@@ -32,7 +32,6 @@ from rfdlc.integrations.sklearn.labels import (
 try:
     from rfdlc.integrations.sklearn import particle_training as training
     from rfdlc.training.config import TrainConfig
-    from rfdlc.training.heldout import carries_uniform
     from rfdlc.training.model import new_decider
 except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
@@ -70,7 +69,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         Fit a calibration on held-out samples: True, False, or the name of a calibrator.
     hold_out : float, default 0.1
         Share of the samples that is held out for calibration and early stopping: stratified, whole `groups`.
-    prior : str, dict or array, default "train"
+    target_prior : str, dict or array, default "train"
         Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
     batch_size, learning_rate : int or "auto"; float, default 0.002
         Rows per step, and the base learning rate.
@@ -111,7 +110,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         patience: int = 10,
         calibrate: bool | str = True,
         hold_out: float = 0.1,
-        prior: PriorLike = "train",
+        target_prior: PriorLike = "train",
         batch_size: int | str = "auto",
         learning_rate: float = 2e-3,
         abstain_label: Any = -1,
@@ -128,7 +127,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         self.patience = patience
         self.calibrate = calibrate
         self.hold_out = hold_out
-        self.prior = prior
+        self.target_prior = target_prior
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.abstain_label = abstain_label
@@ -148,7 +147,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         )
         self.classes_, self.class_counts_ = labels, np.bincount(split.labels)
         data, utility = self._prepare(split, first)
-        as_prior(named_prior(self.prior), data.classes, "prior")  # raises before any work
+        as_prior(named_prior(self.target_prior), data.classes, "target_prior")  # raises before any work
         config = self._config(len(split), first)
         decider = new_decider(training.METHOD, config, training.weighted(data).classes)
         if decider.calibration is not None or self.early_stopping:
@@ -158,9 +157,9 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         before = training.Trained() if first else training.Trained(self.weights_)
         self._keep(training.train_particles(data, config, before, loss, self.patience), config, data)
         if held is not None:
-            options: dict[str, Any] = {"balanced": carries_uniform(decider), "sample_weight": held.weights}
+            options: dict[str, Any] = {"sample_weight": held.weights}
             decider = decider.fit(self._particle_logits(held.array), held.labels, logits=True, **options)
-        return self._decide_with(decider.replace(target_prior=named_prior(self.prior), utility=utility))
+        return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
 
     def partial_fit(
         self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -181,7 +180,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         steady = config.replace(schedule="constant", warmup=0, epochs=done + 1)
         self._keep(training.train_particles(data, steady, before, keep_state=True), config, data)
         decider = new_decider(training.METHOD, config, data.classes)
-        return self._decide_with(decider.replace(target_prior=named_prior(self.prior), utility=utility))
+        return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
 
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""

@@ -72,7 +72,7 @@ def with_held_out(data: Dataset, config: TrainConfig) -> Dataset:
 
 def held_out_loss(decider: Decider, held: Split) -> HeldOutLoss:
     """Negative log-likelihood of held-out samples; classes weigh the same if the networks train for a uniform prior."""
-    y = held.labels
+    y, decider = held.labels, decider.replace(target_prior=None)
     weights = np.ones(len(y)) if held.weights is None else held.weights
     if carries_uniform(decider):
         weights = weights / np.bincount(y, weights)[y]

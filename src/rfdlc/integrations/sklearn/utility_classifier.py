@@ -7,6 +7,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
+from sklearn.ensemble import BaggingClassifier
+from sklearn.ensemble._forest import ForestClassifier
 from sklearn.model_selection import StratifiedGroupKFold, check_cv
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags, indexable
@@ -46,15 +48,15 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         y. Columns that are not classes are additional actions, such as "abstain". Pass costs with their sign changed.
     calibration : str or None, default "temperature"
         The name of a calibrator in `rfdlc.decide.calibrators.CALIBRATORS`.
-    prior : str, dict or array, default "train"
+    target_prior : str, dict or array, default "train"
         Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
     estimator_prior : str, dict or array, default "train"
         Class prior of the estimator's probabilities; "uniform" if it balances the classes by weights or sampling.
     cv : int, splitter, iterable or "prefit", default 5
         Folds of the calibration. "prefit" calibrates a fitted estimator on the samples given to `fit`.
     ensemble : bool, default True
-        Predict with the mean of the model of all samples and those of the folds, each calibrated. If all errors cost
-        the same, or with False, only the model of all samples predicts.
+        Predict with the mean of the model of all samples and those of the folds, each calibrated. With False
+        only the model of all samples predicts.
     abstain_label : object or dict, default -1
         What `predict` returns for an action that is not a class if labels are numbers; or `{action: label}`. If labels
         are text it is the action's name.
@@ -84,7 +86,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         utility: Any = None,
         *,
         calibration: str | None = "temperature",
-        prior: PriorLike = "train",
+        target_prior: PriorLike = "train",
         estimator_prior: PriorLike = "train",
         cv: Any = 5,
         ensemble: bool = True,
@@ -93,7 +95,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         self.estimator = estimator
         self.utility = utility
         self.calibration = calibration
-        self.prior = prior
+        self.target_prior = target_prior
         self.estimator_prior = estimator_prior
         self.cv = cv
         self.ensemble = ensemble
@@ -126,9 +128,8 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
             folds = whole or list(self._folds(X, y, encoded, weights, groups))
             expect(folds, "no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
             scores, held = (np.concatenate([fold[i] for fold in folds]) for i in (1, 2))
-            balanced = isinstance(self.estimator_prior, str) and self.estimator_prior == "uniform"
             held_weights = None if weights is None else weights[held]
-            decider = decider.fit(scores, encoded[held], balanced=balanced, sample_weight=held_weights)
+            decider = decider.fit(scores, encoded[held], sample_weight=held_weights)
         self.estimator_ = self.estimator if prefit else _fitted(self.estimator, X, y, weights)
         complete = [model for model, *_ in folds if self.ensemble and len(model.classes_) == len(self.classes_)]
         # A fitted or frozen estimator is the same in every fold.
@@ -141,8 +142,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""
         check_is_fitted(self)
-        models = self.estimators_[:1] if _symmetric(self.decider_.utility.matrix) else self.estimators_
-        corrected = (self.decider_.probabilities(self._probabilities(model, X)) for model in models)
+        corrected = (self.decider_.probabilities(self._probabilities(model, X)) for model in self.estimators_)
         return np.mean([np.asarray(p) for p in corrected], axis=0)
 
     def __sklearn_tags__(self) -> Any:
@@ -155,6 +155,9 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
     def _probabilities(self, model: Any, X: Any) -> Floats:
         """One column per class of `classes_`, in that order; 0 for a class that the model never saw."""
         found = np.asarray(model.predict_proba(X))
+        if isinstance(model, ForestClassifier | BaggingClassifier):  # 0 of m votes is not evidence of impossibility
+            votes = len(model.estimators_)
+            found = (votes * found + 1 / found.shape[1]) / (votes + 1)
         p = np.zeros((len(found), len(self.classes_)), dtype=found.dtype)
         p[:, _encode(model.classes_, self.classes_)] = found
         return p
@@ -167,7 +170,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         seen = np.bincount(encoded, weights, minlength=count)
         carried, wanted = (
             seen if isinstance(prior, str) and prior == "train" else as_prior(named_prior(prior), classes, name)
-            for name, prior in (("estimator_prior", self.estimator_prior), ("prior", self.prior))
+            for name, prior in (("estimator_prior", self.estimator_prior), ("target_prior", self.target_prior))
         )
         target = None if wanted is seen and carried is seen else wanted
         utility = as_utility(self.utility, classes)
@@ -187,13 +190,6 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
             rows = np.asarray(held)[np.isin(encoded[held], known)]
             if len(rows):
                 yield model, self._probabilities(model, _safe_indexing(X, rows)), rows
-
-
-def _symmetric(utility: Floats) -> bool:
-    """Whether all right decisions are worth the same, and all wrong ones."""
-    rows, columns = utility.shape
-    wrong = utility[~np.eye(rows, columns, dtype=bool)]
-    return rows == columns and np.ptp(utility.diagonal()) == 0 and (wrong.size == 0 or np.ptp(wrong) == 0)
 
 
 def _fitted(estimator: Any, X: Any, y: NDArray[Any], weights: Floats | None) -> Any:

@@ -29,7 +29,7 @@ function lead(data, run) {
   const source = run.particles > 1 ? `the ${mean} of ${run.particles} particles` : "the probabilities of the model";
   const calibrated =
     run.calibration === null ? "not calibrated" : `calibrated (${run.calibration.words})`;
-  const corrected = run.target_prior ? ", corrected for the class prior where decisions are made" : "";
+  const corrected = `, ${run.decided_for}`;
   return `${plural(run.samples, "sample")} of ${plural(names.length, "class", "classes")}${spread}. Decided by ${how}, from ${source}, ${calibrated}${corrected}.`;
 }
 

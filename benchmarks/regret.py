@@ -1,0 +1,122 @@
+"""What calibration and priors cost against the known posterior: regret = Bayes utility - achieved utility.
+
+    python benchmarks/regret.py [--worlds 3 --seeds 6]
+
+Gaussian mixtures with 10 classes, class prior 100:1, logits 2.5 times too large, a tail-sensitive utility (-1) and
+abstention at 0.2. Held-out data of n samples are long-tailed like the training data, balanced, or lack the three rarest
+classes. Decisions are for the training prior (known), for a uniform one, or for a reversed one that is estimated from
+the test samples. Rows in results/regret.csv are means over seeds; results/regret.png shows the mean over worlds.
+"""
+
+import argparse
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recording import RESULTS, write
+from rfdlc import Classes, Decider, Utility
+
+CLASSES, OVERCONFIDENCE, TEST = 10, 2.5, 2000
+TRAIN = Classes.from_counts(np.geomspace(1000, 10, CLASSES).round().astype(int).tolist())
+WORLDS = ((5, 1.2), (8, 0.8), (3, 2.0))  # dimensions and spread of the classes' means
+SIZES, HELD_OUT, TARGETS = (
+    (10, 50, 200, 1000),
+    ("long-tailed", "balanced", "absent classes"),
+    ("known", "uniform", "estimated"),
+)
+CALIBRATORS = (
+    "none", "temperature", "prior-corrected-temperature", "bias-corrected-temperature", "matrix-scaling", "auto",
+)  # fmt: skip
+UTILITY = Utility.tail_sensitive(TRAIN, -1).with_abstain(0.2)
+UNIFORM = np.full(CLASSES, 1 / CLASSES)
+PRIORS = {"known": TRAIN.prior, "uniform": UNIFORM, "estimated": TRAIN.prior[::-1].copy()}
+
+
+class World:
+    """A Gaussian mixture whose posterior is known."""
+
+    def __init__(self, dimensions: int, spread: float, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.means = self.rng.normal(size=(CLASSES, dimensions)) * spread
+
+    def sample(self, prior: NDArray[np.float64], size: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Log likelihoods (size, C) up to a constant per row, and labels."""
+        y = self.rng.choice(CLASSES, size, p=prior)
+        x = self.means[y] + self.rng.normal(size=(size, self.means.shape[1]))
+        return -((x[:, None] - self.means) ** 2).sum(axis=2) / 2, y
+
+
+def scores(log_likelihood: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The logits of an over-confident model that was trained under the training prior."""
+    return OVERCONFIDENCE * (log_likelihood + np.log(TRAIN.prior))
+
+
+def held_out_prior(kind: str) -> NDArray[np.float64]:
+    prior = {"long-tailed": TRAIN.prior, "balanced": UNIFORM, "absent classes": TRAIN.prior.copy()}[kind].copy()
+    prior[-3:] *= kind != "absent classes"
+    return prior / prior.sum()
+
+
+def rows(worlds: int, seeds: int) -> Iterator[dict[str, object]]:
+    found: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for number, seed in product(range(worlds), range(seeds)):
+        world = World(*WORLDS[number], seed)
+        tests = {target: world.sample(PRIORS[target], TEST) for target in TARGETS}
+        for kind, n in product(HELD_OUT, SIZES):
+            held, labels = world.sample(held_out_prior(kind), n)
+            for name in CALIBRATORS:
+                bare = Decider(UTILITY, calibration=name, train_prior="train")
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    fitted = bare.fit(scores(held), labels, logits=True)
+                    for target, (log_likelihood, _) in tests.items():
+                        found[number, kind, n, target, name].append(regret(fitted, target, log_likelihood))
+        print(f"world {number} seed {seed}", flush=True)
+    for (number, kind, n, target, name), values in found.items():
+        what = {"world": number, "held_out": kind, "samples": n, "target": target, "calibration": name}
+        yield what | {"regret": f"{np.mean(values):.4f}", "worst": f"{np.max(values):.4f}"}
+
+
+def regret(fitted: Decider, target: str, log_likelihood: NDArray[np.float64]) -> float:
+    """In expectation over the labels of the test samples."""
+    z = scores(log_likelihood)
+    prior = fitted.estimate_prior(z, logits=True) if target == "estimated" else PRIORS[target]
+    actions = fitted.replace(target_prior=prior).decide(z, logits=True)
+    exact = np.exp(log_likelihood - log_likelihood.max(axis=1, keepdims=True)) * PRIORS[target]
+    values = exact / exact.sum(axis=1, keepdims=True) @ UTILITY.matrix
+    return float((values.max(axis=1) - values[np.arange(len(values)), actions]).mean())
+
+
+def plot(table: list[dict[str, object]]) -> None:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(HELD_OUT), len(TARGETS), figsize=(11, 9), sharex=True, sharey=True)
+    for (i, kind), (j, target) in product(enumerate(HELD_OUT), enumerate(TARGETS)):
+        for name in CALIBRATORS:
+            means = [
+                np.mean([float(str(r["regret"])) for r in table
+                         if (r["held_out"], r["target"], r["calibration"], r["samples"]) == (kind, target, name, n)])
+                for n in SIZES
+            ]  # fmt: skip
+            axes[i, j].plot(SIZES, np.maximum(means, 1e-4), label=name, linewidth=3 if name == "auto" else 1.2)
+        axes[i, j].set(xscale="log", yscale="log", title=f"held-out: {kind}; target: {target}")
+    axes[0, 0].legend(fontsize=7)
+    figure.supxlabel("held-out samples")
+    figure.supylabel("regret")
+    figure.tight_layout()
+    figure.savefig(RESULTS / "regret.png", dpi=110)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=6)
+    options = parser.parse_args()
+    table = list(rows(options.worlds, options.seeds))
+    columns = ("world", "held_out", "samples", "target", "calibration", "regret", "worst")
+    print(write("regret", table, ("rfdlc", "numpy", "scipy"), columns=columns))
+    plot(table)
