@@ -52,7 +52,7 @@ class Comparison:
 
     def rows(self) -> list[tuple[str, ...]]:
         """(metric, a, b, difference, interval, adjusted p) as tables show them; * marks p below 0.05."""
-        table = []
+        table: list[tuple[str, ...]] = []
         for d in self.differences:
             show = METRICS[d.name.partition(".")[0]].format
             marked = f"{d.p:.3f}{'*' if d.p < SIGNIFICANCE else ''}"

@@ -6,6 +6,7 @@ classes. Intervals are about other test samples of the same kind.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +42,10 @@ class Mean:
 
     values: Array
     strata: Indices | None = None
-    weights: Array | None = None  # one per stratum, by default equal for those that have samples
+    weights: NDArray[Any] | None = None  # one per stratum, by default equal for those that have samples
 
     @property
-    def _parts(self) -> tuple[NDArray[np.bool_], Indices, Array, Array, Array]:
+    def _parts(self) -> tuple[NDArray[np.bool_], Indices, NDArray[Any], Array, Array]:
         """Which samples count, their strata, and per stratum: samples, mean and weight."""
         counts = ~np.isnan(self.values)
         place = np.zeros(len(self.values), dtype=np.int64) if self.strata is None else self.strata
@@ -145,7 +146,7 @@ class RocArea:
     """Probability that a correct decision has a higher confidence than a wrong one, ties counting half."""
 
     correct: NDArray[np.bool_]
-    confidence: Array
+    confidence: NDArray[Any]
 
     @cached_property
     def _placements(self) -> tuple[Array, Array]:

@@ -121,7 +121,7 @@ def observe(
 
 def _joined(parts: Sequence[Outcomes], load: Callable[[], Any], groups: Sequence[tuple[str, str]] = ()) -> Outcomes:
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
-    gaps = np.sum([part.gaps for part in parts], axis=0)
+    gaps = np.sum([part.gaps for part in parts if part.gaps is not None], axis=0)
     return Outcomes(parts[0].utility, **columns, load_probabilities=load, groups=tuple(groups), gaps=gaps)
 
 

@@ -21,7 +21,8 @@ import numpy as np
 from rfdlc import __version__
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.evaluation import LEVEL, Evaluation, entries, evaluate
+from rfdlc.decide.evaluation import Evaluation, entries, evaluate
+from rfdlc.decide.intervals import LEVEL
 from rfdlc.decide.metrics import HEAD_FRACTIONS
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError

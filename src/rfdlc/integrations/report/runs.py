@@ -59,7 +59,7 @@ class ReportRun:
         """Combined and calibrated probabilities (N, C), not corrected for the prior."""
         return np.asarray(self.decider.replace(target_prior=None).probabilities(self.predictions))
 
-    def ids_of(self, rows: Indices) -> list[str]:
+    def ids_of(self, rows: Any) -> list[str]:
         """Names of samples: their ids, or their positions."""
         ids = self.predictions.ids
         return [str(row) for row in rows] if ids is None else [str(name) for name in ids[rows]]
@@ -132,12 +132,13 @@ def compare(
 def compare_runs(a: Sequence[ReportRun], b: Sequence[ReportRun], bootstrap: int = 300, seed: int = 0) -> Comparison:
     """Compare runs, whose samples are matched by id where all have ids."""
     outcomes = [[run.outcomes for run in side] for side in (a, b)]
-    ids = [run.predictions.ids for run in (*a, *b)]
-    if all(each is not None and len(each) == len(set(each.tolist())) for each in ids):
-        outcomes = [[run.outcomes.take(np.argsort(run.predictions.ids)) for run in side] for side in (a, b)]
+    ids = [run.predictions.ids for run in (*a, *b) if run.predictions.ids is not None]
+    if len(ids) == len(a) + len(b) and all(len(each) == len(set(each.tolist())) for each in ids):
+        outcomes = [[run.outcomes.take(np.argsort(run.ids_of(slice(None)))) for run in side] for side in (a, b)]
         same = all(np.array_equal(np.sort(ids[0]), np.sort(each)) for each in ids)
         expect(same, f"{a[0].name} and {b[0].name} have different ids: expected the same test samples")
-    return compare_outcomes(*outcomes, (a[0].name, b[0].name), bootstrap=bootstrap, seed=seed)
+    names = (a[0].name, b[0].name)
+    return compare_outcomes(outcomes[0], outcomes[1], names, bootstrap=bootstrap, seed=seed)
 
 
 def run_names(sources: Sequence[Source]) -> list[str]:
