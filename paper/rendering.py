@@ -17,7 +17,7 @@ NOT_MEASURED = "not measured here"
 MARK = "≠"
 TITLES = {
     "acc": "all", "fhr25": "FHR 25", "fhr50": "FHR 50", "fhr75": "FHR 75", "fhr": "FHR", "auc": "AUC", "ece": "ECE",
-    "fhr_ours": "ours there", "acc_penalty": "all, -1", "fhr_penalty": "FHR, -1",
+    "acc_penalty": "all, -1", "fhr_penalty": "FHR, -1",
 }  # fmt: skip
 DECIMALS = {"disagreement": 3, "parameters": 0} | {
     name: 3
@@ -57,9 +57,20 @@ def _difference(cell: Cell) -> str:
     return f"{cell.difference:+,.{DECIMALS.get(cell.metric, 2)}f}" + (f" {MARK}" if cell.disagrees else "")
 
 
+def _ours(cell: Cell) -> str:
+    """Ours minus measured, its interval, and on how many seeds unless on all that were measured."""
+    if cell.ours is None:
+        return ""
+    fewer = cell.measured is not None and cell.ours.seeds < cell.measured.seeds
+    return f"ours {cell.ours.value:+.2f} [{cell.ours.low:+.2f}, {cell.ours.high:+.2f}]" + (
+        f" on {cell.ours.seeds} seeds" if fewer else ""
+    )
+
+
 def _together(cell: Cell) -> str:
     """Measured (published, difference)."""
-    beside = ", ".join(part for part in (_published(cell), _difference(cell)) if part)
+    parts = (cell.note, _published(cell), _difference(cell), _ours(cell))
+    beside = ", ".join(part for part in parts if part)
     return " ".join(part for part in (_mean(cell.measured, cell.metric), f"({beside})" if beside else "") if part)
 
 
@@ -90,6 +101,8 @@ def _text_of(table: Table) -> str:
                 grid.append(["", "  published", *map(_published, row.cells), ""])
             if any(cell.difference is not None for cell in row.cells):
                 grid.append(["", "  difference", *map(_difference, row.cells), ""])
+            if any(cell.ours or cell.note for cell in row.cells):
+                grid.append(["", "", *(", ".join(filter(None, (c.note, _ours(c)))) for c in row.cells), ""])
         lines += ["", *_aligned(grid)]
     return "\n".join([*lines, "", *([table.note, ""] if table.note else [])])
 
@@ -168,6 +181,10 @@ def _record(table: Table, row: Row, cell: Cell) -> dict[str, Any]:
         "published_deviation": None if published is None else published.deviation,
         "difference": cell.difference,
         "disagrees": cell.disagrees,
+        "ours_minus_measured": None if cell.ours is None else cell.ours.value,
+        "ours_low": None if cell.ours is None else cell.ours.low,
+        "ours_high": None if cell.ours is None else cell.ours.high,
+        "ours_seeds": 0 if cell.ours is None else cell.ours.seeds,
     }
 
 

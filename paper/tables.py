@@ -5,28 +5,41 @@ standard   one calibrated probability a sample, decided by expected utility; cal
            labels; ECE of 15 bins. `calibrated` is the arg max, `calibrated -1` the decision for a penalty of -1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from scipy.special import stdtrit
 
 from paper.published import PublishedValue, published
-from paper.results import Mean, Results
+from paper.results import Mean, Results, mean_of
 from paper.scoring import PENALTIES
-from paper.specs import FHR, SPECS, Line, Spec
+from paper.specs import EQUAL, FHR, SPECS, Line, Spec
 from rfdlc.errors import choose
 
 OF_PARTICLES = ("disagreement", "mutual_information")  # the same whatever is decided
 
 
 @dataclass(frozen=True)
+class Paired:
+    """Mean over seeds of a difference within each seed, with its 95% t interval."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+
+
+@dataclass(frozen=True)
 class Cell:
-    """A measured value and the published one; either may be missing."""
+    """A measured value and the published one; either may be missing. `ours`: `rf-dlc` minus the measured value."""
 
     metric: str
     measured: Mean | None
     published: PublishedValue | None
+    ours: Paired | None = None
+    note: str = ""
 
     @property
     def difference(self) -> float | None:
@@ -82,7 +95,7 @@ def build(name: str, results: Results) -> Table:
     spec = SPECS[name]
     wanted = ((data, line) for data in spec.data for line in spec.lines if line.data is None or data in line.data)
     rows = tuple(_row(spec, line, data, results) for data, line in wanted)
-    if name == "decisions":
+    if name in EQUAL:
         rows = tuple(_with_equal_accuracy(row, results) for row in rows)
     label = next((cell.published.label for row in rows for cell in row.cells if cell.published), "")
     return Table(name, spec.title, label, tuple(spec.columns), rows, spec.note)
@@ -127,8 +140,18 @@ def frontier(results: Results, data: str, run: str) -> list[tuple[float, float, 
     return [(penalty, accuracy.value, rate.value) for penalty, accuracy, rate in points if rate.seeds == seeds]
 
 
+def seed_curves(results: Results, data: str, run: str) -> dict[int, list[tuple[float, float, float]]]:
+    """(penalty, accuracy, false head rate) of each seed, for every penalty that the seed was scored for."""
+    found: dict[int, list[tuple[float, float, float]]] = {}
+    for penalty in PENALTIES:
+        accuracy, rate = (results.by_seed(data, run, f"calibrated {penalty:g}", metric) for metric in ("acc", "fhr"))
+        for seed in sorted(accuracy.keys() & rate.keys()):
+            found.setdefault(seed, []).append((penalty, accuracy[seed], rate[seed]))
+    return found
+
+
 def fhr_at(points: Sequence[tuple[float, float, float]], accuracy: float) -> float | None:
-    """The least false head rate of a frontier at this accuracy, between its points a straight line; nothing beyond it.
+    """The lowest false head rate of a curve at this accuracy, linear between its points; None where it does not reach.
 
     >>> fhr_at([(0, 50.0, 30.0), (-1, 40.0, 10.0)], 45.0)
     20.0
@@ -137,17 +160,38 @@ def fhr_at(points: Sequence[tuple[float, float, float]], accuracy: float) -> flo
     for (_, left, high), (_, right, low) in pairwise(points):
         if min(left, right) <= accuracy <= max(left, right):
             share = 0.0 if left == right else (left - accuracy) / (left - right)
-            found.append(high + share * (low - high))
-    if points and accuracy < min(point[1] for point in points):
-        found.append(min(point[2] for point in points))  # accuracy to spare: its last point is better in both
+            found += [high + share * (low - high), *((low,) if left == right else ())]
     return min(found, default=None)
 
 
+def fhr_by_seed(results: Results, data: str, run: str, accuracy: float) -> dict[int, float]:
+    """The false head rate at this accuracy on each seed's own curve; seeds that do not reach it are left out."""
+    found = {seed: fhr_at(points, accuracy) for seed, points in seed_curves(results, data, run).items()}
+    return {seed: rate for seed, rate in found.items() if rate is not None}
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | None:
+    """Ours minus theirs over the seeds that both have; None for fewer than two.
+
+    >>> paired({0: 1.0, 1: 2.0, 2: 9.0}, {0: 2.0, 1: 5.0})
+    Paired(value=-2.0, low=-14.70..., high=10.70..., seeds=2)
+    """
+    found = mean_of([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+    if found is None or found.deviation is None:
+        return None
+    half = float(stdtrit(found.seeds - 1, 0.975)) * found.deviation / found.seeds**0.5
+    return Paired(found.value, found.value - half, found.value + half, found.seeds)
+
+
 def _with_equal_accuracy(row: Row, results: Results) -> Row:
-    """Fill `fhr_ours`: the false head rate of `rf-dlc` at the accuracy that this row's method has."""
-    measured = {cell.metric: cell.measured for cell in row.cells}
-    accuracy = measured.get("acc")
-    ours = None if accuracy is None else fhr_at(frontier(results, row.data, "rf-dlc"), accuracy.value)
-    filled = None if ours is None or accuracy is None else Mean(ours, None, accuracy.seeds)
-    cells = tuple(Cell(c.metric, filled, None) if c.metric == "fhr_ours" else c for c in row.cells)
-    return replace(row, cells=cells)
+    """Fill the columns that are accuracies: this method's false head rate there, and the paired difference of ours."""
+
+    def filled(cell: Cell) -> Cell:
+        if cell.metric == "acc" or not row.seeds:
+            return cell
+        theirs, ours = (fhr_by_seed(results, row.data, run, float(cell.metric)) for run in (row.run, "rf-dlc"))
+        note = "" if len(theirs) == row.seeds else f"{len(theirs)} of {row.seeds} seeds" if theirs else "not reached"
+        pair = None if row.run == "rf-dlc" else paired(ours, theirs)
+        return Cell(cell.metric, mean_of(list(theirs.values())), None, pair, note)
+
+    return replace(row, cells=tuple(map(filled, row.cells)))

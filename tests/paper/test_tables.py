@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from paper import experiments, grids, page, plots, rendering, results
 from paper.__main__ import main
 from paper.plots import draw_all
 from paper.results import Results, Scored
 from paper.scoring import PENALTIES, Point, Value
-from paper.specs import SPECS, TAIL
+from paper.specs import EQUAL, SPECS, TAIL
 from paper.tables import build, fhr_at, frontier
 from rfdlc.errors import InputError
 
@@ -119,12 +121,62 @@ def test_disagreement_is_of_the_particles_whatever_is_decided(folder, label, pro
     assert found.value == pytest.approx(0.5)
 
 
-def test_equal_accuracy_is_read_off_our_frontier(folder):
-    found = Results(folder)
-    assert frontier(found, "cifar100-lt", "rf-dlc")[2] == (-0.1, 50.0, 26.0)
-    table = build("decisions", found)
-    assert cell(table, "RF-DLC (paper)", "fhr_ours", protocol="standard").measured.value == pytest.approx(28.0)
-    assert cell(table, "CE", "fhr_ours", protocol="standard").measured.value == pytest.approx(4.0)  # beyond the end
+def naive_rate(points, accuracy):
+    """The lowest rate on a polygon, by walking it in small steps."""
+    rates = []
+    for (_, a, r), (_, b, s) in itertools.pairwise(points):
+        walked = np.linspace(0, 1, 20001)
+        crossed = np.abs(a + walked * (b - a) - accuracy) <= abs(b - a) / 20000 + 1e-12
+        rates += list((r + walked * (s - r))[crossed])
+    return min(rates, default=None)
+
+
+def test_rates_at_an_accuracy_agree_with_a_naive_walk():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        points = [
+            (0, *pair) for pair in zip(rng.integers(40, 50, 6), np.sort(rng.uniform(5, 30, 6))[::-1], strict=True)
+        ]
+        for accuracy in [*rng.uniform(38, 52, 4).tolist(), float(points[2][1])]:
+            found, expected = fhr_at(points, accuracy), naive_rate(points, accuracy)
+            assert (found is None) == (expected is None)
+            assert found is None or found == pytest.approx(expected, abs=0.01)
+
+
+def test_equal_accuracy_moves_both_methods_along_their_own_curves(tmp_path):
+    """Each seed has a line of its own; the reference solves for the rate by hand and asks scipy for the interval."""
+    slopes, scored = {"rf-dlc": (50.0, 1.0, 24.0), "ce": (47.0, 0.5, 30.0)}, []
+    for run, (top, slope, rate) in slopes.items():
+        for seed in range(4):
+            made = dict.fromkeys(results.COLUMNS["runs"], "") | {"run": run, "seed": seed}
+            values = [Value("test", "calibrated", "acc", top + seed)]
+            for place, penalty in enumerate(PENALTIES):
+                values.append(Value("test", f"calibrated {penalty:g}", "acc", top + seed - slope * place))
+                values.append(Value("test", f"calibrated {penalty:g}", "fhr", rate - place - seed**2 / 8))
+            scored.append(Scored(made, values, []))
+    results.write(tmp_path, "cifar100-lt", scored)
+    table = build("equal-cifar100-lt", Results(tmp_path))
+
+    def expected(run, seed, accuracy):
+        top, slope, rate = slopes[run]
+        return rate - (top + seed - accuracy) / slope - seed**2 / 8
+
+    differences = [expected("rf-dlc", seed, 46.0) - expected("ce", seed, 46.0) for seed in range(4)]
+    interval = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    found = cell(table, "CE", "46", protocol="standard")
+    assert found.measured.value == pytest.approx(np.mean([expected("ce", seed, 46.0) for seed in range(4)]))
+    assert (found.ours.value, found.ours.seeds, found.note) == (pytest.approx(np.mean(differences)), 4, "")
+    assert (found.ours.low, found.ours.high) == pytest.approx((interval.low, interval.high), rel=1e-6)
+    some = cell(table, "CE", "48", protocol="standard")  # tops are 47, 48, 49, 50
+    assert (some.measured.seeds, some.ours.seeds, some.note) == (3, 3, "3 of 4 seeds")
+    one = cell(table, "CE", "50", protocol="standard")
+    assert (one.measured.seeds, one.ours, one.note) == (1, None, "1 of 4 seeds")
+    none = cell(table, "CE", "40", protocol="standard")  # the lowest point of any seed is 40.5
+    assert (none.measured, none.ours, none.note) == (None, None, "not reached")
+    ours = cell(table, "RF-DLC (ours)", "46", protocol="standard")
+    assert (ours.ours, ours.measured.seeds) == (None, 4)
+    assert "(3 of 4 seeds, ours " in rendering.markdown([table])
+    assert "not reached" in rendering.text([table])
 
 
 def test_frontiers_have_points_of_all_seeds_only(tmp_path):
@@ -141,14 +193,14 @@ def test_frontiers_have_points_of_all_seeds_only(tmp_path):
 
 def test_frontiers_are_not_read_where_they_do_not_reach():
     assert fhr_at([(0, 50.0, 30.0), (-1, 40.0, 10.0)], 51.0) is None
-    assert fhr_at([(0, 50.0, 30.0), (-1, 40.0, 10.0)], 39.0) == 10.0
+    assert fhr_at([(0, 50.0, 30.0), (-1, 40.0, 10.0)], 39.0) is None
     assert fhr_at([], 39.0) is None
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_both_protocols_are_in_every_table(name):
     protocols = {line.protocol.split(",")[0] for line in SPECS[name].lines}
-    assert protocols >= ({"standard"} if name == "decisions" else {"paper", "standard"})
+    assert protocols >= ({"standard"} if name in {"decisions", *EQUAL} else {"paper", "standard"})
 
 
 @pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.paper])
