@@ -9,6 +9,8 @@ counts, which the intervals hold fixed. A line of `compare` is the paired differ
 
 import argparse
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
@@ -29,7 +31,7 @@ COLUMNS = ("model", "samples", "metric", "intervals", "coverage", "mean_width", 
 SKIPPED = ("utility_gap_by_action", "accuracy_by_shots")  # too few samples to speak of, and the same as by region
 
 
-def outcomes(centres, y, sharpness, rng):
+def outcomes(centres: Any, y: Any, sharpness: tuple[float, ...], rng: np.random.Generator) -> list[Outcomes]:
     x = centres[y] + rng.normal(size=(len(y), centres.shape[1]))
     return [
         Outcomes.of(UTILITY, y, (p @ UTILITY.matrix).argmax(axis=1), p)
@@ -38,7 +40,7 @@ def outcomes(centres, y, sharpness, rng):
     ]
 
 
-def simulate(samples, repeats, resamples, worlds=4):
+def simulate(samples: int, repeats: int, resamples: int, worlds: int = 4) -> Iterator[dict[str, Any]]:
     """Rows (model, samples, metric, coverage, mean width, share that contains the estimate)."""
     covered = defaultdict(list)
     for world in range(worlds):

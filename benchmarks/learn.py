@@ -84,6 +84,7 @@ class Bench:
         net, seconds = self.trained(name, method, settings, data)
         assert data.test is not None
         found, unsure = split_outputs(net, data.test, data.normalisation, settings, self.device)
+        assert found is not None
         logits = found.numpy()
         fitted = deciders or [self.decider(name, settings)] * net.runs
         stated = {} if unsure is None else {net.combination.measures: unsure.mean(1).tolist()}
@@ -96,7 +97,9 @@ class Bench:
         data = whole.hold_out(self.options.hold_out, seed=0)
         net, seconds = self.trained(name + "-held-out", method, settings, data)
         assert data.val is not None
-        logits = split_outputs(net, data.val, data.normalisation, settings, self.device)[0].numpy()
+        outputs = split_outputs(net, data.val, data.normalisation, settings, self.device)[0]
+        assert outputs is not None
+        logits = outputs.numpy()
         self.keep_logits(f"{name}-held-out", logits, data.val.labels, seconds)
         return self.calibrated(name, mode, settings, logits, data.val.labels, seconds)
 

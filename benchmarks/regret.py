@@ -76,9 +76,11 @@ def rows(worlds: int, seeds: int) -> Iterator[dict[str, object]]:
                     for target, (log_likelihood, _) in tests.items():
                         found[number, kind, n, target, name].append(regret(fitted, target, log_likelihood))
         print(f"world {number} seed {seed}", flush=True)
-    for (number, kind, n, target, name), values in found.items():
-        what = {"world": number, "held_out": kind, "samples": n, "target": target, "calibration": name}
-        yield what | {"regret": f"{np.mean(values):.4f}", "worst": f"{np.max(values):.4f}"}
+    for key, values in found.items():
+        yield dict(zip(("world", "held_out", "samples", "target", "calibration"), key, strict=True)) | {
+            "regret": f"{np.mean(values):.4f}",
+            "worst": f"{np.max(values):.4f}",
+        }
 
 
 def regret(fitted: Decider, target: str, log_likelihood: NDArray[np.float64]) -> float:

@@ -112,7 +112,9 @@ class Measured:
                 break
         began = time.perf_counter()
         assert data.test is not None
-        logits = split_outputs(net, data.test, data.normalisation, chosen, device)[0].numpy()
+        outputs = split_outputs(net, data.test, data.normalisation, chosen, device)[0]
+        assert outputs is not None
+        logits = outputs.numpy()
         decider = new_decider(METHOD, chosen, data.classes)
         chosen_classes = [decider.decide(own, logits=True) for own in logits]
         self.accuracies = [100 * float((own == data.test.labels).mean()) for own in chosen_classes]

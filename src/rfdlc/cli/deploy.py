@@ -142,9 +142,16 @@ def serve(
     from rfdlc.integrations.server.serving import serve as serve_it
 
     chosen = request.read_utility(lambda: _classes(model), lambda: _decider(model))
-    limits = Limits(requests=queue, batch=batch, seconds=seconds)
-    options = {"host": host, "port": port, "token_file": token_file, "limits": limits, "quiet": quiet}
-    serve_it(model, utility=chosen, target_prior=request.read_target_prior(), **options)
+    serve_it(
+        model,
+        utility=chosen,
+        target_prior=request.read_target_prior(),
+        host=host,
+        port=port,
+        token_file=token_file,
+        limits=Limits(requests=queue, batch=batch, seconds=seconds),
+        quiet=quiet,
+    )
 
 
 def _classes(model: Path) -> "Classes":

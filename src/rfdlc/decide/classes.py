@@ -122,12 +122,13 @@ class Classes:
     def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":
         """From a file that `to_json` wrote, its text, or the table inside."""
         where: Any = "classes" if isinstance(source, Mapping) else source
+        table: Any = source
         try:
             if not isinstance(source, Mapping):
                 is_text = isinstance(source, str) and source.lstrip().startswith("{")
-                source = json.loads(str(source) if is_text else Path(source).read_text(encoding="utf-8"))
-            names = source["names"]
-            counts, groups = source.get("counts"), source.get("groups") or {}
+                table = json.loads(str(source) if is_text else Path(source).read_text(encoding="utf-8"))
+            names = table["names"]
+            counts, groups = table.get("counts"), table.get("groups") or {}
             lists = [names, *groups.values()] if counts is None else [names, counts, *groups.values()]
             if not all(isinstance(each, list) for each in lists):
                 raise TypeError("one of these is not a list")

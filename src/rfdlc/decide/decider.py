@@ -368,8 +368,9 @@ class Decider:
 
     def _check(self) -> None:
         """Bring all parameters into their final form, and fail now rather than at the first decision."""
-        if not isinstance(self.utility, Utility):
-            kind = type(self.utility).__name__
+        utility: Any = self.utility
+        if not isinstance(utility, Utility):
+            kind = type(utility).__name__
             raise InputError(f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)")
         classes, prior = self.utility.classes, self.target_prior
         choose("combine", self.combine, COMBINATIONS)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rfdlc.data.augment import AUGMENTATIONS
+from rfdlc.data.augment import AUGMENTATIONS, Augment
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import ResidentLoader
@@ -139,10 +139,15 @@ def _training_loader(
     if isinstance(data.train.inputs, ImageFiles):
         options["view"] = View(jitter=config.jitter)
     else:
-        chosen = AUGMENTATIONS["crop-flip" if config.augment == "auto" else config.augment]
-        options["augment"] = replace(chosen, cutout=config.cutout) if data.kind == "images" else None
+        options["augment"] = augmentation(config, data.kind)
         options["positions"] = positions or None
     return _loader(data.train, data.normalisation, config, device, group, **options)
+
+
+def augmentation(config: TrainConfig, kind: str) -> Augment | None:
+    """The augmentation of images that a config names; other kinds of samples have none."""
+    chosen = AUGMENTATIONS["crop-flip" if config.augment == "auto" else config.augment]
+    return replace(chosen, cutout=config.cutout) if kind == "images" else None
 
 
 def _loader(
