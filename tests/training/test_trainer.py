@@ -117,10 +117,15 @@ def test_a_run_of_version_1_is_resumed(tmp_path):
     old, new = (load_file(folder / "model.safetensors") for folder in (OLD, tmp_path / "run"))
     assert old.keys() == new.keys()
     assert all(torch.equal(old[name], new[name]) for name in old)
-    metrics = [
-        json.loads((folder / "metrics.json").read_text())["test"]["accuracy"] for folder in (OLD, tmp_path / "run")
-    ]
-    assert metrics[0] == pytest.approx(metrics[1])
+    old, new = (rfdlc.Predictions.load(folder / "predictions.npz") for folder in (OLD, tmp_path / "run"))
+    np.testing.assert_allclose(new.scores.values, old.scores.values, atol=1e-6)
+    assert rfdlc.Model.load(tmp_path / "run").decider.target_prior is None  # decided without a correction, as then
+
+
+def test_a_wrong_target_prior_is_refused_before_there_is_a_folder(tmp_path):
+    with pytest.raises(InputError, match="target_prior 'foo' is unknown"):
+        rfdlc.train("digits-lt", out=tmp_path / "run", target_prior="foo")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_later_version_is_refused_by_name(tmp_path):

@@ -114,7 +114,9 @@ class TrainConfig(BaseModel):
     refit: bool = Field(False, description="train again on all samples and keep the calibration: twice the cost")
     # decisions
     combine: str = Field("mean-probabilities", description="how particles are combined")
-    target_prior: str = Field("train", description="class prior to decide for: train, uniform, or a=0.9,b=0.1")
+    target_prior: str = Field(
+        "train", description="class prior to decide for: train, uniform, a=0.9,b=0.1; scores: no correction"
+    )
     calibration: str = Field("temperature", description="calibrator fitted on held-out data")
     # the method's own
     method_options: dict[str, int | float] = Field({}, description="options of the method, which `rfdlc methods` lists")
@@ -158,9 +160,9 @@ class TrainConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, values: Any) -> Any:
-        """Run folders of earlier versions call the prior to train for `target_prior`: numbers, mostly none."""
+        """Run folders of version 1 call the prior to train for `target_prior`, and decide without a correction."""
         if isinstance(values, dict) and isinstance(values.get("target_prior"), list | tuple):
-            values = {**values, "trained_prior": values["target_prior"], "target_prior": "train"}
+            values = {**values, "trained_prior": values["target_prior"], "target_prior": "scores"}
         return values
 
     @model_validator(mode="after")

@@ -179,12 +179,13 @@ def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableE
 def new_decider(method: str, config: TrainConfig, classes: Classes) -> Decider:
     """A Decider that is not fitted, with the prior that the method's probabilities carry, and its rule."""
     row = find_method(method)
+    target = row.target_prior or config.target_prior
     return Decider(
         row.utility(classes),
         combine=config.combine,
         calibration=None if config.calibration == "none" else config.calibration,
         train_prior=row.prior(config, classes),
-        target_prior=row.target_prior or config.target_prior,
+        target_prior=None if target == "scores" else target,
         rule=row.rule,
     )
 

@@ -13,7 +13,7 @@ from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import find_method, resolve
-from rfdlc.training.model import Model
+from rfdlc.training.model import Model, new_decider
 from rfdlc.training.run import Run, data_of, describe_data
 from rfdlc.training.trainer import Trainer
 
@@ -226,6 +226,7 @@ def _create_run(
     **more: Any,
 ) -> Run:  # fmt: skip
     """A run in a new folder. A command that torchrun starts again finds its folder and continues."""
+    new_decider(method, config, classes)  # refuses a target prior that does not fit before there is a folder
     metadata = {"method": method, "settings": config.to_dict(), "data": data, **more}
     if group.main and not (under_torchrun() and Run(out).matches(metadata)):
         Run.create(out, metadata, classes)
