@@ -408,3 +408,9 @@ def test_deciders_are_immutable():
 def test_saved_deciders_hold_no_code(tmp_path):
     Decider(Utility.one_hot(2)).save(tmp_path / "d.json")
     assert json.loads((tmp_path / "d.json").read_text())["format"] == "rfdlc-decider"
+
+
+def test_a_run_folder_gives_its_decider(tmp_path):
+    decider = Decider(Utility([[1, 0], [-5, 1]], ["healthy", "ill"])).fit([[0.9, 0.1], [0.4, 0.6]], [0, 1])
+    decider.save(tmp_path / "decider.json")
+    assert Decider.load(tmp_path).to_dict() == decider.to_dict()

@@ -287,9 +287,10 @@ class Decider:
 
     @classmethod
     def load(cls, path: str | Path) -> "Decider":
-        """Read a file that `save` wrote."""
+        """Read a file that `save` wrote; of a run folder, its `decider.json`."""
+        file = Path(path) / "decider.json" if Path(path).is_dir() else Path(path)
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: cannot be read as a decider ({error})") from None
 
