@@ -414,3 +414,9 @@ def test_a_run_folder_gives_its_decider(tmp_path):
     decider = Decider(Utility([[1, 0], [-5, 1]], ["healthy", "ill"])).fit([[0.9, 0.1], [0.4, 0.6]], [0, 1])
     decider.save(tmp_path / "decider.json")
     assert Decider.load(tmp_path).to_dict() == decider.to_dict()
+
+
+def test_cobb_keeps_small_differences_beside_a_large_range():
+    utility = Utility([[1, 0, -1e8], [0, 1, -1e8]], ["a", "b"], ["a", "b", "forbidden"])
+    p = np.array([[0.501, 0.499], [0.499, 0.501]], dtype=np.float32)
+    assert Decider(utility, rule="cobb").decide(p).tolist() == [0, 1]

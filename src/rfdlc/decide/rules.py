@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +48,8 @@ def _expected_utility(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
     which they differ.
     """
     alike = np.clip(0, utility.matrix.min(axis=1), utility.matrix.max(axis=1))
-    matrix = (utility.matrix - alike[:, None]) * ratio[:, None]
-    return lambda p: p @ matrix.astype(p.dtype)
+    matrix = cache(((utility.matrix - alike[:, None]) * ratio[:, None]).astype)
+    return lambda p: p @ matrix(p.dtype)
 
 
 def _argmax(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
@@ -57,7 +58,8 @@ def _argmax(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
     matrix = np.zeros_like(utility.matrix)
     matrix[np.arange(len(utility.classes)), utility.class_action] = ratio
     handed_over = np.where(utility.decided_class < 0, -1.0, 0.0)  # below any probability
-    return lambda p: p @ matrix.astype(p.dtype) + handed_over.astype(p.dtype)
+    of_type = cache(matrix.astype)
+    return lambda p: p @ of_type(p.dtype) + handed_over.astype(p.dtype)
 
 
 def _paper_eq12(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
@@ -65,8 +67,8 @@ def _paper_eq12(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
 
 
 def _cobb(utility: Utility, ratio: NDArray[np.float64]) -> Gain:
-    shifted = utility.matrix - utility.matrix.min() + 1
-    return lambda p: np.log(p @ shifted.astype(p.dtype))
+    shifted = utility.matrix - utility.matrix.min() + 1  # in 64 bits: in 32 a wide range would cost what differs
+    return lambda p: np.log(p.astype(np.float64) @ shifted)
 
 
 RULES = {

@@ -19,6 +19,7 @@ KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says 
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much: files often hold rounded probabilities
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
 CHUNK_ELEMENTS = 1 << 18  # work in chunks that stay in the processor's cache
+CHUNK_ROWS = 512  # with thousands of classes, fewer rows would read the whole utility for a small product
 
 
 class CorrectedProbabilities(np.ndarray[Any, np.dtype[Any]]):
@@ -49,9 +50,9 @@ class Scores:
             pass
 
     def chunks(self) -> Iterator[tuple[slice, Floats]]:
-        """Checked chunks (M, n, C), each small enough to stay in the cache."""
+        """Checked chunks (M, n, C), each small enough to stay in the cache, but with enough rows for a product."""
         particles, samples, classes = self.values.shape
-        rows = max(1, CHUNK_ELEMENTS // (particles * classes))
+        rows = max(CHUNK_ROWS, CHUNK_ELEMENTS // (particles * classes))
         for start in track(range(0, samples, rows), "Reading scores"):
             piece = self.values[:, start : start + rows]
             _check_values(piece, start, self.logits)
