@@ -235,6 +235,7 @@ class TestEvaluate:
     def test_every_figure_equals_its_function(self, monkeypatch):
         """Across chunks, for several particles, with a fitted decider and abstention."""
         monkeypatch.setattr("rfdlc.decide.scores.CHUNK_ELEMENTS", 4321)
+        monkeypatch.setattr("rfdlc.decide.scores.CHUNK_ROWS", 1)
         decider = Decider(self.utility, train_prior="uniform", target_prior=[0.2, 0.3, 0.5])
         decider = decider.fit(self.z[:, :1000], self.y[:1000], logits=True)
         result = evaluate(self.z, self.y, decider, logits=True, groups=[("rare", "a")])
