@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, deploy, report, train, utility
+from rfdlc.cli import data, decide, demo, deploy, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown, speaks
 
@@ -20,6 +20,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
+COMMANDS = {
+    decide: ("decide", "evaluate", "report", "plot", "compare"),
+    data: ("inspect",),
+    demo: ("demo",),
+    train: ("methods", "train", "resume", "fork"),
+    deploy: ("predict", "export", "serve"),
+}
+for _module, _names in COMMANDS.items():
+    for _name in _names:
+        app.command()(getattr(_module, _name))
+app.add_typer(utility.app, name="utility")
 
 
 def _print_version(value: bool) -> None:
@@ -35,26 +46,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-for _command in (
-    decide.decide,
-    decide.evaluate,
-    report.report,
-    report.plot,
-    report.compare,
-    data.inspect,
-    demo.demo,
-    demo.methods,
-    train.train,
-    train.resume,
-    train.fork,
-    deploy.predict,
-    deploy.export,
-    deploy.serve,
-):
-    app.command()(_command)
-app.add_typer(utility.app, name="utility")
 
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:

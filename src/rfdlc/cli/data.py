@@ -1,15 +1,14 @@
 """Commands about data: `rfdlc inspect`."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from rfdlc.cli.request import JsonOption
-from rfdlc.cli.train import Root, Source
-from rfdlc.cli.writing import check_writable, escaped, new_table, print_json, print_rich
+from rfdlc.cli.request import Drop, Groups, JsonOption, Root, SkipBroken, Source, Target
+from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import expect, listing
 
 if TYPE_CHECKING:
@@ -27,10 +26,10 @@ def inspect(
     source: Source,
     root: Root = None,
     plot: Annotated[Path | None, Option(help="Write a picture of the tail, such as tail.png.")] = None,
-    skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, report them.")] = False,
-    target: Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")] = None,
-    groups: Annotated[str | None, Option(help="CSV file or column of a table: samples that belong together.")] = None,
-    drop: Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")] = None,
+    skip_broken: SkipBroken = False,
+    target: Target = None,
+    groups: Groups = None,
+    drop: Drop = None,
     labels: Annotated[Path | None, Option(help="The labels of an .npy file of features.")] = None,
     factor: Annotated[float | None, Option(help="Imbalance factor of a data set that is subsampled.")] = None,
     profile: Annotated[str | None, Option(help="exponential or step.")] = None,
@@ -61,81 +60,79 @@ def inspect(
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
         data = load(source, **{name: value for name, value in options.items() if value is not None})
     found = Inspection.of(data)
+    drawn = [] if plot is None else [f"The picture of the tail is in {plot}"]
     if plot is not None:
         plot_tail(data.classes, plot, data.name)
-    if json:
-        print_json(found.to_dict())
-    else:
-        _show(found, plot)
+    splits = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+    shape = "x".join(map(str, data.input_shape))
+    output(
+        json,
+        found.to_dict(),
+        f"\n{data.name}: {data.kind} {shape}, {len(data.classes):,} classes; {splits}",
+        f"Imbalance factor {data.classes.imbalance_factor:,.1f} (largest over smallest class)\n",
+        _class_table(found),
+        _region_table(found),
+        "Checks",
+        *_checks(found),
+        *drawn,
+    )
     broken = found.leaks.broken
     hint = "repair or remove them, or leave them out with --skip-broken"
     expect(skip_broken or not broken, f"{''.join(broken[:1])}; {len(broken)} files are broken: {hint}")
 
 
-def _show(found: "Inspection", plot: Path | None) -> None:
+def _table(*columns: str, **options: Any) -> Any:
     from rich.box import SIMPLE_HEAD
 
-    data, style = found.data, {"box": SIMPLE_HEAD, "title_style": "bold"}
-    shape = "x".join(map(str, data.input_shape))
-    splits = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
-    factor = f"{data.classes.imbalance_factor:,.1f}"
-    print_rich(
-        f"\n[bold]{escaped(data.name)}[/]: {data.kind} {shape}, {len(data.classes):,} classes; {splits}",
-        f"Imbalance factor [bold]{factor}[/] (largest over smallest class)\n",
-        _class_table(found, style),
-        _region_table(found, style),
-        "[bold]Checks[/]",
-        *_checks(found),
-        *([] if plot is None else [f"The picture of the tail is in [bold]{escaped(plot)}[/]"]),
-    )
+    return new_table(*columns, box=SIMPLE_HEAD, title_style="bold", **options)
 
 
-def _class_table(found: "Inspection", style: dict[str, Any]) -> Any:
+def _class_table(found: "Inspection") -> Any:
+    from rich.text import Text
+
     classes, splits = found.data.classes, found.data.splits
     counts = {split: found.counts(split) for split in splits}
-    table = new_table("rank", "class", *splits, "region", "", title="Classes by training samples", left=2, **style)
+    table = _table("rank", "class", *splits, "region", "", title="Classes by training samples", left=2)
     table.columns[-1].justify = table.columns[-2].justify = "left"
     region = {int(c): name for name, members in classes.thirds.items() for c in members}
-    most, order = max(1, int(counts["train"].max())), classes.order.tolist()
+    train, order = counts["train"], classes.order.tolist()
     shown = order if len(order) <= MOST_CLASSES else order[:ENDS] + order[-ENDS:]
     for place, c in enumerate(shown):
         if len(shown) < len(order) and place == ENDS:
             table.add_row("...", f"{len(order) - 2 * ENDS:,} more", *["..."] * len(splits), "", "")
+        bar = "█" * max(int(train[c] > 0), round(BAR * train[c] / max(1, train.max())))
         numbers = [f"{counts[split][c]:,}" for split in splits]
-        bar = "█" * max(1, round(BAR * counts["train"][c] / most)) if counts["train"][c] else ""
-        bar = f"[{COLOURS[region[c]]}]{bar}[/]"
-        table.add_row(str(classes.rank[c]), escaped(classes.names[c]), *numbers, region[c], bar)
+        table.add_row(str(classes.rank[c]), classes.names[c], *numbers, region[c], Text(bar, COLOURS[region[c]]))
     return table
 
 
-def _region_table(found: "Inspection", style: dict[str, Any]) -> Any:
-    table = new_table("region", "classes", "samples", "share", "samples per class", title="Regions", **style)
+def _region_table(found: "Inspection") -> Any:
+    table = _table("region", "classes", "samples", "share", "samples per class", title="Regions")
     for region in found.thirds + found.shots:
         span = f"{region.least:,}" if region.least == region.most else f"{region.least:,} to {region.most:,}"
-        share = f"{region.samples / len(found.data.train):.1%}"
-        cells = MEANING[region.name], f"{region.classes:,}", f"{region.samples:,}", share, span
-        table.add_row(*cells, end_section=region.name == "tail")
+        cells = f"{region.classes:,}", f"{region.samples:,}", f"{region.samples / len(found.data.train):.1%}", span
+        table.add_row(MEANING[region.name], *cells, end_section=region.name == "tail")
     return table
 
 
-def _checks(found: "Inspection") -> Iterator[str]:
+def _checks(found: "Inspection") -> Iterator[Any]:
+    """One line for each check: passed (✓), failed (!), or a remark (-)."""
+    from rich.text import Text
+
     data, leaks, several = found.data, found.leaks, len(found.data.splits) > 1
-    if several:
-        yield _check(leaks.across_splits, "no sample is in two splits", "samples are in more than one split")
-    yield _check(leaks.across_labels, "no sample has two labels", "samples occur with more than one label")
+    checks = [  # what was found, whether it was looked for, what to say without and with findings
+        (leaks.across_splits, several, "no sample is in two splits", "samples are in more than one split"),
+        (leaks.across_labels, True, "no sample has two labels", "samples occur with more than one label"),
+        (leaks.groups_across_splits, several, "no group is in two splits", "groups are in more than one split"),
+        (leaks.broken, True, "every sample can be read", "files cannot be read"),
+        (data.skipped, bool(data.skipped), "", "broken files, lines or folders were skipped"),
+    ]
+    for wrong, made, fine, bad in checks:
+        if made and wrong is not None:
+            bad = f"{len(wrong):,} {bad}: {listing(wrong, 3)}"
+            yield Text.assemble("  ", ("! ", "yellow"), bad) if wrong else Text.assemble("  ", ("✓ ", "green"), fine)
     if leaks.groups_across_splits is None:
-        yield "  [dim]-[/] groups are not known: name lesions, patients or tracks with --groups"
-    elif several:
-        yield _check(leaks.groups_across_splits, "no group is in two splits", "groups are in more than one split")
-    yield _check(leaks.broken, "every sample can be read", "files cannot be read")
+        yield "  - groups are not known: name lesions, patients or tracks with --groups"
     if leaks.repeated:
-        yield f"  [dim]-[/] {leaks.repeated:,} different samples occur more than once, in any split"
-    if data.skipped:
-        yield _check(data.skipped, "", "broken files, lines or folders were skipped")
-    yield from (f"  [dim]-[/] {escaped(note)}" for note in data.notes)
-
-
-def _check(wrong: Sequence[str], fine: str, bad: str) -> str:
-    if not wrong:
-        return f"  [green]✓[/] {fine}"
-    return f"  [yellow]![/] [bold]{len(wrong):,}[/] {bad}: {escaped(listing(wrong, 3))}"
+        yield f"  - {leaks.repeated:,} different samples occur more than once, in any split"
+    yield from (f"  - {note}" for note in data.notes)

@@ -1,4 +1,4 @@
-"""`rfdlc decide` and `rfdlc evaluate`: anybody's probabilities, decided and scored."""
+"""Commands on anybody's predictions: `rfdlc decide`, `evaluate`, `report`, `plot` and `compare`."""
 
 import warnings
 from pathlib import Path
@@ -6,20 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from rfdlc.cli.request import JsonOption, Request, takes_request
-from rfdlc.cli.writing import check_writable, escaped, new_table, print_json, print_rich, rounded
+from rfdlc.cli.request import JsonOption, Request, SeedOption, takes_request
+from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import expect
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
-    from rfdlc.decide.decider import Decider
-    from rfdlc.decide.predictions import Predictions
-
+    from rfdlc.decide.decider import Decider, Explanation
+    from rfdlc.integrations.report.runs import ReportRun
 
 PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores, or a run folder."
+SEVERAL = "Run folders, or predictions with a `target` column (CSV, Parquet, `.npz`), shown side by side."
 RATE = "`TRUE:DECIDED`, classes or groups: share of TRUE that is decided as DECIDED. May be repeated."
 UNCERTAINTIES = "decision-probability, max-probability, entropy, mutual-information, evidential or own."
+SHOWN_ACTIONS = 25  # the most frequent ones are listed
 File = Annotated[Path, Argument(help=PREDICTIONS)]
+Files = Annotated[list[Path], Argument(help=SEVERAL, show_default=False)]
 
 
 @takes_request
@@ -38,28 +40,48 @@ def decide(
     - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain -0.2 --out actions.csv`
     - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
     """
+    import numpy as np
+
+    from rfdlc.decide.metrics import readable
+    from rfdlc.tables import write_table
+
     if out is not None:
         check_writable(out, endings=(".csv", ".parquet"))
         same = out.exists() and file.exists() and out.samefile(file)
         expect(not same, f"{out}: this file holds the predictions; choose another file")
     if save_decider is not None:
         check_writable(save_decider)
-    predictions, prepared = request.prepare(file)
-    explained = prepared.explain(predictions)
-    columns = _decision_columns(predictions, prepared, explained)
+    predictions, decider = request.prepare(file)
+    found = decider.explain(predictions)
+    columns = _columns(decider, found, range(len(found)) if predictions.ids is None else predictions.ids.tolist())
     if out is not None:
-        from rfdlc.tables import write_table
-
         write_table(out, columns)
     if save_decider is not None:
         with replacing(save_decider) as beside:
-            prepared.save(beside)
-    summary = _summary(prepared, explained) | {"out": None if out is None else str(out)}
-    if json:
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        print_json(summary if out is not None else summary | {"decisions": rows})
-    else:
-        print_rich(_summary_table(prepared, explained, summary), *_summary_lines(summary))
+            decider.save(beside)
+    counts, value = np.bincount(found.action, minlength=len(found.actions)), float(np.mean(found.value))
+    changed = int((decider.utility.decided_class[found.action] != found.argmax).sum())
+    summary = {
+        "samples": len(found),
+        "actions": dict(zip(found.actions, counts.tolist(), strict=True)),
+        "mean_expected_utility": value,
+        "changed_from_argmax": changed,
+        **_summary(decider),
+        "out": None if out is None else str(out),
+    }
+    if out is None and json:
+        rows = zip(*columns.values(), strict=True)
+        summary["decisions"] = [dict(zip(columns, row, strict=True)) for row in rows]
+    told = decider.decided_for
+    output(
+        json,
+        summary,
+        _action_table(decider, found, counts.tolist()),
+        f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max.",
+        *([f"Calibrated: {decider.fitted}."] if decider.fitted else []),
+        f"{told[0].upper()}{told[1:]}.",
+        *([] if out is None else [f"Written to {out}."]),
+    )
 
 
 @takes_request
@@ -69,7 +91,7 @@ def evaluate(
     rate: Annotated[list[str] | None, Option(help=RATE)] = None,
     uncertainty: Annotated[str, Option(help=UNCERTAINTIES)] = "decision-probability",
     bootstrap: Annotated[int, Option(help="Number of resamples for 95% intervals, such as 500.")] = 0,
-    seed: Annotated[int, Option(min=0, help="Seed of the resampling.")] = 0,
+    seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Score predictions and the decisions made from them; the file needs a `target` column.
@@ -82,44 +104,116 @@ def evaluate(
     """
     from rfdlc.decide.evaluation import evaluate as score
 
-    predictions, prepared = request.prepare(file)
+    predictions, decider = request.prepare(file)
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
-    pairs = [_pair(text) for text in rate or []]
+    pairs = [text.partition(":")[::2] for text in rate or []]
+    for text, pair in zip(rate or [], pairs, strict=True):
+        expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
-    result = score(predictions, decider=prepared, classes=known, groups=pairs, **options)
-    summary = _decider_summary(prepared)
-    if json:
-        print_json(result.to_dict() | {"decider": summary})
-        return
-    print_rich(result, repr(prepared))
-    warning = prepared.prior_warning(prepared.read_labelled(predictions, None)[1])
+    result = score(predictions, decider=decider, classes=known, groups=pairs, **options)
+    hint = "For head, tail and false head rate give training counts: --classes counts.csv"
+    lines = [repr(decider)] if result.accuracy_by_region else [repr(decider), hint]
+    output(json, result.to_dict() | {"decider": _summary(decider)}, result, *lines)
+    warning = None if json else decider.prior_warning(decider.read_labelled(predictions, None)[1])
     if warning:
         warnings.warn(warning, stacklevel=1)
-    if not result.accuracy_by_region:
-        print_rich("[dim]For head, tail and false head rate give training counts: --classes counts.csv[/dim]")
 
 
-def _pair(text: str) -> tuple[str, str]:
-    true, _, wrong = text.partition(":")
-    expect(true and wrong, f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
-    return true, wrong
+@takes_request
+def report(
+    files: Files,
+    request: Request,
+    out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    title: Annotated[str | None, Option(help="Heading of the report.")] = None,
+    images: Annotated[Path | None, Option(help="Folder with the image files named by the ids, for thumbnails.")] = None,
+    bootstrap: Annotated[int, Option(help="Resamples for 95% intervals; 0 for none.")] = 200,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Write one HTML file in which the utility can be edited; it opens offline in any browser.
+
+    **Examples**
+
+    - `rfdlc report runs/a -o report.html`
+    - `rfdlc report runs/a runs/b --utility U.csv -o report.html`
+    - `rfdlc report probs.csv --classes counts.csv --utility tail-sensitive --abstain 0.2 --calibrate val.csv`
+    """
+    from rfdlc.integrations.report.report import write_report
+
+    check_writable(out, endings=(".html", ".htm"))
+    found = write_report(_runs(files, request), out, images=images, title=title, bootstrap=bootstrap, seed=seed)
+    runs = {name: evaluation.to_dict() for name, evaluation in found.items()}
+    shown = [part for pair in found.items() for part in pair]
+    summary = {"out": str(out), "bytes": out.stat().st_size, "runs": runs}
+    output(json, summary, *shown, f"Written to {out}: open it in a browser.")
 
 
-def _decision_columns(predictions: "Predictions", decider: "Decider", explained: Any) -> dict[str, Any]:
-    actions, names = decider.utility.actions, decider.utility.classes.names
-    ids = range(len(explained)) if predictions.ids is None else predictions.ids.tolist()
-    return {
-        "id": list(ids),
-        "action": [actions[i] for i in explained.action],
-        "expected_utility": rounded(explained.value),
-        "runner_up": [actions[i] for i in explained.runner_up],
-        "runner_up_utility": rounded(explained.runner_up_value),
-        "argmax": [names[i] for i in explained.argmax],
-        "argmax_probability": rounded(explained.probability),
-    }
+@takes_request
+def plot(
+    files: Files,
+    kind: Annotated[str, Option("--kind", "-k", help="frontier, reliability, tail, confusion or risk-coverage.")],
+    request: Request,
+    out: Annotated[Path, Option("--out", "-o", help="The file to write: .svg, .pdf or .png.")] = Path("figure.svg"),
+    json: JsonOption = False,
+) -> None:
+    """Draw one figure for a paper or a slide; several runs are drawn together.
+
+    **Examples**
+
+    - `rfdlc plot runs/a --kind reliability -o reliability.svg`
+    - `rfdlc plot runs/a runs/b --kind frontier -o frontier.pdf`
+    - `rfdlc plot probs.csv --classes counts.csv --kind tail -o tail.png`
+    """
+    from rfdlc.integrations.report import plots
+
+    check_writable(out)
+    plots.check(kind, out)
+    plots.draw(_runs(files, request), kind, out)
+    output(json, {"out": str(out), "kind": kind, "runs": [str(file) for file in files]}, f"Written to {out}.")
 
 
-def _decider_summary(decider: "Decider") -> dict[str, Any]:
+@takes_request
+def compare(
+    a: Annotated[str, Argument(help="A run folder or predictions with a `target` column; several seeds with commas.")],
+    b: Annotated[str, Argument(help="The same for the other side: the same test samples.")],
+    request: Request,
+    bootstrap: Annotated[int, Option(help="Resamples for metrics that are not means.")] = 300,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Paired differences B - A of every metric with 95% intervals, and p adjusted for the number of metrics.
+
+    **Examples**
+
+    - `rfdlc compare runs/a runs/b --utility U.csv`
+    - `rfdlc compare a/0,a/1,a/2 b/0,b/1,b/2 --json`
+    """
+    from rfdlc.integrations.report.runs import compare_runs
+
+    first, second = ([Path(name) for name in side.split(",")] for side in (a, b))
+    runs = _runs([*first, *second], request)
+    found = compare_runs(runs[: len(first)], runs[len(first) :], bootstrap, seed)
+    output(json, found.to_dict(), found)
+
+
+def _runs(files: list[Path], request: Request) -> "list[ReportRun]":
+    """Each file with the same options, as `evaluate` reads them."""
+    from rfdlc.integrations.report.runs import alike, prepared, run_names
+
+    return alike([prepared(name, *request.prepare(f), f) for f, name in zip(files, run_names(files), strict=True)])
+
+
+def _columns(decider: "Decider", found: "Explanation", ids: Any) -> dict[str, list[Any]]:
+    """Numbers have six significant digits, about the precision of float32."""
+    values = found.value, found.runner_up_value, found.probability
+    value, next_value, probability = ([float(f"{number:.6g}") for number in column] for column in values)
+    action, runner_up = ([found.actions[i] for i in column] for column in (found.action, found.runner_up))
+    argmax = list(decider.utility.classes.select(found.argmax))
+    columns = {"id": list(ids), "action": action, "expected_utility": value, "runner_up": runner_up}
+    return columns | {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
+
+
+def _summary(decider: "Decider") -> dict[str, Any]:
     """What was fitted and corrected, for JSON."""
     target, names = decider.target_prior, decider.utility.classes.names
     return {
@@ -131,42 +225,16 @@ def _decider_summary(decider: "Decider") -> dict[str, Any]:
     }
 
 
-def _summary(decider: "Decider", explained: Any) -> dict[str, Any]:
+def _action_table(decider: "Decider", found: "Explanation", counts: list[int]) -> Any:
+    """The most frequent actions, and how often arg max decides for the same class."""
     import numpy as np
 
-    counts = np.bincount(explained.action, minlength=len(explained.actions))
-    return {
-        "samples": len(explained),
-        "actions": dict(zip(explained.actions, counts.tolist(), strict=True)),
-        "mean_expected_utility": float(np.mean(explained.value)),
-        "changed_from_argmax": int((decider.utility.decided_class[explained.action] != explained.argmax).sum()),
-        **_decider_summary(decider),
-    }
-
-
-def _summary_table(decider: "Decider", explained: Any, summary: dict[str, Any], most: int = 25) -> Any:
-    import numpy as np
-
-    likely, total = np.bincount(explained.argmax, minlength=len(decider.utility.classes)), summary["samples"]
-    title = f"{total:,} decisions by {decider.rule}"
-    table = new_table("action", "decided", "share", "by arg max", title=title)
-    chosen = zip(summary["actions"].items(), decider.utility.decided_class, strict=True)
-    order = sorted(chosen, key=lambda item: -item[0][1])
-    for (name, count), decided in order[:most]:
-        before = f"{likely[decided]:,}" if decided >= 0 else ""
-        table.add_row(escaped(name), f"{count:,}", f"{count / total:.1%}", before)
-    if len(order) > most:
-        rest = sum(count for (_, count), _ in order[most:])
-        table.add_row(f"{len(order) - most} more actions", f"{rest:,}", f"{rest / total:.1%}", "")
+    total, likely = len(found), np.bincount(found.argmax, minlength=len(decider.utility.classes))
+    table = new_table("action", "decided", "share", "by arg max", title=f"{total:,} decisions by {decider.rule}")
+    order = sorted(zip(counts, found.actions, decider.utility.decided_class, strict=True), key=lambda row: -row[0])
+    for count, name, decided in order[:SHOWN_ACTIONS]:
+        table.add_row(name, f"{count:,}", f"{count / total:.1%}", f"{likely[decided]:,}" if decided >= 0 else "")
+    if rest := order[SHOWN_ACTIONS:]:
+        count = sum(row[0] for row in rest)
+        table.add_row(f"{len(rest)} more actions", f"{count:,}", f"{count / total:.1%}", "")
     return table
-
-
-def _summary_lines(summary: dict[str, Any]) -> list[str]:
-    from rfdlc.decide.metrics import readable
-
-    changed = f"{summary['changed_from_argmax']:,} of {summary['samples']:,} differ from arg max."
-    lines = [f"Mean expected utility {readable(summary['mean_expected_utility'])}; {changed}"]
-    if summary["calibration"] is not None:
-        lines.append(f"Calibrated: {summary['calibration']}.")
-    lines.append(f"D{escaped(summary['decided_for'])[1:]}.")
-    return lines + ([f"Written to {escaped(summary['out'])}."] if summary["out"] else [])

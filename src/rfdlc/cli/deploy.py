@@ -2,18 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
-from rfdlc.cli.request import JsonOption, UtilityRequest, folder_decider, takes_request
-from rfdlc.cli.train import Root, RunFolder, Source, ready
-from rfdlc.cli.writing import check_writable, print_json
+from rfdlc.cli.request import JsonOption, Root, RunFolder, SkipBroken, Source, UtilityRequest, takes_request
+from rfdlc.cli.train import ready
+from rfdlc.cli.writing import check_writable, output
 from rfdlc.errors import expect
 
-if TYPE_CHECKING:
-    from rfdlc.decide.classes import Classes
-    from rfdlc.decide.decider import Decider
+PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
 
 
 @takes_request
@@ -21,13 +19,11 @@ def predict(
     run: RunFolder,
     source: Source,
     request: UtilityRequest,
-    out: Annotated[
-        Path, Option("--out", "-o", help="Probabilities as .parquet or .csv; logits of the particles as .npz.")
-    ] = Path("predictions.npz"),
+    out: Annotated[Path, Option("--out", "-o", help=PREDICTED)] = Path("predictions.npz"),
     root: Root = None,
     split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
     raw: Annotated[bool, Option("--raw", help="Write the model's own probabilities, not corrected.")] = False,
-    skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out and list unreadable images.")] = False,
+    skip_broken: SkipBroken = False,
     json: JsonOption = False,
 ) -> None:
     """Predict a data set with a trained model; `rfdlc decide`, `evaluate` and `report` read the result.
@@ -49,25 +45,22 @@ def predict(
     check_writable(out)
     with ready():
         from rfdlc.integrations.predict.predicting import predict as predict_it
-        from rfdlc.training.run import Run
 
-        chosen = request.read_utility(lambda: Run(run).classes, lambda: folder_decider(run))
+        options = {"split": split, "root": root, "skip_broken": skip_broken, "raw": raw, **request.for_model(run)}
         try:
-            decided = {"utility": chosen, "target_prior": request.read_target_prior(), "raw": raw}
-            done = predict_it(run, source, out, split=split, root=root, skip_broken=skip_broken, **decided)
+            done = predict_it(run, source, out, **options)
         except KeyboardInterrupt:
             if out.suffix.lower() != ".npz":
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
             raise
-    if json:
-        skipped = {"skipped": done.skipped, "skipped_file": done.skipped_file and str(done.skipped_file)}
-        print_json({"out": str(out), "samples": done.samples, "complete": done.complete, **skipped, "run": str(run)})
-    elif not done.complete:
-        print("this process has finished its share; the last one to finish writes the file")
-    else:
-        print(f"{done.samples:,} samples: {out}")
-        if done.skipped:
-            print(f"{done.skipped:,} broken ones were left out{f': {done.skipped_file}' if done.skipped_file else ''}")
+    listed = done.skipped_file and str(done.skipped_file)
+    lines = [f"{done.samples:,} samples: {out}"]
+    if done.skipped:
+        lines.append(f"{done.skipped:,} broken ones were left out{f': {listed}' if listed else ''}")
+    if not done.complete:
+        lines = ["this process has finished its share; the last one to finish writes the file"]
+    summary = {"out": str(out), "samples": done.samples, "complete": done.complete, "skipped": done.skipped}
+    output(json, summary | {"skipped_file": listed, "run": str(run)}, *lines)
 
 
 @takes_request
@@ -97,25 +90,20 @@ def export(
     expect(not (half and int8), "--half and --int8 exclude each other: give one of them")
     with ready():
         from rfdlc.integrations.onnx.exporting import export as export_it
-        from rfdlc.training.run import Run
 
-        chosen = request.read_utility(lambda: Run(run).classes, lambda: folder_decider(run))
         precision = "half" if half else "int8" if int8 else "float32"
-        decided = {"utility": chosen, "target_prior": request.read_target_prior(), "utility_input": utility_input}
-        done = export_it(run, out, resize=resize, precision=precision, **decided)
-    parity, size = done.parity, done.path.stat().st_size
-    if json:
-        cards = [str(card) for card in done.cards]
-        print_json({"out": str(out), "bytes": size, "precision": precision, "cards": cards, **parity.to_dict()})
-        return
-    print(f"{out}: {size:,} bytes, {precision}")
-    print(
+        options = request.for_model(run) | {"utility_input": utility_input}
+        done = export_it(run, out, resize=resize, precision=precision, **options)
+    parity, size, cards = done.parity, done.path.stat().st_size, [str(card) for card in done.cards]
+    output(
+        json,
+        {"out": str(out), "bytes": size, "precision": precision, "cards": cards, **parity.to_dict()},
+        f"{out}: {size:,} bytes, {precision}",
         f"parity on {parity.samples:,} {parity.inputs}: {parity.decisions_changed} decisions changed, "
-        f"probabilities within {parity.largest_difference:.2g}{parity.rounding or ''}"
+        f"probabilities within {parity.largest_difference:.2g}{parity.rounding or ''}",
+        f"model card: {cards[0]}",
+        *([f"next: rfdlc serve {out}"] if out.suffix == ".onnx" else []),
     )
-    print(f"model card: {done.cards[0]}")
-    if out.suffix == ".onnx":
-        print(f"next: rfdlc serve {out}")
 
 
 @takes_request
@@ -141,31 +129,6 @@ def serve(
     from rfdlc.integrations.server.limits import Limits
     from rfdlc.integrations.server.serving import serve as serve_it
 
-    chosen = request.read_utility(lambda: _classes(model), lambda: _decider(model))
-    serve_it(
-        model,
-        utility=chosen,
-        target_prior=request.read_target_prior(),
-        host=host,
-        port=port,
-        token_file=token_file,
-        limits=Limits(requests=queue, batch=batch, seconds=seconds),
-        quiet=quiet,
-    )
-
-
-def _classes(model: Path) -> "Classes":
-    from rfdlc.decide.classes import Classes
-    from rfdlc.integrations.onnx.model import OnnxModel
-
-    if model.suffix == ".onnx":
-        return OnnxModel.load(model).classes
-    file = model / "classes.json"
-    expect(file.is_file(), f"{model} cannot be served: expected a run folder, or a file of `rfdlc export` (.onnx)")
-    return Classes.from_json(file)
-
-
-def _decider(model: Path) -> "Decider | None":
-    from rfdlc.integrations.onnx.model import OnnxModel
-
-    return OnnxModel.load(model).decider if model.suffix == ".onnx" else folder_decider(model)
+    limits = Limits(requests=queue, batch=batch, seconds=seconds)
+    options = request.for_model(model) | {"token_file": token_file, "quiet": quiet}
+    serve_it(model, host=host, port=port, limits=limits, **options)

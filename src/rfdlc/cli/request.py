@@ -4,13 +4,13 @@ import csv
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from rfdlc.errors import InputError, expect, listing
 
@@ -32,42 +32,60 @@ TARGET_PRIOR = (
     "Class prior to decide for: `train`, `uniform`, `estimate` (by EM, from FILE itself), `a=0.5,b=0.5`, or "
     "CSV with columns class,share. By default that of the training data if known."
 )
+Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
+Root = Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")]
+Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
+Groups = Annotated[str | None, Option(help="CSV file or column of a table: samples that belong together.")]
+Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")]
+SkipBroken = Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, and report them.")]
+Force = Annotated[bool, Option("--force", help="Replace an existing file.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help=ABSTAIN)]
+SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
 
 @dataclass(frozen=True)
 class UtilityRequest:
-    """The utility to decide for: every field is an option of the command."""
+    """What to decide for: every field is an option of the command."""
 
-    utility: Annotated[str | None, Option("--utility", "-u", help=UTILITY)] = None
+    utility: Annotated[
+        str | None,
+        Option("--utility", "-u", help="CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."),
+    ] = None
     costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
     target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
 
-    def read_target_prior(self) -> Any:
-        """The prior to decide for; None without the option."""
-        return None if self.target_prior is None else read_prior(self.target_prior, "target prior")
+    def for_model(self, model: Path) -> dict[str, Any]:
+        """The utility and target prior for a run folder or an exported file; None where no option names them."""
+        prior = None if self.target_prior is None else read_prior(self.target_prior, "target prior")
+        utility = None
+        if any(value is not None for value in (self.utility, self.costs, self.penalty, self.abstain)):
+            if model.suffix == ".onnx":
+                from rfdlc.integrations.onnx.model import OnnxModel
 
-    def read_utility(
-        self, classes: "Callable[[], Classes | None]", saved: "Callable[[], Decider | None]"
-    ) -> "Utility | None":
-        """The utility that the options name; None without any of them, and then `classes` is not called.
+                exported = OnnxModel.load(model)
+                utility = self.read_utility(exported.classes, exported.decider)
+            else:
+                file = model / "classes.json"
+                expect(file.is_file(), f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)")
+                utility = self.read_utility(read_classes(str(file)), folder_decider(model))
+        return {"utility": utility, "target_prior": prior}
 
-        `--abstain` alone adds an action to the utility of the `saved` decider.
-        """
+    def read_utility(self, classes: "Classes | None", saved: "Decider | None") -> "Utility | None":
+        """The utility that the options name; `--abstain` alone adds an action to that of the `saved` decider."""
         costs, abstain = self.costs is not None, self.abstain
         expect(self.utility is None or not costs, "--utility and --costs exclude each other: give one of them")
         named = str(self.costs) if costs else self.utility
         if named is None and self.penalty is None and abstain is None:
             return None
-        decider = saved() if named is None and self.penalty is None else None
-        if decider is None:
-            utility = read_utility(named or "one-hot", classes(), self.penalty, costs)
+        if saved is not None and named is None and self.penalty is None:
+            utility = saved.utility
         else:
-            utility = decider.utility
+            utility = read_utility(named or "one-hot", classes, self.penalty, costs)
         if abstain is None:
             return utility
         problem = f"--abstain {abstain:g} is worth more than every decision under these costs"
@@ -93,65 +111,54 @@ class Request(UtilityRequest):
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
 
     def prepare(self, file: Path) -> "tuple[Predictions, Decider]":
-        """Read the predictions; make the decider, and fit it if asked."""
+        """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
+        from rfdlc.decide.decider import Decider
         from rfdlc.decide.predictions import Predictions
+        from rfdlc.decide.utility import Utility
 
         fits = self.calibrate is not None or not (self.calibration or self.balanced)
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
         classes = None if self.classes is None else read_classes(self.classes)
         predictions = Predictions.load(file, classes, logits=self.logits)
-        decider = self._new_decider(file, predictions)
+        saved = Decider.load(self.decider) if self.decider else folder_decider(file)
+        known = predictions.classes if predictions.named or saved is None else saved.utility.classes
+        built = self.costs is None and self.utility in (None, *BUILDERS)
+        utility = self.read_utility(known if predictions.named or built else None, saved)
+        given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
+        if self.train_prior is not None:
+            given["train_prior"] = read_prior(self.train_prior, "training prior")
+        given = {name: value for name, value in given.items() if value is not None}
+        if saved is None:
+            decider = Decider(utility or Utility.one_hot(predictions.classes), **given)
+        else:
+            decider = saved.replace(utility=utility, **given)
         if self.calibrate is not None:
             held_out = Predictions.load(self.calibrate, classes, logits=self.logits)
             decider = decider.fit(held_out, balanced=self.balanced)
-        if self.target_prior == "estimate":
-            decider = decider.replace(target_prior=decider.estimate_prior(predictions))
-        elif self.target_prior is not None:
-            decider = decider.replace(target_prior=self.read_target_prior())
-        return predictions, decider
-
-    def _new_decider(self, file: Path, predictions: "Predictions") -> "Decider":
-        """A new decider, or a saved one with the changes of the command line."""
-        from rfdlc.decide.decider import Decider
-
-        saved = Decider.load(self.decider) if self.decider else folder_decider(file)
-        known = predictions.classes if predictions.named else None
-        classes = known or (saved.utility.classes if saved else predictions.classes)
-        built = self.costs is None and self.utility in (None, *BUILDERS)
-        utility = self.read_utility(lambda: classes if known or built else None, lambda: saved)
-        changes: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
-        if self.train_prior is not None:
-            changes["train_prior"] = read_prior(self.train_prior, "training prior")
-        given = {name: value for name, value in changes.items() if value is not None}
-        if saved is None:
-            from rfdlc.decide.utility import Utility
-
-            return Decider(utility or Utility.one_hot(predictions.classes), **given)
-        return saved.replace(utility=utility, **given)
+        if self.target_prior is None:
+            return predictions, decider
+        estimated = self.target_prior == "estimate"
+        prior = decider.estimate_prior(predictions) if estimated else read_prior(self.target_prior, "target prior")
+        return predictions, decider.replace(target_prior=prior)
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's parameter `request` by one option for each field of its class."""
-    hints = get_type_hints(command, include_extras=True)
-    kind = hints["request"]
-    types = get_type_hints(kind, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
-        for name, parameter in signature(command).parameters.items()
-        if name != "request"
+    """Replace each parameter of the command that is a dataclass by one option per field."""
+    given = signature(command).parameters
+    requests: dict[str, Any] = {name: own.annotation for name, own in given.items() if is_dataclass(own.annotation)}
+    parameters = [
+        parameter.replace(kind=Parameter.KEYWORD_ONLY)
+        for name, own in given.items()
+        for parameter in (signature(requests[name]).parameters.values() if name in requests else [own])
     ]
-    options = [
-        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
-        for field in fields(kind)
-    ]
+    parameters.sort(key=lambda parameter: parameter.default is not Parameter.empty)  # arguments come first
 
     @wraps(command)
     def expanded(**values: Any) -> None:
-        command(request=kind(**{option.name: values.pop(option.name) for option in options}), **values)
+        for name, kind in requests.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
 
-    # Arguments without a default come first, then the shared options, then the command's own.
-    first = [parameter for parameter in own if parameter.default is Parameter.empty]
-    parameters = [*first, *options, *(parameter for parameter in own if parameter not in first)]
     expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
@@ -167,18 +174,74 @@ def read_classes(spec: str) -> "Classes":
     from rfdlc.tables import SUFFIXES, open_table
 
     path = Path(spec)
+    ending = path.suffix.lower()
     if not path.is_file():
-        named = "," in spec and path.suffix.lower() not in _CLASS_FILES
+        named = "," in spec and ending not in _CLASS_FILES
         expect(named, f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
         return Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
-    if path.suffix.lower() == ".json":
+    if ending == ".json":
         return Classes.from_json(path)
-    if path.suffix.lower() in SUFFIXES and "class" in open_table(path).names:
-        return _classes_table(path)
     try:
+        if ending in SUFFIXES and "class" in open_table(path).names:
+            return _counted_classes(path)
         return Predictions.load(path).classes
     except InputError as error:
-        raise InputError(f"{error}; training counts are read from a CSV with columns class,count") from None
+        hint = "training counts are read from a CSV with columns class,count"
+        raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}; {hint}") from None
+
+
+def _counted_classes(path: Path) -> "Classes":
+    from rfdlc.decide.classes import Classes
+
+    columns = _columns(path, "class")
+    groups: dict[str, list[str]] = {}
+    for name, group in zip(columns["class"], columns.get("group", ()), strict=False):
+        if group:
+            groups.setdefault(group, []).append(name)
+    pairs = list(zip(columns["class"], columns.get("count", ()), strict=False))
+    for name, text in pairs:  # 12.000, or 12,000 between semicolons, may be meant as twelve thousand
+        clear = not re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text)
+        expect(clear, f"count of {name!r}: {text!r} could be read in two ways: write it without a sign for thousands")
+    counts: Any = tuple(_numbers(pairs, "count").values()) or None
+    return Classes(tuple(columns["class"]), counts, groups)  # which checks that counts are whole
+
+
+def read_prior(spec: str, what: str) -> str | dict[str, float]:
+    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with columns class,share: by name, never by position."""
+    if spec in ("uniform", "train"):
+        return spec
+    if "=" in spec:
+        pairs = (item.partition("=") for item in spec.split(","))
+        return _numbers(((name.strip(), value) for name, _, value in pairs), what)
+    expect(
+        spec.lower().endswith((".csv", ".tsv")),
+        f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
+        "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share",
+    )
+    columns = _columns(Path(spec), "class", "share")
+    return _numbers(zip(columns["class"], columns["share"], strict=True), f"{spec}: share")
+
+
+def _columns(path: Path, *needed: str) -> dict[str, list[str]]:
+    """The cells of a small table as text, by column."""
+    from rfdlc.tables import read_columns
+
+    columns = {name: [str(cell).strip() for cell in cells.to_pylist()] for name, cells in read_columns(path).items()}
+    found = all(columns.get(name) for name in needed)
+    expect(found, f"{path}: expected columns {', '.join(needed)} and one row per class")
+    return columns
+
+
+def _numbers(pairs: Iterable[tuple[str, str]], what: str) -> dict[str, float]:
+    """The number of each class."""
+    from rfdlc.tables import is_number, number
+
+    found: dict[str, float] = {}
+    for name, text in pairs:
+        expect(name not in found, f"{what} of {name!r} is given twice: expected one for every class")
+        expect(is_number(text), f"{what} of {name!r}: {text!r} is not a number")
+        found[name] = number(text)
+    return found
 
 
 def read_utility(spec: str, classes: "Classes | None", penalty: float | None = None, costs: bool = False) -> "Utility":
@@ -190,9 +253,8 @@ def read_utility(spec: str, classes: "Classes | None", penalty: float | None = N
     if spec not in BUILDERS:
         exists = Path(spec).is_file()
         expect(exists, f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
-        is_text = Path(spec).suffix.lower() not in _NO_TABLES
         hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
-        expect(is_text, f"utility {spec!r}: expected a CSV file, {hint}")
+        expect(Path(spec).suffix.lower() not in _NO_TABLES, f"utility {spec!r}: expected a CSV file, {hint}")
         table = Utility.read_csv(spec, classes)
         utility = Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
         _warn_of_sign(spec, utility, costs)
@@ -212,8 +274,8 @@ def _warn_of_sign(spec: str, utility: "Utility", costs: bool) -> None:
     if (own < 0).any():
         return
     among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
-    right, least = among.diagonal(), among.min(axis=1)
-    if (right == least).all() and (right < among.max(axis=1)).any():
+    right = among.diagonal()
+    if (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any():
         hints = (
             "is worth the least of its row: if these are costs, give them with --costs",
             "costs the most of its row: if these are utilities, give them with --utility",
@@ -221,79 +283,8 @@ def _warn_of_sign(spec: str, utility: "Utility", costs: bool) -> None:
         warnings.warn(f"{spec}: every right decision {hints[costs]}", stacklevel=2)
 
 
-def read_prior(spec: str, what: str) -> str | dict[str, float]:
-    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with columns class,share: by name, never by position."""
-    if spec in ("uniform", "train"):
-        return spec
-    if "=" in spec:
-        pairs = (item.partition("=") for item in spec.split(","))
-        return _shares(((name.strip(), value) for name, _, value in pairs), what)
-    if not spec.lower().endswith((".csv", ".tsv")):
-        raise InputError(
-            f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
-            "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share"
-        )
-    columns = _columns(Path(spec), ("class", "share"))
-    return _shares(zip(columns["class"], columns["share"], strict=True), f"{spec}: share")
-
-
 def folder_decider(path: Path) -> "Decider | None":
     """The decider that a folder of predictions brings along."""
     from rfdlc.decide.decider import Decider
 
-    saved = path / "decider.json"
-    return Decider.load(saved) if path.is_dir() and saved.is_file() else None
-
-
-def _columns(path: Path, needed: tuple[str, ...]) -> dict[str, list[str]]:
-    """The cells of a small table as text, by column."""
-    from rfdlc.tables import read_columns
-
-    columns = {name: [str(cell).strip() for cell in cells.to_pylist()] for name, cells in read_columns(path).items()}
-    if not set(needed) <= set(columns) or not columns[needed[0]]:
-        raise InputError(f"{path}: expected columns {', '.join(needed)} and one row per class")
-    return columns
-
-
-def _classes_table(path: Path) -> "Classes":
-    from rfdlc.decide.classes import Classes
-
-    columns = _columns(path, ("class",))
-    names, groups = columns["class"], dict[str, list[str]]()
-    for name, group in zip(names, columns.get("group", ()), strict=False):
-        groups.setdefault(group, []).append(name)
-    groups.pop("", None)
-    counts: tuple[Any, ...] | None = None  # `Classes` checks that they are whole
-    if "count" in columns:
-        counts = tuple(
-            _count(text, f"{path}: count of {name!r}") for name, text in zip(names, columns["count"], strict=True)
-        )
-    try:
-        return Classes(tuple(names), counts, groups)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _shares(given: Iterable[tuple[str, str]], what: str) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for name, text in given:
-        if name in shares:
-            raise InputError(f"{what} of {name!r} is given twice: expected one for every class")
-        shares[name] = _number(text, f"{what} of {name!r}")
-    return shares
-
-
-def _count(text: str, what: str) -> float:
-    """A number that must be whole: 12.000, or 12,000 between semicolons, may be meant as twelve thousand."""
-    if re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text):
-        raise InputError(f"{what}: {text!r} could be read in two ways: write it without a sign for thousands")
-    return _number(text, what)
-
-
-def _number(text: str, what: str) -> float:
-    from rfdlc.tables import number
-
-    try:
-        return number(text)
-    except ValueError:
-        raise InputError(f"{what}: {text!r} is not a number") from None
+    return Decider.load(path) if (path / "decider.json").is_file() else None

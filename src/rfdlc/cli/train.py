@@ -1,4 +1,4 @@
-"""`rfdlc train`, `resume` and `fork`: trainings and the run folders they leave."""
+"""`rfdlc train`, `resume` and `fork`: trainings and the run folders they leave; `rfdlc methods`."""
 
 import sys
 from collections.abc import Iterator
@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from rfdlc.cli.request import JsonOption
-from rfdlc.cli.writing import escaped, new_table, print_json, print_rich
+from rfdlc.cli.request import Drop, Groups, JsonOption, Root, RunFolder, SkipBroken, Source, Target
+from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect
 from rfdlc.progress import speaks
 
 if TYPE_CHECKING:
     from rfdlc.training.model import Model
 
-Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
-RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
-Root = Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")]
 Pairs = Annotated[
     list[str] | None,
     Argument(metavar="KEY=VALUE", help="Settings; `rfdlc train --settings` lists them.", show_default=False),
@@ -42,7 +39,10 @@ def train(
     settings: Pairs = None,
     out: Annotated[Path, Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
     root: Root = None,
-    target: Annotated[str | None, Option("--target", help="Of a table: the column with the class.")] = None,
+    target: Target = None,
+    groups: Groups = None,
+    drop: Drop = None,
+    skip_broken: SkipBroken = False,
     method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[
         bool, Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
@@ -58,7 +58,7 @@ def train(
     **Examples**
 
     - `rfdlc train digits-lt --out runs/digits data.factor=20`
-    - `rfdlc train patients.csv --target diagnosis --out runs/patients`
+    - `rfdlc train patients.csv --target diagnosis --groups patient --out runs/patients`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
     - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/c`
@@ -67,10 +67,11 @@ def train(
     with ready():
         from rfdlc.training.train import train as train_it
 
-        chosen = _chosen(settings, ("out", "root", "target"))
+        options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
+        chosen = _chosen(settings, ("out", "root", *options))
         named = chosen.pop("method", method)
-        options = {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
-        options |= {} if target is None else {"target": target}
+        options = {name: value for name, value in options.items() if value}
+        options |= {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
         given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
         if profile:
             _show_profile(source, named, given)
@@ -132,6 +133,39 @@ def fork(
         _report(fork_it(run, out, at=at, method=changes.pop("method", method), **changes), json)
 
 
+def methods(json: JsonOption = False) -> None:
+    """List every method: what it does, whose it is, its options, particles and stages, and its relative cost.
+
+    Options are set like settings: `rfdlc train DATA --method ride diversity=0.1`. `--json` has their meanings.
+
+    The cost is that of a training of 200 epochs with the method's own settings, where particles share no layers.
+
+    **Examples**
+
+    - `rfdlc methods`
+    - `rfdlc methods --json`
+    """
+    from rich.box import SIMPLE
+    from rich.text import Text
+
+    with ready():
+        from rfdlc.training.methods import METHODS
+    caption = "M: particles. Cards with formulas and sources: docs/methods.md"
+    style: dict[str, Any] = {"caption": caption, "caption_justify": "left", "box": SIMPLE}
+    table = new_table("method", "description and reference", "M", "stages", "cost", left=2, **style)
+    rows: dict[str, dict[str, Any]] = {}
+    for name, row in METHODS.items():
+        particles, stages = row.settings.get("particles", 1), [stage.trains for stage in row.stages]
+        cost = row.relative_cost()
+        defaults = " ".join(f"{key}={option.default:g}" for key, option in row.options.items())
+        text = Text.assemble(row.summary, (f" ({row.reference})", "dim"), f"\n{defaults}" if defaults else "")
+        table.add_row(Text(name, "bold"), text, str(particles), " + ".join(stages), f"{cost:.3g}")
+        rows[name] = {"summary": row.summary, "reference": row.reference, "particles": particles, "stages": stages}
+        options = {key: {"default": option.default, "help": option.help} for key, option in row.options.items()}
+        rows[name] |= {"cost": round(cost, 2), "options": options}
+    output(json, {"methods": rows}, table)
+
+
 # -- what they share -----------------------------------------------------------------------------------------------
 
 
@@ -160,7 +194,8 @@ def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]
 
     chosen = parse_pairs(pairs or [])
     for name in options:
-        expect(name not in chosen, f"{name} is an option and not a setting: write --{name} {chosen.get(name)}")
+        written = f"--{name.replace('_', '-')} {chosen.get(name)}"
+        expect(name not in chosen, f"{name} is an option and not a setting: write {written}")
     others = {"method", *(name for method in METHODS.values() for name in method.options)}
     TrainConfig.check_names(key for key in chosen if key not in others and not key.startswith("data."))
     return dict(chosen)
@@ -174,23 +209,23 @@ def _report(model: "Model", as_json: bool) -> None:
 
     run = Run(model.path)
     metrics, notes = run.read_json("metrics.json"), run.metadata["data"].get("notes", [])
-    if as_json:
-        print_json({"run": str(model.path), "notes": notes, **metrics})
-        return
     known = {"test": "test", "test_tail_sensitive": "test, tail-sensitive", "held_out_balanced": "held out, balanced"}
-    print_rich(metrics_table({title: metrics[name] for name, title in known.items() if name in metrics}))
-    following = f"evaluate {model.path} --utility tail-sensitive"
-    if "test" not in metrics:  # the data have no test split
-        following = f"predict {model.path} DATA --out predictions.csv"
-    for note in notes:
-        print(f"data: {note}")
+    lines = [f"data: {note}" for note in notes]
+    following = f"predict {model.path} DATA --out predictions.csv"  # the data may have no test split
     if "test" in metrics:
         from rfdlc.decide.predictions import Predictions
 
+        following = f"evaluate {model.path} --utility tail-sensitive"
         targets = Predictions.load(model.path).targets
         warning = None if targets is None else model.decider.prior_warning(targets)
-        print(f"warning: {warning}" if warning else "", end="\n" if warning else "")
-    print(f"{model.decider}\nrun folder: {model.path}\nnext: rfdlc {following}")
+        lines += [f"warning: {warning}"] if warning else []
+    output(
+        as_json,
+        {"run": str(model.path), "notes": notes, **metrics},
+        metrics_table({title: metrics[name] for name, title in known.items() if name in metrics}),
+        *lines,
+        *(str(model.decider), f"run folder: {model.path}", f"next: rfdlc {following}"),
+    )
 
 
 def metrics_table(columns: dict[str, dict[str, Any]], title: str | None = None) -> Any:
@@ -202,5 +237,5 @@ def metrics_table(columns: dict[str, dict[str, Any]], title: str | None = None) 
     for name, entry in {name: entry for column in found for name, entry in column.items()}.items():
         values = [column[name].value if name in column else float("nan") for column in found]
         label = f"  {entry.label}" if entry.metric.parent else entry.label
-        table.add_row(escaped(label), *("" if value != value else f"{value:.3f}" for value in values))
+        table.add_row(label, *("" if value != value else f"{value:.3f}" for value in values))
     return table

@@ -6,26 +6,25 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from rfdlc.cli.request import BUILDERS, AbstainOption, JsonOption, PenaltyOption, read_classes, read_utility
-from rfdlc.cli.writing import check_writable, escaped, new_table, print_json, print_rich
+from rfdlc.cli.request import BUILDERS, AbstainOption, Force, JsonOption, PenaltyOption, read_classes, read_utility
+from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import choose
 from rfdlc.files import replacing
 
 app = typer.Typer(help="Write and look at utility matrices U[true, action].", no_args_is_help=True)
 
+CLASSES = "`cat,dog,newt`, CSV with columns class,count, JSON, or predictions."
 SHOWN = 30  # a larger matrix is summarised
 
 
 @app.command("new")
 def new(
     out: Annotated[Path, Argument(help="The CSV file to write.")],
-    classes: Annotated[
-        str, Option("--classes", "-c", help="`cat,dog,newt`, CSV with columns class,count, JSON, or predictions.")
-    ],
+    classes: Annotated[str, Option("--classes", "-c", help=CLASSES)],
     kind: Annotated[str, Option("--kind", "-k", help="`one-hot`, or `tail-sensitive` (needs counts).")] = "one-hot",
     penalty: PenaltyOption = None,
     abstain: AbstainOption = None,
-    force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
+    force: Force = False,
     json: JsonOption = False,
 ) -> None:
     """Write a utility as a CSV template: rows are true classes, columns are actions. Edit the numbers.
@@ -42,11 +41,8 @@ def new(
         utility = utility.with_abstain(abstain)
     with replacing(out) as beside:
         utility.to_csv(beside)
-    if json:
-        print_json({"out": str(out)} | utility.to_dict())
-    else:
-        name = escaped(out)
-        print_rich(_heat_map(utility), f"Written to {name}: edit the numbers, then rfdlc decide FILE --utility {name}")
+    following = f"Written to {out}: edit the numbers, then rfdlc decide FILE --utility {out}"
+    output(json, {"out": str(out)} | utility.to_dict(), _heat_map(utility), following)
 
 
 @app.command("show")
@@ -61,10 +57,7 @@ def show(
     - `rfdlc utility show U.csv`
     """
     utility = read_utility(str(file), None)
-    if json:
-        print_json(utility.to_dict())
-    else:
-        print_rich(_heat_map(utility))
+    output(json, utility.to_dict(), _heat_map(utility))
 
 
 def _heat_map(utility: Any) -> Any:
@@ -73,16 +66,13 @@ def _heat_map(utility: Any) -> Any:
     if max(utility.matrix.shape) > SHOWN:
         return repr(utility)
     scale = float(abs(utility.matrix).max()) or 1.0
-    title = "Utility: rows are the true class, columns the action"
-    table = new_table("true", *map(escaped, utility.actions), title=title)
+    table = new_table("true", *utility.actions, title="Utility: rows are the true class, columns the action")
     for name, row in zip(utility.classes.names, utility.matrix, strict=True):
-        table.add_row(Text(name), *(Text(f"{value:g}", style=_shade(value / scale)) for value in row))
+        table.add_row(name, *(Text(f"{value:g}", style=_shade(value / scale)) for value in row))
     return table
 
 
 def _shade(value: float) -> str:
-    """Black on green or red, the stronger the farther from 0."""
-    if value == 0:
-        return "dim"
+    """Green or red, the stronger the farther from 0."""
     strong = int(90 + 110 * abs(value))
-    return f"black on rgb(60,{strong},60)" if value > 0 else f"white on rgb({strong},40,40)"
+    return f"black on rgb(60,{strong},60)" if value > 0 else f"white on rgb({strong},40,40)" if value < 0 else "dim"

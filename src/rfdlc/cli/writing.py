@@ -1,8 +1,8 @@
-"""What several commands write: checked files, JSON for programs, tables for people."""
+"""What several commands write: checked files, JSON for programs, text and tables for people."""
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,17 @@ def check_writable(path: Path, *, force: bool = True, endings: Sequence[str] = (
     expect(force or not path.exists(), f"{path}: exists already; choose another name, or give --force")
 
 
-def rounded(values: Iterable[float]) -> list[float]:
-    """Six significant digits, about the precision of float32."""
-    return [float(f"{value:.6g}") for value in values]
-
-
-def escaped(text: object) -> str:
-    """Text whose brackets are not markup to `print_rich`."""
-    from rich.markup import escape
-
-    return escape(str(text))
-
-
-def print_json(table: Mapping[str, Any]) -> None:
-    print(json.dumps(table, ensure_ascii=False, indent=2, allow_nan=False))
-
-
-def print_rich(*parts: Any) -> None:
+def output(as_json: bool, table: Mapping[str, Any], *parts: Any) -> None:
+    """Print the table as JSON for programs, or the parts (lines of text, rich tables) for people."""
+    if as_json:
+        print(json.dumps(table, ensure_ascii=False, indent=2, allow_nan=False))
+        return
     from rich.console import Console
+    from rich.text import Text
 
-    Console(highlight=False).print(*parts, sep="\n")
+    console = Console(highlight=False, emoji=False, markup=False)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str | Text))
 
 
 def new_table(*columns: str, left: int = 1, title: str | None = None, **options: Any) -> Any:
