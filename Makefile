@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test oldest wheel-test paper browser format clean
+.PHONY: demo test gpu-test oldest wheel-test paper browser format clean
 
 demo: .venv/trains
 	$(BIN)/rfdlc demo
@@ -13,6 +13,10 @@ test: .venv/ready browser
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -rs
+
+# Every path of a user on a GPU, a few steps each. Needs an environment whose torch finds one: PYTHON=... make gpu-test
+gpu-test:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -v -p no:cacheprovider
 
 # The estimators with the oldest scikit-learn that is supported, in an environment of its own.
 oldest:

@@ -1,0 +1,146 @@
+"""Every path of a user on a GPU, for a few steps each: `make gpu-test`. Skipped on machines without one."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rfdlc
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from torch import nn  # noqa: E402
+
+from rfdlc.training import execution  # noqa: E402
+
+COUNTS = (400, 300, 200, 120, 60, 30)
+FEW: dict[str, Any] = {"epochs": 12, "batch_size": 64}
+SMALL: dict[str, Any] = {**FEW, "backbone": "resnet20"}
+CHANCE = 1 / len(COUNTS)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Images and features of six classes that a network can tell apart."""
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    labels = {"train": np.repeat(np.arange(len(COUNTS)), COUNTS), "test": rng.integers(0, len(COUNTS), 300)}
+    patterns, centres = rng.integers(0, 255, (len(COUNTS), 32, 32, 3)), rng.normal(0, 1, (len(COUNTS), 64))
+    images, features = {}, {}
+    for split, y in labels.items():
+        noisy = patterns[y] * 0.5 + rng.normal(64, 40, (len(y), 32, 32, 3))
+        images |= {f"x_{split}": np.clip(noisy, 0, 255).astype(np.uint8), f"y_{split}": y}
+        features |= {f"x_{split}": (centres[y] + rng.normal(0, 1, (len(y), 64))).astype(np.float32), f"y_{split}": y}
+    np.savez(folder / "images.npz", **images)
+    np.savez(folder / "features.npz", **features)
+    return {"images": folder / "images.npz", "features": folder / "features.npz"}
+
+
+@pytest.fixture(autouse=True)
+def captured_without_warning() -> Iterator[None]:
+    """A step that cannot be captured warns and runs eagerly: here that is a failure."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the step could not be captured")
+        yield
+
+
+def accuracy(model: rfdlc.Model, data: Path) -> float:
+    predictions = model.predict(str(data))
+    return float((predictions.scores.values.mean(0).argmax(1) == predictions.targets).mean())
+
+
+def trained(data: Path, out: Path, **settings: Any) -> float:
+    return accuracy(rfdlc.train(str(data), out=str(out), **settings), data)
+
+
+class Convolutions(nn.Module):
+    """A user's own network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        )
+
+    def forward(self, x: "torch.Tensor") -> "torch.Tensor":
+        return self.body(x)
+
+
+@pytest.mark.parametrize("method", sorted(rfdlc.methods.METHODS))
+def test_method(method: str, files: dict[str, Path], tmp_path: Path) -> None:
+    assert trained(files["images"], tmp_path / "run", method=method, **SMALL) > 2 * CHANCE
+
+
+@pytest.mark.parametrize("backbone", [Convolutions(), Convolutions, "resnet8", "resnet50"], ids=str)
+def test_backbone(backbone: Any, files: dict[str, Path], tmp_path: Path) -> None:
+    assert trained(files["images"], tmp_path / "run", backbone=backbone, **FEW) > 2 * CHANCE
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulate": 2},
+        {"checkpoint_activations": True},
+        {"augment": "none"},
+        {"augment": "crop-flip-rotate"},
+        {"augment": "randaugment", "cutout": 8},
+        {"augment": "trivialaugment"},
+        {"mixup": 0, "cutmix": 1.0},
+        {"refit": True},
+        {"average": 0.99},
+        {"optimiser": "adamw", "learning_rate": 1e-3},
+        {"precision": "fp32"},
+        {"compile": True, "backbone": "resnet50", "epochs": 2},
+    ],
+    ids=str,
+)
+def test_settings(settings: dict[str, Any], files: dict[str, Path], tmp_path: Path) -> None:
+    assert trained(files["images"], tmp_path / "run", **{**SMALL, **settings}) > 1.5 * CHANCE
+
+
+@pytest.mark.parametrize("mode", ["eager", "captured", "fused"])
+@pytest.mark.parametrize("method", ["rf-dlc", "rf-dlc-paper"])
+def test_execution(
+    mode: str, method: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never, soon = 10**9, 50
+    monkeypatch.setattr(execution, "WORTH_CAPTURING", never if mode == "eager" else soon)
+    monkeypatch.setattr(execution, "WORTH_FUSING", soon if mode == "fused" else never)
+    assert trained(files["images"], tmp_path / "run", method=method, **SMALL) > 3 * CHANCE
+
+
+def test_features(files: dict[str, Path], tmp_path: Path) -> None:
+    assert trained(files["features"], tmp_path / "run", epochs=20) > 0.95
+
+
+def test_gpu_and_cpu_agree(files: dict[str, Path], tmp_path: Path) -> None:
+    """Float32, no augmentation: the same training on both, up to rounding."""
+    settings = {**FEW, "epochs": 2, "backbone": "resnet8", "augment": "none", "precision": "fp32"}
+    logits = []
+    for device in ("cpu", "cuda"):
+        model = rfdlc.train(str(files["images"]), out=str(tmp_path / device), device=device, **settings)
+        logits.append(model.predict(str(files["images"])).scores.values)
+    assert np.abs(logits[0] - logits[1]).mean() < 0.05 * np.abs(logits[0]).mean()
+
+
+def test_train_many_equals_single_runs(files: dict[str, Path], tmp_path: Path) -> None:
+    runs = [(method, seed) for method in ("rf-dlc", "ldam-drw") for seed in (0, 1)]
+    specs = [rfdlc.RunSpec(str(tmp_path / f"{m}-{s}"), m, {**SMALL, "seed": s}) for m, s in runs]
+    for model in rfdlc.train_many(str(files["images"]), specs):
+        assert accuracy(model, files["images"]) > 3 * CHANCE
+
+
+def test_resume_predict_export(files: dict[str, Path], tmp_path: Path) -> None:
+    out, data = tmp_path / "run", str(files["images"])
+    model = rfdlc.train(data, out=str(out), **SMALL)
+    again = rfdlc.Model.load(str(out))
+    np.testing.assert_allclose(again.predict(data).scores.values, model.predict(data).scores.values, rtol=0, atol=1e-5)
+    resumed = rfdlc.resume(str(out))
+    assert accuracy(resumed, files["images"]) == accuracy(model, files["images"])
+    assert rfdlc.export(str(out), str(tmp_path / "model.onnx")) is not None
+    assert (tmp_path / "model.onnx").stat().st_size > 10_000
