@@ -38,11 +38,11 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.training.assembly import build_stages, choose_device, method_net, split_outputs
 from rfdlc.training.config import TrainConfig, parse_pairs
-from rfdlc.training.heldout import balanced, diversity
-from rfdlc.training.loop import epochs, optimiser_state
+from rfdlc.training.loop import epochs
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.model import new_decider
 from rfdlc.training.networks.particles import ParticleNet, place
+from rfdlc.training.trainer import balanced_positions, diversity
 
 Array = np.ndarray[Any, Any]
 PENALTIES = (-0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0)
@@ -145,7 +145,7 @@ class Bench:
         began = time.perf_counter()
         for epoch in epochs(net, parts, state, done):
             if epoch.epoch in wanted:
-                self.kept[name, epoch.epoch] = _cloned(net.state_dict()), _cloned(optimiser_state(epoch.step))
+                self.kept[name, epoch.epoch] = _cloned(net.state_dict()), _cloned(epoch.state)
             if epoch.epoch % max(1, settings.epochs // 10) == 0 or epoch.epoch <= 2:
                 losses = " ".join(f"{loss:.3f}" for loss in epoch.losses)
                 print(f"  {name} epoch {epoch.epoch} loss {losses} {epoch.seconds:.2f} s", flush=True)
@@ -188,8 +188,8 @@ class Bench:
         counted = self.data[CONFIGS[name].data].classes
         rows: list[dict[str, Any]] = []
         for run, (seed, part, decider) in enumerate(zip(self.options.seeds, logits, deciders, strict=True)):
-            predictions = Predictions(logits=part, targets=labels, classes=counted)
-            predictions = balanced(predictions) if balance else predictions
+            rows_of = balanced_positions(labels) if balance else np.arange(len(labels))
+            predictions = Predictions(logits=part[:, rows_of], targets=labels[rows_of], classes=counted)
             for decision, chosen in _decisions(decider, predictions):
                 for metric, value in _metrics(chosen, predictions).items():
                     rows.append({"seed": seed, "decision": decision, "metric": metric, "value": value})

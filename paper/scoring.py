@@ -31,7 +31,6 @@ from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import Floats
 from rfdlc.files import read_json
-from rfdlc.training.heldout import diversity
 
 PENALTIES = (0.0, -0.05, -0.1, -0.15, -0.2, -0.25, -0.3, -0.4, -0.5, -0.75, -1.0, -1.5, -2.0, -3.0)
 COVERAGES = tuple(k / 20 for k in range(1, 21))
@@ -116,6 +115,8 @@ def _plain(predictions: Predictions, split: str) -> tuple[list[Value], list[Poin
     found += [Value(split, "argmax", *pair) for pair in paper_uncertainty(y, by_logits, logits, classes)]
     found += [Value(split, "argmax", *pair) for pair in task_rates(y, decided["argmax"], classes)]
     if len(predictions.scores.values) > 1:
+        from rfdlc.training.trainer import diversity
+
         found += [Value(split, "", *pair) for pair in diversity(predictions.scores.values).items()]
     return found, list(_curves(split, "argmax", y, by_logits))
 

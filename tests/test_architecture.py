@@ -34,7 +34,7 @@ ORDER_OF_TRAINING = (
     {"step"},
     {"execution"},
     {"loop"},
-    {"assembly", "heldout", "run"},
+    {"assembly", "run"},
     {"_stacking", "model", "profiling"},
     {"trainer"},
     {"train"},

@@ -60,7 +60,7 @@ def test_trained_saved_loaded_predicted(trained, method):
     assert np.array_equal(found.scores.values, saved.scores.values)
     assert np.isfinite(found.scores.values).all()
     lines = (model.path / "history.csv").read_text().splitlines()
-    assert len(lines) == 1 + sum(METHODS[method].stage_epochs(model.config))
+    assert len(lines) == 1 + METHODS[method].spans(model.config)[-1][1]
     utility = rfdlc.Utility.tail_sensitive(model.classes).with_abstain(0.2)
     actions = again.decide(data, utility)  # any method's model takes the same Decider
     assert actions.shape == (len(data.test),)
@@ -268,7 +268,8 @@ def test_relative_costs():
 def test_options_of_methods_are_set_like_settings(tmp_path):
     def stages_of(method, **changes):
         row, config = resolve(method, "", {"epochs": 7, **changes})
-        return row.stage_epochs(config), [stage.number("swag_samples", config) for stage in row.stages]
+        lengths = [end - start for start, end in row.spans(config)]
+        return lengths, [stage.number("swag_samples", config) for stage in row.stages]
 
     assert stages_of("srepr") == ([7, 10], [0, 5])
     assert stages_of("srepr", head_epochs="3", swag_samples=2) == ([7, 3], [0, 2])

@@ -14,11 +14,11 @@ from rfdlc.errors import InputError
 from rfdlc.training.assembly import build_net, build_stages, choose_device, method_net, split_outputs, training_utility
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
-from rfdlc.training.heldout import balanced, balanced_positions, diversity
 from rfdlc.training.loop import TrainingStopped, epochs
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.optimisation import AdamW, Sgd, clip
 from rfdlc.training.step import Step
+from rfdlc.training.trainer import balanced_positions, diversity, evaluate_balanced
 
 CPU = torch.device("cpu")
 
@@ -210,14 +210,15 @@ def test_devices():
             choose_device("cuda")
 
 
-def test_held_out_figures_as_if_balanced():
+def test_held_out_metrics_as_if_balanced():
     labels = np.array([0] * 8 + [1] * 2)
-    assert np.bincount(labels[balanced_positions(labels)]).tolist() == [8, 8]
+    assert np.bincount(labels[balanced_positions(labels)]).tolist() == [32, 32]
     logits = np.zeros((2, 10, 2), dtype=np.float32)
     logits[:, :, 0] = 5.0
     logits[1, 9, 1] = 20.0
     predictions = rfdlc.Predictions(logits=logits, targets=labels, classes=rfdlc.Classes.from_counts([8, 2]))
-    assert rfdlc.evaluate(balanced(predictions)).accuracy == pytest.approx(0.75)
+    decider = rfdlc.Decider(rfdlc.Utility.one_hot(predictions.classes), train_prior="uniform")
+    assert evaluate_balanced(predictions, decider).accuracy == pytest.approx(0.75)
     measured = diversity(logits)
     assert measured["disagreement"] == pytest.approx(0.1)
     assert 0 < measured["mutual_information"] < 0.1

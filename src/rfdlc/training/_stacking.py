@@ -19,20 +19,19 @@ from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import ProcessGroup
 from rfdlc.training.factories import as_they_are, integrated_gain
 from rfdlc.training.loop import Epoch, PreparedStage, of_run, stacked
-from rfdlc.training.methods import Method, Stage
+from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.run import Run
 
 # The class weights and the utility term, which start after the deferred epoch.
-LATE = frozenset((
+LATE = frozenset({
     "weights", "weight_power", "weight_beta", "utility", "penalty", "utility_form", "utility_weights", "alpha",
     "deferred",
-))  # fmt: skip
+})  # fmt: skip
 # Settings that change nothing in what a network learns.
-BOOKKEEPING = frozenset(
-    ("combine", "target_prior", "calibration", "evaluate_every", "checkpoint_every", "keep", "refit")
-)
+BOOKKEEPING = {"combine", "target_prior", "calibration", "evaluate_every", "checkpoint_every", "keep", "refit"}
+EARLY = LATE | BOOKKEEPING | {"method_options"}  # all that two runs may differ in that begin as one training
 # Settings that may differ between the runs of a stack.
 OWN = LATE | BOOKKEEPING | {
     "seed", "hold_out", "trained_prior", "margin", "focal", "prior_tau", "repulsion", "repulsion_tau",
@@ -85,9 +84,10 @@ class Stacker:
         self.held_out: dict[tuple[float, int], tuple[Dataset, Positions]] = {}
         self.built: dict[Path, ParticleNet] = {}
 
-    def build(self, method: Method, config: TrainConfig, seeds: Sequence[int]) -> ParticleNet:
-        """The network of a stack. A method and config that do not fit the data raise here."""
-        return method_net(method, config, self.data.input_shape, self.data.classes, seeds, self.backbone)
+    def build(self, run: Run, seeds: Sequence[int] = ()) -> ParticleNet:
+        """The network of a run, or of a stack of runs like it. What does not fit the data raises here."""
+        method, config, data = run.method, run.config, self.data
+        return method_net(method, config, data.input_shape, data.classes, seeds or (config.seed,), self.backbone)
 
     def next_stack(self, waiting: Sequence[Run]) -> Stack:
         """The stack to train next: the runs that are least far, so that they can join the others."""
@@ -112,31 +112,26 @@ class Stacker:
 
     def _stack(self, shared: list[list[Run]], end: int) -> Stack:
         runs = [sharing[0] for sharing in shared]
-        first, start = runs[0], runs[0].epoch
+        first, start, alone = runs[0], runs[0].epoch, len(runs) == 1
         device = self.group.local_device(choose_device(first.config.device))
         checkpoints = [found for run in runs if start and (found := run.checkpoint()) is not None]
-        seeds = [run.config.seed for run in runs]
-        nets = [
-            self.built.pop(run.path) if run.path in self.built else self.build(run.method, run.config, [seed])
-            for run, seed in zip(runs, seeds, strict=True)
-        ]
-        net = nets[0] if len(nets) == 1 else self.build(first.method, first.config, seeds)
+        nets = [self.built.pop(run.path) if run.path in self.built else self.build(run) for run in runs]
+        net = nets[0] if alone else self.build(first, [run.config.seed for run in runs])
         if checkpoints:
             net.load_state_dict(stacked([found.net for found in checkpoints]))
         net = place(net, device)
         self.group.broadcast_(list(net.state_dict().values()))  # a backbone of the user's own may be random
         if first.config.batch_norm == "sync" and not self.group.single:
             share_statistics(net, self.group)
-        if len(nets) > 1:
-            for number, own in enumerate(nets):
-                place(own, device).load_state_dict(of_run(net.state_dict(), number, len(nets)), assign=True)
+        for number, own in enumerate(() if alone else nets):
+            place(own, device).load_state_dict(of_run(net.state_dict(), number, len(nets)), assign=True)
         samples = [self._samples(run) for run in runs]
         members = [
             Member(sharing, [end, *(min(end, same_until(run, other)) for other in sharing[1:])], data, own)
             for sharing, run, (data, _), own in zip(shared, runs, samples, nets, strict=True)
         ]
-        data = samples[0][0] if len(runs) == 1 else self.data
-        positions = [own for _, own in samples if len(runs) > 1 and own is not None]
+        data = samples[0][0] if alone else self.data
+        positions = [own for _, own in samples if own is not None and not alone]
         described = [(run.method, run.config, own.classes) for run, (own, _) in zip(runs, samples, strict=True)]
         # with the stage that has just ended: it is finalized after its last checkpoint
         numbers = [i for i, (begin, last) in enumerate(first.spans) if last >= start and begin < end]
@@ -173,22 +168,20 @@ def stage_signature(run: Run, number: int) -> Hashable:
 
 def same_until(one: Run, other: Run) -> int:
     """The last epoch up to which two runs are the same training, on the same data; 0 if they never are."""
-    without = LATE | BOOKKEEPING | {"method_options"}
     combination, same_options = one.method.combination, one.config.method_options == other.config.method_options
     if combination is not other.method.combination or not (same_options or combination is as_they_are):
         return 0
-    if _values(one.config, without) != _values(other.config, without):
+    if _values(one.config, EARLY) != _values(other.config, EARLY):
         return 0
-    mine_late, their_late = _late(one.config), _late(other.config)
-    same = 0
+    late, same = (_late(one.config), _late(other.config)), 0
     for mine, theirs, (_, end) in zip(one.method.stages, other.method.stages, one.spans, strict=False):
         loss = mine.loss or one.method.loss
         if loss is not (theirs.loss or other.method.loss) or not (same_options or loss is integrated_gain):
             return same
         if _training(mine, one.config) != _training(theirs, other.config):
             return same
-        if mine_late != their_late:  # until they start, the integrated gain is what it is without them
-            return max(same, int(min(end, mine_late[0], their_late[0]))) if loss is integrated_gain else same
+        if late[0] != late[1]:  # until they start, the integrated gain is what it is without them
+            return max(same, int(min(end, late[0][0], late[1][0]))) if loss is integrated_gain else same
         same = end
         if mine.finalize is not theirs.finalize or not (same_options or mine.finalize is None):
             return same

@@ -25,7 +25,7 @@ from rfdlc.errors import InputError, expect
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.factories import Matrix
-from rfdlc.training.loop import Loader, PreparedStage, outputs_of, spans
+from rfdlc.training.loop import PreparedStage
 from rfdlc.training.methods import Method
 from rfdlc.training.networks.backbones import backbone, own
 from rfdlc.training.networks.combinations import Combination
@@ -120,28 +120,17 @@ def prepare_stage(
     """
     stages = tuple(method.stages[number] for method, _, _ in runs)
     configs = tuple(config.replace(**stage.settings) for (_, config, _), stage in zip(runs, stages, strict=True))
-    start, end = spans(runs[0][0].stage_epochs(runs[0][1]))[number]
-    loader = _training_loader(configs[0], data, [own.seed for own in configs], device, group, positions)
+    first, streamed = configs[0], isinstance(data.train.inputs, ImageFiles)
+    drawn: dict[str, Any] = {"batch_size": group.shard_size(first.batch_size, first.accumulate)}
+    drawn |= {"sampling": first.sampling, "seeds": [own.seed for own in configs]}
+    resident = {"augment": augmentation(first, data.kind), "positions": positions or None}
+    drawn |= {"view": View(jitter=first.jitter)} if streamed else resident
     losses = [
         (stage.loss or method.loss)(own, classes, training_utility(config, classes))
         for (method, config, classes), stage, own in zip(runs, stages, configs, strict=True)
     ]
-    return PreparedStage(stages, configs, start, end, loader, RunLosses(losses).to(device))
-
-
-def _training_loader(
-    config: TrainConfig, data: Dataset, seeds: Sequence[int], device: torch.device, group: ProcessGroup,
-    positions: Sequence[Positions],
-) -> Loader:  # fmt: skip
-    """Batches of the training split: from the device's memory, or decoded by workers where images are files."""
-    shard = group.shard_size(config.batch_size, config.accumulate)
-    options: dict[str, Any] = {"batch_size": shard, "sampling": config.sampling, "seeds": seeds}
-    if isinstance(data.train.inputs, ImageFiles):
-        options["view"] = View(jitter=config.jitter)
-    else:
-        options["augment"] = augmentation(config, data.kind)
-        options["positions"] = positions or None
-    return _loader(data.train, data.normalisation, config, device, group, **options)
+    loader = _loader(data.train, data.normalisation, first, device, group, **drawn)
+    return PreparedStage(stages, configs, *runs[0][0].spans(runs[0][1])[number], loader, RunLosses(losses).to(device))
 
 
 def augmentation(config: TrainConfig, kind: str) -> Augment | None:
@@ -154,6 +143,7 @@ def _loader(
     split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device, group: ProcessGroup,
     **options: Any,
 ) -> ResidentLoader | StreamedLoader:  # fmt: skip
+    """Batches of a split: from the device's memory, or decoded by workers where images are files."""
     options |= {"device": device, "rank": group.rank, "world_size": group.world_size}
     if not isinstance(split.inputs, ImageFiles):
         return ResidentLoader(split, normalisation, **options)
@@ -179,6 +169,7 @@ def training_utility(config: TrainConfig, classes: Classes) -> Matrix | None:
     return matrix
 
 
+@torch.no_grad()
 def split_outputs(
     net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device,
     group: ProcessGroup = SINGLE,
@@ -187,6 +178,14 @@ def split_outputs(
     itself, if it does. Labels are not read. Each rank computes its shard of the samples, and rank 0 has the result."""
     bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
     loader = _loader(bare, normalisation, config, device, group, batch_size=EVALUATION_BATCH)
-    autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=reduced(config, device))
-    logits, uncertainty = outputs_of(net, loader.in_order(), autocast)
-    return group.gather(logits, 2), group.gather(uncertainty, 1)
+    logits, unsure = [], []
+    net.eval()
+    with torch.autocast(device.type, torch.bfloat16, enabled=reduced(config, device)):
+        for inputs, _ in loader.in_order():
+            particles = net.outputs(inputs.expand(net.runs, *inputs.shape))  # every run sees the same samples
+            logits.append(net.combination(*particles).float())
+            found = net.combination.uncertainty(*particles)
+            unsure += [] if found is None else [found.float()]
+    both = ((logits, 2), (unsure, 1))
+    of_samples, of_uncertainty = (group.gather(torch.cat(t, dim).cpu() if t else None, dim) for t, dim in both)
+    return of_samples, of_uncertainty

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from typing import Annotated, Any, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -52,8 +53,7 @@ class TrainConfig(BaseModel):
 
     Examples
     --------
-    >>> config = TrainConfig(epochs="20", particles=3)
-    >>> config.replace(prior_tau="0,1,2").prior_tau
+    >>> TrainConfig(epochs="20", particles=3).replace(prior_tau="0,1,2").prior_tau
     (0.0, 1.0, 2.0)
     """
 
@@ -68,9 +68,7 @@ class TrainConfig(BaseModel):
     head_scale: float = Field(30.0, ge=1e-3, description="scale of the logits of a cosine head")
     # loss
     weights: str = Field("constant", description="class weights 1/f(n): the form of f")
-    trained_prior: tuple[AtLeastZero, ...] = Field(
-        (), description="class prior to train for, one number per class; empty for uniform"
-    )
+    trained_prior: tuple[AtLeastZero, ...] = Field((), description="class prior to train for; empty for uniform")
     weight_power: float = Field(0.5, ge=0, description="exponent of f(n) = n^power")
     weight_beta: Share = Field(0.9999, description="beta of the effective number")
     margin: float = Field(0.0, ge=0, description="largest LDAM margin, 0 for none")
@@ -79,9 +77,7 @@ class TrainConfig(BaseModel):
     deferred: Share = Field(0.0, description="class weights and the utility term start after this share of the epochs")
     utility: str = Field("none", description="utility to train with: none, one-hot, tail-sensitive[-by-rank], or a CSV")
     penalty: float = Field(-1.0, le=0, description="value of a tail sample decided as a head class (tail-sensitive)")
-    utility_form: str = Field(
-        "row", description="row: sum U[y,c] log p(c); bounded: sum U[y,c] p(c); column: the paper's text, to compare"
-    )
+    utility_form: str = Field("row", description="row: U[y,c] log p(c); bounded: U[y,c] p(c); column: U[c,y] log p(c)")
     utility_weights: str = Field("samples", description="by the class of samples, of columns (the authors'), or none")
     alpha: float = Field(1.0, ge=1e-9, description="the utility term is divided by alpha")
     # repulsion
@@ -114,9 +110,7 @@ class TrainConfig(BaseModel):
     refit: bool = Field(False, description="train again on all samples and keep the calibration: twice the cost")
     # decisions
     combine: str = Field("mean-probabilities", description="how particles are combined")
-    target_prior: str = Field(
-        "train", description="class prior to decide for: train, uniform, a=0.9,b=0.1; scores: no correction"
-    )
+    target_prior: str = Field("train", description="prior to decide for: train, uniform, a=0.9,b=0.1; scores: as is")
     calibration: str = Field("temperature", description="calibrator fitted on held-out data")
     # the method's own
     method_options: dict[str, int | float] = Field({}, description="options of the method, which `rfdlc methods` lists")
@@ -133,6 +127,8 @@ class TrainConfig(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         TrainConfig.check_names(values)
+        if isinstance(values.get("target_prior"), list | tuple):  # version 1: the prior to train for, never corrected
+            values |= {"trained_prior": values["target_prior"], "target_prior": "scores"}
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -154,16 +150,7 @@ class TrainConfig(BaseModel):
     @classmethod
     def _known(cls, value: str, info: Any) -> str:
         imported = info.field_name == "backbone" and ":" in value
-        names = [name for names in CHOICES[info.field_name] for name in names]
-        return value if imported else choose(f"setting {info.field_name}", value, names)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rename(cls, values: Any) -> Any:
-        """Run folders of version 1 call the prior to train for `target_prior`, and decide without a correction."""
-        if isinstance(values, dict) and isinstance(values.get("target_prior"), list | tuple):
-            values = {**values, "trained_prior": values["target_prior"], "target_prior": "scores"}
-        return values
+        return value if imported else choose(f"setting {info.field_name}", value, chain(*CHOICES[info.field_name]))
 
     @model_validator(mode="after")
     def _compatible(self) -> "TrainConfig":
@@ -218,20 +205,15 @@ def preset(data_name: str, method: str, kind: str = "") -> Mapping[str, Any]:
     Data without a preset of their own have that of their kind: `images` or `features` (tables and embeddings).
     Lists are named as they were published, so that `ImageNet_LT` means imagenet-lt.
     """
-    presets = _presets()
-    general = {"images": "images", "features": "table"}.get(kind, "")
+    presets, general = _presets(), {"images": "images", "features": "table"}.get(kind, "")
     table = presets.get(plain_name(data_name)) or presets.get(general) or {}
-    common = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    return {**common, **table.get(method, {})}
+    return {**{key: value for key, value in table.items() if not isinstance(value, dict)}, **table.get(method, {})}
 
 
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
-    folder = files("rfdlc.training") / "presets"
-    return {
-        plain_name(file.name.removesuffix(".toml")): tomllib.loads(file.read_text(encoding="utf-8"))
-        for file in folder.iterdir()
-    }
+    found = (files("rfdlc.training") / "presets").iterdir()
+    return {plain_name(file.name.removesuffix(".toml")): tomllib.loads(file.read_text("utf-8")) for file in found}
 
 
 def _one_line(error: ValidationError) -> str:
@@ -242,12 +224,10 @@ def _one_line(error: ValidationError) -> str:
     name, value = str(first["loc"][0]), first["input"]
     schema = TrainConfig.model_json_schema()["properties"][name]
     number = schema.get("items", schema)
-    words = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
+    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
     kind = words.get(number["type"], "name=number pairs")
     if schema["type"] == "array":
-        kind = ("one or more " if schema.get("minItems") else "") + f"{kind}s separated by commas"
-    elif kind.endswith("number"):
-        kind = f"a {kind}"
+        kind = f"{'one or more ' if 'minItems' in schema else ''}{kind.removeprefix('a ')}s separated by commas"
     limits = (("minimum", "at least"), ("maximum", "at most"))
     bounds = " and ".join(f"{limit} {number[key]}" for key, limit in limits if key in number)
     ranges = ("greater_than_equal", "less_than_equal", "finite_number", "too_short")

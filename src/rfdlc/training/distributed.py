@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate, groupby
 from uuid import uuid4
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from rfdlc.errors import InputError, expect
 
@@ -72,14 +73,13 @@ class ProcessGroup:
 
     def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors of one type by their sums over all ranks, in buckets."""
-        buckets: list[list[Tensor]] = [[]]
-        for tensor in () if self.single else tensors:
-            if sum(other.nbytes for other in buckets[-1]) >= BUCKET:
-                buckets.append([])
-            buckets[-1].append(tensor)
-        flat = [torch.cat([tensor.reshape(-1) for tensor in bucket]) for bucket in buckets if bucket]
+        if self.single:
+            return
+        ends = zip(tensors, accumulate(tensor.nbytes for tensor in tensors), strict=True)
+        buckets = [[tensor for tensor, _ in pairs] for _, pairs in groupby(ends, lambda pair: pair[1] // BUCKET)]
+        flat = [torch.cat([tensor.reshape(-1) for tensor in bucket]) for bucket in buckets]
         pending = [dist.all_reduce(values, async_op=True) for values in flat]
-        for bucket, values, work in zip(buckets, flat, pending, strict=False):
+        for bucket, values, work in zip(buckets, flat, pending, strict=True):
             work.wait()
             for tensor, summed in zip(bucket, values.split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(summed.view(tensor.shape))
@@ -104,15 +104,14 @@ class ProcessGroup:
             return shard
         shapes: list[torch.Size | None] = [None] * self.world_size
         dist.all_gather_object(shapes, None if shard is None else shard.shape)
-        found = [] if shard is None else [shard.contiguous()]
         if not self.main:
-            for own in found:
-                dist.send(own, 0)
+            if shard is not None:
+                dist.send(shard.contiguous(), 0)
             return None
-        for rank, shape in enumerate(shapes):
-            if rank > 0 and shape is not None:
-                found.append(torch.empty(shape))
-                dist.recv(found[-1], rank)
+        others = {rank: torch.empty(shape) for rank, shape in enumerate(shapes) if rank and shape is not None}
+        for rank, other in others.items():
+            dist.recv(other, rank)
+        found = [*([] if shard is None else [shard]), *others.values()]
         return torch.cat(found, dim) if found else None
 
     @contextmanager
@@ -146,8 +145,7 @@ class ProcessGroup:
     def shard_size(self, batch_size: int, accumulate: int) -> int:
         """The number of samples of a global batch that this rank has."""
         count, size = self.world_size, batch_size // self.world_size
-        near = max(size, 1) * count
-        fix = f"it is the size of the global batch and must be a multiple of {count}, for example {near}"
+        fix = f"the global batch must be a multiple of {count}, for example {max(size, 1) * count}"
         expect(size * count == batch_size, f"batch_size {batch_size} cannot be divided among {count} processes: {fix}")
         few = f"accumulate {accumulate} is more than the {size} samples per step and process: use at most {size}"
         expect(accumulate <= size, few)
@@ -188,32 +186,24 @@ def rendezvous(backend: str, rank: int, world_size: int) -> None:
     """Open the process group.
 
     torchrun keeps one store for all its attempts, with the addresses of dead workers in it, and the count of restarts
-    differs between machines. So the ranks of an attempt first agree on a new name, and keep their addresses under it.
+    differs between machines. So the ranks of an attempt first agree on a new name, and keep their addresses under it:
+    rank 0 answers every caller until all live ranks have accepted its name; calls of dead workers do no harm.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend)
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=TIMEOUT)
-    if rank == 0:
-        name = _offer_name(store, world_size)
-    else:  # call under a unique name, and take the answer
-        caller = uuid4().hex
-        store.set(f"caller/{rank}", caller)
-        name = store.get(f"answer/{caller}").decode()
+    name = own = uuid4().hex
+    if rank > 0:
+        store.set(f"caller/{rank}", own)
+        name = store.get(f"answer/{own}").decode()
         store.set(f"{name}/{rank}", "accepted")
-    dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size)
-
-
-def _offer_name(store: Store, world_size: int) -> str:
-    """Rank 0 answers every caller until all live ranks have accepted its name; calls of dead workers do no harm."""
-    name, others = uuid4().hex, range(1, world_size)
-    began = time.monotonic()
-    while not store.check([f"{name}/{rank}" for rank in others]):
-        for rank in others:
-            if store.check([f"caller/{rank}"]):
-                store.set(f"answer/{store.get(f'caller/{rank}').decode()}", name)
+    others, began = range(1, world_size) if rank == 0 else (), time.monotonic()
+    while others and not store.check([f"{name}/{other}" for other in others]):
+        for caller in (f"caller/{other}" for other in others if store.check([f"caller/{other}"])):
+            store.set(f"answer/{store.get(caller).decode()}", name)
         time.sleep(POLL_SECONDS)
         if time.monotonic() - began > TIMEOUT.total_seconds():
             raise TimeoutError(f"not all of {world_size} processes started within {TIMEOUT}")
-    return name
+    dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size)

@@ -51,8 +51,7 @@ class Execution:
     def _captured(self, shape: tuple[int, ...], batch: Batch) -> bool:
         """Capture the step for this shape of batch: true where that worked. Warm-up steps are undone."""
         step = self.step
-        live = [*step.net.parameters(), *step.net.buffers(), step.total, step.good]
-        live += [tensor for group in step.state.values() for tensor in group]
+        live = [*step.net.parameters(), *step.net.buffers(), step.total, step.good, *step.state.values()]
         saved = [tensor.detach().clone() for tensor in live]
         static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
         try:

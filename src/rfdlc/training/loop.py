@@ -6,10 +6,9 @@ training continued from the end of any epoch is the training that was never inte
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -69,8 +68,8 @@ class PreparedStage:
         """The learning rate of each run."""
         rates = []
         for stage, own in zip(self.stages, self.each, strict=True):
-            shape: dict[str, Any] = {"warmup": own.warmup, "milestones": own.milestones, "decay": own.decay}
-            factor = rate(epoch - self.start, self.end - self.start, own.schedule, **shape)
+            done, length = epoch - self.start, self.end - self.start
+            factor = rate(done, length, own.schedule, warmup=own.warmup, milestones=own.milestones, decay=own.decay)
             rates.append(own.learning_rate * (stage.number("learning_rate_factor", own) * factor))
         return rates
 
@@ -90,7 +89,6 @@ class Epoch:
     rates: list[float]  # one per run
     seconds: float
     samples_per_second: float  # of all runs and processes
-    step: Step
     state: dict[str, Tensor]  # what continues the training beside the networks' own
 
     def of(self, run: int) -> "Epoch":
@@ -101,12 +99,9 @@ class Epoch:
 
 
 def epochs(
-    net: ParticleNet,
-    stages: Sequence[PreparedStage],
-    state: dict[str, Tensor],
-    done: int = 0,
+    net: ParticleNet, stages: Sequence[PreparedStage], state: Mapping[str, Tensor], done: int = 0,
     processes: ProcessGroup = SINGLE,
-) -> Iterator[Epoch]:
+) -> Iterator[Epoch]:  # fmt: skip
     """Train from the end of epoch `done` to the last of the last stage. `state` is the optimiser's, of a checkpoint.
 
     Where several `processes` each drive a loop like this one, networks are the same on all of them after each epoch.
@@ -118,8 +113,9 @@ def epochs(
                 reinitialize_head(net)
             step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
             execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps)
-            if done > stage.start:
-                load_state(step, state)
+            for name, tensor in step.state.items() if done > stage.start else ():
+                if name in state or not name.startswith("average."):  # a fork may begin to average
+                    tensor.detach().copy_(state[name])
             for epoch in range(max(done, stage.start) + 1, stage.end + 1):
                 rates, mixes = stage.rates(epoch), stage.mixing(net.seeds, epoch)
                 seed_all(step.device, (hash((net.seeds, epoch)) + processes.rank) % 2**63)
@@ -134,8 +130,7 @@ def epochs(
                 if step.epoch_mean and epoch - stage.start > COLLECTED_FROM * (stage.end - stage.start):
                     step.epoch_mean.collect()
                 seconds = time.perf_counter() - began
-                speed = processes.world_size * count / seconds
-                yield Epoch(epoch, losses, rates, seconds, speed, step, optimiser_state(step))
+                yield Epoch(epoch, losses, rates, seconds, processes.world_size * count / seconds, step.state)
             # after the last checkpoint: a run resumed from it comes by here too
             deviations = _finalize(net, stage, step, processes)
 
@@ -154,18 +149,12 @@ def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: Pro
     return deviations
 
 
-def spans(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Start and end epoch of each stage.
-
-    >>> spans([200, 5])
-    [(0, 200), (200, 205)]
-    """
-    return list(pairwise(accumulate(lengths, initial=0)))
-
-
-def optimiser_state(step: Step) -> dict[str, Tensor]:
-    """Every tensor that continues the training beside the networks' own: optimiser and averages, by name."""
-    return {f"{name}.{i}": tensor for name, group in step.state.items() for i, tensor in enumerate(group)}
+def _check_numbers(step: Step, epoch: int, steps: int) -> None:
+    good, run = min((good, run) for run, good in enumerate(step.good.tolist()))
+    if good < step.steps:
+        cause = "the learning rate is too high" if epoch > 1 or good > 0 else "the inputs hold NaN or infinite values"
+        lost = f"the loss is not a number since step {good + 1} of {steps} in epoch {epoch}; likely {cause}"
+        raise TrainingStopped(f"{lost}: try a smaller learning_rate, warmup=5 or clip=1", run)
 
 
 def of_run(tensors: Mapping[str, Tensor], run: int, runs: int) -> dict[str, Tensor]:
@@ -177,42 +166,3 @@ def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The state of a stack from its runs': what `of_run` takes apart."""
     groups = {name: [own[name] for own in states if name in own] for name in (states[0] if states else {})}
     return {name: torch.cat(group) if group[0].ndim else group[0] for name, group in groups.items()}
-
-
-@torch.no_grad()
-def load_state(step: Step, state: dict[str, Tensor]) -> None:
-    """Put back what `optimiser_state` gave."""
-    for name, tensor in optimiser_state(step).items():
-        if name in state or not name.startswith("average."):  # a fork may begin to average
-            tensor.copy_(state[name])
-
-
-@torch.no_grad()
-def outputs_of(
-    net: ParticleNet, batches: Iterator[tuple[Tensor, Any]], context: Callable[[], Any]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Of samples in order, on the CPU: logits (R, M, N, C), and the combination's own uncertainty (R, N) if it has one.
-
-    Every run sees the same samples. Nothing where there are none.
-    """
-    net.eval()
-    logits, unsure = [], []
-    with context():
-        for inputs, _ in batches:
-            particles = net.outputs(inputs.expand(net.runs, *inputs.shape))
-            logits.append(net.combination(*particles).float())
-            found = net.combination.uncertainty(*particles)
-            unsure += [] if found is None else [found.float()]
-    return torch.cat(logits, dim=2).cpu() if logits else None, torch.cat(unsure, dim=1).cpu() if unsure else None
-
-
-def _check_numbers(step: Step, epoch: int, steps: int) -> None:
-    bad, run = min((good, run) for run, good in enumerate(step.good.tolist()))
-    if bad == step.steps:
-        return
-    cause = "the learning rate is too high" if epoch > 1 or bad > 0 else "the inputs hold NaN or infinite values"
-    raise TrainingStopped(
-        f"the loss is not a number since step {bad + 1} of {steps} in epoch {epoch}; likely {cause}: "
-        "try a smaller learning_rate, warmup=5 or clip=1",
-        run,
-    )

@@ -6,11 +6,12 @@ Most methods share one loss, the integrated gain, whose terms the settings switc
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose, listing
+from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.training import factories
 from rfdlc.training.config import TrainConfig, preset
 from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
@@ -26,10 +27,8 @@ class Option:
 
     Parameters
     ----------
-    default
-        Its value unless it is set. An option with an integer default takes integers.
-    help
-        What it means, as `rfdlc methods` shows it.
+    default, help
+        Its value unless it is set (if that is an integer, all values are), and what it means, for `rfdlc methods`.
     low, high
         The range, ends included.
     """
@@ -54,21 +53,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a training. Checkpoints are written and resumed in any stage.
-
-    A number may be given as the name of an `Option` of the method.
+    """A stage of a training. A number may be given as the name of an `Option` of the method.
 
     Parameters
     ----------
-    epochs
-        Number of epochs; by default that of the configuration.
+    epochs, settings, learning_rate_factor
+        Number of epochs, settings that differ in this stage, and a factor of the learning rate.
     trains
-        `"all"` layers, the `"head"`, or the `"router"` of the combination. Frozen layers keep their batch-norm
-        statistics.
-    settings
-        Settings that differ in this stage.
-    learning_rate_factor
-        Factor of the learning rate.
+        `"all"` layers, the `"head"`, or the `"router"` of the combination; batch norm of frozen layers is frozen, too.
     loss
         By default the loss of the method.
     reinitialize_head
@@ -93,9 +85,9 @@ class Stage:
     finalize: Callable[[ParticleNet, TrainConfig], None] | None = None
 
     def number(self, name: Literal["epochs", "learning_rate_factor", "swag_samples"], config: TrainConfig) -> Any:
-        """A number of this stage, read from the method's options where it names one."""
+        """A number of this stage: by default that of the configuration; where it names an option, that option's."""
         value = getattr(self, name)
-        return config.method_options[value] if isinstance(value, str) else value
+        return config.method_options[value] if isinstance(value, str) else config.epochs if value is None else value
 
 
 @dataclass(frozen=True)
@@ -108,11 +100,8 @@ class Method:
         What it does and whose it is, as `rfdlc methods` shows them.
     settings
         Its defaults of settings. Presets of data sets and users override them.
-    options
-        Numbers that only this method has, by name. `config.method_options[name]` is the value.
     prior
-        From the configuration and the classes to the class prior that the trained probabilities carry, so that a
-        Decider never corrects it twice.
+        From the configuration and the classes to the class prior that the trained probabilities carry.
     loss
         From the configuration, the classes and the matrix of the training utility (or None) to a loss: a function of
         logits (M,B,C), targets (B,) and the epoch that returns one value per sample.
@@ -122,6 +111,8 @@ class Method:
         How particles are combined inside the network; by default they are not, and a Decider averages them.
     utility, rule, target_prior
         Those of the Decider that a training leaves behind. Any other utility can follow.
+    options
+        Numbers that only this method has, by name. `config.method_options[name]` is the value.
 
     Examples
     --------
@@ -147,29 +138,26 @@ class Method:
     def configure(self, values: Mapping[str, Any]) -> TrainConfig:
         """A configuration from settings, among which there may be options of this method."""
         given = {**values.get("method_options", {}), **{k: v for k, v in values.items() if k in self.options}}
-        others = {name for method in METHODS.values() for name in method.options} - set(self.options)
-        foreign = [name for name in (*values, *given) if name in others or (name in given and name not in self.options)]
-        for name in foreign:
-            raise InputError(
-                f"{name} is not an option of this method: expected one of {listing(self.options, 20) or 'no options'}; "
-                "`rfdlc methods` lists the options of all methods"
-            )
-        defaults = {name: option.default for name, option in self.options.items()}
-        options = {name: self.options[name].parse(name, value) for name, value in {**defaults, **given}.items()}
+        others = {name for method in METHODS.values() for name in method.options} | set(given)
+        foreign = [name for name in (*values, *given) if name in others and name not in self.options]
+        allowed = f"expected one of {listing(self.options, 20) or 'no options'}"
+        every = "`rfdlc methods` lists the options of all methods"
+        expect(not foreign, f"{''.join(foreign[:1])} is not an option of this method: {allowed}; {every}")
+        options = {name: option.parse(name, given.get(name, option.default)) for name, option in self.options.items()}
         settings = {name: value for name, value in values.items() if name not in self.options}
         return TrainConfig(**{**settings, "method_options": options})
 
-    def stage_epochs(self, config: TrainConfig) -> list[int]:
-        """Epochs of every stage."""
-        return [config.epochs if stage.epochs is None else stage.number("epochs", config) for stage in self.stages]
+    def spans(self, config: TrainConfig) -> list[tuple[int, int]]:
+        """Start and end epoch of every stage: [(0, 200), (200, 205)]."""
+        return list(pairwise(accumulate((stage.number("epochs", config) for stage in self.stages), initial=0)))
 
     def relative_cost(self, epochs: int = 200) -> float:
         """Work of a training of so many epochs, in trainings of one network: frozen layers have no backward pass."""
         config = self.configure({**self.settings, "epochs": epochs})
-        passes = [
-            (3 if stage.trains == "all" else 1) * (1 + stage.number("swag_samples", config)) for stage in self.stages
-        ]
-        work = sum(length * each for length, each in zip(self.stage_epochs(config), passes, strict=True))
+        work = 0
+        for stage in self.stages:
+            passes = (3 if stage.trains == "all" else 1) * (1 + stage.number("swag_samples", config))
+            work += stage.number("epochs", config) * passes
         return float(config.particles * work / (3 * epochs))
 
 
@@ -181,9 +169,8 @@ _LDAM = {"margin": 0.5, "schedule": "step", "keep": (0.8,)}  # kept for forks: `
 _LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8}
 _THREE = {"particles": 3, "combine": "mean-logits"}
 _RF_DLC = {**_THREE, "shared_stages": 1, "repulsion": "head"}
-_BALANCED = {
-    "sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0.0, "cutmix": 0.0, "repulsion": "none",
-}  # fmt: skip
+_OFF = {"warmup": 0, "mixup": 0.0, "cutmix": 0.0, "repulsion": "none"}
+_BALANCED = {"sampling": "balanced", "schedule": "cosine", **_OFF}
 # Constants of other people's methods; docs/methods.md says where they are from and what differs.
 _HEAD_EPOCHS = {"head_epochs": Option(10, "epochs of the second stage, which trains a new head", low=1)}
 _NEW_HEAD = Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True)
@@ -192,9 +179,7 @@ _TEMPERATURE_SHARE = Option(0.05, "share of the class frequency in the late temp
 METHODS: dict[str, Method] = {
     # one network, one stage
     "ce": Method("cross-entropy, one network", "the plain baseline", _PLAIN),
-    "ce-balanced": Method(
-        "cross-entropy, every class drawn equally often", "Kang et al. 2020", {**_PLAIN, "sampling": "balanced"}
-    ),
+    "ce-balanced": Method("cross-entropy on balanced samples", "Kang et al. 2020", {**_PLAIN, "sampling": "balanced"}),
     "mixup": Method("cross-entropy on mixed pairs of samples", "Zhang et al. 2018", {**_PLAIN, "mixup": 1.0}),
     "focal": Method("hard samples weigh more", "Lin et al. 2017", {**_PLAIN, "focal": 1.0}),
     "cb": Method("weights by the effective number of samples", "Cui et al. 2019", _CB),
@@ -202,9 +187,7 @@ METHODS: dict[str, Method] = {
     "ldam": Method("larger margins for rarer classes", "Cao et al. 2019", _LDAM),
     "ldam-drw": Method("LDAM, class weights late in the training", "Cao et al. 2019", _LDAM_DRW),
     "la": Method("the prior inside the likelihood", "Menon et al. 2021", {**_PLAIN, "prior_tau": (1.0,)}),
-    "balanced-softmax": Method(
-        "counts inside the softmax: LA with tau 1", "Ren et al. 2020", {**_PLAIN, "prior_tau": (1.0,)}
-    ),
+    "balanced-softmax": Method("counts in the softmax: LA, tau 1", "Ren et al. 2020", {**_PLAIN, "prior_tau": (1.0,)}),
     # plain training, another decision
     "la-posthoc": Method(
         "cross-entropy; the prior is divided out afterwards", "Menon et al. 2021", _PLAIN, target_prior="uniform"
@@ -219,29 +202,22 @@ METHODS: dict[str, Method] = {
         utility=Utility.tail_sensitive, rule="cobb",
     ),
     "tau-norm": Method(
-        "cross-entropy, then class weights of more equal length", "Kang et al. 2020", _PLAIN,
-        prior=factories.uniform,
+        "cross-entropy, then class weights of more equal length", "Kang et al. 2020", _PLAIN, factories.uniform,
         stages=(Stage(finalize=lambda net, config: normalise_head(net, config.method_options["tau"])),),
         options={"tau": Option(1.0, "exponent of the length by which class weights are divided", high=2)},
     ),
     # two stages
     "crt": Method(
-        "cross-entropy, then a new head on balanced samples", "Kang et al. 2020", _PLAIN,
-        prior=factories.uniform, stages=(Stage(), _NEW_HEAD), options=_HEAD_EPOCHS,
+        "cross-entropy, then a new head on balanced samples", "Kang et al. 2020", _PLAIN, factories.uniform,
+        stages=(Stage(), _NEW_HEAD), options=_HEAD_EPOCHS,
     ),
     "srepr": Method(
         "mean weights of the last epochs, then a new head on stochastic representations", "Nam et al. 2023",
-        {**_PLAIN, "schedule": "swa"},
-        prior=factories.uniform,
-        stages=(
-            Stage(weight_averaging=True),
-            replace(
-                _NEW_HEAD, swag_samples="swag_samples",
-                loss=lambda config, classes, utility: SelfDistillation(
-                    config.particles, config.method_options["distillation"]
-                ),
-            ),
-        ),
+        {**_PLAIN, "schedule": "swa"}, factories.uniform,
+        stages=(Stage(weight_averaging=True), replace(
+            _NEW_HEAD, swag_samples="swag_samples",
+            loss=lambda config, *_: SelfDistillation(config.particles, config.method_options["distillation"]),
+        )),
         options={
             **_HEAD_EPOCHS,
             "swag_samples": Option(5, "networks sampled around the mean weights", low=1),
@@ -251,17 +227,11 @@ METHODS: dict[str, Method] = {
     # experts
     "ride": Method(
         "diverse experts, then a router that asks as many as a sample needs", "Wang et al. 2021",
-        {**_LDAM_DRW, **_THREE, "shared_stages": 2},
-        loss=factories.diverse_experts,
-        stages=(
-            Stage(),
-            Stage(
-                epochs="router_epochs", trains="router", settings=_BALANCED,
-                learning_rate_factor="router_learning_rate_factor",
-                loss=lambda config, classes, utility: Routing(config.method_options["router_positive_weight"]),
-            ),
-        ),
-        combination=factories.routed,
+        {**_LDAM_DRW, **_THREE, "shared_stages": 2}, loss=factories.diverse_experts, combination=factories.routed,
+        stages=(Stage(), Stage(
+            "router_epochs", "router", _BALANCED, learning_rate_factor="router_learning_rate_factor",
+            loss=lambda config, *_: Routing(config.method_options["router_positive_weight"]),
+        )),
         options={
             "diversity": Option(0.2, "factor of the divergence between experts"),
             "temperature_share": _TEMPERATURE_SHARE,
@@ -274,27 +244,23 @@ METHODS: dict[str, Method] = {
     ),
     "tlc": Method(
         "evidential experts, engaged while a sample is uncertain", "Li et al. 2022",
-        {**_LDAM_DRW, **_THREE, "shared_stages": 1},
-        loss=factories.evidential_experts,
-        combination=lambda config, classes, runs, width: Evidential(config.method_options["eta"]),
+        {**_LDAM_DRW, **_THREE, "shared_stages": 1}, loss=factories.evidential_experts,
+        combination=lambda config, *_: Evidential(config.method_options["eta"]),
         options={
             "diversity": Option(0.01, "factor of the divergence between experts"),
             "temperature_share": _TEMPERATURE_SHARE,
-            "divergence": Option(
-                0.05, "factor of the Dirichlet divergence: epoch * divergence / (late + annealing)", low=1e-9
-            ),
+            "divergence": Option(0.05, "Dirichlet divergence's factor: epoch * divergence / (late + annealing)", 1e-9),
             "annealing": Option(500.0, "epochs added to the late epoch in that factor", low=1),
             "threshold": Option(0.54, "an expert is engaged above this share of the largest uncertainty", high=1),
             "eta": Option(0.2, "temperature of the weights of experts in the prediction", low=1e-6),
         },
     ),
     "ace": Method(
-        "experts on nested groups of classes", "Cai et al. 2021",
-        {**_THREE, "shared_stages": 2, "schedule": "step"},
-        loss=lambda config, classes, utility: NestedExperts(
+        "experts on nested groups of classes", "Cai et al. 2021", {**_THREE, "shared_stages": 2, "schedule": "step"},
+        loss=lambda config, classes, _: NestedExperts(
             nested_groups(classes, config.particles), config.method_options["silence"]
         ),
-        combination=lambda config, classes, runs, width: GroupMean(nested_groups(classes, config.particles)),
+        combination=lambda config, classes, *_: GroupMean(nested_groups(classes, config.particles)),
         options={"silence": Option(1.0, "factor of squared logits of classes outside an expert's group")},
     ),
     # ensembles
@@ -319,8 +285,7 @@ METHODS: dict[str, Method] = {
 
 def find_method(name: str) -> Method:
     """The method of this name."""
-    choose("method", name, METHODS)
-    return METHODS[name]
+    return METHODS[choose("method", name, METHODS)]
 
 
 def resolve(
@@ -328,17 +293,10 @@ def resolve(
 ) -> tuple[Method, TrainConfig]:
     """The method and its configuration: defaults, then the method's, then the data set's preset, then the user's.
 
-    `kind` and number of training `samples` say what suits data without a preset of their own.
+    `kind` and number of training `samples` say what suits data without a preset of their own: a step has an eighth of
+    a small table, so that an epoch has several steps, and more rows in large tables.
     """
     row = find_method(method)
-    sized = {"batch_size": table_batch(samples)} if kind == "features" and samples else {}
+    tabular = kind == "features" and samples
+    sized = {"batch_size": min(1024, max(64, 2 ** int(math.log2(samples / 8))))} if tabular else {}
     return row, row.configure({**row.settings, **sized, **preset(data_name, method, kind), **overrides})
-
-
-def table_batch(samples: int) -> int:
-    """Rows per step: an eighth of a small table, so that an epoch has several steps; large ones for large tables.
-
-    >>> [table_batch(n) for n in (100, 1000, 10_000, 100_000)]
-    [64, 64, 1024, 1024]
-    """
-    return min(1024, max(64, 2 ** int(math.log2(max(1, samples / 8)))))

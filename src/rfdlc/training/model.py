@@ -48,6 +48,7 @@ class Model:
     def __init__(self, run: Run, net: ParticleNet, config: TrainConfig) -> None:
         self.net, self.config, self.path, self.classes = net, config, run.path, run.classes
         self.input_shape, self.normalisation, self.encoder, self.centre = _samples_of(run)
+        self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.centre)
         saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
         found = Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
         self.decider = found or new_decider(run.method_name, config, run.classes)
@@ -95,10 +96,6 @@ class Model:
         expect(isinstance(source, str | Path), f"{other}; samples in memory are for Model.load(run).predict")
         return open_samples(source, self._spec, **options)
 
-    @property
-    def _spec(self) -> InputSpec:
-        return InputSpec(self.classes, self.input_shape, self.encoder, self.centre)
-
     def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Chunk]]:
         """Predictions of these rows in pieces, while the next piece is read; None for a piece of broken samples."""
         size = max(1, min(SAMPLES_AT_ONCE, BYTES_AT_ONCE // int(np.prod(self.input_shape))))
@@ -124,15 +121,12 @@ class Model:
         found = [predictions for predictions, _ in pieces if predictions is not None]
         expect(found, f"none of the samples can be read, the first: {''.join(pieces[0][1].broken[:1])}")
         labels = np.concatenate([piece.split.labels for _, piece in pieces])
-        ids = [part.ids for part in found if part.ids is not None]
-        unsure = [part.uncertainty for part in found if part.uncertainty is not None]
-        return Predictions(
-            logits=np.concatenate([part.scores.values for part in found], axis=1),
-            targets=labels if labels.min() >= 0 else None,
-            ids=np.concatenate(ids) if ids else None,
-            classes=self.classes,
-            uncertainty=np.concatenate(unsure) if unsure else None,
-        )
+        known: dict[str, Any] = {"targets": labels} if labels.min() >= 0 else {}
+        for name in ("ids", "uncertainty"):
+            if getattr(found[0], name) is not None:
+                known[name] = np.concatenate([getattr(predictions, name) for predictions in found])
+        logits = np.concatenate([predictions.scores.values for predictions in found], axis=1)
+        return Predictions(logits=logits, classes=self.classes, **known)
 
     def decide(self, inputs: Any, utility: Utility | None = None, **where: Any) -> Indices:
         """Actions of highest expected utility, by the calibrated Decider, for this utility or the Decider's own."""

@@ -37,11 +37,9 @@ from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
 from rfdlc.files import read_json
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.loop import spans
 from rfdlc.training.methods import Method, find_method
 
-FORMAT, VERSION = "rfdlc-run", 2
-READABLE = (1, VERSION)
+FORMAT, READABLE = "rfdlc-run", (1, 2)  # versions; the last one is written
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
 
 Rows = list[dict[str, Any]]
@@ -66,31 +64,31 @@ class Run:
         self.phase, self.epoch = 0, 0
         self.history: Rows = []
 
-    @classmethod
-    def create(cls, path: str | Path, metadata: Mapping[str, Any], classes: Classes) -> None:
-        """Make the folder. One that holds a run already is refused, never overwritten."""
-        run = cls(path)
-        fix = f"continue it with `rfdlc resume {path}`, or choose another folder"
-        expect(not run.exists, f"{path} holds a run already: {fix}")
+    def create(self, data: Mapping[str, Any], classes: Classes, **more: Any) -> None:
+        """Make the folder, if there is none, of this method and config on what `describe_data` gave."""
+        if self.exists or not self.writes:
+            return
         try:
-            run.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{path} cannot be made a run folder ({error.strerror}): choose another folder") from None
+            problem = f"{self.path} cannot be made a run folder ({error.strerror})"
+            raise InputError(f"{problem}: choose another folder") from None
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        versions = {"rfdlc": __version__, "python": platform.python_version(), "torch": torch.__version__}
         hardware = {"platform": platform.platform(), "threads": torch.get_num_threads(), "gpu": gpu}
-        run.write_json("classes.json", classes.to_dict())
-        run.write_json("environment.json", {**versions, "numpy": np.__version__, **hardware})
-        run.write_json("config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **metadata})  # last
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+        described = {"method": self.method_name, "settings": self.config.to_dict(), "data": data, **more}
+        config = {"format": FORMAT, "version": READABLE[-1], "rfdlc": __version__, **described}
+        self.write_json("classes.json", classes.to_dict())
+        self.write_json("environment.json", {"rfdlc": __version__, **versions, **hardware})
+        self.write_json("config.json", config)  # last: it makes the folder a run
 
     @property
     def exists(self) -> bool:
         return (self.path / "config.json").exists()
 
-    def matches(self, metadata: Mapping[str, Any]) -> bool:
-        """Whether the folder holds a run of just this description."""
-        asked = json.loads(json.dumps(metadata))
-        return self.exists and {key: value for key, value in self.metadata.items() if key in asked} == asked
+    @property
+    def finished(self) -> bool:
+        return (self.path / "metrics.json").exists()  # written last
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
@@ -126,7 +124,7 @@ class Run:
     @property
     def spans(self) -> list[tuple[int, int]]:
         """Start and end epoch of every stage."""
-        return spans(self.method.stage_epochs(self.config))
+        return self.method.spans(self.config)
 
     @property
     def epochs(self) -> int:
@@ -151,21 +149,18 @@ class Run:
         path = self.path / name
         if not path.exists():
             return None
-        with _readable(path, "a checkpoint"):
-            with safe_open(path, framework="pt") as file:
-                meta = file.metadata()
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        with _readable(path, "a checkpoint"), safe_open(path, framework="pt") as file:
+            meta, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             net, state = ({k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES)
             return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, json.loads(meta["history"]))
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights, or those of the last checkpoint while training goes on."""
-        path = self.path / "model.safetensors"
+        path, fix = self.path / "model.safetensors", f"`rfdlc resume {self.path}`"
         if path.exists():
             with _readable(path, "a file of weights"):
                 return load_file(path)
         found = self.checkpoint()
-        fix = f"`rfdlc resume {self.path}`"
         if found is None:
             raise InputError(f"{self.path} has no trained weights yet: train it with {fix}")
         early = f"these are the weights after epoch {found.epoch}, not calibrated; finish it with {fix}"
@@ -195,16 +190,13 @@ class Run:
     def write_json(self, name: str, table: Mapping[str, Any]) -> None:
         self.write(name, (json.dumps(table, indent=1, ensure_ascii=False) + "\n").encode())
 
-    def write(self, name: str, data: bytes) -> None:
-        self.write_with(name, lambda path: path.write_bytes(data))
-
-    def write_with(self, name: str, save_to: Callable[[Path], object]) -> None:
-        """A file written by a function: at any time the folder has the old one or the new one, complete."""
+    def write(self, name: str, content: bytes | Callable[[Path], object]) -> None:
+        """Bytes, or a file written by a function: at any time the folder has the old one or the new one, complete."""
         if not self.writes:
             return
         temporary = self.path / f".{name}.tmp"
         try:
-            save_to(temporary)
+            temporary.write_bytes(content) if isinstance(content, bytes) else content(temporary)
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, self.path / name)

@@ -141,11 +141,12 @@ class Step:
         return [float(value) for value in (self.total / max(1, self.steps)).tolist()]
 
     @property
-    def state(self) -> dict[str, list[Tensor]]:
-        """Every tensor that continues the training beside the networks' own."""
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that continues the training beside the networks' own: optimiser and averages, by name."""
         means = self.epoch_mean.state if self.epoch_mean else {}
         deviations = {"deviation": self.sampled.deviations} if self.sampled else {}
-        return {**self.optimiser.state, "average": self.average, **means, **deviations}
+        groups = {**self.optimiser.state, "average": self.average, **means, **deviations}
+        return {f"{name}.{i}": tensor for name, group in groups.items() for i, tensor in enumerate(group)}
 
     @torch.no_grad()
     def finalize(self) -> list[Tensor]:

@@ -7,18 +7,30 @@ from typing import Any
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-from rfdlc.decide.classes import Classes
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError, expect, listing, repeated
 from rfdlc.training.assembly import OwnBackbone
-from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
-from rfdlc.training.methods import find_method, resolve
-from rfdlc.training.model import Model, new_decider
-from rfdlc.training.run import Run, data_of, describe_data
+from rfdlc.training.methods import resolve
+from rfdlc.training.model import Model
+from rfdlc.training.run import Checkpoint, Run, data_of, describe_data
 from rfdlc.training.trainer import Trainer
 
 FIXED_IN_FORKS = "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser"
-MAY_CHANGE = ("device", "workers", "compile")  # between the calls of train_many that train a run
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run for `train_many` to train.
+
+    Parameters
+    ----------
+    out, method, settings
+        Its run folder, a name in `rfdlc.methods.METHODS`, and the settings that differ from its own and the preset's.
+    """
+
+    out: str | Path
+    method: str = "rf-dlc"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def train(
@@ -57,17 +69,13 @@ def train(
     >>> model.config.epochs, len(model.classes)
     (2, 10)
     """
-    network = None if isinstance(backbone, str) else backbone
+    own = None if isinstance(backbone, str) else backbone
     if backbone is not None:
-        settings["backbone"] = "own" if network is not None else backbone
+        settings["backbone"] = backbone if own is None else "own"
+    specs = [RunSpec(out, method, settings)]
     with process_group() as group:
-        with group.raising_together():
-            resolve(method, data if isinstance(data, str) else "", settings)  # a wrong setting raises before any work
-            given, description = _load(data, root, data_options)
-            trainer = Trainer(given, backbone=network, group=group)
-            config = trainer.configure(out, method, settings)
-            run = _create_run(out, method, config, description, given.classes, group)
-        return trainer.fit([trainer.restore(run)])[0]
+        trainer, runs = _prepare(data, specs, root, data_options or {}, own, group, again=under_torchrun())
+        return trainer.fit(runs)[0]
 
 
 def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None = None) -> Model:
@@ -94,8 +102,8 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
         with group.raising_together():
             run = Run(path, group.main)
             trainer = Trainer(data_of(run, data), backbone=backbone, group=group)
-            trainer.check_processes(run.config)
-        return trainer.fit([trainer.restore(run)])[0]
+            trainer.check(run)
+        return trainer.fit([run])[0]
 
 
 def fork(
@@ -123,28 +131,20 @@ def fork(
     InputError
         If there is no such checkpoint, or it cannot continue with these settings.
     """
-    network = None if isinstance(backbone, str) else backbone
-    if isinstance(backbone, str):
-        changes["backbone"] = backbone
+    own = None if isinstance(backbone, str) else backbone
+    changes |= {"backbone": backbone} if isinstance(backbone, str) else {}
     with process_group() as group:
         with group.raising_together():
-            _create_fork(Run(path), out, at, method, changes, group)
-        return resume(out, data, backbone=network)
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """A run for `train_many` to train.
-
-    Parameters
-    ----------
-    out, method, settings
-        Its run folder, a name in `rfdlc.methods.METHODS`, and the settings that differ from its own and the preset's.
-    """
-
-    out: str | Path
-    method: str = "rf-dlc"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+            source, run = Run(path), Run(out, group.main)
+            checkpoint = _configure_fork(run, source, at, method, changes)
+            trainer = Trainer(data_of(source, data), backbone=own, group=group)
+            trainer.check(run, again=under_torchrun())
+            origin = {"path": str(source.path), "epoch": checkpoint.epoch}
+            origin["changes"] = {name: str(value) for name, value in changes.items()}
+            run.create(source.metadata["data"], source.classes, forked_from=origin)
+            if run.checkpoint() is None:
+                run.save_checkpoint(checkpoint)
+        return trainer.fit([run])[0]
 
 
 def train_many(
@@ -181,84 +181,56 @@ def train_many(
     >>> [model.config.seed for model in train_many("digits-lt", specs)]
     [0, 1]
     """
-    count, folders = started_processes(), [Path(spec.out).resolve() for spec in specs]
+    count, folders = started_processes(), repeated(str(Path(spec.out).resolve()) for spec in specs)
     expect(count == 1, f"train_many uses one process, but {count} were started: leave torchrun out")
     expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
-    for spec, folder in zip(specs, folders, strict=True):
-        once = folders.count(folder) == 1
-        expect(once, f"{spec.out} is the folder of several runs: expected one folder per run")
-        resolve(spec.method, data if isinstance(data, str) else "", spec.settings)
-    given, description = _load(data, root, data_options)
-    trainer = Trainer(given, networks=networks)
-    runs = [Run(spec.out) for spec in specs]
-    configs = [trainer.configure(spec.out, spec.method, spec.settings) for spec in specs]
-    for run, spec, config in zip(runs, specs, configs, strict=True):
-        if run.exists:
-            data_of(run, given)
-            others = [name for name, value in config if name not in MAY_CHANGE and getattr(run.config, name) != value]
-            what = ", ".join(others) or (run.method_name != spec.method and f"method {run.method_name}")
-            expect(not what, f"{spec.out} holds another run (it differs in {what}): choose another folder")
-    models: dict[Path, Model] = {}
-    for run, spec, config in zip(runs, specs, configs, strict=True):
-        if (run.path / "metrics.json").exists():  # written last
-            models[run.path] = Model.load(run.path, device=config.device)
-            continue
-        if not run.exists:
-            _create_run(spec.out, spec.method, config, description, given.classes, SINGLE)
-        run.config = config
-        run.restore()
-    unfinished = [run for run in runs if run.path not in models]
-    models |= {run.path: model for run, model in zip(unfinished, trainer.fit(unfinished), strict=True)}
+    expect(not folders, f"{listing(folders)} is the folder of several runs: expected one folder per run")
+    trainer, runs = _prepare(data, specs, root, data_options or {}, networks=networks)
+    models = {run.path: Model.load(run.path, device=run.config.device) for run in runs if run.finished}
+    models |= {model.path: model for model in trainer.fit([run for run in runs if run.path not in models])}
     return [models[run.path] for run in runs]
 
 
-def _load(data: Any, root: str | Path | None, options: Mapping[str, Any] | None) -> tuple[Dataset, dict[str, Any]]:
-    """The data, and what a run folder keeps of them."""
-    options, loaded = options or {}, isinstance(data, Dataset)
-    late = f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load"
-    expect(not (loaded and options), late)
-    given: Dataset = data if loaded else load(data, root=root, **options)
-    return given, describe_data(given, data, root, options)
+def _prepare(
+    data: Any, specs: Sequence[RunSpec], root: str | Path | None, options: Mapping[str, Any],
+    backbone: OwnBackbone | None = None, group: ProcessGroup = SINGLE, networks: int = 24, again: bool = True,
+) -> tuple[Trainer, list[Run]]:  # fmt: skip
+    """A trainer and its runs in their folders. What cannot be used raises before there is one."""
+    with group.raising_together():
+        for spec in specs:  # a wrong setting raises before any work
+            resolve(spec.method, data if isinstance(data, str) else "", spec.settings)
+        late = f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load"
+        expect(not (isinstance(data, Dataset) and options), late)
+        given = data if isinstance(data, Dataset) else load(data, root=root, **options)
+        trainer = Trainer(given, backbone=backbone, group=group, networks=networks)
+        runs = [Run(spec.out, group.main) for spec in specs]
+        for run, spec in zip(runs, specs, strict=True):
+            run.method_name, sizes = spec.method, (given.kind, len(given.train))
+            run.config = resolve(spec.method, given.name, spec.settings, *sizes)[1]
+            trainer.check(run, again)
+        for run in runs:
+            run.create(describe_data(given, data, root, options), given.classes)
+    return trainer, runs
 
 
-def _create_run(
-    out: str | Path, method: str, config: TrainConfig, data: Mapping[str, Any], classes: Classes, group: ProcessGroup,
-    **more: Any,
-) -> Run:  # fmt: skip
-    """A run in a new folder. A command that torchrun starts again finds its folder and continues."""
-    new_decider(method, config, classes)  # refuses a target prior that does not fit before there is a folder
-    metadata = {"method": method, "settings": config.to_dict(), "data": data, **more}
-    if group.main and not (under_torchrun() and Run(out).matches(metadata)):
-        Run.create(out, metadata, classes)
-    return Run(out, group.main)
-
-
-def _create_fork(
-    source: Run, out: str | Path, at: int | None, method: str | None, changes: Mapping[str, Any], group: ProcessGroup
-) -> None:
-    """A folder with the other run's checkpoint in it."""
-    row = find_method(method or source.method_name)
-    fits = row.combination is source.method.combination
+def _configure_fork(
+    run: Run, source: Run, at: int | None, method: str | None, changes: Mapping[str, Any]
+) -> Checkpoint:
+    """Give the run its method and config: its method's for these data, what the user had set, and the changes."""
+    run.method_name, old, data = method or source.method_name, source.config, source.metadata["data"]
+    fits = run.method.combination is source.method.combination
     expect(fits, f"a fork cannot continue as {method}: its networks have other parts; start a new run")
-    old, data = source.config, source.metadata["data"]
-    if method is None:
-        new = row.configure({**old.to_dict(), **changes})
-    else:  # the other method's config for these data, with what the user had set
-        name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "features"
-        usual = resolve(source.method_name, name, {}, kind)[1].to_dict()
-        chosen = {key: value for key, value in old.to_dict().items() if value != usual[key]}
-        new = resolve(method, name, {**chosen, **changes}, kind)[1]
-    moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(new, name)]
+    name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "features"
+    usual = resolve(source.method_name, name, {}, kind)[1].to_dict()
+    chosen = {key: value for key, value in old.to_dict().items() if value != usual[key]}
+    run.config = resolve(run.method_name, name, {**chosen, **changes}, kind)[1]
+    moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(run.config, name)]
     expect(not moved, f"a fork cannot change {', '.join(moved)}: its checkpoint depends on them; start a new run")
     checkpoint = source.checkpoint("last.ckpt" if at is None else f"epoch-{at}.ckpt")
     if checkpoint is None:
         kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
         raise InputError(f"{source.path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
-    epoch = checkpoint.epoch
-    early = f"epochs={new.epochs} is less than the epoch of the checkpoint of {source.path}, which is {epoch}"
-    expect(epoch <= sum(row.stage_epochs(new)), f"{early}: expected more, or an earlier checkpoint")
-    origin = {"path": str(source.path), "epoch": epoch, "changes": {k: str(v) for k, v in changes.items()}}
-    name = method or source.method_name
-    run = _create_run(out, name, new, data, source.classes, group, forked_from=origin)
-    if run.checkpoint() is None:
-        run.save_checkpoint(checkpoint)
+    reached = f"the epoch of the checkpoint of {source.path}, which is {checkpoint.epoch}"
+    fix = f"epochs={run.config.epochs} is less than {reached}: expected more, or an earlier checkpoint"
+    expect(checkpoint.epoch <= run.epochs, fix)
+    return checkpoint

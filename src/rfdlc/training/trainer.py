@@ -8,33 +8,37 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 
 from rfdlc.data.dataset import Dataset
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, evaluate
 from rfdlc.decide.metrics import measure
 from rfdlc.decide.outcomes import cross_fitted
 from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.scores import Floats, softmax
+from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.progress import live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.assembly import OwnBackbone, choose_device, sensible_threads
-from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
-from rfdlc.training.heldout import balanced, balanced_positions, diversity
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
-from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, new_decider, predictions_of
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.run import Checkpoint, Run, plain_tensors
+from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
 
+MAY_CHANGE = ("device", "workers", "compile")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
 
@@ -52,57 +56,54 @@ class Trainer:
         self.data, self.group = data, group
         self.stacker = Stacker(data, backbone, group, networks)
 
-    def configure(self, out: str | Path, method: str, settings: Mapping[str, Any]) -> TrainConfig:
-        """All settings of a run on these data. What cannot be trained raises here, before there is a folder."""
-        data = self.data
-        row, config = resolve(method, data.name, settings, data.kind, len(data.train))
-        known = f"{data.name} has a validation split of its own that only calibrates: leave refit out"
-        expect(not config.refit or data.val is None, f"refit trains again on held-out samples, but {known}")
+    def check(self, run: Run, again: bool = True) -> None:
+        """Raise, before there is a folder, for a run that cannot be trained on these data by these processes.
+
+        A folder that holds a run already is refused or, with `again`, one that holds another run.
+        """
+        config, data, group = run.config, self.data, self.group
+        if run.writes and run.exists:
+            known = f"{run.path} holds a run already: continue it with `rfdlc resume {run.path}`"
+            expect(again, f"{known}, or choose another folder")
+            data_of(other := Run(run.path), data)
+            names = [name for name, value in config if name not in MAY_CHANGE and getattr(other.config, name) != value]
+            names += [] if other.method_name == run.method_name else [f"method {other.method_name}"]
+            what = f"it differs in {', '.join(names)}"
+            expect(not names, f"{run.path} holds another run ({what}): choose another folder")
+        only = f"{data.name} has a validation split of its own that only calibrates: leave refit out"
+        expect(not config.refit or data.val is None, f"refit trains again on held-out samples, but {only}")
         expect(not config.refit or config.hold_out, "refit needs held-out samples to calibrate on: set hold_out=0.1")
-        self.check_processes(config)
-        self.stacker.built[Path(out)] = self.stacker.build(row, config, [config.seed])
-        return config
-
-    def check_processes(self, config: TrainConfig) -> None:
-        """Raise for settings that these processes cannot have."""
-        self.group.shard_size(config.batch_size, config.accumulate)
-        self.group.local_device(choose_device(config.device))
+        group.shard_size(config.batch_size, config.accumulate)
+        group.local_device(choose_device(config.device))
         own = config.backbone == "own" or ":" in config.backbone
-        possible = self.group.single or config.batch_norm == "local" or not own
+        possible = group.single or config.batch_norm == "local" or not own
         expect(possible, "batch_norm=sync is for built-in backbones: use batch_norm=local with one of your own")
-
-    def restore(self, run: Run) -> Run:
-        """The run at its last checkpoint, the same on all ranks: a shared file system may show an old one at first."""
-        with self.group.raising_together():
-            expect(run.exists, f"{run.path} is not visible: several machines need a run folder that they share")
-        for _ in range(SECONDS_UNTIL_FILES_AGREE):
-            found = run.restore()
-            reached = torch.tensor([-1, -1] if found is None else [found.phase, found.epoch])
-            if (self.group.all_gather(reached) == reached).all():
-                return run
-            time.sleep(1)
-        raise InputError(f"{run.path}/last.ckpt differs between machines: they must share the run folder")
+        new_decider(run.method_name, config, data.classes)
+        self.stacker.built[run.path] = self.stacker.build(run)
 
     def fit(self, runs: Sequence[Run]) -> list[Model]:
         """Train all runs to their ends; the models in the order of the runs."""
         models: dict[Path, Model] = {}
+        for run in runs:
+            self._restore(run)
         waiting = list(runs)
         while waiting:
             stack = self.stacker.next_stack(waiting)
             saved = time.monotonic()
             with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, stopping):
                 for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group):
-                    for run, member, own, _ in stack.unstack(epoch):
+                    present = list(stack.unstack(epoch))
+                    for run, member, own, _ in present:
                         run.history.append(self._history_row(run, member, own))
                     stop = self.group.all_any(stopping())  # asked once: all runs stop at the same epoch
                     due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
                     saved = time.monotonic() if due else saved
-                    for run, member, own, leaves in stack.unstack(epoch):
+                    for run, member, own, leaves in present:
                         _checkpoint(run, member.net, own, stop or leaves, due)
                     rate, speed = epoch.rates[0], epoch.samples_per_second
                     show(1, f"loss {epoch.losses[0]:.3f}  rate {rate:.2g}  {speed:,.0f} samples/s")
                     if stop and epoch.epoch < max(member.runs[0].epochs for member in stack.members):
-                        raise TrainingInterrupted(_how_to_continue(stack, epoch.epoch))
+                        raise KeyboardInterrupt
                     if epoch.epoch == stack.end < stack.stages[-1].end:
                         break
             for member in (member for member in stack.members if stack.end == member.runs[0].epochs):
@@ -111,6 +112,18 @@ class Trainer:
                     models[model.path] = model
                     waiting.remove(member.runs[0])
         return [models[run.path] for run in runs]
+
+    def _restore(self, run: Run) -> None:
+        """Go to the last checkpoint, the same on all ranks: a shared file system may show an old one at first."""
+        with self.group.raising_together():
+            expect(run.exists, f"{run.path} is not visible: several machines need a run folder that they share")
+        for _ in range(SECONDS_UNTIL_FILES_AGREE):
+            found = run.restore()
+            reached = torch.tensor([-1, -1] if found is None else [found.phase, found.epoch])
+            if (self.group.all_gather(reached) == reached).all():
+                return
+            time.sleep(1)
+        raise InputError(f"{run.path}/last.ckpt differs between machines: they must share the run folder")
 
     def _history_row(self, run: Run, member: Member, epoch: Epoch) -> dict[str, Any]:
         """One row of the history; with metrics on held-out data, as if balanced, where they are due."""
@@ -122,17 +135,14 @@ class Trainer:
         predictions = self._held_out_predictions(run, member) if due else None
         if predictions is None:
             return row
-        decider = new_decider(run.method_name, run.config, member.data.classes)
-        found = evaluate(balanced(predictions), decider=decider.replace(target_prior="uniform"))
+        found = evaluate_balanced(predictions, new_decider(run.method_name, run.config, member.data.classes))
         row |= {"held_out_accuracy": found.accuracy, "held_out_ece": found.ece, "held_out_nll": found.nll}
         return row | diversity(predictions.scores.values)
 
     def _held_out_predictions(self, run: Run, member: Member) -> Predictions | None:
-        """Predictions of the held-out split, if there is one, by all ranks together; rank 0 has them."""
-        data = member.data
-        if data.val is None:
-            return None
-        return predictions_of(member.net, data.val, data.normalisation, run.config, self.data.classes, self.group)
+        """By all ranks together; rank 0 has them. None where no samples are held out."""
+        held, known = member.data.val, (member.data.normalisation, run.config, self.data.classes)
+        return None if held is None else predictions_of(member.net, held, *known, self.group)
 
     def _end_phase(self, member: Member) -> Model | None:
         """Calibrate where samples were held out; after the last phase, write and score the model."""
@@ -142,8 +152,8 @@ class Trainer:
             decider = new_decider(run.method_name, run.config, self.data.classes)
             if decider.calibration is not None:  # weighted to the prior that the probabilities carry
                 decider = decider.fit(predictions)
-            run.write_with("decider.json", decider.save)
-            run.write_with("held-out.npz", predictions.save)
+            run.write("decider.json", decider.save)
+            run.write("held-out.npz", predictions.save)
         run.phase, run.epoch = run.phase + 1, 0
         if run.phase <= run.config.refit:
             return None
@@ -165,11 +175,9 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
     metrics: dict[str, Any] = {}
     if (run.path / "held-out.npz").exists():
         held = Predictions.load(run.path / "held-out.npz")
-        outcomes = cross_fitted(held, model.decider.replace(target_prior="uniform"))
-        outcomes = outcomes.take(balanced_positions(outcomes.targets, repeats=4))
-        metrics["held_out_balanced"] = Evaluation(len(outcomes), measure(outcomes), "decision-probability").to_dict()
+        metrics["held_out_balanced"] = evaluate_balanced(held, model.decider).to_dict()
     if predictions is not None:
-        run.write_with("predictions.npz", predictions.save)
+        run.write("predictions.npz", predictions.save)
         metrics["test"] = evaluate(predictions, decider=model.decider).to_dict()
         metrics["diversity"] = diversity(predictions.scores.values)
         if predictions.uncertainty is not None:
@@ -178,6 +186,26 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
             decider = model.decider.replace(utility=Utility.tail_sensitive(data.classes))
             metrics["test_tail_sensitive"] = evaluate(predictions, decider=decider).to_dict()
     run.write_json("metrics.json", metrics)
+
+
+def evaluate_balanced(predictions: Predictions, decider: Decider) -> Evaluation:
+    """Metrics of held-out samples as if classes were equally frequent, calibrated on other folds of them."""
+    outcomes = cross_fitted(predictions, decider.replace(target_prior="uniform"))
+    outcomes = outcomes.take(balanced_positions(outcomes.targets))
+    return Evaluation(len(outcomes), measure(outcomes), "decision-probability")
+
+
+def balanced_positions(labels: Indices) -> Indices:
+    """Positions in which every class that occurs appears equally often: rare samples are repeated evenly."""
+    members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    return np.concatenate([np.resize(rows, 4 * max(map(len, members))) for rows in members])
+
+
+def diversity(logits: Floats) -> dict[str, float]:
+    """How far particles (M, N, C) differ: pairwise disagreement of their arg max, and mutual information in nats."""
+    pairs = list(combinations(logits.argmax(-1), 2))
+    disagreement = float(np.mean([np.mean(one != other) for one, other in pairs])) if pairs else 0.0
+    return {"disagreement": disagreement, "mutual_information": float(mutual_information(softmax(logits)).mean())}
 
 
 def _checkpoint(run: Run, net: ParticleNet, epoch: Epoch, now: bool, due: bool) -> None:
@@ -192,8 +220,9 @@ def _checkpoint(run: Run, net: ParticleNet, epoch: Epoch, now: bool, due: bool) 
 @contextmanager
 def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], Callable[[], bool]]]:
     """A progress bar, and whether Ctrl-C was pressed; errors say where the training stopped and how to continue."""
-    runs = f"{len(stack.members)} runs on " if len(stack.members) > 1 else ""
-    label = f"Training {runs}{stack.members[0].data.name}" + (" again, on all samples" if stack.run.phase else "")
+    first, several = stack.run, len(stack.members) > 1
+    runs = f"{len(stack.members)} runs on " if several else ""
+    label = f"Training {runs}{stack.members[0].data.name}" + (" again, on all samples" if first.phase else "")
     for run in (run for member in stack.members for run in member.runs if stack.start):
         run.write_history(run.history)  # a crash may have come between the checkpoint and this file
     with live(stack.end, label, stack.start) as show, _stop_at_epoch_end() as stopping:
@@ -201,12 +230,13 @@ def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], Callab
             yield show, stopping
         except TrainingStopped as error:
             run = stack.members[error.run].runs[0]
-            saved = run.checkpoint()
-            good = saved and f"the last good checkpoint is epoch {saved.epoch} in {run.path}"
+            good = (saved := run.checkpoint()) and f"the last good checkpoint is epoch {saved.epoch} in {run.path}"
             raise TrainingStopped(f"{error}; {good or 'there is no checkpoint yet'}") from None
-        except KeyboardInterrupt as error:
-            saved = stack.run.checkpoint()
-            raise TrainingInterrupted(str(error) or _how_to_continue(stack, saved.epoch if saved else 0)) from None
+        except KeyboardInterrupt:
+            saved = first.checkpoint()
+            way = "the same call of train_many" if several else f"`rfdlc resume {first.path}`"
+            where = f"stopped after epoch {saved.epoch if saved else 0} of {first.epochs}"
+            raise TrainingInterrupted(f"{where}; continue with {way}") from None
 
 
 @contextmanager
@@ -228,8 +258,3 @@ def _stop_at_epoch_end() -> Iterator[Callable[[], bool]]:
     finally:
         if main:
             signal.signal(signal.SIGINT, previous)
-
-
-def _how_to_continue(stack: Stack, epoch: int) -> str:
-    way = f"`rfdlc resume {stack.run.path}`" if len(stack.members) == 1 else "the same call of train_many"
-    return f"stopped after epoch {epoch} of {stack.run.epochs}; continue with {way}"

@@ -320,8 +320,7 @@ def test_what_is_wrong_is_said_once(tmp_path, two_processes):
         return work(method_of_rank_1=1)() if os.environ["RANK"] == "1" else work()()
 
     assert two_processes(work(batch_size=63)) == [
-        "batch_size 63 cannot be divided among 2 processes: it is the size of the global batch and must be a multiple "
-        "of 2, for example 62",
+        "batch_size 63 cannot be divided among 2 processes: the global batch must be a multiple of 2, for example 62",
         "exit 2",
     ]
     told, ended = two_processes(one_is_wrong)

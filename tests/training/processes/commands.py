@@ -63,7 +63,7 @@ def test_a_command_started_again_goes_on_only_under_torchrun(tmp_path, monkeypat
     again = rfdlc.train("digits-lt", "ce", tmp_path, epochs=1, widths=(8,))
     assert torch.equal(first.net.head.weight, again.net.head.weight)
     for other in ({"epochs": 2}, {"epochs": 1, "seed": 1}):
-        with pytest.raises(rfdlc.InputError, match="holds a run already"):
+        with pytest.raises(rfdlc.InputError, match="holds another run"):
             rfdlc.train("digits-lt", "ce", tmp_path, widths=(8,), **other)
 
 

@@ -21,8 +21,7 @@ from rfdlc.decide.metrics import nll
 from rfdlc.decide.scores import Floats
 from rfdlc.training.assembly import build_net, build_stages, choose_device, sensible_threads
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.heldout import carries_uniform
-from rfdlc.training.loop import epochs, optimiser_state
+from rfdlc.training.loop import epochs
 from rfdlc.training.losses.terms import WEIGHT_FORMS
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.networks.particles import ParticleNet, place
@@ -74,7 +73,7 @@ def held_out_loss(decider: Decider, held: Split) -> HeldOutLoss:
     """Negative log-likelihood of held-out samples; classes weigh the same if the networks train for a uniform prior."""
     y, decider = held.labels, decider.replace(target_prior=None)
     weights = np.ones(len(y)) if held.weights is None else held.weights
-    if carries_uniform(decider):
+    if decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9:
         weights = weights / np.bincount(y, weights)[y]
 
     def loss(logits: Floats) -> float:
@@ -109,7 +108,7 @@ def train_particles(
                 best = _arrays(net.state_dict()) if held[-1] == min(held) else best
                 if len(held) - 1 - int(np.argmin(held)) >= patience:
                     break
-    kept = _arrays(optimiser_state(epoch.step)) if keep_state else {}
+    kept = _arrays(epoch.state) if keep_state else {}
     return Trained(best or _arrays(net.state_dict()), kept, losses, held)
 
 
