@@ -30,41 +30,46 @@ if TYPE_CHECKING:
     from rfdlc.integrations.sklearn.utility_classifier import UtilityClassifier as UtilityClassifier
     from rfdlc.training.config import TrainConfig as TrainConfig
     from rfdlc.training.model import Model as Model
-    from rfdlc.training.train import RunSpec as RunSpec
-    from rfdlc.training.train import fork as fork
-    from rfdlc.training.train import resume as resume
-    from rfdlc.training.train import train as train
-    from rfdlc.training.train import train_many as train_many
+    from rfdlc.training.train import (
+        RunSpec as RunSpec,
+    )
+    from rfdlc.training.train import (
+        fork as fork,
+    )
+    from rfdlc.training.train import (
+        resume as resume,
+    )
+    from rfdlc.training.train import (
+        train as train,
+    )
+    from rfdlc.training.train import (
+        train_many as train_many,
+    )
 
-# Public name -> the module that defines it.
-_HOME = {
-    "Client": "rfdlc.integrations.server.client",
-    "export": "rfdlc.integrations.onnx.exporting",
-    "OnnxModel": "rfdlc.integrations.onnx.model",
-    "RFDLCClassifier": "rfdlc.integrations.sklearn.estimator",
-    "predict": "rfdlc.integrations.predict.predicting",
-    "compare": "rfdlc.integrations.report.runs",
-    "report": "rfdlc.integrations.report.report",
-    "make_utility_scorer": "rfdlc.integrations.sklearn.scoring",
-    "UtilityClassifier": "rfdlc.integrations.sklearn.utility_classifier",
-    "Dataset": "rfdlc.data.dataset",
-    "Split": "rfdlc.data.dataset",
-    "load": "rfdlc.data.load",
-    "Classes": "rfdlc.decide.classes",
-    "Decider": "rfdlc.decide.decider",
-    "Evaluation": "rfdlc.decide.evaluation",
-    "evaluate": "rfdlc.decide.evaluation",
-    "Predictions": "rfdlc.decide.predictions",
-    "Utility": "rfdlc.decide.utility",
-    "InputError": "rfdlc.errors",
-    "fork": "rfdlc.training.train",
-    "resume": "rfdlc.training.train",
-    "train": "rfdlc.training.train",
-    "RunSpec": "rfdlc.training.train",
-    "train_many": "rfdlc.training.train",
-    "TrainConfig": "rfdlc.training.config",
-    "Model": "rfdlc.training.model",
+# The modules that define the public names.
+_MODULES = {
+    "data.dataset": "Dataset Split",
+    "data.load": "load",
+    "decide.classes": "Classes",
+    "decide.decider": "Decider",
+    "decide.evaluation": "Evaluation evaluate",
+    "decide.predictions": "Predictions",
+    "decide.utility": "Utility",
+    "errors": "InputError",
+    "integrations.onnx.exporting": "export",
+    "integrations.onnx.model": "OnnxModel",
+    "integrations.predict.predicting": "predict",
+    "integrations.report.report": "report",
+    "integrations.report.runs": "compare",
+    "integrations.server.client": "Client",
+    "integrations.sklearn.estimator": "RFDLCClassifier",
+    "integrations.sklearn.scoring": "make_utility_scorer",
+    "integrations.sklearn.utility_classifier": "UtilityClassifier",
+    "training.config": "TrainConfig",
+    "training.model": "Model",
+    "training.train": "RunSpec fork resume train train_many",
 }
+_HOME = {name: f"rfdlc.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_HOME)]
 

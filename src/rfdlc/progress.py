@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -18,27 +18,14 @@ def speaks() -> bool:
 
 
 @contextmanager
-def shown() -> Iterator[None]:
-    """Within it, `track` draws a bar with the time left on standard error. The command line turns it on."""
-    token = _SHOWN.set(True)
+def shown(value: bool = True) -> Iterator[None]:
+    """Within it, bars with the time left are drawn on standard error. The command line turns it on."""
+    before = _SHOWN.get()
+    _SHOWN.set(value)
     try:
         yield
     finally:
-        _SHOWN.reset(token)
-
-
-@contextmanager
-def _one_bar() -> Iterator[bool]:
-    """Whether to draw: only for a program, on a terminal, and not inside of another bar."""
-    drawn = _SHOWN.get() and speaks() and sys.stderr.isatty()  # into a file, a bar would leave only empty lines
-    if not drawn:
-        yield False
-        return
-    _SHOWN.set(False)
-    try:
-        yield True
-    finally:
-        _SHOWN.set(True)
+        _SHOWN.set(before)
 
 
 def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
@@ -47,27 +34,26 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
     >>> list(track([1, 2], "Counting"))
     [1, 2]
     """
-    with _one_bar() as drawn:
-        if not drawn:
-            yield from items
-            return
-        from rich.console import Console
-        from rich.progress import track as rich_track
-
-        yield from rich_track(items, description, total=total, console=Console(stderr=True), transient=True)
+    with live(len(items) if total is None and isinstance(items, Sized) else total, description) as show:
+        for item in items:
+            yield item
+            show(1, "")
 
 
 @contextmanager
-def live(total: int, description: str, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-    """A bar moved by hand, with a line of text: `with live(100, "Training") as show: show(1, "loss 2")`."""
-    with _one_bar() as drawn:
-        if not drawn:
-            yield lambda steps, text: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+def live(total: int | None, description: str, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    """A bar moved by hand, with a line of text: `with live(100, "Training") as show: show(1, "loss 2")`.
 
-        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-        with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(description, total=total, completed=done, text="")
-            yield lambda steps, text: bar.update(task, advance=steps, text=text)
+    It is drawn only for a program, on a terminal (in a file it would leave empty lines), and not inside another bar.
+    """
+    if not (_SHOWN.get() and speaks() and sys.stderr.isatty()):
+        yield lambda steps, text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    text_of = TextColumn("{task.fields[text]}")
+    with shown(False), Progress(*columns, text_of, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total, completed=done, text="")
+        yield lambda steps, text: bar.update(task, advance=steps, text=text)

@@ -56,17 +56,12 @@ class Parts:
                     self._check_same()
                     with replacing(self.folder / JOB) as beside:
                         beside.write_text(json.dumps(self.job, indent=1), encoding="utf-8")
-                    mine = [part for part in self.missing() if part % world_size == rank]
+                    mine = [part for part in self._missing() if part % world_size == rank]
             yield mine
 
     def rows(self, part: int) -> range:
         """The rows of a part."""
         return range(part * self.size, min(self.count, (part + 1) * self.size))
-
-    def missing(self) -> list[int]:
-        """The parts that are still to be done."""
-        there = self._there()
-        return [part for part, file in enumerate(self._files) if file.name not in there]
 
     def write(self, part: int, table: Any, broken: Sequence[str]) -> None:
         """Write one finished part, with what was wrong with the samples that were left out of it."""
@@ -81,55 +76,56 @@ class Parts:
         Killed at any instant, the folder is still there and the next process joins them again.
         """
         with locked(self._parent):
-            if JOB not in self._there() or self.missing():
+            if JOB not in self._names() or self._missing():
                 return False
-            skipped = b"".join(self._checked(part) for part in range(len(self._files)))
+            joined = self.folder / f"joined{self.out.suffix}"
+            with replacing(joined) as beside:
+                skipped = self._join(beside)
             self.skipped.unlink(missing_ok=True)
             if skipped:
                 with replacing(self.skipped) as beside:
                     beside.write_bytes(skipped)
-            joined = self.folder / f"joined{self.out.suffix}"
-            with replacing(joined) as beside:
-                self._join(beside)
             os.replace(joined, self.out)
             self._remove()
         return True
 
-    def _join(self, path: Path) -> None:
-        from pyarrow import concat_tables
-        from pyarrow.parquet import read_table
-
-        group = max(1, min(GROUP_ROWS, GROUP_VALUES // len(self._schema)) // self.size)  # parts of a row group
-        with open_writer(
-            path, self._schema, self.out.suffix.lower(), repeated=("target", "action", "rfdlc_scores")
-        ) as writer:
-            for first in range(0, len(self._files), group):
-                tables = [read_table(file, memory_map=False) for file in self._files[first : first + group]]
-                writer.write_table(concat_tables(table.cast(self._schema) for table in tables))
-
-    def _checked(self, part: int) -> bytes:
-        """What was left out of a part; raises where rows of it are lost."""
-        from pyarrow import ArrowException
-        from pyarrow.parquet import read_metadata
-
-        file, again = self._files[part], "remove it, and run the command again"
-        try:
-            found = read_metadata(file)
-        except (OSError, ArrowException) as error:
-            raise InputError(f"{file}: cannot be read ({error}); {again}") from None
-        skipped: bytes = (found.metadata or {}).get(SKIPPED, b"")
-        rows, expected = found.num_rows + skipped.count(b"\n"), len(self.rows(part))
-        expect(rows == expected, f"{file}: holds {rows} samples, expected {expected}; {again}")
-        return skipped
-
     def leave(self) -> None:
         """Remove the folder where no part was finished: it would only bar other jobs."""
         with locked(self._parent):
-            if self._there() <= {JOB}:
+            if self._names() <= {JOB}:
                 self._remove()
 
+    def _join(self, path: Path) -> bytes:
+        """Write all parts to one file; returns what was wrong with the samples that were left out."""
+        from pyarrow import concat_tables
+
+        parts, skipped = range(len(self._files)), b""
+        group = max(1, min(GROUP_ROWS, GROUP_VALUES // len(self._schema)) // self.size)  # parts of a row group
+        with open_writer(path, self._schema, self.out.suffix.lower(), REPEATED) as writer:
+            for first in parts[::group]:
+                tables = [self._read(part) for part in parts[first : first + group]]
+                skipped += b"".join(table.schema.metadata.get(SKIPPED, b"") for table in tables)
+                writer.write_table(concat_tables(table.cast(self._schema) for table in tables))
+        return skipped
+
+    def _read(self, part: int) -> Any:
+        """A part as a table; raises where rows of it are lost."""
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+
+        file, again = self._files[part], "remove it, and run the command again"
+        try:
+            table = read_table(file, memory_map=False)
+        except (OSError, ArrowException) as error:
+            raise InputError(f"{file}: cannot be read ({error}); {again}") from None
+        found = table.num_rows + (table.schema.metadata or {}).get(SKIPPED, b"").count(b"\n")
+        expect(
+            found == len(self.rows(part)), f"{file}: holds {found} samples, expected {len(self.rows(part))}; {again}"
+        )
+        return table
+
     def _check_same(self) -> None:
-        names = self._there()
+        names = self._names()
         begun = read_json(self.folder / JOB) if JOB in names else self.job
         other = ", another ".join(name for name in self.job if begun.get(name) != self.job[name])
         fix = f"or remove the folder to start over (rm -r '{self.folder}')"
@@ -149,12 +145,17 @@ class Parts:
             return (read_schema(self.out).metadata or {}).get(MADE_BY) == self._hash.encode()
         return False
 
-    def _there(self) -> set[str]:
+    def _names(self) -> set[str]:
         return set(os.listdir(self.folder)) if self.folder.exists() else set()
+
+    def _missing(self) -> list[int]:
+        """The parts that are still to be done."""
+        names = self._names()
+        return [part for part, file in enumerate(self._files) if file.name not in names]
 
     def _remove(self) -> None:
         """The description of the job goes last: without it, the parts would seem to be somebody else's."""
-        for name in sorted(self._there(), key=JOB.__eq__):
+        for name in sorted(self._names(), key=JOB.__eq__):
             os.unlink(self.folder / name)
         if self.folder.exists():
             self.folder.rmdir()

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from rfdlc.data.samples import Samples
-from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, KIND, RAW
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
@@ -40,18 +40,10 @@ class Predicted:
 
 
 def predict(
-    run: str | Path,
-    source: str | Path,
-    out: str | Path,
-    *,
-    split: str | None = None,
-    root: str | Path | None = None,
-    utility: Utility | None = None,
-    target_prior: PriorLike | None = None,
-    raw: bool = False,
-    skip_broken: bool = False,
-    backbone: OwnBackbone | None = None,
-) -> Predicted:
+    run: str | Path, source: str | Path, out: str | Path, *, split: str | None = None, root: str | Path | None = None,
+    utility: Utility | None = None, target_prior: PriorLike | None = None, raw: bool = False,
+    skip_broken: bool = False, backbone: OwnBackbone | None = None,
+) -> Predicted:  # fmt: skip
     """Predict any number of samples in constant memory, and write one file.
 
     After a kill, the same call continues where it was. Under torchrun each process predicts its share.
@@ -61,19 +53,17 @@ def predict(
     run, source
         The run folder; a folder or list of images, one image, a table, arrays, or the name of a data set.
     out
-        `.parquet` or `.csv`: calibrated probabilities, one column per class. `.npz`: logits, computed in memory.
+        `.parquet` or `.csv`: calibrated probabilities, one column per class, and the action that is decided. `.npz`:
+        logits, computed in memory.
     split, root
         `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
-    utility
-        Adds the action with the highest expected utility to a table.
-    target_prior
-        The class prior to decide for; by default that of the run.
+    utility, target_prior
+        What a table is decided for: the utility and the class prior; by default those of the run.
     raw
         Write the model's own probabilities to a table, for a decider to calibrate and correct later.
-    skip_broken
-        Leave out images that cannot be read, and list them beside the file.
-    backbone
-        The backbone of a run that was trained with one of your own.
+    skip_broken, backbone
+        Leave out images that cannot be read, and list them beside the file; the backbone of a run that was trained
+        with one of your own.
 
     Returns
     -------
@@ -131,18 +121,18 @@ class Table:
     def __init__(self, model: Model, samples: Samples, utility: Utility | None, raw: bool) -> None:
         import pyarrow
 
-        self.model, self.samples = model, samples
-        self.decider: Decider = model.decider if utility is None else model.decider.replace(utility=utility)
-        self.decides, self.kind = utility is not None, RAW if raw else CORRECTED
-        plain = {"fitted": None, "train_prior": None, "target_prior": None}
-        self.written = self.decider.replace(**plain) if raw else self.decider
+        self.model, self.samples, self.kind = model, samples, RAW if raw else CORRECTED
+        self.decider = decider = model.decider.replace(utility=utility)
+        self.written = decider.replace(fitted=None, train_prior=None, target_prior=None) if raw else decider
+        matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
+        self.one_hot = decider.rule == "expected-utility" and np.array_equal(matrix, np.eye(*matrix.shape))
         classes = model.classes.names
         clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, KIND})
         expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
-        known = {"id": samples.named, "target": samples.labelled, **dict.fromkeys(DECIDED, self.decides)}
+        known = {"id": samples.named, "target": samples.labelled}
         names = [name for name in ("id", *classes, "target", *DECIDED, KIND) if known.get(name, True)]
-        corrected_to = self.decider.effective_prior if self.decider.target_prior is None else self.decider.target_prior
-        prior = self.decider.train_prior if raw else corrected_to
+        prior = decider.effective_prior if decider.target_prior is None else decider.target_prior
+        prior = decider.train_prior if raw else prior
         carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
         self.schema = pyarrow.schema(
             [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names],
@@ -161,18 +151,20 @@ class Table:
         return pyarrow.concat_tables(pieces), broken
 
     def _columns(self, found: Predictions) -> dict[str, Any]:
-        probabilities = np.asarray(self.written.probabilities(found), dtype=np.float32)
-        columns: dict[str, Any] = {name: probabilities[:, i] for i, name in enumerate(found.classes.names)}
-        columns[KIND] = [self.kind] * len(found)
-        if found.ids is not None:
-            columns["id"] = found.ids.tolist()
+        corrected = np.asarray(self.decider.probabilities(found))
+        written = corrected if self.written is self.decider else np.asarray(self.written.probabilities(found))
+        columns: dict[str, Any] = dict(zip(found.classes.names, written.T.astype(np.float32), strict=True))
+        columns |= {KIND: [self.kind] * len(found), "id": None if found.ids is None else found.ids.tolist()}
         if self.samples.labelled and found.targets is not None:
             columns["target"] = list(found.classes.select(found.targets))
-        if self.decides:
-            explained = self.decider.explain(found)
-            columns["action"] = [self.decider.utility.actions[i] for i in explained.action]
-            columns["expected_utility"] = np.asarray(explained.value, dtype=np.float32)
-        return columns
+        if self.one_hot:
+            chosen, values = largest(corrected), corrected.max(axis=1)
+        else:
+            explained = self.decider.explain_probabilities(corrected)
+            chosen, values = explained.action, explained.value
+        columns["action"] = [self.decider.utility.actions[i] for i in chosen]
+        columns["expected_utility"] = np.asarray(values, dtype=np.float32)
+        return {name: columns[name] for name in self.schema.names}
 
 
 def _device() -> str:

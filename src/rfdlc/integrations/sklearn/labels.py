@@ -10,7 +10,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing, suggestion
@@ -21,7 +21,16 @@ _BUILT = ("one-hot", "tail-sensitive")
 
 
 class DecidingMixin:
-    """Decisions of an estimator with `predict_proba`, a `decider_`, `actions_` and `named_classes_`."""
+    """Decisions of an estimator with `predict_proba`: it names its `classes_`, is fitted, and gets a `decider_`."""
+
+    classes_: Labels
+    actions_: Labels
+    named_classes_: Classes
+    decider_: Decider
+    utility: Any
+    target_prior: PriorLike
+    abstain_label: Any
+    predict_proba: Any
 
     def predict(self, X: Any) -> Labels:
         """The label of the action with the highest expected utility."""
@@ -40,17 +49,18 @@ class DecidingMixin:
         self.utility = utility
         return self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_)))
 
+    def _name_classes(self, labels: Labels, counts: NDArray[np.int64]) -> Utility:
+        """Name the classes and read the utility; parameters that do not fit them raise before any work."""
+        self.classes_, self.named_classes_ = labels, Classes.from_counts(counts, label_names(labels))
+        as_prior(named_prior(self.target_prior), self.named_classes_, "target_prior")
+        utility = as_utility(self.utility, self.named_classes_)
+        action_labels(utility, labels, self.abstain_label)
+        return utility
+
     def _decide_with(self, decider: Decider) -> Self:
         self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
         self.decider_ = decider
         return self
-
-    classes_: Labels
-    actions_: Labels
-    named_classes_: Classes
-    decider_: Decider
-    abstain_label: Any
-    predict_proba: Any
 
 
 def label_names(labels: Labels) -> list[str]:
@@ -78,28 +88,30 @@ def as_utility(given: Any, classes: Classes) -> Utility:
     """
     if given is None or (isinstance(given, str) and given in _BUILT):
         return Utility.tail_sensitive(classes) if given == "tail-sensitive" else Utility.one_hot(classes)
-    named = named_utility(given)
-    if named is not None:
-        return _matched(named, classes)
-    actions = [str(i) for i in range(np.shape(given)[1])] if np.ndim(given) == 2 else None
-    matrix, names = Utility(given, actions=actions).matrix, classes.names
-    problem = f"utility has {len(matrix)} rows but y has {len(names)} classes ({listing(names)})"
-    expect(len(matrix) == len(names), f"{problem}: expected one row per class, in this order")
-    return Utility(matrix, classes)
+    utility, present = named_utility(given), classes.names
+    if utility is None:
+        actions = [str(i) for i in range(np.shape(given)[1])] if np.ndim(given) == 2 else None
+        matrix = Utility(given, actions=actions).matrix
+        problem = f"utility has {len(matrix)} rows but y has {len(present)} classes ({listing(present)})"
+        expect(len(matrix) == len(present), f"{problem}: expected one row per class, in this order")
+        return Utility(matrix, classes)
+    rows = utility.classes.names
+    for name in sorted(set(present) - set(rows)):
+        hint = f"{listing(rows)}{suggestion(name, rows)}"
+        raise InputError(f"y has the class {name!r} but the utility has no row for it: its rows are {hint}")
+    for name in sorted(set(rows) - set(present)):
+        hint = f"the classes in y are {listing(present)}{suggestion(name, present)}"
+        raise InputError(f"the utility has a row for the class {name!r} but y has no sample of it: {hint}")
+    return utility.with_classes(classes if utility.classes.counts is None else utility.classes.in_order(present))
 
 
 def named_utility(given: Any) -> Utility | None:
     """A Utility, a CSV file or a data frame as a Utility; None for anything that does not name its classes."""
     if isinstance(given, Utility):
         return given
-    if isinstance(given, str | Path):
-        if given in _BUILT:
-            return None
-        expect(
-            Path(given).is_file(),
-            f"utility {str(given)!r} is neither a file nor one of {listing(_BUILT)}: expected one of these, "
-            f"a Utility, a data frame or an array{suggestion(str(given), _BUILT)}",
-        )
+    if isinstance(given, str | Path) and given not in _BUILT:
+        hint = f"expected one of these, a Utility, a data frame or an array{suggestion(str(given), _BUILT)}"
+        expect(Path(given).is_file(), f"utility {str(given)!r} is neither a file nor one of {listing(_BUILT)}: {hint}")
         return Utility.read_csv(given)
     if not (hasattr(given, "columns") and hasattr(given, "index")):
         return None
@@ -120,10 +132,19 @@ def action_labels(utility: Utility, labels: Labels, abstain_label: Any) -> Label
     others = [name for name, c in decided if c < 0]
     if not others:
         return labels[utility.decided_class]
-    standing = _labels_of_others(others, labels, abstain_label)
-    for label in standing.values():
-        expect(label not in labels.tolist(), f"abstain_label {label!r} is a class in y: expected another label")
-    values = [labels[c] if c >= 0 else standing[name] for name, c in decided]
+    if isinstance(abstain_label, Mapping):
+        label_of = dict(abstain_label)
+    elif labels.dtype.kind in "iufb":
+        problem = f"the utility has {len(others)} actions that are not classes ({listing(others)}) and the labels are"
+        expect(len(others) == 1, f"{problem} numbers: give each a number of its own, abstain_label={{action: number}}")
+        label_of = {others[0]: abstain_label}
+    else:
+        label_of = {name: name for name in others}
+    for name in others:
+        expect(name in label_of, f"abstain_label has no label for the action {name!r}: expected one for each")
+        free = label_of[name] not in labels.tolist()
+        expect(free, f"abstain_label {label_of[name]!r} is a class in y: expected another label")
+    values = [labels[c] if c >= 0 else label_of[name] for name, c in decided]
     return np.array(values, dtype=object if labels.dtype == object else None)
 
 
@@ -133,30 +154,3 @@ def as_sample_weight(given: ArrayLike, samples: Any) -> NDArray[np.float64]:
     expect((weights >= 0).all(), "Negative values in data passed to `sample_weight`")
     expect(weights.any(), "Sample weights must contain at least one non-zero number.")
     return weights
-
-
-def _labels_of_others(others: list[str], labels: Labels, abstain_label: Any) -> dict[str, Any]:
-    if isinstance(abstain_label, Mapping):
-        for name in others:
-            expect(name in abstain_label, f"abstain_label has no label for the action {name!r}: expected one for each")
-        return {name: abstain_label[name] for name in others}
-    if labels.dtype.kind not in "iufb":
-        return {name: name for name in others}
-    expect(
-        len(others) == 1,
-        f"the utility has {len(others)} actions that are not classes ({listing(others)}) and the labels are numbers: "
-        "give each a number of its own, abstain_label={action: number}",
-    )
-    return {others[0]: abstain_label}
-
-
-def _matched(utility: Utility, classes: Classes) -> Utility:
-    """The utility in the order of the classes."""
-    rows, present = utility.classes.names, classes.names
-    for name in sorted(set(present) - set(rows)):
-        hint = f"{listing(rows)}{suggestion(name, rows)}"
-        raise InputError(f"y has the class {name!r} but the utility has no row for it: its rows are {hint}")
-    for name in sorted(set(rows) - set(present)):
-        hint = f"the classes in y are {listing(present)}{suggestion(name, present)}"
-        raise InputError(f"the utility has a row for the class {name!r} but y has no sample of it: {hint}")
-    return utility.with_classes(classes if utility.classes.counts is None else utility.classes.in_order(present))

@@ -1,12 +1,12 @@
 """Training of networks on arrays in memory, with the settings, objective and loop of `rfdlc train`.
 
-Results are plain arrays by name; networks are built from them when they are needed.
+Weights and optimizer state are plain arrays by name; networks are built from them when they are needed.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,17 +30,6 @@ METHOD = "rf-dlc"
 WEIGHTINGS = ("prior", "none", *(form for form in WEIGHT_FORMS if form != "constant"))
 
 Arrays = Mapping[str, NDArray[Any]]
-HeldOutLoss = Callable[[Floats], float]  # of particle logits (M, N, C)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Result of a training: weights and optimizer state by name, and the losses of each epoch."""
-
-    weights: Arrays = field(default_factory=dict)
-    state: Arrays = field(default_factory=dict)
-    losses: Sequence[float] = ()
-    held_out_losses: Sequence[float] = ()
 
 
 def table_settings(samples: int, weighting: str, **changes: Any) -> TrainConfig:
@@ -69,47 +58,29 @@ def with_held_out(data: Dataset, config: TrainConfig) -> Dataset:
     return data.hold_out(config.hold_out, seed=config.seed)
 
 
-def held_out_loss(decider: Decider, held: Split) -> HeldOutLoss:
-    """Negative log-likelihood of held-out samples; classes weigh the same if the networks train for a uniform prior."""
-    y, decider = held.labels, decider.replace(target_prior=None)
-    weights = np.ones(len(y)) if held.weights is None else held.weights
-    if decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9:
-        weights = weights / np.bincount(y, weights)[y]
-
-    def loss(logits: Floats) -> float:
-        p = np.asarray(decider.probabilities(logits, logits=True))
-        return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
-
-    return loss
-
-
 def train_particles(
-    data: Dataset,
-    config: TrainConfig,
-    before: Trained,
-    held_out_loss: HeldOutLoss | None = None,
-    patience: int = 0,
-    keep_state: bool = False,
-) -> Trained:
-    """Train on `data.train` until the last epoch or, with `held_out_loss`, until the loss on `data.val` stops falling.
+    data: Dataset, config: TrainConfig, weights: Arrays, state: Arrays, done: int = 0, *,
+    stop_by: Decider | None = None, patience: int = 0,
+) -> tuple[Arrays, Arrays, list[float], list[float]]:  # fmt: skip
+    """Train on `data.train`, from `weights` if there are any, and from optimizer `state` after `done` epochs.
 
-    Training starts from the weights `before`, if there are any, and continues its epochs if there is optimizer state.
+    With `stop_by`, training ends if the loss of its probabilities on `data.val` has not fallen for `patience` epochs,
+    and the weights are those of the best epoch. Returns weights, optimizer state, and the training and held-out losses
+    of the epochs.
     """
-    device, done = choose_device(config.device), len(before.losses) if before.state else 0
-    net = _network(config, data.input_shape, len(data.classes), device, before.weights)
+    device = choose_device(config.device)
+    net = _network(config, data.input_shape, len(data.classes), device, weights)
     stages = build_stages(METHODS[METHOD], config, weighted(data), (config.seed,), device)
-    state = {name: torch.tensor(array) for name, array in before.state.items()}
-    losses, held, best = list(before.losses), [], None
+    losses, held, best = list[float](), list[float](), None
     with sensible_threads(net, config):
-        for epoch in epochs(net, stages, state, done):
+        for epoch in epochs(net, stages, {name: torch.tensor(array) for name, array in state.items()}, done):
             losses.append(epoch.losses[0])
-            if held_out_loss is not None and data.val is not None:
-                held.append(held_out_loss(_logits(net, data.val.array, data.normalisation)))
+            if stop_by is not None and data.val is not None:
+                held.append(_held_out_loss(stop_by, data.val, _logits(net, data.val.array, data.normalisation)))
                 best = _arrays(net.state_dict()) if held[-1] == min(held) else best
                 if len(held) - 1 - int(np.argmin(held)) >= patience:
                     break
-    kept = _arrays(epoch.state) if keep_state else {}
-    return Trained(best or _arrays(net.state_dict()), kept, losses, held)
+    return best or _arrays(net.state_dict()), _arrays(epoch.state), losses, held
 
 
 def particle_logits(
@@ -118,6 +89,16 @@ def particle_logits(
     """Particle logits (M, N, C) of features (N, F) by trained weights."""
     net = _network(config, inputs.shape[1:], classes, choose_device(config.device), weights)
     return _logits(net, inputs, normalisation)
+
+
+def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
+    """Negative log-likelihood; classes weigh the same if the networks train for a uniform prior."""
+    y = held.labels
+    weights = np.ones(len(y)) if held.weights is None else held.weights
+    if decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9:
+        weights = weights / np.bincount(y, weights)[y]
+    p = np.asarray(decider.replace(target_prior=None).probabilities(logits, logits=True))
+    return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
 
 
 def _network(

@@ -1,6 +1,7 @@
 """UtilityClassifier: any scikit-learn classifier, calibrated out of fold, deciding by expected utility."""
 
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, Self
 
@@ -15,58 +16,47 @@ from sklearn.utils import _safe_indexing, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, has_fit_parameter
 
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import expect
-from rfdlc.integrations.sklearn.labels import (
-    DecidingMixin,
-    action_labels,
-    as_sample_weight,
-    as_utility,
-    label_names,
-    named_prior,
-)
+from rfdlc.integrations.sklearn.labels import DecidingMixin, as_sample_weight, named_prior
 
 _Fold = tuple[Any, Floats, Indices]  # a model, its probabilities (n, C) of held-out samples, their rows
 
 
+@dataclass(eq=False, repr=False)
 class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Wrap a classifier so that it decides for the action with the highest expected utility.
 
-    The classifier's probabilities are calibrated on samples that it was not fitted to, corrected for the class prior,
-    and combined with the utility.
+    Its probabilities are calibrated on samples that it was not fitted to, and corrected for the class prior.
 
     Parameters
     ----------
     estimator : classifier
         Any classifier with `predict_proba`.
     utility : Utility, data frame, path, array or str, optional
-        U[true, action]: a `Utility`, a data frame, the path of a CSV file, or an array with its rows in the order of
-        the sorted labels; "one-hot" (also None) or "tail-sensitive", which ranks classes by their number of samples in
-        y. Columns that are not classes are additional actions, such as "abstain". Pass costs with their sign changed.
+        U[true, action]: a `Utility`, a data frame, the path of a CSV file, an array with its rows in the order of the
+        sorted labels, "one-hot" (also None), or "tail-sensitive" (by the number of samples in y). Columns that are not
+        classes are additional actions, such as "abstain". Pass costs with their sign changed.
     calibration : str or None, default "temperature"
         The name of a calibrator in `rfdlc.decide.calibrators.CALIBRATORS`.
-    target_prior : str, dict or array, default "train"
-        Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
-    estimator_prior : str, dict or array, default "train"
-        Class prior of the estimator's probabilities; "uniform" if it balances the classes by weights or sampling.
+    target_prior, estimator_prior : str, dict or array, default "train"
+        Class priors where decisions are made, and of the estimator's probabilities: "train" (as in y), "uniform" (of an
+        estimator that balances the classes by weights or sampling), or shares by class.
     cv : int, splitter, iterable or "prefit", default 5
         Folds of the calibration. "prefit" calibrates a fitted estimator on the samples given to `fit`.
     ensemble : bool, default True
-        Predict with the mean of the model of all samples and those of the folds, each calibrated. With False
-        only the model of all samples predicts.
+        Predict with the mean of the model of all samples and those of the folds; False: with the former alone.
     abstain_label : object or dict, default -1
-        What `predict` returns for an action that is not a class if labels are numbers; or `{action: label}`. If labels
-        are text it is the action's name.
+        What `predict` returns for an action that is not a class if labels are numbers (text labels: the action's name);
+        or `{action: label}`.
 
     Attributes
     ----------
-    classes_, actions_ : array
-        Labels of the classes, and of the actions.
-    decider_ : Decider
-        From probabilities to actions.
+    classes_, actions_, decider_ : array, array, Decider
+        Labels of the classes, labels of the actions, and what leads from probabilities to actions.
     estimator_, estimators_ : classifier, list of classifiers
         The model of all samples; all models that predict.
 
@@ -80,37 +70,24 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
     (array([0, 0, 0, 0, 0]), array([ 0,  1, -1]))
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        utility: Any = None,
-        *,
-        calibration: str | None = "temperature",
-        target_prior: PriorLike = "train",
-        estimator_prior: PriorLike = "train",
-        cv: Any = 5,
-        ensemble: bool = True,
-        abstain_label: Any = -1,
-    ) -> None:
-        self.estimator = estimator
-        self.utility = utility
-        self.calibration = calibration
-        self.target_prior = target_prior
-        self.estimator_prior = estimator_prior
-        self.cv = cv
-        self.ensemble = ensemble
-        self.abstain_label = abstain_label
+    estimator: Any
+    utility: Any = None
+    _: KW_ONLY
+    calibration: str | None = "temperature"
+    target_prior: PriorLike = "train"
+    estimator_prior: PriorLike = "train"
+    cv: Any = 5
+    ensemble: bool = True
+    abstain_label: Any = -1
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
         """Calibrate out of fold, and fit the estimator to all samples.
 
         `groups` (N,) are passed to the splitter: samples of one group are never on both sides.
         """
-        expect(
-            hasattr(self.estimator, "predict_proba"),
-            f"{type(self.estimator).__name__} has no predict_proba: expected a classifier with probabilities, such as "
-            "CalibratedClassifierCV(estimator)",
-        )
+        kind, hint = type(self.estimator).__name__, "such as CalibratedClassifierCV(estimator)"
+        able = hasattr(self.estimator, "predict_proba")
+        expect(able, f"{kind} has no predict_proba: expected a classifier with probabilities, {hint}")
         y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")
         check_classification_targets(y)
         X, y, groups = indexable(X, y, groups)
@@ -118,20 +95,18 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         prefit = isinstance(self.cv, str) and self.cv == "prefit"
         if prefit:
             check_is_fitted(self.estimator)
-        self.classes_ = np.unique(self.estimator.classes_ if prefit else y)
-        encoded = _encode(y, self.classes_)
-        decider = self._new_decider(encoded, weights)
-        action_labels(decider.utility, self.classes_, self.abstain_label)  # raises before any work
+        labels = np.unique(self.estimator.classes_ if prefit else y)
+        encoded = _encode(y, labels)
+        decider = self._new_decider(labels, encoded, weights)
         folds: list[_Fold] = []
         if self.calibration is not None:
             whole = [(self.estimator, self._probabilities(self.estimator, X), np.arange(len(y)))] if prefit else None
             folds = whole or list(self._folds(X, y, encoded, weights, groups))
             expect(folds, "no sample can be held out for calibration: use fewer folds (cv), or calibration=None")
             scores, held = (np.concatenate([fold[i] for fold in folds]) for i in (1, 2))
-            held_weights = None if weights is None else weights[held]
-            decider = decider.fit(scores, encoded[held], sample_weight=held_weights)
+            decider = decider.fit(scores, encoded[held], sample_weight=None if weights is None else weights[held])
         self.estimator_ = self.estimator if prefit else _fitted(self.estimator, X, y, weights)
-        complete = [model for model, *_ in folds if self.ensemble and len(model.classes_) == len(self.classes_)]
+        complete = [model for model, *_ in folds if self.ensemble and len(model.classes_) == len(labels)]
         # A fitted or frozen estimator is the same in every fold.
         self.estimators_ = [self.estimator_, *(model for model in complete if model is not self.estimator_)]
         for name in ("n_features_in_", "feature_names_in_"):
@@ -162,18 +137,15 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         p[:, _encode(model.classes_, self.classes_)] = found
         return p
 
-    def _new_decider(self, encoded: Indices, weights: Floats | None) -> Decider:
-        """Not fitted yet."""
-        count = len(self.classes_)
-        classes = Classes.from_counts(np.bincount(encoded, minlength=count), label_names(self.classes_))
-        self.named_classes_ = classes
-        seen = np.bincount(encoded, weights, minlength=count)
+    def _new_decider(self, labels: NDArray[Any], encoded: Indices, weights: Floats | None) -> Decider:
+        """Not fitted yet; it corrects the prior only if one of the two is not that of the samples."""
+        utility = self._name_classes(labels, np.bincount(encoded, minlength=len(labels)))
+        classes, seen = self.named_classes_, np.bincount(encoded, weights, minlength=len(labels))
         carried, wanted = (
             seen if isinstance(prior, str) and prior == "train" else as_prior(named_prior(prior), classes, name)
             for name, prior in (("estimator_prior", self.estimator_prior), ("target_prior", self.target_prior))
         )
         target = None if wanted is seen and carried is seen else wanted
-        utility = as_utility(self.utility, classes)
         return Decider(utility, calibration=self.calibration, train_prior=carried, target_prior=target)
 
     def _folds(self, X: Any, y: NDArray[Any], encoded: Indices, weights: Floats | None, groups: Any) -> Iterator[_Fold]:
