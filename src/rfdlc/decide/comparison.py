@@ -1,15 +1,15 @@
 """Paired comparisons: differences of every metric between two models, or two methods with several seeds each."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from rfdlc.decide.evaluation import Entry, entries
-from rfdlc.decide.intervals import FEWEST, LEVEL, Array, Mean, resampled
-from rfdlc.decide.metrics import METRICS, Metric, measure
+from rfdlc.decide.evaluation import entries
+from rfdlc.decide.intervals import LEVEL, Array, Z, student
+from rfdlc.decide.metrics import METRICS, measure
 from rfdlc.decide.outcomes import Outcomes
 from rfdlc.errors import expect
 
@@ -89,102 +89,58 @@ def compare_outcomes(
     """Compare outcomes of the same samples in the same order, one per seed on each side."""
     same = all(np.array_equal(a[0].targets, other.targets) for other in (*a, *b))
     expect(same, "the runs have different samples: expected the same ones in the same order, or ids")
-    found: dict[str, tuple[Entry, float, float, float, float, float]] = {}
-    others: list[Metric] = []
+    labels = {entry.name: entry.full_label for entry in entries(measure(a[0]))}
+    rows = []
     for metric in METRICS.values():
-        left, right = ([metric.estimates(o) for o in side] for side in (a, b))
-        shared = [key for key in left[0] if all(key in each for each in (*left, *right))]
-        if not all(hasattr(each[key], "interval") for key in shared for each in (*left, *right)):
-            others += [metric] if metric.resample else []
-            continue
-        labelled = {e.name: e for e in entries({metric.name: metric.measure(a[0])})}
-        for key in shared:
-            name = metric.name if key is None else f"{metric.name}.{key}"
-            sides = [each[key] for each in left], [each[key] for each in right]
-            estimates = _difference(*sides) if isinstance(sides[0][0], Mean) else _apart(*sides)
-            if estimates is not None:
-                found[name] = (labelled[name], *estimates)
-    found |= _resampled(a, b, others, bootstrap, seed)
-    order = [entry.name for entry in entries(measure(a[0]))]
-    kept = sorted((name for name in found if name in order), key=order.index)
-    adjusted = _holm(np.array([found[name][5] for name in kept]))
-    rows = [
-        Difference(name, found[name][0].full_label, left, right, right - left, low, high, float(p))
-        for name, p in zip(kept, adjusted, strict=True)
-        for _, left, right, low, high, _ in [found[name]]
-    ]
-    return Comparison(names, len(a[0]), (len(a), len(b)), tuple(rows))
+        left, right = ([metric.estimates(o, bootstrap, seed) for o in side] for side in (a, b))
+        for name in [name for name in left[0] if all(name in each for each in (*left, *right))]:
+            found = _difference([each[name] for each in left], [each[name] for each in right])
+            rows += [] if found is None else [Difference(name, labels[name], *found)]
+    adjusted = _holm(np.array([row.p for row in rows]))
+    differences = tuple(replace(row, p=float(p)) for row, p in zip(rows, adjusted, strict=True))
+    return Comparison(names, len(a[0]), (len(a), len(b)), differences)
 
 
-def _difference(a: Sequence[Mean], b: Sequence[Mean]) -> tuple[float, float, float, float, float] | None:
-    """Means of both sides, interval of the difference, p: samples within seeds, by Student's t (Satterthwaite)."""
+def _difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:
+    """Values of both sides, their difference with its interval, and p; None without an interval on each side."""
+    if any(each.interval() is None for each in (*a, *b)):
+        return None
     values = [np.array([each.value for each in side]) for side in (a, b)]
-    left, right = float(values[0].mean()), float(values[1].mean())
-    influence: Array = np.mean([e.influence() for e in b], axis=0) - np.mean([e.influence() for e in a], axis=0)
-    size = len(influence)
-    counted = int(min((~np.isnan(e.values)).sum() for e in (*a, *b)))
-    share = a[0].strata is not None or all(np.isin(e.values[~np.isnan(e.values)], (0, 1)).all() for e in (*a, *b))
-    if counted < (2 if share else FEWEST) or np.isnan(right - left):
-        return None
-    scale = min(1.0, max(float(np.nanmax(np.abs(e.values))) for e in (*a, *b))) or 1.0
+    left, right = (float(side.mean()) for side in values)
+    centre, halves = _by_sample(a, b) if all(each.span is not None for each in (*a, *b)) else _recovered(a, b)
+    # Samples within seeds: the variance between seeds is added, with the degrees of freedom of Satterthwaite.
+    seeds = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in values if len(side) > 1]
+    for i, half in enumerate(halves):
+        variance = (half / Z) ** 2 + sum(part for part, _ in seeds)
+        freedom = variance**2 / sum(part**2 / free for part, free in seeds) if any(p for p, _ in seeds) else np.inf
+        halves[i] = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * variance**0.5
+    low, high = min(centre - halves[0], right - left), max(centre + halves[1], right - left)
+    error = (halves[0] if centre > 0 else halves[1]) / Z
+    p = 2 * float(stats.norm.sf(abs(centre) / error)) if error > 0 else 1.0
+    return left, right, right - left, low, high, p
+
+
+def _by_sample(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
+    """The difference and the distances of its bounds, by the errors of both sides on each sample (Student's t)."""
+    left, right = (np.mean([each.influence() for each in side], axis=0) for side in (a, b))
+    low, high = student((right - left) * len(left))
     # One more sample that differs: no two models are certainly equal on few samples (as Agresti and Min 2005).
-    extra = (scale / counted) ** 2
-    if a[0].strata is not None:  # the same for every stratum, some of which have a single sample
-        _, _, total, _, weights = a[0]._parts
-        changed = np.nan_to_num(np.mean([e.values for e in b], axis=0) - np.mean([e.values for e in a], axis=0))
-        pooled = (float((changed**2).sum()) + 1) / (counted + 1)
-        extra = 2 * pooled * float(np.sum((weights / np.maximum(total, 1)) ** 2))
-        influence = influence * np.sqrt(total / np.maximum(total - 1, 1))[a[0].strata]
-    parts = [(float((influence**2).sum()) / size**2 + extra, counted - 1)]
-    parts += [(float(v.var(ddof=1)) / len(v), len(v) - 1) for v in values if len(v) > 1]
-    variance = sum(part for part, _ in parts)
-    freedom = variance**2 / sum(part**2 / free for part, free in parts)
-    error = variance**0.5
-    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
-    p = 2 * float(stats.t.sf(abs(right - left) / error, freedom))
-    return left, right, right - left - half, right - left + half, p
+    extra = Z * max(each.span for each in (*a, *b)) / min(each.samples for each in (*a, *b))
+    value = float(np.mean([each.value for each in b]) - np.mean([each.value for each in a]))
+    return value, [float(np.hypot(low, extra)), float(np.hypot(high, extra))]
 
 
-def _apart(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, float, float, float, float] | None:
-    """As `_difference`, for calibration errors: from both intervals as if samples were not shared (MOVER)."""
-    bounds = [[each.interval() for each in side] for side in (a, b)]
-    if any(each is None for side in bounds for each in side):
-        return None
-    (left, low_a, high_a), (right, low_b, high_b) = (
-        np.mean([(each.value, *ends) for each, ends in zip(side, found, strict=True)], axis=0)
-        for side, found in zip((a, b), bounds, strict=True)
-    )
-    value = right - left
-    low, high = value - np.hypot(right - low_b, high_a - left), value + np.hypot(high_b - right, left - low_a)
-    error = (value - low if value > 0 else high - value) / stats.norm.ppf((1 + LEVEL) / 2)
-    p = 2 * stats.norm.sf(abs(value) / error) if error > 0 else 1.0
-    return float(left), float(right), float(low), float(high), float(p)
-
-
-def _resampled(
-    a: Sequence[Outcomes], b: Sequence[Outcomes], chosen: Sequence[Metric], times: int, seed: int
-) -> dict[str, tuple[Entry, float, float, float, float, float]]:
-    """Percentile intervals of metrics that are not means: samples within classes, and seeds, are resampled."""
-
-    def side(runs: Sequence[Outcomes]) -> dict[str, tuple[Entry, float]]:
-        each = [list(entries({m.name: m.measure(o) for m in chosen})) for o in runs]
-        return {e.name: (e, float(np.mean([row[i].value for row in each]))) for i, e in enumerate(each[0])}
-
-    rng, drawn = np.random.default_rng(seed), []
-    for _ in range(times if chosen else 0):
-        rows = resampled(a[0].targets, rng)
-        left, right = (side([runs[i].take(rows) for i in rng.integers(0, len(runs), len(runs))]) for runs in (a, b))
-        drawn.append({name: right[name][1] - left[name][1] for name in left if name in right})
-    found = {}
-    first, second = side(a), side(b)
-    for name, (entry, value) in first.items():
-        values = np.array([d.get(name, np.nan) for d in drawn])
-        values = values[~np.isnan(values)]
-        if len(values) and name in second and not np.isnan(value):
-            low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-            p = min(1.0, 2 * (1 + min((values <= 0).sum(), (values >= 0).sum())) / (1 + len(values)))
-            found[name] = (entry, value, second[name][1], float(low), float(high), float(p))
-    return found
+def _recovered(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
+    """The same from both intervals and the correlation of errors (Zou and Donner 2008)."""
+    centres, ends, errors = [], [], []
+    for side in (a, b):
+        centres.append(float(np.mean([each.centre() if each.centre else each.value for each in side])))
+        ends.append(np.abs(np.mean([each.interval() for each in side], axis=0) - centres[-1]))
+        errors.append(np.mean([each.influence() if each.influence else [0.0] for each in side], axis=0))
+    norm, counted = np.prod(np.linalg.norm(errors, axis=1)), max(np.count_nonzero(errors, axis=1))
+    correlation = float(errors[0] @ errors[1]) / norm - 1 / counted if norm > 0 else 0.0
+    sides = ((ends[1][0], ends[0][1]), (ends[1][1], ends[0][0]))
+    return centres[1] - centres[0], [float(np.sqrt(x**2 + y**2 - 2 * correlation * x * y)) for x, y in sides]
 
 
 def _holm(p: Array) -> Array:

@@ -11,14 +11,13 @@ from numpy.typing import ArrayLike
 
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.intervals import LEVEL, Interval, resampled
+from rfdlc.decide.intervals import LEVEL, Interval
 from rfdlc.decide.metrics import METRICS, Metric, measure
 from rfdlc.decide.outcomes import UNCERTAINTIES, Outcomes, observe
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import class_columns, fingerprints
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose
-from rfdlc.progress import track
+from rfdlc.errors import choose, expect
 
 MOST_PARTS = 12  # a metric with more parts is not listed in tables
 
@@ -85,7 +84,11 @@ class Evaluation:
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
-        return {} if self.outcomes is None else _intervals(self.outcomes, *self.bootstrap)
+        if self.outcomes is None:
+            return {}
+        estimates = [metric.estimates(self.outcomes, *self.bootstrap) for metric in METRICS.values()]
+        bounds = {name: estimate.interval() for each in estimates for name, estimate in each.items()}
+        return {name: found for name, found in bounds.items() if found is not None}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.values:
@@ -183,21 +186,13 @@ def evaluate(
     (0.667, {'head': 1.0, 'tail': 0.5})
     """
     choose("uncertainty", uncertainty, UNCERTAINTIES)
-    if decider is not None and not isinstance(decider, Decider):
-        raise InputError(f"decider is a {type(decider).__name__}: expected a Decider; give a utility as utility=")
-    if bootstrap < 0:
-        raise InputError(f"bootstrap is {bootstrap}: expected a number of resamples, such as 500, or 0 for none")
-    classes = None if classes is None else as_classes(classes)
-    if decider is None:
-        decider = Decider(utility or Utility.one_hot(_known_classes(scores, classes)))
-    elif utility is not None:
-        decider = decider.replace(utility=utility)
-    if classes is not None:
-        decider = decider.replace(classes=classes)
+    expect(bootstrap >= 0, f"bootstrap is {bootstrap}: expected a number of resamples, such as 500, or 0 for none")
+    known = None if classes is None else as_classes(classes)
+    decider = decider_for(decider, utility, known, scores)
     checked, y = decider.read_labelled(scores, targets, logits)
     own = scores.uncertainty if isinstance(scores, Predictions) else None
-    if uncertainty == "own" and own is None:
-        raise InputError("uncertainty 'own' is stored in the predictions of some methods, not in these: choose another")
+    stored = "uncertainty 'own' is stored in the predictions of some methods, not in these: choose another"
+    expect(uncertainty != "own" or own is not None, stored)
     outcomes = observe(checked, y, decider, uncertainty, own, groups)
     overlap = 0.0
     if decider.calibrated_on is not None and len(decider.calibrated_on):
@@ -211,41 +206,26 @@ def evaluate(
     return Evaluation(len(y), measure(outcomes), uncertainty, outcomes, (bootstrap, seed), overlap)
 
 
-def _known_classes(scores: Any, classes: Classes | None) -> Classes:
-    """From the argument, from the predictions, or as many as there are columns."""
-    if classes is not None:
-        return classes
+def decider_for(decider: Decider | None, utility: Utility | None, classes: Classes | None, scores: Any) -> Decider:
+    """The decider with another utility and classes, if given; or a new one, by default with the classes of `scores`."""
+    if decider is None:
+        decider = Decider(utility or Utility.one_hot(classes or _classes_of(scores)))
+    kind = type(decider).__name__
+    expect(isinstance(decider, Decider), f"decider is a {kind}: expected a Decider; give a utility as utility=")
+    decider = decider.replace(utility=utility)
+    return decider if classes is None else decider.replace(classes=classes)
+
+
+def _classes_of(scores: Any) -> Classes:
+    """From predictions or a table, or as many as there are columns."""
     if isinstance(scores, Predictions):
         return scores.classes
     if hasattr(scores, "columns"):
         return Classes(tuple(class_columns([str(name) for name in scores.columns])))
     shape = np.shape(scores)
-    if len(shape) not in (2, 3):
-        raise InputError(f"scores have shape {shape}: expected (samples, classes) or (particles, samples, classes)")
-    return Classes(tuple(str(i) for i in range(shape[-1])))
-
-
-def _intervals(outcomes: Outcomes, times: int, seed: int) -> dict[str, Interval]:
-    """By formula where an estimate has one; else percentiles of resamples within classes (Efron 1979)."""
-    found: dict[str, Interval | None] = {}
-    numbers = []
-    for metric in METRICS.values():
-        estimates = metric.estimates(outcomes)
-        if metric.resample and any(not hasattr(estimate, "interval") for estimate in estimates.values()):
-            numbers.append(metric)
-        for key, estimate in estimates.items():
-            name = metric.name if key is None else f"{metric.name}.{key}"
-            found[name] = estimate.interval() if hasattr(estimate, "interval") else None
-    drawn: dict[str, list[float]] = {}
-    rng = np.random.default_rng(seed)
-    for _ in track(range(times), "Resampling") if numbers else ():
-        sample = outcomes.take(resampled(outcomes.targets, rng))
-        for entry in entries({metric.name: metric.measure(sample) for metric in numbers}):
-            drawn.setdefault(entry.name, []).append(entry.value)
-    for name, values in drawn.items():
-        if not np.isnan(values).all():
-            found[name] = tuple(np.nanquantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist())
-    return {name: (float(bounds[0]), float(bounds[1])) for name, bounds in found.items() if bounds is not None}
+    expected = "(samples, classes) or (particles, samples, classes)"
+    expect(len(shape) in (2, 3), f"scores have shape {shape}: expected {expected}")
+    return as_classes(shape[-1])
 
 
 def _plain(value: Any) -> Any:

@@ -1,180 +1,201 @@
-"""Estimates with 95% intervals: analytic for means, by test inversion for ECE.
+"""Estimates with 95% intervals, about other test samples of the same population; model and decider are held fixed."""
 
-The model, its calibration and the decision rule are held fixed; so is the number of samples per class where strata are
-classes. Intervals are about other test samples of the same kind.
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from rfdlc.decide.classes import Indices
 
 LEVEL = 0.95
-SMOOTHING, DRAWS = 10, 200
-FEWEST = 10  # samples of an interval that rests on more than a share
+Z = float(stats.norm.ppf((1 + LEVEL) / 2))
+FEWEST, FEWEST_HITS, FEWEST_ERRORS = 20, 3, 5  # samples behind an interval of a mean, a share, a ranking
+SMOOTHING, DRAWS = 10, 200  # of tests of the calibration error
+NAN = float("nan")
 Interval = tuple[float, float]
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
-def wilson(share: float, samples: int) -> Interval:
-    """Wilson's score interval of a share.
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval, which is None where no honest one exists."""
 
-    >>> [round(bound, 2) for bound in wilson(1.0, 3)]
+    value: float
+    interval: Callable[[], Interval | None] = lambda: None
+    influence: Callable[[], Array] | None = None  # what each sample adds to the error of the value
+    samples: int = 0  # that count
+    span: float | None = None  # how far one more sample could be from the others; None if errors do not add up
+    centre: Callable[[], float] | None = None  # what the interval is about, where that is not the value
+    parts: tuple[Array, Array] | None = None  # of a mean over groups: samples and value of each
+
+
+def wilson(share: Any, samples: Any) -> tuple[Any, Any]:
+    """Wilson's score interval of shares, with Poisson bounds for few hits and few misses (Brown et al. 2001).
+
+    >>> [round(float(bound), 2) for bound in wilson(1.0, 3)]
     [0.44, 1.0]
     """
-    z2 = float(stats.norm.ppf((1 + LEVEL) / 2) ** 2)
-    centre = (share + z2 / (2 * samples)) / (1 + z2 / samples)
-    half = (z2 * (share * (1 - share) / samples + z2 / (4 * samples**2))) ** 0.5 / (1 + z2 / samples)
-    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+
+    def lower(share: Any) -> Any:
+        hits = np.rint(share * samples)
+        centre = (share + Z**2 / (2 * samples)) / (1 + Z**2 / samples)
+        half = Z * np.sqrt(share * (1 - share) / samples + Z**2 / (4 * samples**2)) / (1 + Z**2 / samples)
+        poisson = stats.chi2.ppf(1 - LEVEL, np.maximum(2 * hits, 1)) / 2 / samples
+        few = (hits > 0) & (hits <= np.where(samples > 50, 3, 2))
+        return np.clip(np.where(few, poisson, centre - half), 0, share)
+
+    share, samples = np.asarray(share, dtype=np.float64), np.asarray(samples, dtype=np.float64)
+    return lower(share), 1 - lower(1 - share)
 
 
-@dataclass(frozen=True)
-class Mean:
-    """The mean of one value per sample, or a weighted sum of the means of strata, whose values are from 0 to 1.
+def shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lambda share: share) -> Estimate:
+    """The mean over groups of `scale`(share of hits); each sample is in up to K groups (K, N), -1 for none.
 
-    `values` (N,) are NaN where a sample does not count.
+    The interval comes from those of all groups by recovery of variance estimates (Zou and Donner 2008), where groups
+    are as correlated as they overlap. It is moved by the bias of a curved `scale`.
     """
+    inside = groups >= 0
+    samples = np.bincount(groups[inside])
+    present, seen = np.maximum(samples, 1), samples > 0
+    share = np.bincount(groups[inside], weights=hits[inside]) / present
+    value = float(scale(share[seen]).mean()) if seen.any() else NAN
 
-    values: Array
-    strata: Indices | None = None
-    weights: NDArray[Any] | None = None  # one per stratum, by default equal for those that have samples
+    def sums(values: Array) -> Array:  # over the groups of each sample
+        return np.asarray(np.where(inside, values[groups], 0).sum(axis=0))
 
-    @property
-    def _parts(self) -> tuple[NDArray[np.bool_], Indices, NDArray[Any], Array, Array]:
-        """Which samples count, their strata, and per stratum: samples, mean and weight."""
-        counts = ~np.isnan(self.values)
-        place = np.zeros(len(self.values), dtype=np.int64) if self.strata is None else self.strata
-        strata = int(place.max(initial=0)) + 1
-        total = np.bincount(place[counts], minlength=strata)
-        means = np.bincount(place[counts], weights=self.values[counts], minlength=strata) / np.maximum(total, 1)
-        weights = (total > 0).astype(float) if self.weights is None else self.weights[: len(total)]
-        return counts, place, total, means, weights / max(weights.sum(), 1e-300)
-
-    @property
-    def value(self) -> float:
-        """The estimate, or NaN without samples."""
-        counts, _, _, means, weights = self._parts
-        if self.strata is None:
-            return float(self.values[counts].mean()) if counts.any() else float("nan")
-        return float(means @ weights) if counts.any() else float("nan")
-
-    def influence(self) -> Array:
-        """What each sample adds to the error of the estimate (N,), times N."""
-        counts, place, total, means, weights = self._parts
-        scale = weights / np.maximum(total, 1) * len(self.values)
-        return np.where(counts, scale[place] * (np.where(counts, self.values, 0) - means[place]), 0.0)
-
-    def interval(self) -> Interval | None:
-        """Wilson's for a share; for shares by strata, a normal one in which every stratum has two samples more.
-
-        Other means: Student's t, with the degrees of freedom that the kurtosis leaves to the variance, and shifted for
-        the skewness (Hall 1992). None for fewer than ten samples, or if all values are equal.
-        """
-        counts, _, total, means, weights = self._parts
-        known, size = self.values[counts], int(counts.sum())
-        if size and self.strata is not None:
-            smooth = (means * total + 1) / (total + 2)
-            half = stats.norm.ppf((1 + LEVEL) / 2) * np.sqrt(
-                np.sum(weights**2 * smooth * (1 - smooth) / np.maximum(total, 1))
-            )
-            return max(0.0, self.value - half), min(1.0, self.value + half)
-        if size and np.isin(known, (0, 1)).all():
-            return wilson(self.value, size)
-        if size < FEWEST or np.ptp(known) == 0:
+    def interval() -> Interval | None:
+        if samples.sum() < FEWEST_HITS:
             return None
-        gap, spread = known - known.mean(), known.std(ddof=1)
-        freedom = min(size - 1, max(2.0, 2 * size / max(1e-9, (gap**4).mean() / (gap**2).mean() ** 2 - 1)))
-        half = stats.t.ppf((1 + LEVEL) / 2, freedom) * spread / np.sqrt(size)
-        skewed = (gap**3).mean() / (6 * spread**2 * size) * (1 + 2 * stats.norm.ppf((1 + LEVEL) / 2) ** 2)
-        shift = float(np.clip(skewed, -half, half))
-        return self.value + shift - half, self.value + shift + half
+        near, step = (share * samples + 1) / (samples + 2), 1e-3
+        curved = (scale(near + step) - 2 * scale(near) + scale(near - step)) / step**2
+        bias = float(np.mean((curved * near * (1 - near) / 2 / present)[seen]))
+        halves = []
+        for bound in wilson(share, present):
+            distance = np.abs(scale(bound) - scale(share)) / np.sqrt(present) / seen.sum()
+            halves.append(float(np.linalg.norm(sums(distance))))
+        low, high = value - bias - halves[0], value - bias + halves[1]
+        return max(0.0, min(low, value)), min(1.0, max(high, value))
+
+    def influence() -> Array:
+        slope = (scale(share + 1e-6) - scale(share - 1e-6)) / 2e-6 / present / max(1, seen.sum())
+        return np.asarray((np.where(inside, slope[groups] * (hits - share[groups]), 0)).sum(axis=0))
+
+    span = 1.0 if len(samples) <= 1 else None
+    return Estimate(value, interval, influence, int(samples.sum()), span, parts=(samples, scale(share)))
 
 
-@dataclass(frozen=True)
-class CalibrationGap:
-    """Expected calibration error of a confidence (N,) in bins, as it is or debiased."""
+def mean(values: NDArray[Any], ends: tuple[float, float] | None = None) -> Estimate:
+    """The mean of one value per sample (N,), NaN where it does not count; a share, if all values are 0 or 1.
 
-    confidence: Array
-    right: NDArray[np.bool_]
-    place: Indices  # the bin of each sample
-    debiased: bool = False
+    `ends` are the smallest and the largest possible value: the interval has one more sample of each.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    counts = ~np.isnan(values)
+    known = values[counts]
+    if np.isin(known, (0, 1)).all():
+        return shares(np.where(counts, 0, -1)[None], values[None] == 1)
+    value = float(known.mean())
 
-    @property
-    def value(self) -> float:
-        """sum over bins of (n_b / N) |accuracy_b - mean confidence_b|: too large for few samples, if not debiased."""
-        if not len(self.right):
-            return float("nan")
-        gap = np.bincount(self.place, weights=self.right - self.confidence)
-        return self._inverted[1] if self.debiased else float(np.abs(gap).sum() / len(self.right))
-
-    @cached_property
-    def _inverted(self) -> tuple[float, float, float]:
-        """Lower bound, median-unbiased estimate and upper bound of the error, by inverting tests.
-
-        True gaps are taken to be k times the observed ones, which are drawn towards their mean by ten samples. For each
-        k, hits are simulated in every bin. Bounds and estimate belong to the k for which the observed error is the
-        97.5%, 50% and 2.5% quantile of the simulated ones.
-        """
-        samples = np.bincount(self.place)
-        n, size = samples[samples > 0], len(self.right)
-        hits, total = (np.bincount(self.place, weights=w)[samples > 0] for w in (self.right, self.confidence))
-        gap = ((hits - total) + SMOOTHING * (hits - total).sum() / size) / (n + SMOOTHING)
-        accuracy = np.clip(total / n + np.linspace(0, 3, 61)[:, None] * gap, 0, 1)  # (K, bins)
-        noise = np.random.default_rng(0).normal(size=(DRAWS, 1, len(n))) * np.sqrt(n * accuracy * (1 - accuracy))
-        drawn = np.clip(np.rint(n * accuracy + noise), 0, n)  # binomial, nearly
-        simulated, observed = np.abs(drawn - total).sum(axis=2) / size, np.abs(hits - total).sum() / size
-        below = (simulated < observed).mean(axis=0) + (simulated == observed).mean(axis=0) / 2
-        falling = np.maximum.accumulate(below[::-1])[::-1]
-        errors = np.abs(accuracy - total / n) @ n / size
-        low, middle, high = (float(errors[min(np.searchsorted(-falling, -q), 60)]) for q in (0.975, 0.5, 0.025))
-        return low, middle, high
-
-    def interval(self) -> Interval | None:
-        """The bounds, widened where they would not contain the estimate itself; None for fewer than twenty samples."""
-        if len(self.right) < 2 * FEWEST:
+    def interval() -> Interval | None:
+        if len(known) < FEWEST or (ends is None and np.ptp(known) == 0):
             return None
-        return min(self._inverted[0], self.value), max(self._inverted[2], self.value)
+        if ends is None:
+            return student(known)
+        more = np.append(known, ends)
+        half = stats.t.ppf((1 + LEVEL) / 2, len(more) - 1) * more.std(ddof=1) / np.sqrt(len(more))
+        return float(min(value, more.mean() - half)), float(max(value, more.mean() + half))
+
+    span = 0.0 if ends is None else float(ends[1] - ends[0])
+    return Estimate(value, interval, lambda: np.nan_to_num(values - value) / len(known), len(known), span)
 
 
-@dataclass(frozen=True)
-class RocArea:
-    """Probability that a correct decision has a higher confidence than a wrong one, ties counting half."""
+def student(values: Array) -> Interval:
+    """Student's t, with the degrees of freedom that kurtosis leaves, and shifted for skewness (Johnson 1978)."""
+    size, gap, spread = len(values), values - values.mean(), values.std(ddof=1)
+    if size < 2 or spread == 0:
+        return float(values[0]), float(values[0])
+    freedom = min(size - 1, max(2.0, 2 * size / max(1e-9, (gap**4).mean() / (gap**2).mean() ** 2 - 1)))
+    half = stats.t.ppf((1 + LEVEL) / 2, freedom) * spread / np.sqrt(size)
+    shift = np.clip((gap**3).mean() / (6 * spread**2 * size) * (1 + 2 * Z**2), -half, half)
+    return float(values.mean() + shift - half), float(values.mean() + shift + half)
 
-    correct: NDArray[np.bool_]
-    confidence: NDArray[Any]
 
-    @cached_property
-    def _placements(self) -> tuple[Array, Array]:
-        """Share of wrong decisions below each correct one, and of correct ones above each wrong one."""
-        right, wrong = np.sort(self.confidence[self.correct]), np.sort(self.confidence[~self.correct])
-        below = (np.searchsorted(wrong, right, "left") + np.searchsorted(wrong, right, "right")) / 2
-        above = len(right) - (np.searchsorted(right, wrong, "left") + np.searchsorted(right, wrong, "right")) / 2
-        return below / max(1, len(wrong)), above / max(1, len(right))
+def ranking(value: float, influence: Array, correct: Mask) -> Estimate:
+    """A number between 0 and 1 that tells how a confidence ranks correct before wrong decisions; normal, as a logit."""
 
-    @property
-    def value(self) -> float:
-        """The area, or NaN if all decisions are correct or all are wrong."""
-        defined = self.correct.any() and not self.correct.all()
-        return float(self._placements[0].mean()) if defined else float("nan")
-
-    def interval(self) -> Interval | None:
-        """DeLong's (1988), on the logit scale; None for fewer than three on a side, or an area of 0 or 1."""
-        sizes = [len(side) for side in self._placements]
-        if min(sizes) < 3 or not 0 < self.value < 1:
+    def interval() -> Interval | None:
+        if min(correct.sum(), (~correct).sum()) < FEWEST_ERRORS or not 0 < value < 1:
             return None
-        variance = sum(side.var(ddof=1) / len(side) for side in self._placements)
-        logit = np.log(self.value / (1 - self.value))
-        half = stats.t.ppf((1 + LEVEL) / 2, min(sizes) - 1) * variance**0.5 / (self.value * (1 - self.value))
-        low, high = 1 / (1 + np.exp(half - logit)), 1 / (1 + np.exp(-half - logit))
+        error = float(np.linalg.norm(influence)) / (value * (1 - value))
+        low, high = special.expit(special.logit(value) + np.array([-Z, Z]) * error)
         return float(low), float(high)
 
+    return Estimate(value, interval, lambda: influence, len(correct), 0.0)
 
-def resampled(targets: Indices, rng: np.random.Generator) -> Indices:
+
+def calibration_gap(confidence: Array, right: Mask, place: Indices, debiased: bool = False) -> Estimate:
+    """Expected calibration error in bins: sum of (n_b / N) |accuracy_b - mean confidence_b|, as it is or debiased.
+
+    If not debiased, it is too large for few samples. The interval comes from inverted tests; it contains the value and
+    the distance between mean confidence and accuracy, which is at most the error.
+    """
+    size = len(right)
+    if not size:
+        return Estimate(NAN)
+    plain = float(np.abs(np.bincount(place, weights=right - confidence)).sum() / size)
+    inverted = cache(lambda: _inverted(confidence, right, place))
+    value = inverted()[1] if debiased else plain
+
+    def interval() -> Interval | None:
+        certain = float(confidence.mean())
+        signed = mean(confidence - right, (certain - 1, certain)).interval()
+        low, _, high = inverted()
+        return None if signed is None else (min(low, value), max(high, value, -signed[0], signed[1]))
+
+    return Estimate(value, interval, centre=lambda: inverted()[1])
+
+
+def _inverted(confidence: Array, right: Mask, place: Indices) -> tuple[float, float, float]:
+    """Lower bound, median-unbiased estimate and upper bound of the calibration error, by inverting tests.
+
+    True gaps are taken to be k times the observed ones, which are drawn towards their mean by ten samples. For each k,
+    hits are simulated in every bin. Bounds and estimate belong to the k for which the observed error is the 97.5%, 50%
+    and 2.5% quantile of the simulated ones.
+    """
+    samples, size = np.bincount(place), len(right)
+    n = samples[samples > 0]
+    hits, total = (np.bincount(place, weights=weights)[samples > 0] for weights in (right, confidence))
+    gap = ((hits - total) + SMOOTHING * (hits - total).sum() / size) / (n + SMOOTHING)
+    accuracy = np.clip(total / n + np.linspace(0, 3, 61)[:, None] * gap, 0, 1)  # (K, bins)
+    noise = np.random.default_rng(0).normal(size=(DRAWS, 1, len(n))) * np.sqrt(n * accuracy * (1 - accuracy))
+    drawn = np.clip(np.rint(n * accuracy + noise), 0, n)  # binomial, nearly
+    simulated, observed = np.abs(drawn - total).sum(axis=2) / size, np.abs(hits - total).sum() / size
+    below = (simulated < observed).mean(axis=0) + (simulated == observed).mean(axis=0) / 2
+    falling = np.maximum.accumulate(below[::-1])[::-1]
+    errors = np.abs(accuracy - total / n) @ n / size
+    low, middle, high = (float(errors[min(np.searchsorted(-falling, -q), 60)]) for q in (0.975, 0.5, 0.025))
+    return low, middle, high
+
+
+def resampled(value: float, draws: Array) -> Estimate:
+    """A number and its values on resamples; percentiles (Efron 1979)."""
+
+    def interval() -> Interval | None:
+        low, high = np.nanquantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return float(low), float(high)
+
+    known = ~np.isnan(draws)
+    if not known.any():
+        return Estimate(value)
+    return Estimate(value, interval, lambda: np.nan_to_num(draws - draws[known].mean()), len(draws))
+
+
+def within_classes(targets: Indices, rng: np.random.Generator) -> Indices:
     """Positions drawn with replacement within each class, so that the class counts stay."""
     order, counts = np.argsort(targets, kind="stable"), np.bincount(targets)
     first = (np.cumsum(counts) - counts)[targets[order]]

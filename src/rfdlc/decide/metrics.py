@@ -5,16 +5,28 @@ A metric of no samples is NaN.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.intervals import CalibrationGap, Mean, RocArea
+from rfdlc.decide.intervals import (
+    NAN,
+    Array,
+    Estimate,
+    Mask,
+    calibration_gap,
+    mean,
+    ranking,
+    resampled,
+    shares,
+    within_classes,
+)  # fmt: skip
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import choose, expect
+from rfdlc.progress import track
 
 if TYPE_CHECKING:
     from rfdlc.decide.outcomes import Outcomes
@@ -22,7 +34,6 @@ if TYPE_CHECKING:
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
 ECE_BINS, PAPER_ECE_BINS = 15, 10
 RESERVED = ("samples", "values", "intervals", "uncertainty")
-NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Metric:
         Name in tables. If the function returns a dict, a format for its keys, such as "{} shot".
     function : callable
         Maps `Outcomes` to an array of one value per sample whose mean is the metric (NaN where a sample does not
-        count), to a number (NaN where undefined), to an estimate with `value` and `interval()`, or to a dict of these.
+        count), to a number (NaN where undefined), to an estimate of `rfdlc.decide.intervals`, or to a dict of these.
     direction : {"higher", "lower", "none"}
         Which values are better.
     unit : str
@@ -68,16 +79,26 @@ class Metric:
         """The value as tables show it."""
         return f"{value:.2%}" if self.unit == "%" else readable(value)
 
-    def estimates(self, outcomes: "Outcomes") -> dict[Any, Any]:
-        """The estimates by part, under None where the metric has no parts; arrays are means, numbers stay."""
+    def _parts(self, outcomes: "Outcomes") -> dict[Any, Any]:
+        """Numbers and estimates by part, under None where the metric has no parts."""
         found = self.function(outcomes)
         parts = found if isinstance(found, Mapping) else {None: found}
-        return {k: Mean(np.asarray(v, dtype=np.float64)) if isinstance(v, np.ndarray) else v for k, v in parts.items()}
+        return {key: mean(part) if isinstance(part, np.ndarray) else part for key, part in parts.items()}
 
     def measure(self, outcomes: "Outcomes") -> Any:
         """The metric of some samples: a number, or a dict of numbers."""
-        numbers = {key: float(getattr(value, "value", value)) for key, value in self.estimates(outcomes).items()}
+        numbers = {key: float(getattr(part, "value", part)) for key, part in self._parts(outcomes).items()}
         return numbers.get(None, numbers)
+
+    def estimates(self, outcomes: "Outcomes", times: int = 0, seed: int = 0) -> dict[str, Estimate]:
+        """Estimates by name as in `Evaluation.flat`; numbers are resampled within classes (`times`, `seed`)."""
+        found, rng, drawn = self._parts(outcomes), np.random.default_rng(seed), []
+        plain = [key for key, part in found.items() if not isinstance(part, Estimate)]
+        for _ in track(range(times), "Resampling") if plain and self.resample else ():
+            drawn.append(self._parts(outcomes.take(within_classes(outcomes.targets, rng))))
+        for key in plain:
+            found[key] = resampled(float(found[key]), np.array([float(each.get(key, NAN)) for each in drawn]))
+        return {self.name if key is None else f"{self.name}.{key}": part for key, part in found.items()}
 
 
 METRICS: dict[str, Metric] = {}
@@ -85,10 +106,10 @@ METRICS: dict[str, Metric] = {}
 
 def register_metric(metric: Metric) -> Metric:
     """Add a metric to evaluations, tables, reports, model cards and scorers."""
-    if not metric.name.isidentifier() or metric.name in (*METRICS, *RESERVED):
-        raise InputError(
-            f"metric name {metric.name!r} is taken or is not an identifier: expected a new one, as 'top_5'"
-        )
+    expect(
+        metric.name.isidentifier() and metric.name not in (*METRICS, *RESERVED),
+        f"metric name {metric.name!r} is taken or is not an identifier: expected a new one, as 'top_5'",
+    )
     choose("direction", metric.direction, ("higher", "lower", "none"))
     METRICS[metric.name] = metric
     return metric
@@ -118,46 +139,47 @@ def recalls(targets: Indices, decided: Indices, classes: int) -> NDArray[np.floa
     return np.divide(right, total, out=np.full(classes, np.nan), where=total > 0)
 
 
-def macro_f1(targets: Indices, decided: Indices, classes: int) -> float:
-    """Mean of 2 right / (true + decided) over the classes that are true or decided anywhere."""
-    true = np.bincount(targets, minlength=classes)
-    claimed = np.bincount(decided[decided >= 0], minlength=classes)
-    right = np.bincount(targets[decided == targets], minlength=classes)
-    seen = true + claimed > 0
-    return float(np.mean(2 * right[seen] / (true + claimed)[seen])) if seen.any() else NAN
+def false_heads(targets: Indices, decided: Indices, head: Mask) -> NDArray[np.float64]:
+    """1 for a tail sample decided as head, 0 for any other tail sample, NaN for a head sample."""
+    return np.where(head[targets], NAN, (decided >= 0) & head[decided])
 
 
-def false_heads(
+def false_head_rates(
     targets: Indices, decided: Indices, classes: Classes, head_fractions: Sequence[float] = HEAD_FRACTIONS
-) -> dict[float, NDArray[np.float64]]:
-    """Per head fraction, 1 for a tail sample decided as head, 0 for any other tail sample, NaN for a head sample.
+) -> dict[float, float]:
+    """The share of tail samples decided as head, per head fraction.
 
     The head is that share of the classes, the most frequent ones. The paper's "tail ratio" of 25% is the head fraction
     of 25%: the other 75% of the classes are tail.
     """
-    heads = {fraction: classes.head_mask(fraction) for fraction in head_fractions}
-    return {f: np.where(head[targets], NAN, (decided >= 0) & head[decided]) for f, head in heads.items()}
-
-
-def false_head_rates(*args: Any, **options: Any) -> dict[float, float]:
-    """The share of tail samples decided as head per head fraction, with the arguments of `false_heads`."""
-    return {fraction: Mean(found).value for fraction, found in false_heads(*args, **options).items()}
-
-
-def mean_false_head_rate(rates: Mapping[float, float]) -> float:
-    """The mean of the rates that are defined: with two classes, the first 75% are both and leave no tail."""
-    return Mean(np.array(list(rates.values()))).value
+    return {f: mean(false_heads(targets, decided, classes.head_mask(f))).value for f in head_fractions}
 
 
 # -- detecting errors ---------------------------------------------------------------------------------------------
 
 
-def error_auc(correct: NDArray[np.bool_], confidence: Floats) -> float:
+def error_auc(correct: Mask, confidence: Floats) -> float:
     """Probability that a correct decision has a higher confidence than a wrong one, ties counting half (ROC AUC)."""
-    return RocArea(correct, confidence).value
+    return _roc_area(correct, confidence).value
 
 
-def risk_coverage(correct: NDArray[np.bool_], confidence: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _roc_area(correct: Mask, confidence: Floats) -> Estimate:
+    """With the influences of DeLong et al. (1988)."""
+    high, low = np.sort(confidence[correct]), np.sort(confidence[~correct])
+    if not len(high) or not len(low):
+        return Estimate(NAN)
+    influence = np.empty(len(correct))
+    for mask, others in ((correct, low), (~correct, high)):
+        below = np.searchsorted(others, confidence[mask], "left") + np.searchsorted(others, confidence[mask], "right")
+        influence[mask] = below / 2 / len(others)
+    value = float(influence[correct].mean())
+    for mask, sign in ((correct, 1), (~correct, -1)):
+        n = max(2, int(mask.sum()))
+        influence[mask] = sign * (influence[mask] - influence[mask].mean()) / np.sqrt(n * (n - 1))
+    return ranking(value, influence, correct)
+
+
+def risk_coverage(correct: Mask, confidence: Floats) -> tuple[Array, Array]:
     """Coverage k/N and the error rate among the k most confident samples, for k = 1..N.
 
     Errors are spread evenly over samples of equal confidence, so the order of the samples does not matter.
@@ -169,6 +191,19 @@ def risk_coverage(correct: NDArray[np.bool_], confidence: Floats) -> tuple[NDArr
     return kept / max(1, len(errors)), np.cumsum(errors) / kept
 
 
+def _risk_area(correct: Mask, confidence: Floats) -> Estimate:
+    """The mean over all coverages of the error rate."""
+    risk = risk_coverage(correct, confidence)[1]
+    if not len(risk):
+        return Estimate(NAN)
+    order, kept = np.argsort(-confidence, kind="stable"), np.arange(1, len(risk) + 1)
+    # A sample moves the error rate at its own place, and at those of all less confident samples.
+    later = np.cumsum(np.stack([1 / kept, risk / kept])[:, ::-1], axis=1)[:, ::-1]
+    influence = np.empty(len(risk))
+    influence[order] = (risk - risk.mean() + ~correct[order] * later[0] - later[1]) / len(risk)
+    return ranking(float(risk.mean()), influence, correct)
+
+
 # -- calibration --------------------------------------------------------------------------------------------------
 
 
@@ -177,14 +212,12 @@ def bin_of(confidence: Floats, bins: int = ECE_BINS) -> Indices:
     return np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence, side="left")
 
 
-def ece(confidence: Floats, correct: NDArray[np.bool_], bins: int = ECE_BINS) -> float:
+def ece(confidence: Floats, correct: Mask, bins: int = ECE_BINS) -> float:
     """Expected calibration error: sum over bins of (n_b / N) |accuracy_b - mean confidence_b| (Guo et al. 2017)."""
-    gap = np.asarray(correct, dtype=np.float64) - confidence
-    total = np.abs(np.bincount(bin_of(confidence, bins), weights=gap, minlength=bins)).sum()
-    return float(total / len(gap)) if len(gap) else NAN
+    return calibration_gap(confidence, correct, bin_of(confidence, bins)).value
 
 
-def ece_paper(entropy: Floats, correct: NDArray[np.bool_], bins: int = PAPER_ECE_BINS) -> float:
+def ece_paper(entropy: Floats, correct: Mask, bins: int = PAPER_ECE_BINS) -> float:
     """The paper's measure: confidence 1 - entropy in nats, bins [lower, upper), samples outside [0, 1) in no bin.
 
     Those samples stay in the denominator. Kept to reproduce the paper; it is not a calibration error (use `ece`).
@@ -220,87 +253,104 @@ def nll(true_probability: Floats) -> NDArray[Any]:
 # -- the registry -------------------------------------------------------------------------------------------------
 
 
-def regions(o: "Outcomes", kind: str, of: Indices | None = None) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def regions(o: "Outcomes", kind: str, of: Indices | None = None) -> Iterator[tuple[str, Mask]]:
     """Regions that have classes, and the samples whose class (`of`, or the true one) is in each."""
     for name, members in ({} if o.classes.counts is None else getattr(o.classes, kind)).items():
         if len(members):
             yield name, np.isin(o.targets if of is None else of, members)
 
 
-def errors(o: "Outcomes") -> tuple[NDArray[np.bool_], Floats]:
-    """Of the samples decided for a class: whether the decision is correct, and the certainty."""
+def _by_region(o: "Outcomes", values: Any, kind: str = "thirds") -> dict[str, Any]:
+    return {name: np.where(rows, values, NAN) for name, rows in regions(o, kind)}
+
+
+def _ece(o: "Outcomes", rows: Any = slice(None), debiased: bool = False) -> Estimate:
+    return calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
+
+
+def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
+    """An area of the samples that were decided for a class."""
     kept = o.decided >= 0
-    return o.correct[kept], o.certainty[kept]
+    found = area(o.correct[kept], o.certainty[kept])
+    if found.influence is None:
+        return found
+    influence = np.zeros(len(o))
+    influence[kept] = found.influence()
+    return replace(found, influence=lambda: influence)
 
 
-def _accuracies(o: "Outcomes", kind: str) -> dict[str, Any]:
-    return {name: np.where(rows, o.correct, NAN) for name, rows in regions(o, kind)}
+def _macro_f1(o: "Outcomes") -> Estimate:
+    """Of the samples that are of a class or decided as it, the share s is both: its F1 is 2s / (1 + s)."""
+    places = np.stack([o.targets, np.where(o.correct, -1, o.decided)])
+    return shares(places, np.stack([o.correct, np.zeros(len(o), dtype=bool)]), lambda s: 2 * s / (1 + s))
 
 
-def _false_heads(o: "Outcomes") -> dict[float, Any]:
-    return {} if o.classes.counts is None else false_heads(o.targets, o.decided, o.classes)
+def _false_heads(o: "Outcomes") -> dict[float, NDArray[np.float64]]:
+    known = o.classes.counts is not None
+    return {f: false_heads(o.targets, o.decided, o.classes.head_mask(f)) for f in HEAD_FRACTIONS if known}
 
 
-def _false_head_rate(o: "Outcomes") -> Any:
-    """The mean of the rates at all head fractions, as a sum over true classes: their samples are independent."""
-    found = np.array([rate for rate in _false_heads(o).values() if not np.isnan(rate).all()])
-    if not len(found):
-        return NAN
-    weight = (~np.isnan(found) / (~np.isnan(found)).sum(axis=1, keepdims=True)).mean(axis=0)  # of each sample
-    wrong = (np.nan_to_num(found) / (~np.isnan(found)).sum(axis=1, keepdims=True)).mean(axis=0)
-    values = np.divide(wrong, weight, out=np.full(len(o), NAN), where=weight > 0)
-    return Mean(values, o.targets, np.bincount(o.targets, weights=weight))
+def _false_head_rate(o: "Outcomes") -> Estimate:
+    """The mean of the rates that are defined: with two classes, the first 75% are both and leave no tail."""
+    found = np.array(list(_false_heads(o).values())).reshape(-1, len(o))
+    return shares(np.where(np.isnan(found), -1, np.arange(len(found))[:, None]), found == 1)
 
 
-def _gap(o: "Outcomes", rows: Any = slice(None), debiased: bool = False) -> CalibrationGap:
-    return CalibrationGap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
+def _worth(o: "Outcomes", values: NDArray[Any], offset: Any, sign: int = 1, rows: Any = True) -> Estimate:
+    """The mean of offset + sign * utility, which the actions bound."""
+    low, high = (bound[np.unique(o.actions[rows])] for bound in o.bounds)
+    ends = sorted((offset + sign * float(low.min(initial=np.inf)), offset + sign * float(high.max(initial=-np.inf))))
+    return mean(np.where(rows, values, NAN), (ends[0], ends[1]))
+
+
+def _gap(o: "Outcomes", rows: Any = True) -> Estimate:
+    """Promised minus realised utility."""
+    promised = float(o.expected[rows].mean()) if np.any(rows) else 0.0
+    return _worth(o, o.expected - o.realised, promised, -1, rows)
 
 
 def _group_rates(o: "Outcomes") -> dict[str, Any]:
-    names = {f"{true} as {wrong}": (o.classes.members(true), o.classes.members(wrong)) for true, wrong in o.groups}
+    pairs = {f"{true} as {wrong}": (o.classes.members(true), o.classes.members(wrong)) for true, wrong in o.groups}
     return {
         name: np.where(np.isin(o.targets, true), np.isin(o.decided, wrong), NAN)
-        for name, (true, wrong) in names.items()
+        for name, (true, wrong) in pairs.items()
     }
 
 
 # fmt: off
 for _metric in (
     Metric("accuracy", "accuracy", lambda o: o.correct, unit="%", headline=True),
-    Metric("accuracy_by_region", "{}", lambda o: _accuracies(o, "thirds"), unit="%", parent="accuracy", headline=True),
-    Metric("accuracy_by_shots", "{} shot", lambda o: _accuracies(o, "shots"), unit="%", parent="accuracy"),
-    Metric("balanced_accuracy", "balanced accuracy", lambda o: Mean(o.correct.astype(float), o.targets), unit="%"),
-    Metric("macro_f1", "macro F1", lambda o: macro_f1(o.targets, o.decided, len(o.classes)), unit="%",
-           resample=False),  # resampling does not cover it where classes have few samples
+    Metric("accuracy_by_region", "{}", lambda o: _by_region(o, o.correct), unit="%", parent="accuracy", headline=True),
+    Metric("accuracy_by_shots", "{} shot", lambda o: _by_region(o, o.correct, "shots"), unit="%", parent="accuracy"),
+    Metric("balanced_accuracy", "balanced accuracy", lambda o: shares(o.targets[None], o.correct[None]), unit="%"),
+    Metric("macro_f1", "macro F1", _macro_f1, unit="%"),
     Metric("false_head_rate", "false head rate", _false_head_rate, "lower", "%", headline=True),
     Metric("false_head_rates", "head = first {}", _false_heads, "lower", "%", "false_head_rate"),
-    Metric("mean_utility", "mean utility", lambda o: o.realised, headline=True),
-    Metric("mean_regret", "mean regret",
-           lambda o: (o.utility.matrix.max(axis=1)[:, None] - o.utility.matrix)[o.targets, o.actions], "lower"),
+    Metric("mean_utility", "mean utility", lambda o: _worth(o, o.realised, 0), headline=True),
+    Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
     Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
     Metric("kept_accuracy", "accuracy where kept", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
-    Metric("error_auc", "error detection AUC", lambda o: RocArea(*errors(o)), unit="%"),
-    Metric("risk_coverage_area", "risk-coverage area",
-           lambda o: Mean(risk_coverage(*errors(o))[1]).value, "lower", "%"),
-    Metric("ece", "ECE", lambda o: _gap(o), "lower", "%", headline=True),
-    Metric("ece_debiased", "debiased", lambda o: _gap(o, debiased=True), "lower", "%", "ece"),
+    Metric("error_auc", "error detection AUC", lambda o: _kept(o, _roc_area), unit="%"),
+    Metric("risk_coverage_area", "risk-coverage area", lambda o: _kept(o, _risk_area), "lower", "%"),
+    Metric("ece", "ECE", _ece, "lower", "%", headline=True),
+    Metric("ece_debiased", "debiased", lambda o: _ece(o, debiased=True), "lower", "%", "ece"),
     Metric("ece_by_region", "predicted {}",
-           lambda o: {name: _gap(o, rows) for name, rows in regions(o, "thirds", o.likeliest)}, "lower", "%", "ece"),
+           lambda o: {name: _ece(o, rows) for name, rows in regions(o, "thirds", o.likeliest)}, "lower", "%", "ece"),
     Metric("classwise_ece", "class-wise ECE",
            lambda o: NAN if o.gaps is None else np.abs(o.gaps).sum() / len(o) / len(o.gaps),
            "lower", "%", resample=False),
     Metric("brier", "Brier score", lambda o: o.brier, "lower"),
     Metric("nll", "negative log-likelihood", lambda o: o.nll, "lower", "nats"),
-    Metric("utility_gap", "promised minus realised utility", lambda o: o.expected - o.realised, "none"),
+    Metric("utility_gap", "promised minus realised utility", _gap, "none"),
     Metric("utility_gap_by_region", "predicted {}",
-           lambda o: {name: np.where(rows, o.expected - o.realised, NAN)
-                      for name, rows in regions(o, "thirds", o.likeliest)}, "none", "", "utility_gap"),
+           lambda o: {name: _gap(o, rows) for name, rows in regions(o, "thirds", o.likeliest)},
+           "none", parent="utility_gap"),
     Metric("utility_gap_by_action", "action {}",
-           lambda o: {o.utility.actions[a]: np.where(o.actions == a, o.expected - o.realised, NAN)
-                      for a in np.unique(o.actions)}, "none", "", "utility_gap"),
+           lambda o: {o.utility.actions[a]: _gap(o, o.actions == a) for a in np.unique(o.actions)},
+           "none", parent="utility_gap"),
     Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%", resample=False),
     Metric("ece_by_true_region", "true {}",
-           lambda o: {name: ece(o.confidence[rows], o.right[rows]) for name, rows in regions(o, "thirds")},
+           lambda o: {name: _ece(o, rows).value for name, rows in regions(o, "thirds")},
            "lower", "%", "ece_paper", resample=False),
     Metric("group_rates", "{}", _group_rates, "none", "%"),
 ):

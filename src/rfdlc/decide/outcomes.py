@@ -86,6 +86,16 @@ class Outcomes:
         return self.utility.matrix[self.targets, self.actions]
 
     @property
+    def regret(self) -> NDArray[np.float64]:
+        """How much more the best action of each sample would have been worth."""
+        return self.utility.matrix.max(axis=1)[self.targets] - self.realised
+
+    @cached_property
+    def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The smallest and the largest utility of each action."""
+        return self.utility.matrix.min(axis=0), self.utility.matrix.max(axis=0)
+
+    @property
     def right(self) -> NDArray[np.bool_]:
         """Whether the most probable class is the true one."""
         return self.likeliest == self.targets

@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.classes import Indices
+from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.utility import Utility
+from rfdlc.integrations.report.embedding import stratified
 from rfdlc.integrations.report.runs import ReportRun
 
 PENALTIES = (0.0, -0.1, -0.25, -0.5, -1.0, -2.0, -4.0, -8.0)
@@ -21,9 +23,9 @@ MISTAKES = 60
 def by_class(run: ReportRun) -> dict[str, Any]:
     """Accuracy and number of samples per class; None for a class without samples."""
     o = run.outcomes
-    each = metrics.recalls(o.targets, o.decided, len(o.classes))
+    each = metrics.recalls(o.targets, o.decided, len(o.classes)).tolist()
     samples = np.bincount(o.targets, minlength=len(o.classes)).tolist()
-    return {"accuracy": [None if np.isnan(value) else float(value) for value in each], "samples": samples}
+    return {"accuracy": [value if n else None for value, n in zip(each, samples, strict=True)], "samples": samples}
 
 
 def false_head_curve(run: ReportRun) -> list[dict[str, float]]:
@@ -34,28 +36,28 @@ def false_head_curve(run: ReportRun) -> list[dict[str, float]]:
     return [{"share": share, "rate": rate} for share, rate in rates.items() if not np.isnan(rate)]
 
 
-def frontier(run: ReportRun, rows: Indices | None = None) -> list[dict[str, float]]:
+def frontier_samples(run: ReportRun) -> int:
+    """The number of samples that the frontier uses, so that it takes reasonable time."""
+    return min(len(run.outcomes), max(500, FRONTIER_PRODUCTS // (len(PENALTIES) * len(run.classes) ** 2)))
+
+
+def frontier(run: ReportRun, seed: int = 0) -> list[dict[str, float]]:
     """Accuracy and mean false head rate of the same probabilities as the tail-sensitive penalty grows.
 
-    `rows` are the samples to use, for large problems (see `frontier_rows`). Empty without training counts, and if
-    there is no tail sample.
+    Empty without training counts, and if there is no tail sample.
     """
     if run.classes.counts is None:
         return []
-    rows = np.arange(len(run.outcomes)) if rows is None else rows
+    rows = stratified(run.outcomes.targets, frontier_samples(run), seed)
     p, targets = run.outcomes.probabilities[rows], run.outcomes.targets[rows]
     points = []
     for penalty in PENALTIES:
         utility = Utility.tail_sensitive(run.classes, penalty)
-        decided = run.decider.replace(utility=utility, rule="expected-utility").decide_probabilities(p)
-        rate = metrics.mean_false_head_rate(metrics.false_head_rates(targets, decided, run.classes))
-        points.append({"penalty": penalty, "accuracy": float(np.mean(decided == targets)), "false_head_rate": rate})
+        decider = run.decider.replace(utility=utility, rule="expected-utility")
+        outcomes = Outcomes.of(utility, targets, decider.decide_probabilities(p))
+        measured = {name: metrics.METRICS[name].measure(outcomes) for name in ("accuracy", "false_head_rate")}
+        points.append({"penalty": penalty, **measured})
     return [point for point in points if not np.isnan(point["false_head_rate"])]
-
-
-def frontier_rows(run: ReportRun) -> int:
-    """The number of samples that the frontier can use in reasonable time."""
-    return max(500, FRONTIER_PRODUCTS // (len(PENALTIES) * len(run.classes) ** 2))
 
 
 def reliability(run: ReportRun) -> dict[str, list[dict[str, float]]]:
@@ -64,24 +66,21 @@ def reliability(run: ReportRun) -> dict[str, list[dict[str, float]]]:
     The bins are those of the expected calibration error, which is the weighted mean distance from the diagonal.
     """
     o = run.outcomes
-    masks = {"all": np.ones(len(o), dtype=bool), **dict(metrics.regions(o, "thirds", o.likeliest))}
-    return {name: _bins(o.confidence[mask], o.right[mask]) for name, mask in masks.items()}
-
-
-def _bins(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> list[dict[str, float]]:
-    place = metrics.bin_of(confidence)
-    count, total, hits = (
-        np.bincount(place, weights=weights, minlength=metrics.ECE_BINS) for weights in (None, confidence, right)
-    )
-    return [
-        {"confidence": total[i] / count[i], "accuracy": hits[i] / count[i], "samples": int(count[i])}
-        for i in np.flatnonzero(count)
-    ]
+    lines: dict[str, list[dict[str, float]]] = {}
+    for name, mask in {"all": slice(None), **dict(metrics.regions(o, "thirds", o.likeliest))}.items():
+        place = metrics.bin_of(o.confidence[mask])
+        count, total, hits = (np.bincount(place, weights=w) for w in (None, o.confidence[mask], o.right[mask]))
+        lines[name] = [
+            {"confidence": total[i] / count[i], "accuracy": hits[i] / count[i], "samples": int(count[i])}
+            for i in np.flatnonzero(count)
+        ]
+    return lines
 
 
 def risk_coverage_points(run: ReportRun) -> list[dict[str, float]]:
     """Error rate among the most confident samples against their share, without samples that were abstained on."""
-    coverage, risk = metrics.risk_coverage(*metrics.errors(run.outcomes))
+    o, kept = run.outcomes, run.outcomes.decided >= 0
+    coverage, risk = metrics.risk_coverage(o.correct[kept], o.certainty[kept])
     shown = np.unique(np.linspace(0, len(risk) - 1, CURVE_POINTS if len(risk) else 0).round().astype(int))
     return [{"coverage": float(coverage[i]), "risk": float(risk[i])} for i in shown]
 
@@ -94,14 +93,10 @@ def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:
         "entropy (1 = uniform)": o.entropy / np.log(max(2, len(o.classes))),
     }
     if len(run.scores.values) > 1:
-        kinds["disagreement of the particles"] = np.concatenate(
-            [
-                uncertainty.mutual_information(uncertainty.particle_probabilities(chunk, run.scores.logits))
-                for _, chunk in run.scores.chunks()
-            ]
-        )
-    kept, right = o.decided >= 0, o.decided == o.targets
-    return {name: _histogram(values[kept], right[kept]) for name, values in kinds.items()} if kept.any() else {}
+        chunks = [uncertainty.particle_probabilities(chunk, run.scores.logits) for _, chunk in run.scores.chunks()]
+        kinds["disagreement of the particles"] = np.concatenate([*map(uncertainty.mutual_information, chunks)])
+    kept = o.decided >= 0
+    return {name: _histogram(values[kept], o.correct[kept]) for name, values in kinds.items()} if kept.any() else {}
 
 
 def _histogram(values: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, Any]:
@@ -118,34 +113,23 @@ def _histogram(values: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, Any]
 def promised(run: ReportRun) -> list[dict[str, Any]]:
     """Per chosen action: mean expected and realised utility, and the number of samples."""
     o = run.outcomes
+    chosen = {o.utility.actions[a]: o.actions == a for a in np.unique(o.actions)}
     return [
-        {
-            "action": o.utility.actions[a],
-            "promised": float(o.expected[o.actions == a].mean()),
-            "realised": float(o.realised[o.actions == a].mean()),
-            "samples": int((o.actions == a).sum()),
-        }
-        for a in np.unique(o.actions)
+        {"action": action, "promised": float(o.expected[rows].mean()), "realised": float(o.realised[rows].mean())}
+        | {"samples": int(rows.sum())}
+        for action, rows in chosen.items()
     ]
-
-
-def _costs(run: ReportRun) -> NDArray[np.float64]:
-    """The regret of each decision (N,)."""
-    matrix = run.decider.utility.matrix
-    return np.asarray((matrix.max(axis=1, keepdims=True) - matrix)[run.outcomes.targets, run.outcomes.actions])
 
 
 def costliest(run: ReportRun, most: int = MISTAKES) -> Indices:
     """Samples with the largest regret; among equals, those with the highest confidence come first."""
-    costs = _costs(run)
-    order = np.lexsort((-run.outcomes.confidence, -costs))[:most]
-    return np.asarray(order[costs[order] > 0])
+    order = np.lexsort((-run.outcomes.confidence, -run.outcomes.regret))[:most]
+    return np.asarray(order[run.outcomes.regret[order] > 0])
 
 
 def mistakes(run: ReportRun, rows: Indices) -> list[dict[str, Any]]:
     """What a person needs to judge each of these samples."""
-    o, costs = run.outcomes, _costs(run)
-    p = o.probabilities
+    o, p, costs = run.outcomes, run.outcomes.probabilities, run.outcomes.regret
     return [
         {
             "id": name,

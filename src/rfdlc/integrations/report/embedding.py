@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rfdlc.data.images import upright
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.integrations.report.runs import ReportRun
 
 LEVELS = 65535
@@ -61,35 +61,38 @@ def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str
     """
     if images is None:
         return {}
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError("thumbnails need Pillow: pip install pillow, or leave images out") from None
     if not isinstance(images, str | Path):
         array = np.asarray(images)
-        if array.ndim not in (3, 4) or len(array) != len(run.outcomes):
-            raise InputError(
-                f"images have shape {array.shape} for {len(run.outcomes)} samples: "
-                "expected (samples, height, width), (samples, height, width, 3) or (samples, 3, height, width)"
-            )
-        return {str(row): _encode(_as_image(array[row])) for row in rows}
-    if not Path(images).is_dir() or run.predictions.ids is None:
-        raise InputError(f"images {str(images)!r}: no such folder, or {run.name} has no ids that name its files")
-    paths = {str(row): Path(images) / name for row, name in zip(rows, run.ids_of(rows), strict=True)}
+        expect(
+            array.ndim in (3, 4) and len(array) == len(run.outcomes),
+            f"images have shape {array.shape} for {len(run.outcomes)} samples: "
+            "expected (samples, height, width), (samples, height, width, 3) or (samples, 3, height, width)",
+        )
+        return {str(row): _encode(Image.fromarray(_pixels(array[row]))) for row in rows}
+    folder = Path(images)
+    named = folder.is_dir() and run.predictions.ids is not None
+    expect(named, f"images {str(images)!r}: no such folder, or {run.name} has no ids that name its files")
+    paths = {str(row): folder / name for row, name in zip(rows, run.ids_of(rows), strict=True)}
     found = {row: path for row, path in paths.items() if path.is_file()}
-    if paths and not found:
-        raise InputError(f"images {str(images)!r}: no id is a file in it (tried {next(iter(paths.values()))})")
+    expect(found or not paths, f"images {str(images)!r}: no id is a file in it (tried {[*paths.values(), ''][0]})")
     try:
-        return {row: _encode(upright(_pillow().open(path)).convert("RGB")) for row, path in found.items()}
+        return {row: _encode(upright(Image.open(path)).convert("RGB")) for row, path in found.items()}
     except OSError as error:
         raise InputError(f"images {str(images)!r}: one cannot be read ({error})") from None
 
 
-def _as_image(image: NDArray[Any]) -> Any:
-    """(H, W), (H, W, channels) or (channels, H, W) of bytes, or of floats between 0 and 1."""
+def _pixels(image: NDArray[Any]) -> NDArray[np.uint8]:
+    """(H, W), (H, W, channels) or (channels, H, W) of bytes, or of floats between 0 and 1, as Pillow takes it."""
     if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
         image = image.transpose(1, 2, 0)
     if image.ndim == 3 and image.shape[2] == 1:
         image = image[:, :, 0]
-    if image.dtype.kind == "f":
-        image = np.clip(image * 255, 0, 255)
-    return _pillow().fromarray(np.ascontiguousarray(image.astype(np.uint8)))
+    pixels = np.clip(image * 255, 0, 255) if image.dtype.kind == "f" else image
+    return np.ascontiguousarray(pixels.astype(np.uint8))
 
 
 def _encode(image: Any) -> str:
@@ -99,11 +102,3 @@ def _encode(image: Any) -> str:
         image.thumbnail((SIDE * 2, SIDE * 2))
     image.save(file, "PNG" if tiny else "JPEG", optimize=True, **({} if tiny else {"quality": 80}))
     return f"data:image/{'png' if tiny else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError("thumbnails need Pillow: pip install pillow, or leave images out") from None
-    return Image

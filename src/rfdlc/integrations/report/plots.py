@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from rfdlc.decide.metrics import recalls
-from rfdlc.errors import InputError, choose
+from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
-from rfdlc.integrations.report.embedding import stratified
 from rfdlc.integrations.report.runs import ReportRun
 from rfdlc.style import STYLE, brief
 
-FORMATS = ("svg", "pdf", "png")
+FORMATS = (".svg", ".pdf", ".png")
 MOST_CLASSES = 50  # a confusion matrix with more is drawn by region
 WIDTH, HEIGHT = 4.6, 3.4  # inches: one column of most papers
 REGION_COLOURS = {"head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078"}
@@ -25,8 +24,8 @@ RUN_DASHES = ("-", "--", ":", "-.")
 def check(kind: str, out: Path) -> Any:
     """matplotlib's pyplot, or an error before any work if the figure cannot be drawn or written."""
     choose("kind", kind, KINDS)
-    if out.suffix.lower().lstrip(".") not in FORMATS:
-        raise InputError(f"{out}: cannot be drawn as {out.suffix or 'a file without ending'!r}: expected svg, pdf, png")
+    ending = out.suffix or "a file without ending"
+    expect(out.suffix.lower() in FORMATS, f"{out}: cannot be drawn as {ending!r}: expected svg, pdf, png")
     try:
         import matplotlib
     except ImportError:
@@ -50,14 +49,9 @@ def draw(runs: Sequence[ReportRun], kind: str, out: Path) -> None:
             pyplot.close(figure)
 
 
-def _need(condition: Any, run: ReportRun, problem: str) -> None:
-    if not condition:
-        raise InputError(f"{run.name}: {problem}")
-
-
 def _need_counts(run: ReportRun, kind: str) -> None:
     give = "give classes with counts (--classes FILE with columns class,count)"
-    _need(run.classes.counts is not None, run, f"the figure {kind!r} needs training counts: {give}")
+    expect(run.classes.counts is not None, f"{run.name}: the figure {kind!r} needs training counts: {give}")
 
 
 def _axes(pyplot: Any, x: str, y: str, digits: tuple[int | None, int | None] = (0, 0)) -> tuple[Any, Any]:
@@ -71,6 +65,15 @@ def _axes(pyplot: Any, x: str, y: str, digits: tuple[int | None, int | None] = (
     return figure, axes
 
 
+def _lines(axes: Any, runs: Sequence[ReportRun], points: Sequence[Sequence[Any]], x: Any, y: Any, **style: Any) -> None:
+    """One line per run; a legend for several."""
+    for i, (run, line) in enumerate(zip(runs, points, strict=True)):
+        across, up = [point[x] for point in line], [point[y] for point in line]
+        axes.plot(across, up, label=run.name, **_run_style(i), **style)
+    if len(runs) > 1:
+        axes.legend()
+
+
 def _run_style(i: int) -> dict[str, Any]:
     return {"color": RUN_COLOURS[i % len(RUN_COLOURS)], "linestyle": RUN_DASHES[i % len(RUN_DASHES)]}
 
@@ -78,17 +81,26 @@ def _run_style(i: int) -> dict[str, Any]:
 def _frontier(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     """Accuracy against false head rate; each point is labelled with its penalty."""
     figure, axes = _axes(pyplot, "false head rate", "accuracy", (None, None))
-    for i, run in enumerate(runs):
+    for run in runs:
         _need_counts(run, "frontier")
-        points = curves.frontier(run, stratified(run.outcomes.targets, curves.frontier_rows(run), seed=0))
-        _need(points, run, "the figure 'frontier' needs samples of rare classes; there are none")
-        places = [(point["false_head_rate"], point["accuracy"]) for point in points]
-        axes.plot(*zip(*places, strict=True), marker="o", markersize=4, label=run.name, **_run_style(i))
-        for point, place in zip(points, places, strict=True) if i == 0 else ():  # every run has the same penalties
-            axes.annotate(f"{point['penalty']:g}", place, (4, 3), textcoords="offset points", fontsize=7)
+    points = [curves.frontier(run) for run in runs]
+    for run, line in zip(runs, points, strict=True):
+        expect(line, f"{run.name}: the figure 'frontier' needs samples of rare classes; there are none")
+    _lines(axes, runs, points, "false_head_rate", "accuracy", marker="o", markersize=4)
+    for point in points[0]:  # every run has the same penalties
+        place = point["false_head_rate"], point["accuracy"]
+        axes.annotate(f"{point['penalty']:g}", place, (4, 3), textcoords="offset points", fontsize=7)
     axes.margins(0.08)
-    if len(runs) > 1:
-        axes.legend()
+    return figure
+
+
+def _risk_coverage(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
+    figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate", (0, None))
+    points = [curves.risk_coverage_points(run) for run in runs]
+    for run, line in zip(runs, points, strict=True):
+        expect(line, f"{run.name}: every sample was abstained on: there is no risk to draw")
+    _lines(axes, runs, points, "coverage", "risk")
+    axes.set(xlim=(0, 1), ylim=(0, None))
     return figure
 
 
@@ -103,8 +115,7 @@ def _reliability(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
             if not bins or (region == "all") != together:
                 continue
             style = _run_style(i) if together else {"color": REGION_COLOURS[region]}
-            across, up = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
-            sizes = np.array([b["samples"] for b in bins])
+            across, up, sizes = np.array([(b["confidence"], b["accuracy"], b["samples"]) for b in bins]).T
             axes.plot(across, up, linewidth=1.4, label=run.name if together else region, **style)
             axes.scatter(across, up, s=6 + 40 * sizes / sizes.max(), color=style["color"], zorder=3)
     axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
@@ -135,10 +146,8 @@ def _tail(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
         below.scatter(places, each[0], c=colours, s=14, clip_on=False, zorder=3)
         handles = [pyplot.Rectangle((0, 0), 1, 1, color=REGION_COLOURS[name]) for name in classes.thirds]
         above.legend(handles, list(classes.thirds))
-    else:
-        for i, run in enumerate(runs):
-            below.plot(places, each[i], linewidth=1, label=run.name, **_run_style(i))
-        below.legend()
+        return figure
+    _lines(below, runs, [list(enumerate(values)) for values in each], 0, 1, linewidth=1)
     return figure
 
 
@@ -172,24 +181,13 @@ def _confusion_shares(run: ReportRun) -> tuple[np.ndarray[Any, Any], list[str], 
     block_of = np.empty(len(classes), dtype=np.int64)
     for i, members in enumerate(blocks.values()):
         block_of[members] = i
-    others = [utility.actions[a] for a in np.flatnonzero(utility.decided_class < 0)]
-    columns = np.where(utility.decided_class >= 0, block_of[utility.decided_class], 0)
-    columns[utility.decided_class < 0] = len(blocks) + np.arange(len(others))
+    others = np.flatnonzero(utility.decided_class < 0)
+    columns = block_of[utility.decided_class]
+    columns[others] = len(blocks) + np.arange(len(others))
     counts = np.zeros((len(blocks), len(blocks) + len(others)))
     np.add.at(counts, (block_of[run.outcomes.targets], columns[run.outcomes.actions]), 1)
-    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), [*blocks], [*blocks, *others]
-
-
-def _risk_coverage(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
-    figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate", (0, None))
-    for i, run in enumerate(runs):
-        points = curves.risk_coverage_points(run)
-        _need(points, run, "every sample was abstained on: there is no risk to draw")
-        axes.plot([p["coverage"] for p in points], [p["risk"] for p in points], label=run.name, **_run_style(i))
-    axes.set(xlim=(0, 1), ylim=(0, None))
-    if len(runs) > 1:
-        axes.legend()
-    return figure
+    names = [*blocks, *(utility.actions[a] for a in others)]
+    return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), [*blocks], names
 
 
 KINDS: dict[str, Callable[[Any, Sequence[ReportRun]], Any]] = {

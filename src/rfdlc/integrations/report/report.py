@@ -25,7 +25,7 @@ from rfdlc.decide.evaluation import Evaluation, entries, evaluate
 from rfdlc.decide.intervals import LEVEL
 from rfdlc.decide.metrics import HEAD_FRACTIONS
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
 from rfdlc.integrations.report.embedding import MOST_CELLS, STEP, Images, pack, quantise, stratified, thumbnails
@@ -103,13 +103,15 @@ def write_report(
     seed: int = 0,
 ) -> dict[str, Evaluation]:
     """Write the report of runs that share their classes and utility; the evaluations in it, by run."""
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: the folder {out.absolute().parent} does not exist; create it first")
+    folder = out.absolute().parent
+    expect(folder.is_dir(), f"{out}: the folder {folder} does not exist; create it first")
     evaluations = {
-        run.name: evaluate(run.predictions, decider=run.decider, bootstrap=bootstrap, seed=seed) for run in runs
+        run.name: evaluate(run.predictions, None, run.decider, bootstrap=bootstrap, seed=seed) for run in runs
     }
+    classes, utility, first = runs[0].classes, runs[0].decider.utility, evaluations[runs[0].name]
+    known = classes.counts is not None
     title = title or f"Decisions of {' and '.join(run.name for run in runs)}"
-    most = max(1, MOST_CELLS // (len(runs) * len(runs[0].classes)))
+    most = max(1, MOST_CELLS // (len(runs) * len(classes)))
     data: dict[str, Any] = {
         "title": title,
         "made": {
@@ -125,9 +127,19 @@ def write_report(
         "metrics": [
             {"name": e.name, "label": e.label, "direction": e.metric.direction, "unit": e.metric.unit}
             | {"nested": e.metric.parent is not None}
-            for e in entries(evaluations[runs[0].name].values)
+            for e in entries(first.values)
         ],
-        **_problem(runs[0]),
+        "classes": {
+            "names": classes.names,
+            "counts": classes.counts,
+            "rank": classes.rank.tolist() if known else None,
+            "regions": {name: members.tolist() for name, members in classes.thirds.items()} if known else {},
+            "groups": {name: classes.members(name).tolist() for name in classes.groups},
+        },
+        "head_fractions": HEAD_FRACTIONS,
+        "actions": utility.actions,
+        "decided_class": utility.decided_class.tolist(),
+        "utility": pack(utility.matrix),
         "runs": [
             _run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing the charts")
         ],
@@ -136,53 +148,33 @@ def write_report(
         with suppress(InputError):  # other samples than those of the first run: not paired
             paired = compare_runs(runs[:1], [run], bootstrap, seed)
             found["compared"] = {d.name: [d.difference, d.low, d.high, d.p] for d in paired.differences}
-    page = _page(title, data, evaluations[runs[0].name].rows())
+    page = _page(title, data, first.rows())
     with replacing(out) as beside:
         beside.write_text(page, encoding="utf-8", newline="\n")
     return evaluations
 
 
-# -- data -----------------------------------------------------------------------------------------------------------
-
-
-def _problem(run: ReportRun) -> dict[str, Any]:
-    """What all runs share: classes, their order and regions, actions and the utility."""
-    classes, utility = run.classes, run.decider.utility
-    known = classes.counts is not None
-    return {
-        "classes": {
-            "names": list(classes.names),
-            "counts": list(classes.counts) if classes.counts is not None else None,
-            "rank": classes.rank.tolist() if known else None,
-            "regions": {name: members.tolist() for name, members in classes.thirds.items()} if known else {},
-            "groups": {name: classes.members(name).tolist() for name in classes.groups},
-        },
-        "head_fractions": list(HEAD_FRACTIONS),
-        "actions": list(utility.actions),
-        "decided_class": utility.decided_class.tolist(),
-        "utility": pack(utility.matrix),
-    }
-
-
 def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images | None, seed: int) -> dict[str, Any]:
     """Everything that the page shows of one run."""
     targets, decider = run.outcomes.targets, run.decider
-    rows = stratified(targets, most, seed)
-    curve_rows = stratified(targets, curves.frontier_rows(run), seed)
-    worst = curves.costliest(run)
+    rows, worst, calibration = stratified(targets, most, seed), curves.costliest(run), None
     # Confident errors may become costly when the utility is edited.
     errors = np.argsort(-np.where(run.outcomes.right, -1.0, run.outcomes.confidence), kind="stable")
     pictured = np.array(list(dict.fromkeys([*worst.tolist(), *errors.tolist()]))[:PICTURES], dtype=np.int64)
+    if decider.fitted is not None:  # softmax(weight log p + bias), whatever the calibrator
+        weight, bias = (np.asarray(values, dtype=np.float64).tolist() for values in decider.fitted.as_affine())
+        calibration = {"words": f"{decider.fitted.name}: {decider.fitted}", "weight": weight, "bias": bias}
+        calibration["prior"] = _listed(decider.fitted.prior)
     return {
         "name": run.name,
         "samples": len(targets),
         "particles": len(run.scores.values),
         "metrics": {name: value for name, value in evaluation.flat().items() if np.isfinite(value)},
-        "intervals": evaluation.to_dict()["intervals"],
+        "intervals": evaluation.intervals,
         "by_class": curves.by_class(run),
         "false_head_curve": curves.false_head_curve(run),
-        "frontier": curves.frontier(run, curve_rows),
-        "frontier_samples": len(curve_rows),
+        "frontier": curves.frontier(run, seed),
+        "frontier_samples": curves.frontier_samples(run),
         "reliability": curves.reliability(run),
         "risk_coverage": curves.risk_coverage_points(run),
         "uncertainties": curves.uncertainties(run),
@@ -190,7 +182,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "mistakes": curves.mistakes(run, worst),
         "thumbnails": thumbnails(run, pictured, images),
         "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
-        "calibration": _calibration(decider),
+        "calibration": calibration,
         "carried_prior": _listed(decider.effective_prior),
         "decided_for": decider.decided_for,
         "target_prior": _listed(decider.target_prior),
@@ -205,20 +197,8 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
     }
 
 
-def _calibration(decider: Decider) -> dict[str, Any] | None:
-    """softmax(weight log p + bias), whatever the calibrator, and in words."""
-    if decider.fitted is None:
-        return None
-    weight, bias = (np.asarray(values, dtype=np.float64).tolist() for values in decider.fitted.as_affine())
-    words = f"{decider.fitted.name}: {decider.fitted}"
-    return {"words": words, "weight": weight, "bias": bias, "prior": _listed(decider.fitted.prior)}
-
-
 def _listed(prior: Any) -> list[float] | None:
     return None if prior is None else [float(share) for share in prior]
-
-
-# -- page -----------------------------------------------------------------------------------------------------------
 
 
 def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str]]) -> str:

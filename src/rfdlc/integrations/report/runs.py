@@ -13,6 +13,7 @@ import numpy as np
 from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.decide.comparison import Comparison, compare_outcomes
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.evaluation import decider_for
 from rfdlc.decide.outcomes import Outcomes, observe
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, Scores
@@ -61,8 +62,7 @@ class ReportRun:
 
     def ids_of(self, rows: Any) -> list[str]:
         """Names of samples: their ids, or their positions."""
-        ids = self.predictions.ids
-        return [str(row) for row in rows] if ids is None else [str(name) for name in ids[rows]]
+        return [str(name) for name in (rows if self.predictions.ids is None else self.predictions.ids[rows])]
 
 
 def as_runs(
@@ -72,22 +72,51 @@ def as_runs(
     classes: Classes | Sequence[str] | None = None,
 ) -> list[ReportRun]:
     """Runs from whatever `report` accepts; a folder has its own decider, unless one is given."""
-    several: Any = given.values() if isinstance(given, Mapping) else given
-    sources = list(several) if isinstance(given, Mapping | list | tuple) else [several]
+    sources: Any = given.values() if isinstance(given, Mapping) else given
+    sources = list(sources) if isinstance(given, Mapping | list | tuple) else [sources]
     names = map(str, given) if isinstance(given, Mapping) else run_names(sources)
     known = None if classes is None else as_classes(classes)
-    return alike([_read(name, source, utility, decider, known) for name, source in zip(names, sources, strict=True)])
+    runs = []
+    for name, source in zip(names, sources, strict=True):
+        path, own = Path(source) if isinstance(source, str | Path) else None, decider
+        if isinstance(source, Predictions):
+            predictions = source if known is None else source.with_classes(known)
+        else:
+            expect(
+                path is not None,
+                f"a {type(source).__name__} cannot be reported: expected a run folder, a file of predictions, or "
+                "Predictions(probabilities=..., targets=...)",
+            )
+            expect(Path(source).exists(), f"{path}: no such run folder or file of predictions")
+            predictions = Predictions.load(source, known)
+            if own is None and (Path(source) / "decider.json").is_file():
+                own = Decider.load(source)
+        runs.append(prepared(name, predictions, decider_for(own, utility, known, predictions), path))
+    return alike(runs)
+
+
+def prepared(name: str, predictions: Predictions, decider: Decider, source: Path | None) -> ReportRun:
+    """A run with training counts from its predictions or its folder, if its decider has none."""
+    saved = None if source is None else source / "classes.json"
+    if decider.utility.classes.counts is None:
+        if predictions.named and predictions.classes.counts is not None:
+            decider = decider.replace(classes=predictions.classes)
+        elif saved is not None and saved.is_file():
+            try:
+                decider = decider.replace(classes=Classes.from_json(saved))
+            except InputError as error:
+                raise InputError(f"{name}: {saved}: {error}") from None
+    return ReportRun(name, predictions, decider, {} if source is None else _recorded(source))
 
 
 def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
     """The runs with the classes and the utility of the first, so that their metrics can be compared."""
-    if not 0 < len(runs) <= MOST_RUNS:
-        raise InputError(f"{len(runs)} runs: expected 1 to {MOST_RUNS} in one report")
+    expect(0 < len(runs) <= MOST_RUNS, f"{len(runs)} runs: expected 1 to {MOST_RUNS} in one report")
     utility = runs[0].decider.utility
     for run in runs[1:]:
-        if run.classes.names != utility.classes.names:
-            odd = listing(sorted(set(run.classes.names) ^ set(utility.classes.names))) or "another order"
-            raise InputError(f"{run.name}: expected the same classes as in {runs[0].name} (--classes); found {odd}")
+        odd = listing(sorted(set(run.classes.names) ^ set(utility.classes.names))) or "another order"
+        same = run.classes.names == utility.classes.names
+        expect(same, f"{run.name}: expected the same classes as in {runs[0].name} (--classes); found {odd}")
     shared = [replace(run, decider=run.decider.replace(utility=utility, classes=utility.classes)) for run in runs[1:]]
     return [runs[0], *shared]
 
@@ -151,46 +180,6 @@ def run_names(sources: Sequence[Source]) -> list[str]:
     short = [path.stem if path.suffix else path.name for path in paths]
     names = [str(path) if short.count(name) > 1 else name for path, name in zip(paths, short, strict=True)]
     return [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
-
-
-def prepared(name: str, predictions: Predictions, decider: Decider, source: Path | None) -> ReportRun:
-    """A run with training counts from its predictions or its folder, if its decider has none."""
-    saved = None if source is None else source / "classes.json"
-    if decider.utility.classes.counts is None:
-        if predictions.named and predictions.classes.counts is not None:
-            decider = decider.replace(classes=predictions.classes)
-        elif saved is not None and saved.is_file():
-            known = Classes.from_json(saved)
-            if set(known.names) != set(decider.utility.classes.names):
-                raise InputError(f"{name}: {saved} and the predictions have different classes: expected the same")
-            decider = decider.replace(classes=known)
-    return ReportRun(name, predictions, decider, {} if source is None else _recorded(source))
-
-
-def _read(
-    name: str, source: Source, utility: Utility | None, decider: Decider | None, classes: Classes | None
-) -> ReportRun:
-    path = Path(source) if isinstance(source, str | Path) else None
-    if isinstance(source, Predictions):
-        predictions = source if classes is None else source.with_classes(classes)
-    elif path is None:
-        raise InputError(
-            f"a {type(source).__name__} cannot be reported: expected a run folder, a file of predictions, or "
-            "Predictions(probabilities=..., targets=...)"
-        )
-    else:
-        if not path.exists():
-            raise InputError(f"{path}: no such run folder or file of predictions")
-        predictions = Predictions.load(path, classes)
-        if decider is None and (path / "decider.json").is_file():
-            decider = Decider.load(path / "decider.json")
-    if decider is None:
-        decider = Decider(utility or Utility.one_hot(predictions.classes))
-    elif utility is not None:
-        decider = decider.replace(utility=utility)
-    if classes is not None:
-        decider = decider.replace(classes=classes)
-    return prepared(name, predictions, decider, path)
 
 
 def _recorded(source: Path) -> dict[str, Any]:
