@@ -23,8 +23,8 @@ from rfdlc.training.assembly import build_net, sensible_threads
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
 from rfdlc.training.factories import integrated_gain
+from rfdlc.training.losses import RunLosses
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.per_run import RunLosses
 from rfdlc.training.step import Step
 
 NETWORKS, INPUTS, HIDDEN, CLASSES, BATCH = 3, 64, 256, 10, 256

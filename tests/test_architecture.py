@@ -30,7 +30,6 @@ ORDER_OF_TRAINING = (
     {"config"},
     {"factories"},
     {"methods"},
-    {"per_run"},
     {"step"},
     {"execution"},
     {"loop"},

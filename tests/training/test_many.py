@@ -17,10 +17,15 @@ from rfdlc.training._stacking import OWN, Stacker, same_until, stage_signature
 from rfdlc.training.assembly import training_utility
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import TrainingStopped
-from rfdlc.training.losses import mean_loss
-from rfdlc.training.losses.terms import CompositeLoss, NegativeLogLikelihood, PriorInLikelihood, repulsion
+from rfdlc.training.losses import RunLosses, mean_loss
+from rfdlc.training.losses.terms import (
+    CompositeLoss,
+    NegativeLogLikelihood,
+    PriorInLikelihood,
+    Repulsions,
+    repulsion,
+)
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.per_run import Repulsions, RunLosses
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import TrainingInterrupted
 
@@ -352,9 +357,8 @@ def test_the_objective_of_every_method_serves_several_runs_at_once(method):
 
 def test_repulsions_of_all_runs():
     kinds = (("head", 40.0, 1.0), ("head", 3.0, 0.5), ("none", 1.0, 1.0), ("predictions", 9.0, 0.1))
-    settings = [TrainConfig(repulsion=k, repulsion_tau=tau, repulsion_strength=s) for k, tau, s in kinds]
     weights, logits, epoch = torch.randn(4, 3, 5, 2), torch.randn(4, 3, 6, 2), torch.tensor(2.0)
-    found = Repulsions(settings, torch.device("cpu"))(weights, logits, epoch)
+    found = Repulsions(kinds, torch.device("cpu"))(weights, logits, epoch)
     for run, (kind, tau, strength) in enumerate(kinds):
         one = slice(run, run + 1)
         expected = 0.0 if kind == "none" else repulsion(kind, weights[one], logits[one], epoch, tau, strength)

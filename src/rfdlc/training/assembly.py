@@ -26,11 +26,11 @@ from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.factories import Matrix
 from rfdlc.training.loop import PreparedStage
+from rfdlc.training.losses import RunLosses
 from rfdlc.training.methods import Method
 from rfdlc.training.networks.backbones import backbone, own
 from rfdlc.training.networks.combinations import Combination
 from rfdlc.training.networks.particles import Combine, ParticleNet
-from rfdlc.training.per_run import RunLosses
 from rfdlc.training.step import reduced
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module

@@ -17,10 +17,10 @@ from rfdlc.data.mixing import draw_shares
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.execution import Execution, seed_all, torch_settings
+from rfdlc.training.losses import RunLosses
 from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
-from rfdlc.training.per_run import RunLosses
 from rfdlc.training.step import Step
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from rfdlc.data.mixing import Mixed, cutmix, mixup
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
+from rfdlc.training.losses import GlobalBatch, RunLosses
+from rfdlc.training.losses.terms import Repulsions
 from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.optimisation import OPTIMISERS, EpochMean, Optimiser, SampledNetworks, clip
-from rfdlc.training.per_run import GlobalBatch, Repulsions, RunLosses
+from rfdlc.training.optimisation import OPTIMISERS, EpochMean, SampledNetworks, clip
 
 
 class Step:
@@ -44,9 +45,10 @@ class Step:
             parameter.requires_grad_(True)
         self.device = self.parameters[0].device
         options = {"momentum": settings.momentum} if settings.optimiser == "sgd" else {}
-        self.optimiser: Optimiser = OPTIMISERS[settings.optimiser](self.parameters, _decays(each), **options)
-        repelled = net.particles > 1 and any(own.repulsion != "none" for own in each)
-        self.repulsions = Repulsions(each, self.device) if repelled else None
+        self.optimiser = OPTIMISERS[settings.optimiser](self.parameters, _decays(each), **options)
+        repulsions = [(own.repulsion, own.repulsion_tau, own.repulsion_strength) for own in each]
+        repelled = net.particles > 1 and any(kind != "none" for kind, _, _ in repulsions)
+        self.repulsions = Repulsions(repulsions, self.device) if repelled else None
         self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
         self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.weight_averaging else None
@@ -56,8 +58,7 @@ class Step:
             net.routing if stage.trains == "router" else net.particle_logits
         )
         self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
-        self.total = torch.zeros(net.runs, device=self.device)
-        self.ones = torch.ones_like(self.total)
+        self.total, self.ones = torch.zeros_like(self.rates), torch.ones_like(self.rates)
         self.steps = 0  # of this epoch
         self.good = torch.zeros_like(self.total, dtype=torch.int64)  # steps until the loss is not a number
 
@@ -77,10 +78,12 @@ class Step:
 
     def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
         """The step itself, over the micro-batches of inputs (R,B,...) and targets (R,B); `mix` is drawn for mixing."""
-        count = self._micro_batches(targets.shape[1])
-        batch: GlobalBatch | None = None
-        gradients: list[Tensor] = []
+        count = min(self.settings.accumulate, targets.shape[1])
+        if self.settings.accumulate > 1:  # as many on every process: they may exchange numbers inside of a micro-batch
+            count = self.processes.all_min(count)
         losses: list[Tensor] = []
+        gradients: list[Tensor] = []
+        batch = None
         for micro in self.mixed(inputs, targets, mix).micro_batches(count):
             logits = self.logits(micro.inputs)
             if batch is None and (count > 1 or not self.processes.single):
@@ -89,7 +92,11 @@ class Step:
             new = self.gradients(found)
             gradients = list(torch._foreach_add(gradients, new)) if gradients else new
             losses.append(found.detach())
-        self.update(reduce(torch.add, losses), gradients)
+        self._update(reduce(torch.add, losses), gradients)
+
+    def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
+        """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
+        return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)
 
     def logits(self, inputs: Tensor) -> Tensor:
         """(R,B,...) -> (R,M,B,C), in full precision."""
@@ -112,21 +119,14 @@ class Step:
             losses = losses + (apart if batch is None else apart * (logits.shape[2] / batch.size))
         return losses
 
-    def _micro_batches(self, samples: int) -> int:
-        """As many on every process, which may exchange numbers inside of a micro-batch."""
-        wanted = min(self.settings.accumulate, samples)
-        return wanted if self.settings.accumulate == 1 else self.processes.all_min(wanted)
-
-    def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
-        """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
-        return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)
-
     def gradients(self, losses: Tensor) -> list[Tensor]:
+        """In the memory layout of their parameters: multi-tensor operations are fast only where layouts agree."""
         found = torch.autograd.grad(losses, self.parameters, self.ones, allow_unused=True, materialize_grads=True)
-        return [_like(p, g) for p, g in zip(self.parameters, found, strict=True)]
+        pairs = zip(self.parameters, found, strict=True)
+        return [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for p, g in pairs]
 
     @torch.no_grad()
-    def update(self, losses: Tensor, gradients: list[Tensor]) -> None:
+    def _update(self, losses: Tensor, gradients: list[Tensor]) -> None:
         self.processes.all_reduce_([*gradients, losses])
         if self.settings.clip:
             clip(gradients, self.settings.clip, self.net.runs)
@@ -156,9 +156,8 @@ class Step:
         return self.epoch_mean.finalize() if self.epoch_mean else []
 
     def autocast(self) -> AbstractContextManager[object]:
-        if not reduced(self.settings, self.device):
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        half = reduced(self.settings, self.device)
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if half else nullcontext()
 
 
 def reduced(settings: TrainConfig, device: torch.device) -> bool:
@@ -166,14 +165,8 @@ def reduced(settings: TrainConfig, device: torch.device) -> bool:
     return settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
 
 
-def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient in its parameter's memory layout: multi-tensor operations are fast only where layouts agree."""
-    same = gradient.stride() == parameter.stride()
-    return gradient if same else torch.empty_like(parameter).copy_(gradient)
-
-
 def _decays(each: Sequence[TrainConfig]) -> list[float]:
     """Weight decays: one where all runs have the same and their rates are the same in every epoch, else one per run."""
     names = ("weight_decay", "learning_rate", "schedule", "milestones", "decay", "warmup")
     alike = len({tuple(getattr(own, name) for name in names) for own in each}) == 1
-    return [own.weight_decay for own in each[:1]] if alike else [own.weight_decay for own in each]
+    return [own.weight_decay for own in (each[:1] if alike else each)]

@@ -20,12 +20,11 @@ from rfdlc.training.assembly import build_stages, method_net
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group
 from rfdlc.training.loop import epochs
-from rfdlc.training.losses import mean_loss
+from rfdlc.training.losses import RunLosses, mean_loss
 from rfdlc.training.losses.experts import Routing, SelfDistillation
 from rfdlc.training.methods import METHODS, Method, resolve
 from rfdlc.training.networks.operations import shared_norm
 from rfdlc.training.networks.stack import share_statistics
-from rfdlc.training.per_run import RunLosses
 from rfdlc.training.train import RunSpec, train_many
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What is minimised: losses that return one value per sample, and how these become the loss of a global batch.
+"""What is minimised: losses that return one value per sample, and how these become the losses of a stack of runs.
 
 A loss is a function or module: (logits (M,B,C), targets (B,), epoch ()) -> values (M,B) or (B,), a pair (values,
 weights), or a list of such terms, which are added. It never divides by a batch, since a global batch may come in
@@ -6,26 +6,57 @@ shards, one per process, and a shard in micro-batches: the training step divides
 so that micro-batches, and their gradients, add up.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import reduce as fold
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from rfdlc.training.distributed import SINGLE, ProcessGroup
 
 Term = tuple[Tensor, ...]  # values (M,B) or (B,); and weights (B,) or (M,B)
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor | Term | Sequence[Tensor | Term]]
 
 
-def terms_of(result: Any) -> tuple[Term, ...]:
-    """What a loss returns, as a tuple of terms."""
-    if isinstance(result, Tensor) or (isinstance(result, tuple) and isinstance(result[0], Tensor)):
-        result = [result]
-    return tuple((term,) if isinstance(term, Tensor) else tuple(term) for term in result)
+class CrossEntropy(NamedTuple):
+    """The term (-log p(y), w[y]) before it is split by sample: its mean over a whole batch is one operation."""
+
+    log_p: Tensor  # (M,B,C)
+    target: Tensor  # (B,)
+    weights: Tensor | None  # (C,)
+
+    def per_sample(self) -> Term:
+        values = -true_class(self.log_p, self.target)
+        return (values,) if self.weights is None else (values, self.weights[self.target])
+
+    def mean(self) -> Tensor:
+        targets = self.target.expand(len(self.log_p), -1).flatten()  # the same for all particles
+        return functional.nll_loss(self.log_p.flatten(0, 1), targets, self.weights)
 
 
-def leading(result: Any) -> tuple[Term, ...]:
-    """The terms of one run with a leading axis of runs, of length one."""
-    return tuple(tuple(tensor.unsqueeze(0) for tensor in term) for term in terms_of(result))
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor | Term | CrossEntropy | Sequence[Tensor | Term | CrossEntropy]]
+Item = TypeVar("Item")
+
+
+def true_class(values: Tensor, target: Tensor) -> Tensor:
+    """(M, B, C) at the target (B,): (M, B)."""
+    return values.gather(-1, target.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
+
+
+def terms_of(result: Any) -> list[Term | CrossEntropy]:
+    """What a loss returns, as a list of terms."""
+    single = isinstance(result, Tensor) or (isinstance(result, tuple) and isinstance(result[0], Tensor))
+    return [(term,) if isinstance(term, Tensor) else term for term in ([result] if single else result)]
+
+
+def per_sample(result: Any) -> tuple[Term, ...]:
+    """What a loss returns, as values and weights of samples."""
+    return tuple(t.per_sample() if isinstance(t, CrossEntropy) else tuple(t) for t in terms_of(result))
 
 
 def total(term: Term) -> Tensor:
@@ -34,28 +65,150 @@ def total(term: Term) -> Tensor:
     return weights[0].detach().sum(-1) if weights else values.new_full((), values.shape[-1])
 
 
-def reduce(term: Term, by: Tensor | None = None) -> Tensor:
+def reduce(term: Term, by: Tensor | None = None, runs: int = 1) -> Tensor:
     """The weighted mean over samples, then the mean over particles: values (R,M,B) or (R,B) -> (R,).
 
     `by` is the total of the global batch of which these samples are a part; by default they are all of it. Weights are
-    constants. Where no sample has a weight the loss is 0.
+    constants. Where no sample has a weight the loss is 0. `runs` is the number of axes of runs: without one, -> ().
     """
     values, *weights = term
-    axes = tuple(range(1, values.ndim))
+    axes = tuple(range(runs, values.ndim))
     if not weights and by is None:
         return values.mean(axes)
-    divisor = (total(term) if by is None else by) * (values[0].numel() // values.shape[-1])
+    divisor = (total(term) if by is None else by) * math.prod(values.shape[runs:-1])
     if not weights:
         return values.sum(axes) / divisor
     share = weights[0].detach() / divisor.clamp(min=torch.finfo(divisor.dtype).tiny).unsqueeze(-1)
-    return (values * (share if share.ndim == values.ndim else share.unsqueeze(1))).sum(axes)
+    return (values * (share if share.ndim == values.ndim else share.unsqueeze(-2))).sum(axes)
 
 
 def mean_loss(result: Any) -> Tensor:
-    """The loss of one whole batch, from what a loss returns for it.
+    """The loss of one whole batch, (), from what a loss returns for it.
 
     >>> values, weights = torch.tensor([[1.0, 4.0]]), torch.tensor([1.0, 2.0])
     >>> float(mean_loss((values, weights)))
     3.0
     """
-    return torch.stack([reduce(term) for term in leading(result)]).sum()
+    return fold(torch.add, [t.mean() if isinstance(t, CrossEntropy) else reduce(t, runs=0) for t in terms_of(result)])
+
+
+# -- every run of a stack has a loss of its own, in few calls for all runs ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """What a micro-batch must know of the global batch of which it is a part."""
+
+    size: Tensor  # (): number of samples
+    totals: list[list[Tensor]]  # for each group of losses and each of its terms, what its sum is divided by
+    micro_batches: int  # that each process computes one after another
+
+
+class RunLosses(nn.Module):
+    """One loss per run: (logits (R,M,B,C), targets (R,B), epoch) -> (R,).
+
+    Neighbours of one form (the same modules, numbers of their own) take one call, so that five seeds of a method launch
+    as many kernels as one. With a `GlobalBatch`, the contribution of a micro-batch to the loss of the global batch.
+    """
+
+    processes = SINGLE
+
+    def __init__(self, losses: Sequence[Loss]) -> None:
+        super().__init__()
+        groups = neighbours([_module(loss) for loss in losses], _form)
+        self.sizes = [len(group) for group in groups]
+        self.groups = nn.ModuleList(_Alike(group) for group in groups)
+
+    def share(self, processes: ProcessGroup) -> None:
+        """From now on a batch is spread over these processes."""
+        self.processes = processes
+        for module in self.modules():
+            if getattr(module, "weights_from_logits", False):
+                setattr(module, "processes", processes)  # noqa: B010
+
+    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor, batch: GlobalBatch | None = None) -> Tensor:
+        values = []
+        for number, (group, own, labels) in enumerate(self._split(logits, targets)):
+            if batch is None and group.runs == 1:
+                values.append(mean_loss(group.first(own.squeeze(0), labels.squeeze(0), epoch)).unsqueeze(0))
+                continue
+            terms = group(own, labels, epoch)
+            by = [None] * len(terms) if batch is None else batch.totals[number]
+            if batch is not None and group.weights_from_logits:  # known only now: a micro-batch has means of its own
+                by = [batch.micro_batches * self.processes.all_sum(total(term)) for term in terms]
+            values.append(fold(torch.add, map(reduce, terms, by)))
+        return values[0] if len(values) == 1 else torch.cat(values)
+
+    @torch.no_grad()
+    def global_batch(self, logits: Tensor, targets: Tensor, epoch: Tensor, micro_batches: int) -> GlobalBatch:
+        """Of all processes. `targets` (R,B) are this process's; of `logits`, of a micro-batch, the shape is read.
+
+        Weights follow from targets, so that zeros do for the logits of micro-batches that are still to come.
+        """
+        size = logits.new_full((1,), targets.shape[1])
+        blank = logits.new_zeros(*logits.shape[:2], targets.shape[1], logits.shape[3])
+        terms = [() if group.weights_from_logits else group(*own, epoch) for group, *own in self._split(blank, targets)]
+        totals = [[total(term) for term in own] for own in terms]
+        flat = [size, *(each.flatten() for own in totals for each in own)]
+        size, *sums = self.processes.all_sum(torch.cat(flat)).split([len(each) for each in flat])
+        summed = iter(sums)
+        return GlobalBatch(size[0], [[next(summed).view_as(each) for each in own] for own in totals], micro_batches)
+
+    def _split(self, *of_runs: Tensor) -> list[tuple[Any, ...]]:
+        """Each group with what belongs to its runs."""
+        if len(self.groups) == 1:
+            return [(self.groups[0], *of_runs)]
+        return list(zip(self.groups, *(tensor.split(self.sizes) for tensor in of_runs), strict=True))
+
+
+class _Alike(nn.Module):
+    """Losses of one form: the first one's code, mapped over runs with every run's own buffers."""
+
+    def __init__(self, losses: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.runs, self.first = len(losses), losses[0]
+        self.weights_from_logits = getattr(self.first, "weights_from_logits", False)
+        buffers = [dict(loss.named_buffers()) for loss in losses]
+        self.names = list(buffers[0]) if self.runs > 1 else []
+        for i, name in enumerate(self.names):
+            self.register_buffer(f"stacked_{i}", torch.stack([own[name] for own in buffers]))
+
+    def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> tuple[Term, ...]:
+        """Terms with a leading axis of runs."""
+        if self.runs == 1:
+            terms = per_sample(self.first(logits.squeeze(0), targets.squeeze(0), epoch))
+            return tuple(tuple(tensor.unsqueeze(0) for tensor in term) for term in terms)
+        stacked = {name: getattr(self, f"stacked_{i}") for i, name in enumerate(self.names)}
+        mapped = torch.vmap(lambda own, *given: per_sample(functional_call(self.first, own, given)), (0, 0, 0, None))
+        return mapped(stacked, logits, targets, epoch)
+
+
+def _module(loss: Loss) -> nn.Module:
+    if isinstance(loss, nn.Module):
+        return loss
+    module = nn.Module()
+    module.forward = loss
+    return module
+
+
+def neighbours(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Items in their order, cut where the key changes.
+
+    >>> neighbours([1, 3, 2, 5], lambda n: n % 2)
+    [[1, 3], [2], [5]]
+    """
+    return [list(group) for _, group in groupby(items, key)]
+
+
+def _form(loss: nn.Module) -> Hashable:
+    """Equal for losses that differ in the numbers of their buffers alone.
+
+    Plain attributes steer the code; an attribute of any other kind is like no other.
+    """
+    plain, parts = (bool, int, float, str, type(None)), []
+    for name, part in loss.named_modules():
+        public = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "training"}
+        constants = [(key, value if isinstance(value, plain) else id(value)) for key, value in sorted(public.items())]
+        shapes = [(key, buffer.shape, buffer.dtype) for key, buffer in part.named_buffers(recurse=False)]
+        parts.append((name, type(part), tuple(constants), tuple(shapes)))
+    return tuple(parts)

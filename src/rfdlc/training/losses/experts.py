@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.training.distributed import SINGLE
-from rfdlc.training.losses import Term
-from rfdlc.training.losses.terms import Constants, Margin, NegativeLogLikelihood, as_tensor, true_class
+from rfdlc.training.losses import Term, per_sample, true_class
+from rfdlc.training.losses.terms import Constants, Margin, NegativeLogLikelihood, as_tensor
 from rfdlc.training.networks.combinations import engagement, weighed
 
 
@@ -39,7 +39,7 @@ class DiverseExperts(nn.Module):
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
         log_p = self.margin(logits, target).log_softmax(-1)
-        values, *weights = self.likelihood(log_p, target, epoch)
+        ((values, *weights),) = per_sample(self.likelihood(log_p, target, epoch))
         return [(values.sum(0), *weights), (-self.diversity(logits, logits.mean(0), epoch).sum(0),)]
 
 

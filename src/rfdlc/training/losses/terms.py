@@ -1,11 +1,12 @@
 """Terms of the integrated gain. Each maps (log p (M,B,C), targets (B,), epoch) to values, or to values and weights.
 
 What starts late compares with `epoch`, a 0-d tensor that counts from 1, so that one captured graph serves a whole
-training. What the runs of a stack may have of their own is a buffer: one call then serves all of them (`per_run.py`).
+training. What the runs of a stack may have of their own is a buffer: one call then serves all of them (`RunLosses`).
 Mixup needs nothing here: the step weighs the losses of both targets.
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,17 +15,26 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.training.losses import Term
+from rfdlc.training.losses import CrossEntropy, Term, neighbours
 
-# -- class weights ---------------------------------------------------------------------------------------------
+# -- numbers of classes, from their counts -----------------------------------------------------------------------------
 
-WEIGHT_FORMS = ("constant", "linear", "sqrt", "log", "power", "effective")
+Array = NDArray[np.float64]
+WEIGHT_FORMS: dict[str, Callable[[Array, float, float], Array]] = {
+    # name -> f(n, power, beta), by which weights are divided
+    "constant": lambda n, power, beta: np.ones_like(n),
+    "linear": lambda n, power, beta: n,
+    "sqrt": lambda n, power, beta: np.sqrt(n),
+    "log": lambda n, power, beta: np.log1p(n),
+    "power": lambda n, power, beta: n**power,
+    "effective": lambda n, power, beta: -np.expm1(n * np.log(beta)) / (1 - beta),
+}
 
 
 def class_weights(
     counts: ArrayLike, form: str = "linear", *,
     power: float = 0.5, beta: float = 0.9999, target_prior: ArrayLike | None = None,
-) -> NDArray[np.float64]:  # fmt: skip
+) -> Array:  # fmt: skip
     """p_target(y) / f(n_y), up to a constant: the discrepancy ratio of the paper.
 
     f is n (linear), n^power, sqrt(n), log(1 + n), the effective number (1 - beta^n) / (1 - beta), or one.
@@ -33,39 +43,33 @@ def class_weights(
     >>> class_weights([100, 4, 0], "linear").tolist()
     [0.01, 0.25, 1.0]
     """
-    n = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
-    f = {
-        "constant": lambda: np.ones_like(n),
-        "linear": lambda: n,
-        "sqrt": lambda: np.sqrt(n),
-        "log": lambda: np.log1p(n),
-        "power": lambda: n**power,
-        "effective": lambda: -np.expm1(n * np.log(beta)) / (1 - beta),
-    }[form]()
-    target = np.ones_like(n) if target_prior is None else np.asarray(target_prior, dtype=np.float64) * len(n)
-    weights: NDArray[np.float64] = target / f
-    return weights
+    n = _samples(counts)
+    target = 1.0 if target_prior is None else np.asarray(target_prior, dtype=np.float64) * len(n)
+    return target / WEIGHT_FORMS[form](n, power, beta)
 
 
-def margins(counts: ArrayLike, largest: float = 0.5) -> NDArray[np.float64]:
+def margins(counts: ArrayLike, largest: float = 0.5) -> Array:
     """LDAM margins n^(-1/4), scaled so that the rarest class has the largest (Cao et al. 2019).
 
     >>> margins([16, 1]).tolist()
     [0.25, 0.5]
     """
-    margin = np.maximum(np.asarray(counts, dtype=np.float64), 1.0) ** -0.25
-    scaled: NDArray[np.float64] = margin * (largest / margin.max())
-    return scaled
+    margin = _samples(counts) ** -0.25
+    return margin * (largest / margin.max())
 
 
-def log_prior(counts: ArrayLike) -> NDArray[np.float64]:
-    """log of the training frequencies; a class without samples counts as if it had one."""
-    n = np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
-    logs: NDArray[np.float64] = np.log(n / n.sum())
-    return logs
+def log_prior(counts: ArrayLike) -> Array:
+    """log of the training frequencies."""
+    n = _samples(counts)
+    return np.log(n / n.sum())
 
 
-# -- what is done to logits before any term --------------------------------------------------------------------
+def _samples(counts: ArrayLike) -> Array:
+    """A class without samples counts as if it had one."""
+    return np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
+
+
+# -- what is done to logits before any term ----------------------------------------------------------------------------
 
 
 class Constants(nn.Module):
@@ -106,7 +110,12 @@ class PriorInLikelihood(Constants):
         return logits + self.shift
 
 
-# -- terms -----------------------------------------------------------------------------------------------------
+def as_tensor(values: ArrayLike) -> Tensor:
+    """In the default precision."""
+    return torch.tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())
+
+
+# -- terms -------------------------------------------------------------------------------------------------------------
 
 
 class NegativeLogLikelihood(Constants):
@@ -119,15 +128,17 @@ class NegativeLogLikelihood(Constants):
         super().__init__(after=torch.tensor(after), weights=as_tensor(weights))
         self.focal, self.late = focal, after > 0
         self.weighted = bool((self.weights != self.weights[0]).any())  # equal weights cancel in a weighted mean
+        self.plain = not focal and bool((self.weights > 0).all())
 
-    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
-        values = -true_class(log_p, target)  # (M, B)
+    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term | CrossEntropy:
+        weights = torch.where(epoch > self.after, self.weights, 1.0) if self.late else self.weights  # (C,)
+        term = CrossEntropy(log_p, target, weights if self.weighted else None)
+        if self.plain:
+            return term
+        values, *of_samples = term.per_sample()
         if self.focal:
             values = (-torch.expm1(-values)).clamp(min=1e-12) ** self.focal * values  # a root is steep at 0
-        if not self.weighted:
-            return (values,)
-        weights = torch.where(epoch > self.after, self.weights, 1.0) if self.late else self.weights  # (C,)
-        return values, weights[target]
+        return values, *of_samples
 
 
 class LogGain(Constants):
@@ -168,24 +179,14 @@ class CompositeLoss(nn.Module):
         super().__init__()
         self.shifts, self.terms = nn.ModuleList(shifts), nn.ModuleList(terms)
 
-    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term | CrossEntropy]:
         for shift in self.shifts:
             logits = shift(logits, target)
         log_p = logits.log_softmax(-1)  # (M, B, C)
         return [term(log_p, target, epoch) for term in self.terms]
 
 
-def true_class(values: Tensor, target: Tensor) -> Tensor:
-    """(M, B, C) at the target (B,): (M, B)."""
-    return values.gather(-1, target.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
-
-
-def as_tensor(values: ArrayLike) -> Tensor:
-    """In the default precision."""
-    return torch.tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())
-
-
-# -- repulsion: minus half the mean log variance across particles, the entropy of a diagonal Gaussian over them ----
+# -- repulsion: minus half the mean log variance across particles, the entropy of a diagonal Gaussian over them --------
 
 REPULSIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     # name -> (head weights (R,M,F,C), logits (R,M,B,C)) -> what must differ between particles, (R,M,...)
@@ -201,8 +202,24 @@ def repulsion(
 ) -> Tensor:
     """-strength/2 exp(-epoch/tau) mean log(variance + floor), the variance biased (1/M) across particles: (R,).
 
-    `tau` and `strength` are numbers, or one per run, (R,).
+    `tau` and `strength` are numbers, or one per run, (R,). Without a repulsion ("none") it is 0.
     """
+    if kind == "none":
+        return logits.new_zeros(len(logits))
     values = REPULSIONS[kind](weights, logits)
     spread = values.var(dim=1, correction=0) + FLOORS[kind]
     return -0.5 * strength * (-epoch / tau).exp() * spread.log().flatten(1).mean(1)
+
+
+class Repulsions:
+    """The repulsion of each run by its own (kind, tau, strength): (R,)."""
+
+    def __init__(self, settings: Sequence[tuple[str, float, float]], device: torch.device) -> None:
+        groups = neighbours(settings, itemgetter(0))
+        self.kinds, self.sizes = [group[0][0] for group in groups], [len(group) for group in groups]
+        self.numbers = [torch.tensor([own[1:] for own in group], device=device).unbind(1) for group in groups]
+
+    def __call__(self, weights: Tensor, logits: Tensor, epoch: Tensor) -> Tensor:
+        """Of head weights (R,M,F,C) and logits (R,M,B,C)."""
+        parts = zip(self.kinds, self.numbers, weights.split(self.sizes), logits.split(self.sizes), strict=True)
+        return torch.cat([repulsion(kind, own, seen, epoch, *numbers) for kind, numbers, own, seen in parts])
