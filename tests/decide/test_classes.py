@@ -108,7 +108,7 @@ def test_booleans_are_names_where_classes_are_called_so():
         (lambda: Classes(("1", "2")).encode([2]), r"out of range.* pass labels.astype\(str\)"),
         (lambda: Classes(("a", "b")).encode([2]), "expected a whole number from 0 to 1"),
         (lambda: Classes(("bird", "cat")).encode(["birb"]), "did you mean 'bird'"),
-        (lambda: Classes(("bird", "cat")).members("birb"), "neither a group nor a class.*did you mean 'bird'"),
+        (lambda: Classes(("bird", "cat")).members("birb"), "group or class 'birb' is unknown.*did you mean 'bird'"),
         (lambda: Classes(("a", "b")).rank, "no training counts"),
         (lambda: Classes.from_counts([0, 0]).prior, "all training counts are zero"),
         (lambda: Classes(("a", "b")).in_order(["a", "c"]), "'b' is in only one"),

@@ -355,7 +355,7 @@ class TestEvaluate:
         [
             ({"uncertainty": "magic"}, "uncertainty 'magic' is unknown"),
             ({"bootstrap": -1}, "bootstrap is -1"),
-            ({"groups": [("rare", "a")]}, "'rare' is neither a group nor a class"),
+            ({"groups": [("rare", "a")]}, "group or class 'rare' is unknown"),
             ({"classes": Classes(("x", "y"))}, "3 columns but there are 2 classes"),
         ],
     )

@@ -22,19 +22,24 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import minimize, minimize_scalar
 from scipy.sparse import csr_array
 
 from rfdlc.decide.classes import Indices
+from rfdlc.decide.priors import shift_weights
 from rfdlc.decide.scores import Floats, log_softmax, softmax
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 
 COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out samples, or a broken model
+# A temperature is the most probable one under a Gaussian on log T, plus some standard errors: a temperature that is too
+# low costs more than one that is too high. Chosen by regret on worlds like those of benchmarks/regret.py, with logits
+# 0.7 to 4 times too large.
+LOG_T_MEAN, LOG_T_SPREAD, CAUTION = 0.25, 0.5, 0.7
 STRENGTH = 1.0  # of a unit Gaussian on 1/T - 1 and on each bias: as weak as one sample, and keeps them finite
+MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
 CHOICES = ("temperature", "none", "prior-corrected-temperature", "bias-corrected-temperature", "matrix-scaling")
 FOLDS, CLEARLY = 5, 1.0  # of cross-validation; standard errors below the best that a simpler calibrator may be
-SAMPLES_PER_ENTRY = 5  # held-out samples per entry of a matrix, below which it is not tried
-MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
+SAMPLES_PER_PARAMETER = 5  # held-out samples, below which a calibrator is not tried
 
 
 class Calibrator(Protocol):
@@ -60,8 +65,8 @@ class Calibrator(Protocol):
         """Fit to held-out log probabilities (or logits) of shape (N, C) and class indices (N,).
 
         `context` holds `sample_weight` ((N,) or None; a sample with weight 2 counts as two), `balanced` (every class
-        gets the same total weight), `training_counts` ((C,) or None) and `train_prior` ((C,) or None, the class
-        prior that the scores carry).
+        gets the same total weight), `training_counts` ((C,) or None), and the class priors that the scores carry and
+        that is decided for, `train_prior` and `target_prior` ((C,) or None).
         """
 
     @abstractmethod
@@ -110,17 +115,17 @@ def _affine(log_p: Floats, weight: Any, bias: Any) -> Floats:
 
 def check_affine(calibrator: Calibrator, classes: int) -> None:
     """Raise if the parameters of a calibrator do not fit the number of classes."""
-    W, b = (np.asarray(part, dtype=np.float64) for part in calibrator.as_affine())
-    prior = np.ones(classes) if calibrator.prior is None else np.asarray(calibrator.prior, dtype=np.float64)
-    for what, values, allowed in (
-        ("W", W, ((), (classes,), (classes, classes))),
-        ("bias", b, ((), (classes,))),
-        ("prior", prior, ((classes,),)),
-    ):
-        if values.shape not in allowed:
-            raise InputError(f"{what} of the calibrator has shape {values.shape}: expected one per class ({classes})")
-        if not np.isfinite(values).all():
-            raise InputError(f"{what} of the calibrator holds {values[~np.isfinite(values)][0]}: expected numbers")
+    weight, bias = calibrator.as_affine()
+    one, each, square = (), (classes,), (classes, classes)
+    prior = np.ones(classes) if calibrator.prior is None else calibrator.prior
+    checks = ("W", weight, (one, each, square)), ("bias", bias, (one, each)), ("prior", prior, (each,))
+    for what, given, allowed in checks:
+        values = np.asarray(given, dtype=np.float64)
+        expect(
+            values.shape in allowed and np.isfinite(values).all(),
+            f"{what} of the calibrator has shape {values.shape} and sum {values.sum():g}: expected finite numbers, one "
+            f"per class ({classes})",
+        )
 
 
 @register_calibrator
@@ -147,8 +152,9 @@ class _Scaling(Calibrator):
     prior: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < np.inf:
-            raise InputError(f"temperature {self.temperature} cannot be used: expected a number above 0")
+        expect(
+            0 < self.temperature < np.inf, f"temperature {self.temperature} cannot be used: expected a number above 0"
+        )
 
     def as_affine(self) -> tuple[Any, Any]:
         return 1 / self.temperature, 0.0 if self.bias is None else np.array(self.bias)
@@ -157,17 +163,9 @@ class _Scaling(Calibrator):
         return f"temperature {self.temperature:.3g}" + ("" if self.bias is None else " and a bias per class")
 
     @classmethod
-    def _fit(cls, held_out: "_HeldOut", directions: csr_array) -> Self:
+    def _with_bias(cls, held_out: "_HeldOut", directions: csr_array) -> Self:
         """Fit 1/T and the coefficients of the directions (parameters, C) of the bias."""
         temperature, bias = held_out.temperature_and_bias(directions)
-        if not COLDEST * 1.001 < temperature < HOTTEST * 0.999:
-            warnings.warn(
-                f"the fitted temperature {temperature:g} lies at the edge of what is plausible ({COLDEST} to "
-                f"{HOTTEST}): the {len(held_out.targets)} held-out samples may be too few, all right, or all wrong",
-                stacklevel=5,
-            )
-        if not directions.shape[0]:
-            return cls(temperature)
         return cls(temperature, tuple(bias.tolist()), held_out.carried(1 / temperature, bias))
 
 
@@ -179,7 +177,7 @@ class Temperature(_Scaling):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        return cls._fit(_HeldOut(log_p, targets, **context), csr_array((0, log_p.shape[1])))
+        return cls(_HeldOut(log_p, targets, **context).temperature())
 
 
 @register_calibrator
@@ -197,7 +195,9 @@ class PriorCorrectedTemperature(_Scaling):
                 "(Classes.from_labels(y_train), --classes counts.csv)"
             )
         log_count = np.log(np.maximum(counts, 1))  # shifting all biases alike changes nothing
-        return cls._fit(_HeldOut(log_p, targets, **context), csr_array(np.atleast_2d(log_count.mean() - log_count)))
+        return cls._with_bias(
+            _HeldOut(log_p, targets, **context), csr_array(np.atleast_2d(log_count.mean() - log_count))
+        )
 
 
 @register_calibrator
@@ -208,9 +208,9 @@ class BiasCorrectedTemperature(_Scaling):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        present = np.unique(targets)
-        places, shape = (np.arange(len(present)), present), (len(present), log_p.shape[1])
-        return cls._fit(_HeldOut(log_p, targets, **context), csr_array((np.ones(len(present)), places), shape=shape))
+        present, classes = np.unique(targets), log_p.shape[1]
+        directions = csr_array((np.ones(len(present)), (np.arange(len(present)), present)), (len(present), classes))
+        return cls._with_bias(_HeldOut(log_p, targets, **context), directions)
 
 
 @register_calibrator
@@ -239,7 +239,10 @@ class MatrixScaling(Calibrator):
 @register_calibrator
 @dataclass(frozen=True)
 class Auto(Calibrator):
-    """The first of CHOICES whose cross-validated likelihood is not clearly below the highest one."""
+    """The first of CHOICES whose cross-validated likelihood is not clearly below the highest one.
+
+    The likelihood is that of the class prior decided for, where it is known.
+    """
 
     chosen: str
     parameters: dict[str, Any]
@@ -249,23 +252,23 @@ class Auto(Calibrator):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        candidates = [name for name in CHOICES if name[0] != "p" or context.get("training_counts") is not None]
-        if len(targets) < SAMPLES_PER_ENTRY * log_p.shape[1] ** 2:
-            candidates.remove("matrix-scaling")
-        each = {name: _cross_validated(CALIBRATORS[name], log_p, targets, context) for name in candidates}
-        weights = _HeldOut(log_p, targets, **context).weights
+        classes, held_out = log_p.shape[1], _HeldOut(log_p, targets, **context)
+        parameters = dict(zip(CHOICES, (0, 0, 2, classes, classes**2), strict=True))
+        allowed = [name for name in CHOICES if len(targets) >= SAMPLES_PER_PARAMETER * parameters[name]]
+        if context.get("training_counts") is None and CHOICES[2] in allowed:
+            allowed.remove(CHOICES[2])
+        weights = held_out.target_weights(context.get("target_prior"))
+        each = {name: _cross_validated(CALIBRATORS[name], log_p, targets, context) for name in allowed}
         losses = {name: float(weights @ values) for name, values in each.items()}
-        best, size = min(losses, key=losses.__getitem__), 1 / (weights**2).sum()
+        best = min(losses, key=losses.__getitem__)
 
-        def behind(name: str) -> float:
-            """How many standard errors the likelihood is below the highest one."""
+        def clearly_behind(name: str) -> bool:
             difference = each[name] - each[best]
             mean = weights @ difference
-            return mean / max(np.sqrt(weights @ (difference - mean) ** 2 / size), 1e-12)
+            return bool(mean > CLEARLY * np.sqrt(weights**2 @ (difference - mean) ** 2))
 
-        chosen = next(name for name in candidates if name == best or behind(name) < CLEARLY)
-        with warnings.catch_warnings():
-            fitted = CALIBRATORS[chosen].fit(log_p, targets, **context)
+        chosen = next(name for name in allowed if name == best or not clearly_behind(name))
+        fitted = CALIBRATORS[chosen].fit(log_p, targets, **context)
         return cls(chosen, fitted.to_dict(), losses, fitted.prior)
 
     @cached_property
@@ -282,21 +285,21 @@ class Auto(Calibrator):
 
 
 def _cross_validated(kind: type[Calibrator], log_p: Floats, targets: Indices, context: dict[str, Any]) -> Floats:
-    """The negative log-likelihood of each sample, calibrated by the other folds."""
+    """The negative log-likelihood of each sample, calibrated by the other folds, for the class prior decided for."""
     losses, order = np.empty(len(targets)), np.random.default_rng(0).permutation(len(targets))
     fold = np.empty(len(targets), dtype=np.int64)
     fold[order[np.argsort(targets[order], kind="stable")]] = np.arange(len(targets)) % FOLDS  # stratified
-    offset, repeats = _HeldOut(log_p, targets, **context).offset, context.get("sample_weight")
-    for k in range(FOLDS):
+    repeats, carried, target = (context.get(name) for name in ("sample_weight", "train_prior", "target_prior"))
+    for k in np.unique(fold):
         inside, outside = fold != k, fold == k
-        if not outside.any():
-            continue
         part = context | {"sample_weight": None if repeats is None else repeats[inside]}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fitted = kind.fit(log_p[inside], targets[inside], **part)
-        scores = log_softmax(_affine(log_p[outside], *fitted.as_affine()) + offset)
-        losses[outside] = -scores[np.arange(outside.sum()), targets[outside]]
+        scores, prior = _affine(log_p[outside], *fitted.as_affine()), carried if fitted.prior is None else fitted.prior
+        if target is not None and prior is not None:
+            scores = scores + np.log(np.maximum(target, 1e-300) / np.maximum(prior, 1e-300))
+        losses[outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]
     return losses
 
 
@@ -312,16 +315,30 @@ class _HeldOut:
         train_prior: Floats | None = None,
         **_: Any,
     ) -> None:
-        self.log_p, self.targets = np.asarray(log_p, dtype=np.float64), targets
-        repeats = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        counts = np.bincount(targets, repeats, minlength=log_p.shape[1])
-        each = 1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets] if balanced else 1 / repeats.sum()
-        self.weights = each * repeats  # sum to one
-        self.ridge = STRENGTH * (repeats @ np.square(np.broadcast_to(each, len(targets))))  # 1 / effective sample size
-        shares = np.bincount(targets, self.weights, minlength=log_p.shape[1])
-        self.train_prior, self.offset = train_prior, np.zeros(log_p.shape[1])
-        if train_prior is not None:  # one more sample, spread as the scores' prior, so that no class is impossible
-            self.offset = np.log(shares / np.maximum(train_prior, 1e-300) + self.ridge) - np.log1p(self.ridge)
+        self.log_p, self.targets, self.rows = np.asarray(log_p, dtype=np.float64), targets, np.arange(len(targets))
+        self.repeats = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        counts = np.bincount(targets, self.repeats, minlength=log_p.shape[1])
+        share = 1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets] if balanced else 1 / self.repeats.sum()
+        self.weights = share * self.repeats  # sum to one
+        self.size = 1 / (self.repeats @ np.square(np.broadcast_to(share, len(targets))))  # effective sample size
+        self.ridge = STRENGTH / self.size
+        self.prior = counts / counts.sum()  # of the held-out data
+        self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the weighted data
+        if train_prior is not None:
+            pseudo, probable = shift_weights(counts, train_prior)
+            self.prior = probable @ ((pseudo + counts) / (pseudo + counts).sum(axis=1, keepdims=True))
+            if balanced:  # by construction; one more sample, spread as the scores' prior: no class is impossible
+                shares = np.bincount(targets, self.weights, minlength=log_p.shape[1])
+                self.offset = np.log(shares / np.maximum(train_prior, 1e-300) + self.ridge) - np.log1p(self.ridge)
+            else:
+                self.offset = np.log(np.maximum(self.prior, 1e-300) / np.maximum(train_prior, 1e-300))
+
+    def target_weights(self, target: Floats | None) -> Floats:
+        """The weight of each sample in data of the target prior; as in fitting where it is not known."""
+        if target is None:
+            return self.weights
+        weights = self.repeats * (target / np.maximum(self.prior, 1e-300))[self.targets]
+        return weights / weights.sum()
 
     def carried(self, weight: Any, bias: Any) -> tuple[float, ...]:
         """The class prior that calibrated probabilities carry, from their mean over the held-out data."""
@@ -329,21 +346,43 @@ class _HeldOut:
         mean = np.maximum(self.weights @ fitted, 1e-12) * np.exp(-self.offset)
         return tuple((mean / mean.sum()).tolist())
 
+    def loss(self, scores: Floats) -> tuple[float, Floats]:
+        """The negative log-likelihood, and its derivative by the scores (N, C), which are changed."""
+        slope = softmax(scores + self.offset)
+        loss = -self.weights @ np.log(np.maximum(slope[self.rows, self.targets], 1e-300))
+        slope *= self.weights[:, None]  # weight * (p - one-hot)
+        slope[self.rows, self.targets] -= self.weights
+        return float(loss), slope
+
+    def temperature(self) -> float:
+        """The most probable temperature and `CAUTION` standard errors more."""
+
+        def loss(log_t: float) -> float:
+            likelihood = self.size * self.loss(self.log_p / np.exp(log_t))[0]
+            return likelihood + ((log_t - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 / 2
+
+        bounds, step = np.log([COLDEST, HOTTEST]), 0.05
+        best = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
+        curvature = (loss(best + step) - 2 * loss(best) + loss(best - step)) / step**2
+        if min(np.abs(best - bounds)) < 0.01:
+            warnings.warn(
+                f"the fitted temperature {np.exp(best):g} lies at the edge of what is plausible ({COLDEST} to "
+                f"{HOTTEST}): the {len(self.targets)} held-out samples may be too few, all right, or all wrong",
+                stacklevel=5,
+            )
+        return float(np.exp(min(best + CAUTION / np.sqrt(max(curvature, LOG_T_SPREAD**-2)), bounds[1])))
+
     def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
         """L-BFGS over (1/T, coefficients of the directions (parameters, C)); convex, so any start will do."""
-        log_p, targets, weights, ridge = self.log_p, self.targets, self.weights, self.ridge
-        rows, free = np.arange(len(targets)), directions.shape[0]
+        free = directions.shape[0]
+        at_rest = np.eye(1 + free)[0]  # 1/T = 1, no bias
 
         def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-            inverse, coefficients, drift = parameters[0], parameters[1:], parameters - at_rest
-            p = softmax(inverse * log_p + (coefficients @ directions + self.offset))
-            excess = p * weights[:, None]  # d loss / d score = weight * (p - one-hot)
-            nll = -weights @ np.log(np.maximum(p[rows, targets], 1e-300))
-            excess[rows, targets] -= weights
-            slope = np.concatenate([[(excess * log_p).sum()], directions @ excess.sum(axis=0)])
-            return nll + ridge / 2 * (drift**2).sum(), slope + ridge * drift
+            drift = parameters - at_rest
+            nll, slope = self.loss(parameters[0] * self.log_p + parameters[1:] @ directions)
+            slopes = np.concatenate([[(slope * self.log_p).sum()], directions @ slope.sum(axis=0)])
+            return nll + self.ridge / 2 * (drift**2).sum(), slopes + self.ridge * drift
 
-        at_rest = np.eye(1 + free)[0]  # 1/T = 1, no bias
         bounds = [(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * free
         options = {"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9}
         fitted = minimize(loss, at_rest, jac=True, bounds=bounds, method="L-BFGS-B", options=options).x
@@ -351,19 +390,15 @@ class _HeldOut:
 
     def matrix_and_bias(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """L-BFGS over W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
-        log_p, targets, weights, ridge = self.log_p, self.targets, self.weights, MATRIX_STRENGTH * self.ridge
-        rows, count = np.arange(len(targets)), log_p.shape[1]
-        temperature, _ = self.temperature_and_bias(csr_array((0, count)))
-        at_rest = np.vstack([np.eye(count) / temperature, np.zeros(count)])  # (C + 1, C): W.T above b
+        ridge, classes = MATRIX_STRENGTH * self.ridge, self.log_p.shape[1]
+        at_rest = np.vstack([np.eye(classes) / self.temperature(), np.zeros(classes)])  # (C + 1, C): W.T above b
 
         def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             parameters = flat.reshape(at_rest.shape)
-            p, drift = softmax(log_p @ parameters[:-1] + (parameters[-1] + self.offset)), parameters - at_rest
-            nll = -weights @ np.log(np.maximum(p[rows, targets], 1e-300))
-            excess = p * weights[:, None]
-            excess[rows, targets] -= weights
-            slope = np.vstack([log_p.T @ excess, excess.sum(axis=0)]) + ridge * drift
-            return nll + ridge / 2 * (drift**2).sum(), slope.ravel()
+            drift = parameters - at_rest
+            nll, slope = self.loss(self.log_p @ parameters[:-1] + parameters[-1])
+            slopes = np.vstack([self.log_p.T @ slope, slope.sum(axis=0)]) + ridge * drift
+            return nll + ridge / 2 * (drift**2).sum(), slopes.ravel()
 
         found = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
         fitted = found.reshape(at_rest.shape)

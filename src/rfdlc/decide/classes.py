@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.errors import InputError, expect, listing, repeated, suggestion
+from rfdlc.errors import InputError, choose, expect, listing, repeated, suggestion
 
 Indices = NDArray[np.int64]
 
@@ -55,23 +55,20 @@ class Classes:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = tuple(str(name) for name in self.names)
+        names = tuple(map(str, self.names))
         object.__setattr__(self, "names", names)
         expect(names, "there are no classes: expected at least one name")
         expect(all(map(str.strip, names)), f"class names must not be blank, but one of {listing(map(repr, names))} is")
-        for name in names:
-            if any("\ud800" <= letter <= "\udfff" for letter in name):  # the name of a folder may be any bytes
-                raise InputError(f"class names must be UTF-8, but {name!a} is not: rename it, and its folder")
+        odd = [name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)]  # names of folders
+        expect(not odd, f"class names must be UTF-8, but {listing(map(ascii, odd))} is not: rename it, and its folder")
         doubled = repeated(names)
         expect(not doubled, f"class names must differ, but these appear more than once: {listing(doubled)}")
         if self.counts is not None:
-            object.__setattr__(self, "counts", _whole_counts(self.counts, names))
+            object.__setattr__(self, "counts", _whole_counts(list(self.counts), names))
         object.__setattr__(self, "groups", {str(k): self.select(self.encode(v)) for k, v in self.groups.items()})
 
     def __len__(self) -> int:
         return len(self.names)
-
-    # -- construction -----------------------------------------------------------------------------------------
 
     @classmethod
     def from_labels(
@@ -86,14 +83,15 @@ class Classes:
         shape = labels.shape
         expect(len(shape) == 1 and shape[0], f"labels must be a non-empty list, one per sample, got shape {shape}")
         if labels.dtype == object:
-            place = next((i for i, label in enumerate(labels) if is_missing(label)), -1)
-            expect(place < 0, f"label {labels[place]} at position {place} is missing: leave such samples out")
+            missing = [f"label {label} at position {i}" for i, label in enumerate(labels) if is_missing(label)]
+            expect(not missing, f"{listing(missing, 1)} is missing: leave such samples out")
             if names is None and all(isinstance(label, Integral) for label in labels):
                 labels = labels.astype(np.int64)  # as a table of mixed columns holds them
-        if names is None and labels.dtype.kind in "iufb":
-            names = numbered(_whole(labels, "label").max())
-        bare = cls(tuple(np.unique(labels.astype(str)) if names is None else names))
-        return cls(bare.names, tuple(np.bincount(bare.encode(labels), minlength=len(bare))), dict(groups or {}))
+        if names is None:
+            numbers = labels.dtype.kind in "iufb"
+            names = numbered(_whole(labels, "label").max()) if numbers else np.unique(labels.astype(str)).tolist()
+        counts = np.bincount(cls(tuple(names)).encode(labels), minlength=len(names))
+        return cls(tuple(names), tuple(counts), dict(groups or {}))
 
     @classmethod
     def from_counts(
@@ -121,16 +119,13 @@ class Classes:
     @classmethod
     def from_json(cls, source: str | Path | Mapping[str, Any]) -> "Classes":
         """From a file that `to_json` wrote, its text, or the table inside."""
-        where: Any = "classes" if isinstance(source, Mapping) else source
-        table: Any = source
+        where, table = ("classes", source) if isinstance(source, Mapping) else (source, None)
         try:
-            if not isinstance(source, Mapping):
+            if table is None:
                 is_text = isinstance(source, str) and source.lstrip().startswith("{")
-                table = json.loads(str(source) if is_text else Path(source).read_text(encoding="utf-8"))
-            names = table["names"]
-            counts, groups = table.get("counts"), table.get("groups") or {}
-            lists = [names, *groups.values()] if counts is None else [names, counts, *groups.values()]
-            if not all(isinstance(each, list) for each in lists):
+                table = json.loads(source if is_text else Path(source).read_text(encoding="utf-8"))  # type: ignore[arg-type]
+            names, counts, groups = table["names"], table.get("counts"), table.get("groups") or {}
+            if not all(isinstance(each, list) for each in (names, [] if counts is None else counts, *groups.values())):
                 raise TypeError("one of these is not a list")
             return cls(tuple(names), None if counts is None else tuple(counts), groups)
         except InputError as error:
@@ -153,8 +148,6 @@ class Classes:
             Path(path).write_text(text, encoding="utf-8")
         return text
 
-    # -- labels and names -------------------------------------------------------------------------------------
-
     @cached_property
     def _index(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.names)}
@@ -166,20 +159,19 @@ class Classes:
         [1, 0, 1]
         """
         array = as_array(labels)
+        flat = array.reshape(-1)
         if array.dtype.kind not in "iufb" or (array.dtype.kind == "b" and "True" in self._index):
-            places = [self._index.get(str(name), -1) for name in array.reshape(-1)]
-            if places and min(places) < 0:
-                name = str(array.reshape(-1)[places.index(-1)])
-                hint = suggestion(name, self.names)
-                raise InputError(f"{what} {name!r} is not a class: expected one of {listing(self.names)}{hint}")
+            places = [self._index.get(str(name), -1) for name in flat]
+            odd = str(flat[places.index(-1)]) if -1 in places else None
+            hint = "" if odd is None else suggestion(odd, self.names)
+            expect(odd is None, f"{what} {odd!r} is not a class: expected one of {listing(self.names)}{hint}")
             return np.array(places, dtype=np.int64).reshape(array.shape)
         indices = _whole(array, what)
-        wrong = np.flatnonzero((indices < 0) | (indices >= len(self)))
-        if len(wrong):
-            value = indices.reshape(-1)[wrong[0]]
+        for place in np.flatnonzero((indices < 0) | (indices >= len(self)))[:1]:
+            value = int(flat[place])
             hint = "; if it is the name of a class, pass labels.astype(str)" if str(value) in self._index else ""
             raise InputError(
-                f"{what} {value} at position {wrong[0]} is out of range: "
+                f"{what} {value} at position {place} is out of range: "
                 f"expected a whole number from 0 to {len(self) - 1} for {len(self)} classes{hint}"
             )
         return indices
@@ -203,13 +195,8 @@ class Classes:
         """Class indices of a named group, of one class, or of several named classes."""
         if not isinstance(group, str):
             return self.encode(list(group))
-        if group not in self.groups and group not in self._index:
-            known = [*self.groups, *self.names]
-            hint = suggestion(group, known)
-            raise InputError(f"{group!r} is neither a group nor a class: expected one of {listing(known)}{hint}")
+        choose("group or class", group, [*self.groups, *self.names])
         return self.encode(self.groups.get(group, [group]))
-
-    # -- head and tail ----------------------------------------------------------------------------------------
 
     @cached_property
     def count_array(self) -> Indices:
@@ -248,8 +235,9 @@ class Classes:
     def thirds(self) -> dict[str, Indices]:
         """Head, med and tail: equal thirds of the classes by rank (100 classes: 33, 33, 34)."""
         head = max(1, len(self) // 3)
-        med = max(head, 2 * len(self) // 3)
-        return {"head": self.order[:head], "med": self.order[head:med], "tail": self.order[med:]}
+        return dict(
+            zip(("head", "med", "tail"), np.split(self.order, [head, max(head, 2 * len(self) // 3)]), strict=True)
+        )
 
     @cached_property
     def shots(self) -> dict[str, Indices]:
@@ -268,8 +256,7 @@ def as_classes(given: Classes | Sequence[str] | int) -> Classes:
     """Classes unchanged, or made from their names or their number."""
     if isinstance(given, Classes):
         return given
-    text = f"classes are the text {given!r}: expected a list of names, such as [{given!r}, 'other']"
-    expect(not isinstance(given, str), text)
+    expect(not isinstance(given, str), f"classes are the text {given!r}: expected a list of names, such as [{given!r}]")
     return Classes(tuple(map(str, range(given))) if isinstance(given, int | np.integer) else tuple(given))
 
 
@@ -311,20 +298,17 @@ def is_missing(label: Any) -> bool:
 def _whole(labels: NDArray[Any], what: str) -> Indices:
     with np.errstate(invalid="ignore"):
         wrong = np.flatnonzero(~np.isfinite(labels) | (labels != np.floor(labels)))
-    if len(wrong):
-        value = labels.reshape(-1)[wrong[0]]
-        raise InputError(f"{what} {value} at position {wrong[0]} is not a whole number: expected a class")
+    for place in wrong[:1]:
+        value = labels.reshape(-1)[place]
+        raise InputError(f"{what} {value} at position {place} is not a whole number: expected a class")
     return labels.astype(np.int64)
 
 
-def _whole_counts(counts: Iterable[Any], names: tuple[str, ...]) -> tuple[int, ...]:
-    values = list(counts)
-    expect(
-        len(values) == len(names),
-        f"{len(values)} training counts for {len(names)} classes: expected one count per class",
-    )
-    for name, value in zip(names, values, strict=True):
+def _whole_counts(counts: list[Any], names: tuple[str, ...]) -> tuple[int, ...]:
+    numbers, classes = len(counts), len(names)
+    expect(numbers == classes, f"{numbers} training counts for {classes} classes: expected one count per class")
+    for name, value in zip(names, counts, strict=True):
         number = float(value) if isinstance(value, SupportsFloat) else np.nan
-        if number < 0 or not number.is_integer():
-            raise InputError(f"training count {value!r} of class {name!r} is not a whole number of samples (0 or more)")
-    return tuple(int(value) for value in values)
+        whole = number >= 0 and number.is_integer()
+        expect(whole, f"training count {value!r} of class {name!r} is not a whole number of samples (0 or more)")
+    return tuple(map(int, counts))

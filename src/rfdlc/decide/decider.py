@@ -7,7 +7,7 @@ import base64
 import copy
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,18 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions, encode_targets
-from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, estimate_prior, joint_table, normalised, prior_ratio
-from rfdlc.decide.rules import RULES, largest
-from rfdlc.decide.scores import (
-    CorrectedProbabilities,
-    Floats,
-    Scores,
-    as_scores,
-    fingerprints,
-    log_softmax,
-    safe_log,
-    softmax,
-)
+from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, estimate_prior, joint_table, normalised, shares
+from rfdlc.decide.rules import RULES, WARNINGS, corrected, largest
+from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
 FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
+REMEMBERED = 512  # hashes of the samples that calibrated
 FORMAT, VERSION = "rfdlc-decider", 2
+SAVED = ("combine", "weights", "calibration", "train_prior", "target_prior", "rule")  # as they are, or as lists
 CORRECTED_TWICE = (
     "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
     "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
@@ -113,7 +106,6 @@ class Decider:
 
     def __post_init__(self) -> None:
         self._check()
-        self._warn()
 
     def replace(self, *, classes: Classes | None = None, **changes: Any) -> "Decider":
         """Return a copy with other parameters; nothing is fitted again.
@@ -125,17 +117,13 @@ class Decider:
         [1]
         """
         new = copy.copy(self)
-        utility = changes.pop("utility", None)
-        if utility is not None:
-            changes["utility"] = utility.with_classes(self.utility.classes)
+        utility = changes.pop("utility", None) or self.utility
+        if classes is not None or utility is not self.utility:
+            old = self.utility.classes
+            changes["utility"] = utility.with_classes(old if classes is None else classes.in_order(old.names))
         for name, value in changes.items():
             object.__setattr__(new, choose("parameter", name, self.__dataclass_fields__), value)
-        if classes is not None:
-            known = classes.in_order(self.utility.classes.names)
-            object.__setattr__(new, "utility", Utility(new.utility.matrix, known, new.utility.actions))
-        new._check()
-        if "rule" in changes:
-            new._warn()
+        new._check(warn="rule" in changes)
         return new
 
     # -- fitting ----------------------------------------------------------------------------------------------
@@ -167,49 +155,57 @@ class Decider:
                 balanced=balanced,
                 training_counts=None if counts is None else np.array(counts),
                 train_prior=self.train_prior,
+                target_prior=self.target_prior,
             )
         joint = None
         if len(self.utility.classes) <= CHECKED_CLASSES:
             joint = joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, repeats)
-        return self.replace(fitted=fitted, joint=joint, calibrated_on=fingerprints(checked, y))
+        return self.replace(fitted=fitted, joint=joint, calibrated_on=checked.fingerprints(y, REMEMBERED))
 
     @property
     def effective_prior(self) -> Prior | None:
         """The class prior that calibrated probabilities carry: biases move it to that of the held-out data."""
-        if self.fitted is not None and self.fitted.prior is not None:
-            return np.array(self.fitted.prior)
-        prior: Prior | None = self.train_prior
+        moved = None if self.fitted is None else self.fitted.prior
+        prior: Prior | None = self.train_prior if moved is None else np.array(moved)
         return prior
 
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
         """The class prior of unlabelled data, by EM, with the BBSE estimate as a check after `fit`."""
-        if self.effective_prior is None:
-            raise InputError(NEEDS_TRAIN_PRIOR)
         checked = self.read(scores, logits)
-        calibrated = np.concatenate([self._calibrated(piece, checked.logits) for _, piece in checked.chunks()])
-        return estimate_prior(calibrated, self.effective_prior, self.joint)
+        calibrated = np.concatenate([p for _, p in self._calibrated(checked)])
+        return estimate_prior(calibrated, self._known_prior(), self.joint)
+
+    def overlap(self, scores: Scores, targets: Indices) -> float:
+        """The share of the samples that calibrated this decider that are among these, by content or by id."""
+        found = scores.fingerprints(targets) if self.calibrated_on else {}
+        known = [np.isin(each, found[kind]).mean() for kind, each in self.calibrated_on.items() if kind in found]
+        return float(max([*known, 0.0]))
 
     # -- deciding ---------------------------------------------------------------------------------------------
 
     def decide(self, scores: Any, *, logits: bool = False) -> Indices:
         """The chosen action of each sample (N,), an index into `utility.actions`."""
-        checked = self.read(scores, logits)
-        return np.concatenate([largest(gains) for _, gains in self._stream_gains(checked)])
+        # Linear rules take the correction into their matrix, which saves two passes over the scores.
+        gain = RULES[self.rule](self.utility, self.ratio())
+        return np.concatenate([largest(gain(p)) for _, p in self._calibrated(self.read(scores, logits), self.ratio())])
 
     def decide_probabilities(self, probabilities: Floats) -> Indices:
         """Like `decide`, from probabilities (N, C) that are calibrated and corrected already."""
-        return RULES[self.rule].actions(self.utility, probabilities)
+        return largest(self.gains(probabilities))
+
+    def gains(self, probabilities: Floats) -> Floats:
+        """What the rule compares, for each action (n, A), from corrected probabilities (n, C)."""
+        return RULES[self.rule](self.utility, None)(probabilities)
 
     def expected_utility(self, scores: Any, *, logits: bool = False) -> Floats:
         """The expected utility of every action (N, A)."""
-        checked = self.read(scores, logits)
         # In 64 bits: where all values are large, 32 would not tell one action from another.
-        return np.concatenate([p @ self.utility.matrix for _, p in self.stream(checked)])
+        return np.concatenate([p @ self.utility.matrix for _, p in self.stream(self.read(scores, logits))])
 
     def probabilities(self, scores: Any, *, logits: bool = False) -> Floats:
         """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no Decider takes them again."""
-        checked = self.read(scores, logits)
-        return np.concatenate([p for _, p in self.stream(checked)]).view(CorrectedProbabilities)
+        chunks = [p for _, p in self.stream(self.read(scores, logits))]
+        return np.concatenate(chunks).view(CorrectedProbabilities)
 
     def explain(self, scores: Any, *, logits: bool = False) -> Explanation:
         """For each sample the chosen action and its value, the runner-up, and what arg max would have done."""
@@ -220,66 +216,59 @@ class Decider:
         """Like `explain`, from probabilities (N, C) that are calibrated and corrected already."""
         return Explanation(self.utility.actions, *self._explained(np.asarray(probabilities)))
 
-    def gains(self, probabilities: Floats) -> Floats:
-        """What the rule compares, for each action (n, A), from corrected probabilities (n, C)."""
-        return RULES[self.rule].gains(self.utility, probabilities)
-
     def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
         """Chunks of corrected probabilities (n, C), each row summing to one; constant memory."""
         ratio = self.ratio()
-        for rows, piece in scores.chunks():
-            p = self._calibrated(piece, scores.logits)
-            if ratio is not None:
-                _check_possible(p, ratio, rows.start)
-                p = p * ratio.astype(p.dtype)
-            yield rows, p / p.sum(axis=1, keepdims=True)
+        return ((rows, corrected(p, ratio)) for rows, p in self._calibrated(scores, ratio))
 
     def ratio(self) -> Prior | None:
         """The factor (C,) that corrects calibrated probabilities for the target prior; None leaves them alone."""
-        if self.target_prior is None:
+        target, carried = self.target_prior, self._known_prior() if self.target_prior is not None else None
+        if carried is None:
             return None
-        if self.effective_prior is None:
-            raise InputError(NEEDS_TRAIN_PRIOR)
-        return prior_ratio(self.target_prior, self.effective_prior, self.utility.classes)
+        impossible = self.utility.classes.select(np.flatnonzero((carried == 0) & (target > 0)))
+        expect(
+            not impossible,
+            f"the training prior of {listing(impossible)} is 0 but its target prior is not: a class without training "
+            "samples cannot be corrected for; give it a positive training prior",
+        )
+        return np.divide(target, carried, out=np.zeros_like(target), where=carried > 0)
 
     # -- files ------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
+        parameters = {name: getattr(self, name) for name in SAVED}
         return {
             "format": FORMAT,
             "version": VERSION,
             "utility": self.utility.to_dict(),
-            "combine": self.combine,
-            "weights": _listed(self.weights),
-            "calibration": self.calibration,
+            **{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in parameters.items()},
             "fitted": {"name": self.fitted.name} | self.fitted.to_dict() if self.fitted else None,
-            "train_prior": _listed(self.train_prior),
-            "target_prior": _listed(self.target_prior),
-            "rule": self.rule,
-            "calibrated_on": None if self.calibrated_on is None else [f"{h:x}" for h in self.calibrated_on.tolist()],
+            "calibrated_on": {kind: [f"{h:x}" for h in each.tolist()] for kind, each in self.calibrated_on.items()},
             "joint": None if self.joint is None else base64.b64encode(self.joint.astype("<f4").tobytes()).decode(),
         }
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> "Decider":
         """The inverse of `to_dict`; also reads version 1."""
-        if table.get("format") != FORMAT or table.get("version") not in (1, VERSION):
-            raise InputError(
-                f"not a decider that this version reads: format {table.get('format')!r}, version "
-                f"{table.get('version')!r}; expected {FORMAT!r}, 1 or {VERSION}"
-            )
-        names = ("combine", "weights", "calibration", "train_prior", "target_prior", "rule")
+        found = table.get("format"), table.get("version")
+        expect(
+            found in ((FORMAT, 1), (FORMAT, VERSION)),
+            f"not a decider that this version reads: format {found[0]!r}, version {found[1]!r}; expected {FORMAT!r}, "
+            f"1 or {VERSION}",
+        )
         utility, fitted, joint = Utility.from_dict(table["utility"]), table["fitted"], table.get("joint")
         if joint is not None:
             joint = np.frombuffer(base64.b64decode(joint), "<f4").reshape(2 * (len(utility.classes),))
         if fitted is not None:
             written = "temperature" if fitted.get("bias") is None else "bias-corrected-temperature"  # by version 1
             fitted = CALIBRATORS[choose("calibration", fitted.get("name", written), CALIBRATORS)].from_dict(fitted)
-        seen = table.get("calibrated_on")
-        seen = None if seen is None else np.array([int(each, 16) for each in seen], dtype=np.uint64)
-        chosen = {name: table[name] for name in names}
-        return cls(utility, **chosen, fitted=fitted, joint=joint, calibrated_on=seen)
+        seen = table.get("calibrated_on") or {}
+        seen = seen if isinstance(seen, dict) else {"scores": seen}  # as earlier versions wrote it
+        seen = {kind: np.array([int(each, 16) for each in hashes], dtype=np.uint64) for kind, hashes in seen.items()}
+        parameters = {name: table[name] for name in SAVED}
+        return cls(utility, **parameters, fitted=fitted, joint=joint, calibrated_on=seen)
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `load` reads."""
@@ -293,6 +282,8 @@ class Decider:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: cannot be read as a decider ({error})") from None
+
+    # -- in words ---------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         state, actions = self.fitted or "not calibrated", len(self.utility.actions)
@@ -308,25 +299,24 @@ class Decider:
             return "decided for a uniform class prior"
         if classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9:
             return "decided for the class prior of the training data"
-        return f"decided for the class prior {_shares(classes, target)}"
+        return f"decided for the class prior {shares(classes, target)}"
 
     def prior_warning(self, targets: Indices) -> str | None:
         """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
-        classes = self.utility.classes
+        classes, size = self.utility.classes, max(1, len(targets))
         prior = self.effective_prior if self.target_prior is None else self.target_prior
-        found = np.bincount(targets, minlength=len(classes)) / max(1, len(targets))
-        if prior is None or np.abs(found - prior).sum() / 2 < FAR + 0.5 * np.sqrt(len(classes) / max(1, len(targets))):
+        found = np.bincount(targets, minlength=len(classes)) / size
+        if prior is None or np.abs(found - prior).sum() / 2 < FAR + 0.5 * np.sqrt(len(classes) / size):
             return None
         return (
-            f"the samples have the class frequencies {_shares(classes, found)}, but decisions are made for the class "
-            f"prior {_shares(classes, prior)}: set the target prior (target_prior, --target-prior) to theirs, if it is "
+            f"the samples have the class frequencies {shares(classes, found)}, but decisions are made for the class "
+            f"prior {shares(classes, prior)}: set the target prior (target_prior, --target-prior) to theirs, if it is "
             "that of future samples"
         )
 
     def utility_interval(self, scores: Any, estimate: PriorEstimate, *, logits: bool = False) -> tuple[float, float]:
         """The 95% interval of the mean expected utility that the uncertainty of an estimated class prior leaves."""
-        decider = self.replace(target_prior=estimate)
-        actions = decider.decide(scores, logits=logits)
+        actions = self.replace(target_prior=estimate).decide(scores, logits=logits)
         p = np.asarray(self.replace(target_prior=None).probabilities(scores, logits=logits), dtype=np.float64)
         draws = estimate.prior[None] if estimate.draws is None else estimate.draws
         gain = p * self.utility.matrix[:, actions].T  # (N, C)
@@ -344,10 +334,8 @@ class Decider:
             checked = as_scores(scores, self.utility.classes, logits=logits)
         changes = any(value is not None for value in (self.fitted, self.train_prior, self.target_prior))
         expect(not (checked.corrected and changes), CORRECTED_TWICE)
-        if self.weights is not None and len(self.weights) != len(checked.values):
-            raise InputError(
-                f"{len(self.weights)} weights for {len(checked.values)} particles: expected one per particle"
-            )
+        given, particles = None if self.weights is None else len(self.weights), len(checked.values)
+        expect(given in (None, particles), f"{given} weights for {particles} particles: expected one per particle")
         return checked
 
     def read_labelled(self, scores: Any, targets: ArrayLike | None, logits: bool = False) -> tuple[Scores, Indices]:
@@ -361,42 +349,49 @@ class Decider:
         if targets is None:
             raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
         checked, y = self.read(scores, logits), encode_targets(targets, self.utility.classes)
-        if y.shape != (len(checked),):
-            raise InputError(f"{y.size} targets for {len(checked)} samples: expected one target per sample")
+        samples = len(checked)
+        expect(y.shape == (samples,), f"{y.size} targets for {samples} samples: expected one target per sample")
         return checked, y
 
     # -- private ----------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check(self, warn: bool = True) -> None:
         """Bring all parameters into their final form, and fail now rather than at the first decision."""
         utility: Any = self.utility
-        if not isinstance(utility, Utility):
-            kind = type(utility).__name__
-            raise InputError(f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)")
-        classes, prior = self.utility.classes, self.target_prior
+        expect(
+            isinstance(utility, Utility),
+            f"utility is a {type(utility).__name__}: expected a Utility, such as Utility(matrix, names)",
+        )
         choose("combine", self.combine, COMBINATIONS)
-        if self.calibration is not None:
-            choose("calibration", self.calibration, CALIBRATORS)
-        RULES[choose("rule", self.rule, RULES)].prepare(self.utility, np.ones(len(classes)))
+        choose("calibration", self.calibration or "none", CALIBRATORS)
+        RULES[choose("rule", self.rule, RULES)](utility, None)
+        if warn and self.rule in WARNINGS:
+            warnings.warn(WARNINGS[self.rule], stacklevel=4)
         if self.fitted is not None:
-            check_affine(self.fitted, len(classes))
-        ready = {
-            "weights": None if self.weights is None else _as_weights(self.weights, "weights"),
-            "train_prior": None if self.train_prior is None else as_prior(self.train_prior, classes, "train_prior"),
-            "joint": None if self.joint is None else np.asarray(self.joint, dtype=np.float32),
-        }
-        if isinstance(prior, str) and prior == "natural":
-            prior = None if classes.counts is None or self.effective_prior is None else "train"
-        prior = prior.prior if isinstance(prior, PriorEstimate) else prior
-        ready["target_prior"] = None if prior is None else as_prior(prior, classes, "target_prior")
-        for name, value in ready.items():
-            object.__setattr__(self, name, value)
-        if self.target_prior is not None and self.effective_prior is None and (self.fitted or not self.calibration):
-            raise InputError(NEEDS_TRAIN_PRIOR)
+            check_affine(self.fitted, len(utility.classes))
+        self._ready("weights", lambda given: _as_weights(given, "weights"))
+        self._ready("train_prior", lambda given: as_prior(given, utility.classes, "train_prior"))
+        self._ready("joint", lambda given: np.asarray(given, dtype=np.float32))
+        self._ready("target_prior", self._as_target)
+        object.__setattr__(self, "calibrated_on", self.calibrated_on or {})
+        if self.target_prior is not None and (self.fitted or not self.calibration):
+            self._known_prior()
 
-    def _warn(self) -> None:
-        if RULES[self.rule].warning:
-            warnings.warn(str(RULES[self.rule].warning), stacklevel=4)
+    def _ready(self, name: str, form: Any) -> None:
+        """Replace a parameter that is given by its final form."""
+        if getattr(self, name) is not None:
+            object.__setattr__(self, name, form(getattr(self, name)))
+
+    def _as_target(self, given: Any) -> Prior | None:
+        classes = self.utility.classes
+        if isinstance(given, str) and given == "natural":
+            return None if classes.counts is None or self.effective_prior is None else classes.prior
+        return as_prior(given.prior if isinstance(given, PriorEstimate) else given, classes, "target_prior")
+
+    def _known_prior(self) -> Prior:
+        if self.effective_prior is None:
+            raise InputError(NEEDS_TRAIN_PRIOR)
+        return self.effective_prior
 
     def _explained(self, p: Floats) -> tuple[NDArray[Any], ...]:
         """The columns of an Explanation, from corrected probabilities (n, C)."""
@@ -406,29 +401,26 @@ class Decider:
         second = largest(gains)
         return first, values[rows, first], second, values[rows, second], top, p[rows, top]
 
-    def _stream_gains(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
-        """Gains (n, A); a linear rule needs neither corrected nor normalised probabilities, which saves two passes."""
-        if not RULES[self.rule].linear:
-            yield from ((rows, self.gains(p)) for rows, p in self.stream(scores))
-            return
-        ratio = self.ratio()
-        gain = RULES[self.rule].prepare(self.utility, np.ones(len(self.utility.classes)) if ratio is None else ratio)
+    def _calibrated(self, scores: Scores, ratio: Prior | None = None) -> Iterator[tuple[slice, Floats]]:
+        """Chunks of calibrated probabilities (n, C); of each sample something must be left where `ratio` is 0."""
         for rows, piece in scores.chunks():
-            p = self._calibrated(piece, scores.logits)
-            if ratio is not None:
-                _check_possible(p, ratio, rows.start)
-            yield rows, gain(p)
-
-    def _calibrated(self, piece: Floats, logits: bool) -> Floats:
-        """(M, n, C) -> (n, C)."""
-        if self.fitted is not None:
-            return self.fitted.apply(self._log_combined(piece, logits))
-        if self.combine == "mean-logits":
-            return softmax(self._log_combined(piece, logits)) if logits or len(piece) > 1 else piece[0]
-        return self._mean(softmax(piece) if logits else piece)
+            if self.fitted is not None:
+                p = self.fitted.apply(self._log_combined(piece, scores.logits))
+            elif self.combine == "mean-logits" and len(piece) > 1:
+                p = softmax(self._log_combined(piece, scores.logits))
+            else:
+                p = self._mean(softmax(piece) if scores.logits else piece)
+            if ratio is not None and not ratio.all():
+                possible = p[:, ratio > 0].max(axis=1, initial=0) > 0
+                expect(
+                    possible.all(),
+                    f"row {rows.start + int(possible.argmin())} (counted from 0) has all its probability on classes "
+                    "whose target prior is 0, so that nothing is left to decide from: give these classes a small share",
+                )
+            yield rows, p
 
     def _log_combined(self, piece: Floats, logits: bool) -> Floats:
-        """Logits of the combined prediction (n, C), up to a constant per row."""
+        """Logits of the combined prediction, (M, n, C) -> (n, C), up to a constant per row."""
         if self.combine == "mean-logits" or len(piece) == 1:
             return self._mean(piece if logits else safe_log(piece))
         return safe_log(self._mean(softmax(piece) if logits else piece))
@@ -436,37 +428,20 @@ class Decider:
     def _mean(self, values: Floats) -> Floats:
         if len(values) == 1:
             return values[0]
-        if self.weights is None:
-            mean: Floats = values.mean(axis=0)
-            return mean
-        return np.tensordot(self.weights.astype(values.dtype), values, axes=1)
-
-
-def _check_possible(probabilities: Floats, ratio: Prior, start: int) -> None:
-    """A target prior of 0 rules classes out; of every sample something must be left."""
-    if ratio.all():
-        return
-    lost = np.flatnonzero(probabilities[:, ratio > 0].max(axis=1, initial=0) == 0)
-    if len(lost):
-        raise InputError(
-            f"row {start + int(lost[0])} (counted from 0) has all its probability on classes whose target prior is 0, "
-            "so that nothing is left to decide from: give these classes a small share"
+        mean: Floats = (
+            values.mean(axis=0)
+            if self.weights is None
+            else np.tensordot(self.weights.astype(values.dtype), values, axes=1)
         )
+        return mean
 
 
 def _as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDArray[np.float64]:
     """Weights of particles, which sum to one, or of samples, which count repetitions."""
     values = np.asarray(given, dtype=np.float64)
-    if values.ndim != 1 or samples not in (None, len(values)) or not 0 < values.sum() < np.inf or values.min() < 0:
-        size = "one per particle" if samples is None else f"one per sample ({samples})"
-        raise InputError(f"{what} is {values}: expected {size}, numbers of 0 or more, not all 0")
+    size = "one per particle" if samples is None else f"one per sample ({samples})"
+    expect(
+        values.ndim == 1 and samples in (None, len(values)) and 0 < values.sum() < np.inf and values.min() >= 0,
+        f"{what} is {values}: expected {size}, numbers of 0 or more, not all 0",
+    )
     return normalised(values) if samples is None else values
-
-
-def _shares(classes: Classes, prior: Prior, most: int = 4) -> str:
-    falling = np.argsort(-prior, kind="stable")
-    return listing([f"{classes.names[c]} {prior[c]:.1%}" for c in falling], most)
-
-
-def _listed(values: Sequence[float] | NDArray[Any] | None) -> list[float] | None:
-    return None if values is None else [float(value) for value in values]

@@ -15,7 +15,7 @@ from rfdlc.decide.intervals import LEVEL, Interval
 from rfdlc.decide.metrics import METRICS, Metric, measure
 from rfdlc.decide.outcomes import UNCERTAINTIES, Outcomes, observe
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import class_columns, fingerprints
+from rfdlc.decide.scores import class_columns
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect
 
@@ -194,9 +194,7 @@ def evaluate(
     stored = "uncertainty 'own' is stored in the predictions of some methods, not in these: choose another"
     expect(uncertainty != "own" or own is not None, stored)
     outcomes = observe(checked, y, decider, uncertainty, own, groups)
-    overlap = 0.0
-    if decider.calibrated_on is not None and len(decider.calibrated_on):
-        overlap = float(np.isin(decider.calibrated_on, fingerprints(checked, y, most=None)).mean())
+    overlap = decider.overlap(checked, y)
     if overlap > 0:
         warnings.warn(
             f"about {overlap:.0%} of the samples that calibrated this decider are evaluated: metrics of probabilities "

@@ -73,8 +73,6 @@ class Predictions:
         self.named = classes is not None  # whether columns have names, or only positions
         self.classes = as_classes(max(1, np.shape(given)[-1] if np.ndim(given) else 0) if classes is None else classes)
         self.scores: Scores = as_scores(given, self.classes, logits=logits is not None)
-        if corrected:
-            self.scores = replace(self.scores, corrected=True)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, self.classes)
         self.ids: NDArray[np.str_] | None = None if ids is None else _readable(as_array(ids).astype(str).reshape(-1))
         try:
@@ -82,8 +80,9 @@ class Predictions:
         except (TypeError, ValueError) as error:
             raise InputError(f"uncertainty must be numbers, one per sample ({error})") from None
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
-            if values is not None and values.shape != (len(self),):
-                raise InputError(f"{what} have shape {values.shape} for {len(self)} samples: expected one per sample")
+            fits = values is None or values.shape == (len(self),)
+            expect(fits, f"{what} have shape {np.shape(values)} for {len(self)} samples: expected one per sample")
+        self.scores = replace(self.scores, corrected=corrected or self.scores.corrected, ids=self.ids)
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -146,7 +145,8 @@ class Predictions:
         except InputError as error:
             raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
         try:
-            loaded.scores.check()
+            for _ in loaded.scores.chunks():  # raises for the first bad value
+                pass
         except InputError as error:  # a column that is not a class may be why values are wrong
             names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
             raise InputError(f"{path}: {error}{names}") from None

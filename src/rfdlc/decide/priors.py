@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import nnls
+from scipy.special import gammaln
 
 from rfdlc.decide.classes import Classes, Indices
-from rfdlc.decide.scores import Floats
+from rfdlc.decide.scores import Floats, softmax
 from rfdlc.errors import InputError, choose, listing
 from rfdlc.progress import track
 
@@ -18,8 +20,9 @@ PriorLike = str | ArrayLike | Mapping[str, float]
 
 DISAGREEMENT = 0.1  # total variation between the two estimates above which the user is warned
 MOST_ITERATIONS, STANDSTILL = 2000, 1e-9  # of EM: enough even for classes that look alike
-PSEUDO_SAMPLES = 10.0  # what the training prior counts for: least mean error over the shifts of benchmarks/priors.py
-DRAWS, GIBBS_CELLS, MOST_CLASSES = 400, 300_000, 1000  # of posteriors of the prior
+NEAR = (3.0, 10.0, 30.0, 100.0, 300.0)  # samples that the carried prior counts for where a shift is small
+FLAT = 10.0  # and a uniform prior where it may be anything: a flat Dirichlet distribution for 10 classes
+BURN_IN, DRAWS, GIBBS_CELLS, MOST_CLASSES = 150, 500, 300_000, 1000  # of posteriors of the prior
 NAMED = ("uniform", "train")
 
 
@@ -52,15 +55,10 @@ def normalised(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return shares
 
 
-def prior_ratio(target: Prior, train: Prior, classes: Classes) -> Prior:
-    """target / train, the factor that moves probabilities from one prior to the other."""
-    impossible = np.flatnonzero((train == 0) & (target > 0))
-    if len(impossible):
-        raise InputError(
-            f"the training prior of {listing(classes.select(impossible))} is 0 but its target prior is not: "
-            "a class without training samples cannot be corrected for; give it a positive training prior"
-        )
-    return np.divide(target, train, out=np.zeros_like(target), where=train > 0)
+def shares(classes: Classes, prior: Prior, most: int = 4) -> str:
+    """The largest shares of a prior, in words."""
+    falling = np.argsort(-prior, kind="stable")
+    return listing([f"{classes.names[c]} {prior[c]:.1%}" for c in falling], most)
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ class PriorEstimate:
     """A class prior estimated from unlabelled data; `check` is the BBSE estimate if there is a joint table."""
 
     prior: Prior
-    iterations: int
     check: Prior | None
     draws: Floats | None = None  # (draws, C) of the posterior distribution of the prior
 
@@ -84,25 +81,25 @@ class PriorEstimate:
         return low, high
 
 
-def estimate_prior(probabilities: Floats, train: Prior, joint: Floats | None = None) -> PriorEstimate:
-    """EM on calibrated probabilities (N, C) with known training prior (Saerens, Latinne and Decaestecker 2002).
+def estimate_prior(probabilities: Floats, carried: Prior, joint: Floats | None = None) -> PriorEstimate:
+    """The posterior mean of the class prior, from calibrated probabilities (N, C) that carry a known prior.
 
-    A Dirichlet prior worth `PSEUDO_SAMPLES` samples of the training prior keeps classes that few samples cannot rule
-    out. `joint` (C, C) holds the mean predicted probabilities of held-out data by true class (see `joint_table`); with
+    Before the samples are seen, the prior may be anything, or near the carried one at a distance that is not known: so
+    classes that few samples cannot rule out are kept, and large shifts are followed. The posterior is
+    drawn by Gibbs sampling; for many samples, EM (Saerens, Latinne and Decaestecker 2002) finds its mode from all of
+    them. `joint` (C, C) holds the mean predicted probabilities of held-out data by true class (see `joint_table`); with
     it the class-conditional estimate of Lipton, Wang and Smola (2018) is made as a check.
     """
-    p = np.asarray(probabilities, dtype=np.float64)
-    likelihood = np.divide(p, train, out=np.zeros_like(p), where=train > 0)  # p(x | y) up to a factor per sample
-    prior, iterations = train, 0
-    for _ in track(range(MOST_ITERATIONS), "Estimating the prior"):
-        counts = prior * (likelihood.T @ (1 / np.maximum(likelihood @ prior, 1e-300)))
-        new = (counts + PSEUDO_SAMPLES * train) / (len(p) + PSEUDO_SAMPLES)
-        moved = np.abs(new - prior).sum() / 2
-        prior, iterations = new / new.sum(), iterations + 1
-        if moved <= STANDSTILL:
-            break
-    check = None if joint is None else _bbse(p.mean(axis=0), joint, prior)
-    estimate = PriorEstimate(prior, iterations, check, _posterior(likelihood, prior, train))
+    p, rng = np.asarray(probabilities, dtype=np.float64), np.random.default_rng(0)
+    likelihood = np.divide(p, carried, out=np.zeros_like(p), where=carried > 0)  # p(x | y) up to a factor per sample
+    few = likelihood
+    if p.size > GIBBS_CELLS:
+        few = likelihood[rng.choice(len(p), max(1, GIBBS_CELLS // p.shape[1]), replace=False)]
+    draws, pseudo_counts, prior = _posterior(few, carried, rng)
+    if len(few) < len(p):
+        prior = _most_probable(likelihood, prior, pseudo_counts)
+        draws = _gaussian(likelihood, prior, pseudo_counts, rng)
+    estimate = PriorEstimate(prior, None if joint is None else _bbse(p.mean(axis=0), joint, prior), draws)
     if estimate.disagreement is not None and estimate.disagreement > DISAGREEMENT + 1 / np.sqrt(len(p)):
         warnings.warn(
             f"the two estimates of the class prior (EM and BBSE) differ by {estimate.disagreement:.2f} in total "
@@ -112,29 +109,52 @@ def estimate_prior(probabilities: Floats, train: Prior, joint: Floats | None = N
     return estimate
 
 
-def _posterior(likelihood: Floats, prior: Prior, train: Prior) -> Floats | None:
-    """Draws (DRAWS, C) of the class prior given the samples: Gibbs sampling, or for many samples a Gaussian.
+def shift_weights(counts: NDArray[Any], carried: Prior) -> tuple[Floats, Floats]:
+    """Dirichlet distributions (K, C) of a shifted class prior, and how probable counts (C,) make each of them (K,)."""
+    classes = len(carried)
+    flat = np.full(classes, min(1.0, FLAT / classes))
+    pseudo = np.maximum(np.vstack([flat, np.outer(NEAR, carried)]), 1e-9) * np.where(carried > 0, 1.0, 1e-9)
+    total = pseudo.sum(axis=1)
+    evidence = gammaln(total) - gammaln(total + counts.sum()) + (gammaln(pseudo + counts) - gammaln(pseudo)).sum(axis=1)
+    return pseudo, softmax(evidence)
 
-    Before the samples every class prior is as probable as any other (for at most 10 classes; sparser for more).
-    """
-    rng, (samples, classes) = np.random.default_rng(0), likelihood.shape
-    flat = np.where(train > 0, min(1.0, 10 / classes), 1e-9)
+
+def _posterior(likelihood: Floats, carried: Prior, rng: np.random.Generator) -> tuple[Floats, Floats, Prior]:
+    """Gibbs sampling: draws (DRAWS, C) of the class prior, the mean pseudo-counts (C,), and the posterior mean (C,)."""
+    prior, drawn = carried, []
+    for _ in track(range(BURN_IN + DRAWS), "Estimating the prior"):
+        reach = np.cumsum(likelihood * prior, axis=1)
+        assigned = (rng.random((len(likelihood), 1)) * reach[:, -1:] > reach).sum(axis=1)
+        counts = np.bincount(assigned, minlength=len(carried))
+        pseudo, probable = shift_weights(counts, carried)
+        chosen = pseudo[rng.choice(len(pseudo), p=probable)]
+        prior = rng.dirichlet(counts + chosen)
+        drawn.append((prior, chosen, normalised(counts + chosen)))
+    draws, chosen, means = (np.array(each[BURN_IN:]) for each in zip(*drawn, strict=True))
+    return draws, chosen.mean(axis=0), normalised(means.mean(axis=0))
+
+
+def _most_probable(likelihood: Floats, prior: Prior, pseudo_counts: Floats) -> Prior:
+    for _ in track(range(MOST_ITERATIONS), "Estimating the prior"):
+        counts = prior * (likelihood.T @ (1 / np.maximum(likelihood @ prior, 1e-300)))
+        new = normalised(counts + pseudo_counts)
+        moved, prior = np.abs(new - prior).sum() / 2, new
+        if moved <= STANDSTILL:
+            break
+    return prior
+
+
+def _gaussian(likelihood: Floats, prior: Prior, pseudo_counts: Floats, rng: np.random.Generator) -> Floats | None:
+    """Draws (DRAWS, C) of the class prior of many samples, by the curvature of their likelihood."""
+    classes = len(prior)
     if classes > MOST_CLASSES:
         return None
-    if samples * classes > GIBBS_CELLS:
-        scaled = likelihood / np.maximum(likelihood @ prior, 1e-300)[:, None]
-        information = scaled.T @ scaled + np.diag(flat / np.maximum(prior, 1e-6) ** 2)
-        tangent = np.linalg.svd(np.ones((1, classes)))[2][1:].T  # (C, C - 1): directions that keep the sum
-        factor = np.linalg.cholesky(np.linalg.pinv(tangent.T @ information @ tangent) + 1e-18 * np.eye(classes - 1))
-        draws = np.maximum(prior + rng.normal(size=(DRAWS, classes - 1)) @ (tangent @ factor).T, 0)
-        return draws / draws.sum(axis=1, keepdims=True)
-    draws, current = np.empty((DRAWS, classes)), prior
-    for step in range(-DRAWS // 5, DRAWS):
-        reach = np.cumsum(likelihood * current, axis=1)
-        assigned = (rng.random((samples, 1)) * reach[:, -1:] > reach).sum(axis=1)
-        current = rng.dirichlet(np.bincount(assigned, minlength=classes) + flat)
-        draws[max(step, 0)] = current
-    return draws
+    scaled = likelihood / np.maximum(likelihood @ prior, 1e-300)[:, None]
+    information = scaled.T @ scaled + np.diag(pseudo_counts / np.maximum(prior, 1e-6) ** 2)
+    tangent = np.linalg.svd(np.ones((1, classes)))[2][1:].T  # (C, C - 1): directions that keep the sum
+    factor = np.linalg.cholesky(np.linalg.pinv(tangent.T @ information @ tangent) + 1e-18 * np.eye(classes - 1))
+    draws = np.maximum(prior + rng.normal(size=(DRAWS, classes - 1)) @ (tangent @ factor).T, 0)
+    return draws / draws.sum(axis=1, keepdims=True)
 
 
 def joint_table(probabilities: Floats, targets: Indices, sample_weight: Floats | None = None) -> NDArray[np.float64]:
@@ -150,8 +170,6 @@ def _bbse(mean: Prior, joint: Floats, otherwise: Prior) -> Prior:
 
     A class that the held-out data lack keeps its share in `otherwise`.
     """
-    from scipy.optimize import nnls
-
     held_out = joint.sum(axis=0)
     weights, _ = nnls(joint, mean)
     share = weights * held_out

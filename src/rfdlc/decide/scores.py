@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,10 @@ class Scores:
     values: Floats
     logits: bool
     corrected: bool = False  # whether a Decider has calibrated and corrected them
+    ids: NDArray[np.str_] | None = None
 
     def __len__(self) -> int:
         return int(self.values.shape[1])
-
-    def check(self) -> None:
-        """Raise for the first bad value."""
-        for _ in self.chunks():
-            pass
 
     def chunks(self) -> Iterator[tuple[slice, Floats]]:
         """Checked chunks (M, n, C), each small enough to stay in the cache, but with enough rows for a product."""
@@ -58,6 +55,19 @@ class Scores:
             _check_values(piece, start, self.logits)
             yield slice(start, start + rows), piece
 
+    def fingerprints(self, targets: Indices, most: int | None = None) -> dict[str, NDArray[np.uint64]]:
+        """Hashes of the samples by `scores` and class and by `ids`; the `most` smallest, if they are distinct."""
+        size, found = len(self.values) * self.values.shape[2], []
+        keys = np.random.default_rng(0).integers(1, 2**63, size + 1, dtype=np.uint64)
+        for rows, chunk in self.chunks():
+            bits = chunk.transpose(1, 0, 2).astype(np.float32).reshape(chunk.shape[1], -1).view(np.uint32)
+            found.append((bits * keys[1:]).sum(axis=1, dtype=np.uint64) + targets[rows].astype(np.uint64) * keys[0])
+        hashes = {"scores": np.unique(np.concatenate(found))}
+        if self.ids is not None and not _count_rows(self.ids.tolist()):
+            digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in self.ids.tolist())
+            hashes["ids"] = np.unique(np.frombuffer(digests, dtype=np.uint64))
+        return {kind: each[:most] for kind, each in hashes.items() if most is None or len(each) > 0.9 * len(self)}
+
 
 def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     """An array, tensor or data frame as Scores with one column per class, in the order of `classes`."""
@@ -66,26 +76,27 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
         "a Decider has calibrated and corrected these probabilities already, and a second time would distort them: "
         "pass the model's own output (or np.asarray(p) to treat them as the output of a new model)",
     )
+    corrected, ids = False, None
     if hasattr(given, "columns"):
         names = list(given.columns)
         order = column_order([str(name) for name in names], classes, "data frame")
         values = np.stack([_plain_array(given[names[i]]) for i in order], axis=1)
         corrected = KIND in names and CORRECTED in set(given[KIND])
+        ids = np.asarray(given["id"]).astype(str) if "id" in names and "id" not in classes.names else None
     else:
-        values, corrected = _plain_array(given), False
-    if values.ndim == 2:
-        values = values[None]
+        values = _plain_array(given)
+    values = values[None] if values.ndim == 2 else values
     expect(
-        values.ndim == 3,
-        f"scores have shape {values.shape}: expected (samples, classes) or (particles, samples, classes)",
+        values.ndim == 3 and values.size,
+        f"scores have shape {values.shape}: expected (samples, classes) or (particles, samples, classes), with "
+        "at least one particle and one sample",
     )
     expect(
         values.shape[2] == len(classes),
         f"scores have {values.shape[2]} columns but there are {len(classes)} classes "
         f"({listing(classes.names, 4)}): expected one column per class",
     )
-    expect(values.size, f"scores have shape {values.shape}: expected at least one particle and one sample")
-    return Scores(values, logits, corrected)
+    return Scores(values, logits, corrected, ids)
 
 
 def class_columns(columns: Sequence[str]) -> list[str]:
@@ -175,12 +186,7 @@ def _check_values(piece: Floats, start: int, logits: bool) -> None:
         )
 
 
-def fingerprints(scores: Scores, targets: Indices, most: int | None = 512) -> NDArray[np.uint64]:
-    """The smallest hashes of samples, by their scores and class; none if scores repeat themselves."""
-    keys = np.random.default_rng(0).integers(1, 2**63, len(scores.values) * scores.values.shape[2] + 1, dtype=np.uint64)
-    found = []
-    for rows, chunk in scores.chunks():
-        bits = chunk.transpose(1, 0, 2).astype(np.float32).reshape(chunk.shape[1], -1).view(np.uint32)
-        found.append((bits * keys[1:]).sum(axis=1, dtype=np.uint64) + targets[rows].astype(np.uint64) * keys[0])
-    distinct = np.unique(np.concatenate(found))
-    return distinct[:most] if most is None or len(distinct) > 0.9 * len(targets) else distinct[:0]
+def _count_rows(ids: list[str]) -> bool:
+    """Whether the ids are consecutive numbers, which say nothing about the sample."""
+    numbers = [int(name) for name in ids if name.isdecimal()]
+    return len(numbers) == len(ids) and max(numbers) - min(numbers) < len(ids)
