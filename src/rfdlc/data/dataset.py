@@ -27,30 +27,22 @@ class Normalisation:
     std: tuple[float, ...]
 
     @classmethod
-    def of_images(cls, images: NDArray[np.uint8]) -> "Normalisation":
-        """Per channel of uint8 images (N, channels, H, W).
+    def of(cls, inputs: NDArray[Any] | ImageFiles) -> "Normalisation":
+        """Measured on uint8 images (N, channels, H, W) or features (N, F); for files the usual values of photographs.
 
-        >>> Normalisation.of_images(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
-        Normalisation(mean=(0.5,), std=(0.5,))
+        A constant channel or feature keeps its scale.
         """
-        values = np.arange(256) / 255
-        counts = [np.bincount(images[:, channel].reshape(-1), minlength=256) for channel in range(images.shape[1])]
-        means = [float(np.average(values, weights=n)) for n in counts]
-        spreads = [float(np.average((values - m) ** 2, weights=n)) ** 0.5 for m, n in zip(means, counts, strict=True)]
-        return cls(tuple(means), tuple(spread or 1.0 for spread in spreads))
-
-    @classmethod
-    def of_features(cls, features: NDArray[np.float32]) -> "Normalisation":
-        """Per feature of (N, F); a constant feature keeps its scale.
-
-        >>> tiny = 2.0**-60  # however small its unit
-        >>> Normalisation.of_features(np.array([[0, 3], [2 * tiny, 3]], dtype=np.float32)).std == (tiny, 1)
-        True
-        """
-        spreads = features.std(axis=0, dtype=np.float64)
-        means = features.mean(axis=0, dtype=np.float64)
-        varies = (features != features[:1]).any(axis=0) & (spreads > np.finfo(np.float32).tiny)
-        return cls(tuple(means.tolist()), tuple(np.where(varies, spreads, 1.0).tolist()))
+        if isinstance(inputs, ImageFiles):
+            return PHOTOGRAPHS if inputs.channels == 3 else GREY_PHOTOGRAPHS
+        if inputs.ndim == 4:
+            values = np.arange(256) / 255
+            counts = [np.bincount(inputs[:, channel].reshape(-1), minlength=256) for channel in range(inputs.shape[1])]
+            means = [float(np.average(values, weights=n)) for n in counts]
+            stds = [float(np.average((values - m) ** 2, weights=n)) ** 0.5 for m, n in zip(means, counts, strict=True)]
+            return cls(tuple(means), tuple(std or 1.0 for std in stds))
+        mean, std = inputs.mean(axis=0, dtype=np.float64), inputs.std(axis=0, dtype=np.float64)
+        varies = (inputs != inputs[:1]).any(axis=0) & (std > np.finfo(np.float32).tiny)
+        return cls(tuple(mean.tolist()), tuple(np.where(varies, std, 1.0).tolist()))
 
 
 # Measured on ImageNet by those who first published models for it; the usual choice for photographs.
@@ -67,13 +59,11 @@ class Split:
     inputs : array or ImageFiles
         uint8 images (N, channels, H, W), float32 features (N, F), or image files that are decoded later.
     labels : array of int64, shape (N,)
-        Class indices.
     ids : sequence of str, optional
         Stable names of the samples, such as paths or row ids.
     groups : array, shape (N,), optional
         What must stay on one side of a split: lesion, patient, track.
     weights : array of float64, shape (N,), optional
-        How much each sample counts; equal weights by default.
 
     Examples
     --------
@@ -102,21 +92,15 @@ class Split:
     def array(self) -> NDArray[Any]:
         """The inputs as an array in memory; raises InputError where they are files."""
         if isinstance(self.inputs, ImageFiles):
-            raise InputError(
-                f"these {len(self)} images are not held in memory: use a StreamedLoader, or load them with a "
-                "smaller image_size so that they fit"
-            )
+            fix = "use a StreamedLoader, or load them with a smaller image_size so that they fit"
+            raise InputError(f"these {len(self)} images are not held in memory: {fix}")
         return self.inputs
 
     def take(self, positions: NDArray[np.int64]) -> "Split":
         """The samples at these positions, in that order."""
-        return Split(
-            self.inputs[positions],
-            self.labels[positions],
-            None if self.ids is None else PackedText(self.ids[i] for i in positions.tolist()),
-            None if self.groups is None else self.groups[positions],
-            None if self.weights is None else self.weights[positions],
-        )
+        ids = None if self.ids is None else PackedText(self.ids[i] for i in positions.tolist())
+        groups, weights = (None if own is None else own[positions] for own in (self.groups, self.weights))
+        return Split(self.inputs[positions], self.labels[positions], ids, groups, weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,14 +112,11 @@ class Dataset:
     name : str
     classes : Classes
         Class names, counted on the training split.
-    train : Split
-    val, test : Split, optional
+    train, val, test : Split
+        `val` and `test` may be None.
     normalisation : Normalisation, optional
-        Mean and standard deviation per channel or feature.
-    notes : tuple of str
-        What was done to the data while it was read.
-    skipped : tuple of str
-        What was broken and left out, one message each.
+    notes, skipped : tuple of str
+        What was done to the data while it was read, and what was broken and left out.
     encoder : TableEncoder, optional
         How rows of a table become features.
 
@@ -167,9 +148,8 @@ class Dataset:
         normalisation: Normalisation | None = None,
     ) -> "Dataset":
         """From class names and splits: counts the classes, and measures the normalisation on the training split."""
-        train = splits.get("train")
-        if train is None or not len(train):
-            raise InputError(f"{name}: there is no training sample; expected a training split")
+        expect(len(splits.get("train", ())), f"{name}: there is no training sample; expected a training split")
+        train = splits["train"]
         shape = tuple(train.inputs.shape[1:])
         expect(0 not in shape, f"{name}: samples of shape {shape} hold nothing to learn from")
         for which, split in splits.items():
@@ -184,7 +164,7 @@ class Dataset:
         if absent:
             notes = [*notes, f"{len(absent)} of {len(classes)} classes have no training sample: {listing(absent, 5)}"]
         val, test = (splits[name] if len(splits.get(name, ())) else None for name in SPLITS[1:])
-        return cls(name, classes, train, val, test, normalisation or _measured(train), tuple(notes))
+        return cls(name, classes, train, val, test, normalisation or Normalisation.of(train.inputs), tuple(notes))
 
     @property
     def splits(self) -> dict[str, Split]:
@@ -202,17 +182,14 @@ class Dataset:
         return "images" if len(self.input_shape) == 3 else "features"
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
-        """Move a stratified fraction of the training samples into `val`, and count the classes again.
+        """Move a stratified fraction of the training samples into `val`; where groups are known, no group is divided.
 
-        Where groups are known, no group is on both sides.
+        The classes are counted again.
         """
         expect(self.val is None, f"{self.name} has validation samples already: hold_out needs val=None")
         kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups)
-        expect(
-            len(held),
-            f"{self.name}: no class has two samples (or groups), so none can be held out: add samples, or do "
-            "without (test_fraction=0 for data without a test split, hold_out=0 for training)",
-        )
+        fix = "add samples, or do without (test_fraction=0 for data without a test split, hold_out=0 for training)"
+        expect(len(held), f"{self.name}: no class has two samples (or groups), so none can be held out: {fix}")
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)
@@ -220,9 +197,8 @@ class Dataset:
     def with_test(self, fraction: float, seed: int = 0) -> "Dataset":
         """For data without splits: hold out a fraction for `test`, as `hold_out` does, and add a note that says so."""
         moved = self.hold_out(fraction, seed)
-        held = len(self.train) - len(moved.train)
-        notes = (*self.notes, held_out_note(held, len(self.train), seed))
-        return replace(moved, val=None, test=moved.val, normalisation=_measured(moved.train), notes=notes)
+        notes = (*self.notes, held_out_note(len(self.train) - len(moved.train), len(self.train), seed))
+        return replace(moved, val=None, test=moved.val, normalisation=Normalisation.of(moved.train.inputs), notes=notes)
 
 
 def held_out_note(held: int, samples: int, seed: int) -> str:
@@ -230,19 +206,8 @@ def held_out_note(held: int, samples: int, seed: int) -> str:
     return f"the data has no test split: {held} of {samples} samples were held out for it (seed {seed})"
 
 
-def _measured(train: Split) -> Normalisation:
-    if isinstance(train.inputs, ImageFiles):
-        return PHOTOGRAPHS if train.inputs.channels == 3 else GREY_PHOTOGRAPHS
-    images = train.inputs.ndim == 4
-    return Normalisation.of_images(train.inputs) if images else Normalisation.of_features(train.inputs)
-
-
 def split_name(word: str) -> str | None:
-    """train, val or test for the ways people write them; None for any other word.
-
-    >>> split_name("Validation"), split_name("cats")
-    ('val', None)
-    """
+    """train, val or test for the ways people write them; None for any other word."""
     return ALIASES.get(word.lower())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,30 +25,17 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", 
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
 ORIENTATION = 0x0112  # EXIF's tag, whose values 2 to 8 mean these transpositions
 UPRIGHT = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
-FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
 
 
 class BrokenImage(InputError):
     """One image file cannot be used; `skip_broken` counts these instead of stopping."""
 
 
-class Header(NamedTuple):
-    """Size of an image, and whether it is grey."""
-
-    width: int
-    height: int
-    grey: bool
-
-
 class PackedText(Sequence[str]):
-    """An immutable sequence of texts, stored as UTF-8 in one array with offsets.
+    """An immutable sequence of texts in two arrays: all bytes, and where each text ends.
 
-    A million paths cost little, and forked workers share them: reading a list of strings changes reference counts, so
-    that its memory is copied page by page in every worker; two arrays are not.
-
-    >>> names = PackedText(["cat", "Möwe", ""])
-    >>> names[1], len(names), list(names.take([2, 0]))
-    ('Möwe', 3, ['', 'cat'])
+    A million paths cost little, and forked workers share them: reading strings in a list changes their reference
+    counts, which copies its memory page by page in every worker.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -56,7 +43,6 @@ class PackedText(Sequence[str]):
         for text in texts:  # one by one: a million names from a generator are never a million objects
             content += text.encode("utf-8", "surrogateescape")
             ends.append(len(content))
-        # All texts as bytes, and where each ends: also the input of a fingerprint.
         self.packed = np.frombuffer(content, dtype=np.uint8), np.frombuffer(ends, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -73,11 +59,6 @@ class PackedText(Sequence[str]):
     def take(self, indices: Iterable[int]) -> "PackedText":
         """The texts at these positions, in that order."""
         return PackedText(self[int(i)] for i in indices)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +86,7 @@ class ImageFiles:
         return self.root / self.names[index]
 
     def decode(self, centre: float = 1.0) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
-        """All images in memory, uint8 (N, channels, size, size), and which of them are broken and why.
-
-        `centre` is the fraction of the shorter side that is kept.
-        """
+        """All images in memory, of each the `centre` share of its shorter side; and which are broken, and why."""
         images = np.zeros(self.shape, dtype=np.uint8)
 
         def fill(index: int) -> None:
@@ -121,10 +99,7 @@ class ImageFiles:
 def attempt(
     function: Callable[[int], Result], items: Sequence[int], description: str
 ) -> tuple[dict[int, Result], dict[int, BrokenImage]]:
-    """`function` of each item on all cores with a progress bar: the results, and what was broken.
-
-    Threads are enough, since pillow decodes without the GIL.
-    """
+    """`function` of each item on all cores, with a progress bar: the results, and what was broken."""
     done: dict[int, Result] = {}
     broken: dict[int, BrokenImage] = {}
 
@@ -134,7 +109,7 @@ def attempt(
         except BrokenImage as error:
             broken[item] = error
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads are enough, since pillow decodes without the GIL
         # In portions: a pool makes an object for each item that it is given at once.
         portions = (items[i : i + 4096] for i in range(0, len(items), 4096))
         for _ in track((_ for portion in portions for _ in pool.map(tried, portion)), description, total=len(items)):
@@ -170,16 +145,8 @@ def unusable(image: "Image") -> str:
     # How pixels lie in the file, such as RGB;16B, is the argument, or the first argument, of each of pillow's tiles.
     if image.mode.startswith(("I", "F")) or any(";16" in str(tile[3]) for tile in image.tile):
         return "the image has 16 or more bits per channel: scale it to 8 bits, since only you know its range"
-    if image.mode not in GREY + COLOUR:
-        return f"the image has mode {image.mode}, which is not supported: convert it to grey or RGB with 8 bits"
-    return ""
-
-
-def header(path: Path) -> Header:
-    """Size and kind of an image, read without decoding it."""
-    with open_image(path) as image:
-        width, height = image.size
-        return Header(width, height, image.mode in GREY)
+    known = image.mode in GREY + COLOUR
+    return "" if known else f"the image has mode {image.mode}: convert it to grey or RGB with 8 bits"
 
 
 def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Image":
@@ -193,8 +160,7 @@ def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Ima
 def view(image: "Image", box: Box, size: int, channels: int) -> "Image":
     """What is inside the box, decoded, resized to `size` (bilinear, antialiased) and turned upright.
 
-    A large JPEG is decoded at a half, a quarter or an eighth of its size, where twice as many pixels as are needed
-    remain.
+    A large JPEG is decoded at a fraction of its size that leaves twice as many pixels as needed.
     """
     from PIL import Image
 
@@ -205,8 +171,7 @@ def view(image: "Image", box: Box, size: int, channels: int) -> "Image":
     image = decoded(image, channels)
     across, down = image.size[0] / width, image.size[1] / height  # 1 unless it was decoded smaller
     box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-    whole = box == (0.0, 0.0, float(size), float(size))
-    if not whole or image.size != (size, size):
+    if image.size != (size, size) or box != (0.0, 0.0, float(size), float(size)):
         image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
     return upright(image)
 
@@ -247,17 +212,3 @@ def planes(image: "Image") -> NDArray[np.uint8]:
     """Pixels (channels, H, W)."""
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-
-
-def default_size(headers: Iterable[Header]) -> int:
-    """The side of the square that suits these images: theirs if they share a small one, else a common one below it.
-
-    >>> default_size([Header(28, 28, True)]), default_size([Header(500, 375, False), Header(640, 480, False)])
-    (28, 224)
-    """
-    sizes = {(h.width, h.height) for h in headers}
-    width, height = next(iter(sizes))
-    if len(sizes) == 1 and width == height <= 64:
-        return width
-    typical = float(np.median([min(pair) for pair in sizes]))
-    return max((side for side in (32, 64, 128, 224) if side <= typical), default=32)

@@ -1,21 +1,21 @@
 """`load`: a name, a path, arrays or a data frame in; a Dataset out. Data formats are registered here."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
-from rfdlc.data.dataset import Dataset, Split, split_name
+from rfdlc.data.dataset import Dataset, split_name
 from rfdlc.data.sources import arrays, cifar, digits, folder, listing, medmnist, table
 from rfdlc.errors import InputError, expect, suggestion
 from rfdlc.errors import listing as told
-from rfdlc.tables import SUFFIXES as TABLE_SUFFIXES
-from rfdlc.tables import parquet_files, read_columns
+from rfdlc.tables import SUFFIXES as OF_TABLES
+from rfdlc.tables import is_table, read_columns
 
 Reader = Callable[..., Dataset]
 Finder = Callable[[Path], Path]
@@ -28,20 +28,18 @@ IDS = ("id", "path", "file", "image", "name")
 GROUPS_FORMAT = "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A data format; see `register_source`."""
 
     read: Reader
     names: Mapping[str, Finder]
-    suffixes: Sequence[str]
-    recognises: Callable[[Path], bool] | None
+    suffixes: tuple[str, ...]
+    recognises: Callable[[Path], bool]
 
     def matches(self, path: Path) -> bool:
         """Whether what lies at an existing path is in this format."""
-        if self.suffixes and not (path.is_file() and path.suffix.lower() in self.suffixes):
-            return False
-        return bool(self.suffixes) if self.recognises is None else self.recognises(path)
+        suffix = not self.suffixes or (path.is_file() and path.suffix.lower() in self.suffixes)
+        return suffix and self.recognises(path)
 
 
 SOURCES: list[Source] = []  # those registered last come first
@@ -68,26 +66,25 @@ def register_source(
     recognises : callable, optional
         `recognises(path) -> bool`: for folders, and where a suffix is not enough.
     """
-    SOURCES.insert(0, Source(read, dict(names or {}), tuple(suffixes), recognises))
+    known = recognises or (lambda path: bool(suffixes))
+    SOURCES.insert(0, Source(read, dict(names or {}), tuple(suffixes), known))
+
+
+def _named(find: Callable[..., Path], names: Iterable[str]) -> dict[str, Finder]:
+    return {name: partial(find, name=name) for name in names}
 
 
 register_source(folder.read, recognises=Path.is_dir)
 register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
-register_source(table.read, suffixes=TABLE_SUFFIXES)
-register_source(table.read, recognises=lambda path: path.is_dir() and bool(parquet_files(path)))
+register_source(table.read, recognises=is_table)
 register_source(listing.read, recognises=lambda path: path.is_dir() and bool(listing.find(path)))
-register_source(cifar.read_folder, recognises=cifar.recognises)
+register_source(cifar.read, recognises=cifar.recognises)
 register_source(arrays.read, suffixes=[".npz"])
 register_source(arrays.read_npy, suffixes=[".npy"])
-register_source(listing.read, names={n: partial(listing.find_named, name=n) for n in listing.NAMES}, suffixes=[".txt"])
-register_source(
-    medmnist.read,
-    names={name: partial(medmnist.find, name=name) for name in medmnist.CLASS_NAMES},
-    suffixes=[".npz"],
-    recognises=medmnist.recognises,
-)
-register_source(cifar.read_cifar100, names={"cifar100-lt": Path})
-register_source(cifar.read_cifar10, names={"cifar10-lt": Path})
+register_source(listing.read, names=_named(listing.find_named, listing.NAMES), suffixes=[".txt"])
+named = _named(medmnist.find, medmnist.CLASS_NAMES)
+register_source(medmnist.read, names=named, suffixes=[".npz"], recognises=medmnist.recognises)
+register_source(cifar.read_tail, names=_named(cifar.find, cifar.LAYOUTS))
 register_source(digits.read, names={"digits-lt": Path})
 
 
@@ -129,8 +126,7 @@ def load(
     ([129, 12], (1, 8, 8))
     """
     reader, place = find_reader(source, root)
-    given = {"groups": groups, "test_fraction": test_fraction, "seed": seed} | options
-    checked = _validated(reader, given, source)
+    checked = _validated(reader, {"groups": groups, "test_fraction": test_fraction, "seed": seed} | options, source)
     data = reader(place, **{name: value for name, value in checked.items() if name in options_of(reader)})
     if "groups" in options_of(reader):  # a table: groups are a column, and rows are split before they are encoded
         return data
@@ -142,20 +138,19 @@ def load(
 
 def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
     """What reads this source, and what to give it."""
-    folder_of = Path() if root is None else Path(root).expanduser()
     if not isinstance(source, str | Path):
-        is_frame = type(source).__name__ == "DataFrame"
-        return (table.read if is_frame else arrays.from_memory), source
+        return (table.read if type(source).__name__ == "DataFrame" else arrays.from_memory), source
+    inside = Path() if root is None else Path(root).expanduser()
+    path, names = inside / Path(source).expanduser(), sorted(known_names())
     for each in SOURCES:
         if str(source).lower() in each.names:
-            return each.read, each.names[str(source).lower()](folder_of)
-    path, names = folder_of / Path(source).expanduser(), sorted(known_names())
+            return each.read, each.names[str(source).lower()](inside)
     known = f"known are {told(names, 40)}{suggestion(str(source), names)}"
     expect(path.exists(), f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
     for each in SOURCES:
         if each.matches(path):
             return each.read, path
-    suffixes = dict.fromkeys(suffix for each in SOURCES for suffix in each.suffixes)
+    suffixes = dict.fromkeys((*OF_TABLES, *(suffix for each in SOURCES for suffix in each.suffixes)))
     raise InputError(f"{path}: files of this kind are not read: expected {told(suffixes, 20)}, or a folder of images")
 
 
@@ -173,11 +168,7 @@ def options_of(reader: Reader) -> list[str]:
 
 
 def all_options() -> set[str]:
-    """The options of all formats.
-
-    >>> {"target", "image_size", "test_fraction"} <= all_options()
-    True
-    """
+    """The options of all formats."""
     return {*COMMON, *(option for known in SOURCES for option in options_of(known.read))}
 
 
@@ -201,14 +192,14 @@ def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        if first["type"] != "extra_forbidden":
-            expected = first["msg"][0].lower() + first["msg"][1:]
-            raise InputError(f"option {name}={first['input']!r} is not valid: {expected}") from None
-        what = source if isinstance(source, str | Path) else "data in memory"
-        known = ["root", *_model(reader).model_fields]
-        raise InputError(
-            f"{what} has no option {name!r}: expected one of {told(known, 40)}{suggestion(name, known)}"
-        ) from None
+        message = f"option {name}={first['input']!r} is not valid: {first['msg'][0].lower()}{first['msg'][1:]}"
+        if first["type"] == "extra_forbidden":
+            what, known = (
+                source if isinstance(source, str | Path) else "data in memory",
+                ["root", *_model(reader).model_fields],
+            )
+            message = f"{what} has no option {name!r}: expected one of {told(known, 40)}{suggestion(name, known)}"
+        raise InputError(message) from None
     return {name: getattr(found, name) for name in found.model_fields_set}
 
 
@@ -216,35 +207,31 @@ def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[
 
 
 def _with_groups(data: Dataset, path: Path) -> Dataset:
-    """The data set with every sample's group, from a CSV with the columns `split,index,GROUP` or `id,GROUP`.
+    """Every sample with its group, from a CSV with the columns `split,index,GROUP` or `id,GROUP`.
 
     GROUP may have any name, such as lesion. Every sample must have a group; rows for other samples are ignored.
     """
     cells = {name: [str(cell) for cell in column.to_pylist()] for name, column in read_columns(path).items()}
-    columns = {name.lower(): name for name in cells}
+    columns = {name.lower(): own for name, own in cells.items()}
     by_index = {"split", "index"} <= columns.keys()
     key = next((name for name in IDS if name in columns), "")
     rest = [name for name in columns if name not in ({"split", "index"} if by_index else {key})]
     clear = (by_index or key) and ("group" in rest or len(rest) == 1)
     expect(clear, f"{path}: has the columns {told(cells)}: expected {GROUPS_FORMAT}")
+    names = columns.get(key, [])
     if by_index:
-        pairs = zip(cells[columns["split"]], cells[columns["index"]], strict=True)
+        pairs = zip(columns["split"], columns["index"], strict=True)
         names = [f"{split_name(split) or split}/{index.lstrip('0') or '0'}" for split, index in pairs]
-    else:
-        names = cells[columns[key]]
     group_of: dict[str, str] = {}
-    values = cells[columns["group" if "group" in rest else rest[0]]]
-    for line, (name, value) in enumerate(zip(names, values, strict=True), 2):
+    for line, (name, value) in enumerate(zip(names, columns["group" if "group" in rest else rest[0]], strict=True), 2):
         expect(value, f"{path}, line {line}: the group of {name} is empty")
         first = group_of.setdefault(name, value)
         expect(first == value, f"{path}, line {line}: {name} is in two groups, {first!r} and {value!r}")
-    splits = {name: _grouped(path, name, split, group_of, by_index) for name, split in data.splits.items()}
-    return replace(data, train=splits["train"], val=splits.get("val"), test=splits.get("test"))
-
-
-def _grouped(path: Path, name: str, split: Split, group_of: Mapping[str, str], by_index: bool) -> Split:
-    ids = [f"{name}/{i}" for i in range(len(split))] if by_index else split.ids or [""] * len(split)
-    absent = [sample for sample in ids if sample not in group_of]
-    count = f"{len(absent)} of {len(split)} {name} samples have no group, the first is {next(iter(absent), '')!r}"
-    expect(not absent, f"{path}: {count}: expected {GROUPS_FORMAT}, with a row for every sample")
-    return replace(split, groups=np.array([group_of[sample] for sample in ids]))
+    splits = {}
+    for name, split in data.splits.items():
+        ids = [f"{name}/{i}" for i in range(len(split))] if by_index else split.ids or [""] * len(split)
+        absent = [sample for sample in ids if sample not in group_of]
+        count = f"{len(absent)} of {len(split)} {name} samples have no group, the first is {next(iter(absent), '')!r}"
+        expect(not absent, f"{path}: {count}: expected {GROUPS_FORMAT}, with a row for every sample")
+        splits[name] = replace(split, groups=np.array([group_of[sample] for sample in ids]))
+    return replace(data, **splits)

@@ -1,7 +1,8 @@
 """ResidentLoader: a data set that fits stays on the device, and whole epochs are prepared there in bulk."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,19 +24,65 @@ class Normaliser:
     def __init__(
         self, normalisation: Normalisation | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
     ) -> None:
-        channels, images = shape[0], len(shape) == 3
-        mean, std = (normalisation.mean, normalisation.std) if normalisation else ((0.0,) * channels, (1.0,) * channels)
-        spread = torch.tensor(std, dtype=torch.float64)
-        scale = 1 / (spread * (255 if images else 1))  # bytes are brought to 0..1 first
-        shift = -torch.tensor(mean, dtype=torch.float64) / spread
-        place = (channels, 1, 1) if images else (channels,)
-        self._scale = scale.float().view(place).to(device)
-        self._shift = shift.float().view(place).to(device)
-        self._dtype = dtype
+        place = (-1, 1, 1) if len(shape) == 3 else (-1,)
+        given = normalisation or Normalisation((0.0,) * shape[0], (1.0,) * shape[0])
+        mean, std = (torch.tensor(values, dtype=torch.float64).view(place) for values in (given.mean, given.std))
+        scale = 1 / (std * (255 if len(shape) == 3 else 1))  # bytes are brought to 0..1 first
+        self._scale, self._shift, self._dtype = scale.float().to(device), (-mean / std).float().to(device), dtype
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Normalised inputs of the requested type."""
         return (inputs * self._scale).add_(self._shift).to(self._dtype)
+
+
+class EpochLoader:
+    """What both loaders share: the samples of every batch for R = len(seeds) runs, on each rank.
+
+    Run r depends on (seeds[r], epoch) alone. The last batch of an epoch may be smaller. `positions` are the samples of
+    each run, equally many, where a run does not use all. `drawn_on` is the device that draws the order.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        normalisation: Normalisation | None,
+        drawn_on: torch.device | str,
+        *,
+        batch_size: int = 128,
+        seeds: Sequence[int] = (0,),
+        sampling: str = "shuffle",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        positions: Sequence[NDArray[np.int64]] | None = None,
+    ) -> None:
+        self.device, self.batch_size, self.seeds = torch.device(device), batch_size, tuple(seeds)
+        self.targets = torch.from_numpy(split.labels).to(drawn_on)  # (N,)
+        weights = None if split.weights is None else torch.from_numpy(split.weights).to(drawn_on)
+        self._chosen = None if positions is None else torch.from_numpy(np.stack(positions)).to(drawn_on)
+        if self._chosen is None:
+            self._orders = [EpochOrder(self.targets, sampling, weights)] * len(self.seeds)
+        else:
+            of_runs = [(self.targets[own], None if weights is None else weights[own]) for own in self._chosen]
+            self._orders = [EpochOrder(labels, sampling, own) for labels, own in of_runs]
+        self.count = self._orders[0].count  # samples per run and epoch
+        self.slices = batch_slices(self.count, batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
+        mine = shard(len(split), rank, world_size, batch_size)
+        self._evaluated = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
+        self._normalised = Normaliser(normalisation, tuple(split.inputs.shape[1:]), self.device, dtype)
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch, on every rank."""
+        return len(self.slices)
+
+    def draw_order(self, epoch: int) -> Tensor:
+        """The sample at each place of an epoch, (R, N)."""
+        generators = [seeded(ORDER, seed, epoch, self.targets.device) for seed in self.seeds]
+        orders = torch.stack([order.draw(g) for order, g in zip(self._orders, generators, strict=True)])
+        return orders if self._chosen is None else self._chosen.gather(1, orders)
 
 
 class EpochDraws(NamedTuple):
@@ -45,11 +92,10 @@ class EpochDraws(NamedTuple):
     draws: Draws  # each (R, N, ...)
 
 
-class ResidentLoader:
-    """Batches for R = len(seeds) runs at once. Run r depends on (seeds[r], epoch) alone, stacked or not.
+class ResidentLoader(EpochLoader):
+    """Batches for R runs at once: inputs (R, B, channels, H, W) or (R, B, F), augmented and normalised, targets (R, B).
 
-    Yields inputs (R, B, channels, H, W) or (R, B, F), augmented and normalised, and targets (R, B). The last batch of
-    an epoch may be smaller. `positions` are the samples of each run, equally many, where a run does not use all.
+    Options are those of EpochLoader.
     """
 
     def __init__(
@@ -57,51 +103,33 @@ class ResidentLoader:
         split: Split,
         normalisation: Normalisation | None = None,
         *,
-        batch_size: int = 128,
-        seeds: Sequence[int] = (0,),
         augment: Augment | None = None,
-        sampling: str = "shuffle",
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        positions: Sequence[NDArray[np.int64]] | None = None,
+        **options: Any,
     ) -> None:
-        self.device = torch.device(device)
-        self.batch_size, self.seeds = batch_size, tuple(seeds)
-        self.rank, self.world_size = rank, world_size
+        super().__init__(split, normalisation, options.get("device", "cpu"), **options)
         self.inputs = torch.from_numpy(split.array).to(self.device)  # (N, ...)
-        self.targets = torch.from_numpy(split.labels).to(self.device)  # (N,)
         self.is_images = self.inputs.dtype == torch.uint8
         self.augment = augment if augment is not None and self.is_images else Augment()
-        weights = None if split.weights is None else torch.from_numpy(split.weights).to(self.device)
-        self._orders, self._chosen = self._run_orders(sampling, weights, positions)
-        self.count = self._orders[0].count  # samples per run and epoch
-        self.slices = batch_slices(self.count, batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
-        at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * batch_size)
+        at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * self.batch_size)
         self._at_once = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
-        self._known: dict[tuple[int, int], Replayed] = {}
-        self._normalised = Normaliser(normalisation, tuple(self.inputs.shape[1:]), self.device, dtype)
-
-    @property
-    def steps(self) -> int:
-        """Batches per epoch."""
-        return len(self.slices)
+        self._known: dict[int, Replayed] = {}
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
-        drawn = self.draw(epoch)
+        order, draws = self.draw(epoch)
         for first in range(start_step, self.steps, self._at_once):
-            yield from self._prepared(drawn, first, min(first + self._at_once, self.steps))
+            batches = self.slices[first : first + self._at_once]
+            if first not in self._known:
+                self._known[first] = Replayed(partial(self._together, self._places(batches), tuple(draws)))
+            prepared = self._known[first](order, *draws.values())
+            sizes = [len(self.seeds) * (batch.stop - batch.start) for batch in batches]
+            for inputs, targets in zip(*(tensor.split(sizes) for tensor in prepared), strict=True):
+                yield inputs.view(len(self.seeds), -1, *inputs.shape[1:]), targets.view(len(self.seeds), -1)
 
     def draw(self, epoch: int) -> EpochDraws:
         """All random choices of an epoch, drawn in bulk on the device."""
-        generators = [seeded(ORDER, seed, epoch, self.device) for seed in self.seeds]
-        orders = torch.stack([order.draw(g) for order, g in zip(self._orders, generators, strict=True)])
-        orders = orders if self._chosen is None else self._chosen.gather(1, orders)
         drawn = [self.augment.draw(self.count, seeded(AUGMENTATION, seed, epoch, self.device)) for seed in self.seeds]
-        return EpochDraws(orders, {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
+        return EpochDraws(self.draw_order(epoch), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
 
     def prepare(self, order: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Inputs (..., channels, H, W) or (..., F) and targets (...) for sample indices (...): a pure function."""
@@ -112,51 +140,17 @@ class ResidentLoader:
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample of this rank once, in the data set's order, not augmented: inputs (B, ...), targets (B,)."""
-        mine = shard(len(self.targets), self.rank, self.world_size, self.batch_size)
-        for start in range(mine.start, mine.stop, self.batch_size):
-            batch = slice(start, min(start + self.batch_size, mine.stop))
-            yield self._normalised(self.inputs[batch]), self.targets[batch]
+        for batch in self._evaluated:
+            rows = slice(batch.start, batch.stop)
+            yield self._normalised(self.inputs[rows]), self.targets[rows]
 
-    def _run_orders(
-        self, sampling: str, weights: Tensor | None, positions: Sequence[NDArray[np.int64]] | None
-    ) -> tuple[list[EpochOrder], Tensor | None]:
-        """What draws the order of each run, and the samples (R, N) that it draws from; None for all samples."""
-        if positions is None:
-            return [EpochOrder(self.targets, sampling, weights)] * len(self.seeds), None
-        chosen = torch.from_numpy(np.stack(positions)).to(self.device)
-        known = [None if weights is None else weights[own] for own in chosen]
-        return [EpochOrder(self.targets[own], sampling, w) for own, w in zip(chosen, known, strict=True)], chosen
+    def _together(self, places: Tensor, names: tuple[str, ...], order: Tensor, *draws: Tensor) -> tuple[Tensor, ...]:
+        """The samples at these places of an epoch, prepared together."""
+        picked = (drawn.flatten(0, 1)[places] for drawn in draws)
+        return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)))
 
-    def _together(self, first: int, last: int) -> Replayed:
-        """What prepares steps first to last: a function of the epoch's order and draws."""
-        if (first, last) not in self._known:
-            places, names = self._places(first, last), sorted(self.augment.draw(1, torch.Generator()))
-
-            def prepare(order: Tensor, *draws: Tensor) -> tuple[Tensor, ...]:
-                picked = (drawn.flatten(0, 1)[places] for drawn in draws)
-                return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)))
-
-            self._known[first, last] = Replayed(prepare)
-        return self._known[first, last]
-
-    def _prepared(self, epoch: EpochDraws, first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of steps first to last, prepared together; each is contiguous."""
-        drawn = (epoch.draws[name] for name in sorted(epoch.draws))
-        inputs, targets = self._together(first, last)(epoch.order, *drawn)
-        runs, sample = len(self.seeds), self.inputs.shape[1:]
-        size, last_size = (int(batch.stop - batch.start) for batch in (self.slices[first], self.slices[last - 1]))
-        alike = last - first - (last_size != size)  # only the last of an epoch can differ
-        end = alike * runs * size
-        yield from zip(
-            inputs[:end].view(alike, runs, size, *sample).unbind(0),
-            targets[:end].view(alike, runs, size).unbind(0),
-            strict=True,
-        )
-        if alike < last - first:
-            yield inputs[end:].view(runs, -1, *sample), targets[end:].view(runs, -1)
-
-    def _places(self, first: int, last: int) -> Tensor:
-        """Where the samples of these steps lie in a flattened (R, N): by step, then by run."""
+    def _places(self, batches: Sequence[slice]) -> Tensor:
+        """Where the samples of these batches lie in a flattened (R, N): by step, then by run."""
         runs = self.count * np.arange(len(self.seeds))[:, None]
-        steps = [(runs + np.arange(batch.start, batch.stop)).reshape(-1) for batch in self.slices[first:last]]
+        steps = [(runs + np.arange(batch.start, batch.stop)).reshape(-1) for batch in batches]
         return torch.from_numpy(np.concatenate(steps)).to(self.device)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from torch.utils.data import Dataset as TorchDataset
 from rfdlc.data.augment import GREY
 from rfdlc.data.dataset import Normalisation, Split
 from rfdlc.data.images import Box, BrokenImage, ImageFiles, decoded, fitted, open_image, planes, view
-from rfdlc.data.loader import Normaliser
-from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
+from rfdlc.data.loader import EpochLoader
+from rfdlc.data.sampling import AUGMENTATION
 from rfdlc.errors import InputError, expect
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def recoloured(image: "Image", brightness: float, contrast: float, saturation: f
 _Request = tuple[NDArray[np.int64], tuple[int, int] | None]
 
 
-class StreamedLoader:
+class StreamedLoader(EpochLoader):
     """The interface of ResidentLoader for one run: inputs (1, B, channels, size, size), targets (1, B).
 
     What is drawn for an image depends on (seed, epoch, its place in the epoch) alone, not on workers or ranks. Workers
@@ -106,50 +106,29 @@ class StreamedLoader:
         split: Split,
         normalisation: Normalisation | None = None,
         *,
-        batch_size: int = 256,
-        seeds: Sequence[int] = (0,),
         view: View | None = None,
-        sampling: str = "shuffle",
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
         workers: int | None = None,
+        **options: Any,
     ) -> None:
         if not isinstance(split.inputs, ImageFiles):
             raise InputError("these samples are in memory: use a ResidentLoader, which is faster")
-        expect(len(seeds) == 1, f"a StreamedLoader feeds one run, got seeds {tuple(seeds)}: give one seed")
-        self.device = torch.device(device)
-        self.targets = torch.from_numpy(split.labels)
-        self.batch_size, self.seed = batch_size, seeds[0]
-        self.rank, self.world_size = rank, world_size
-        self.slices = batch_slices(len(split), batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
-        self._order = EpochOrder(self.targets, sampling)
-        self._normalised = Normaliser(normalisation, split.inputs.shape[1:], self.device, dtype)
-        self._batches = _Batches(split.inputs, view or View(), self.seed)
+        super().__init__(split, normalisation, "cpu", **options)
+        expect(len(self.seeds) == 1, f"a StreamedLoader feeds one run, got seeds {self.seeds}: give one seed")
+        self._batches = _Batches(split.inputs, view or View(), self.seeds[0])
         self._workers = min(16, os.cpu_count() or 1) if workers is None else workers
         self._requests: list[_Request] = []
-        self._loader: DataLoader[tuple[Tensor, str]] | None = None
-
-    @property
-    def steps(self) -> int:
-        """Batches per epoch, on every rank."""
-        return len(self.slices)
+        self._kept = self._new_loader(self._requests, keep=True)  # its workers live on from epoch to epoch
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
-        order = self._order.draw(seeded(ORDER, self.seed, epoch)).numpy()
+        (order,) = self.draw_order(epoch).numpy()
         self._requests[:] = [(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
-        if self._loader is None:  # its workers live on from epoch to epoch
-            self._loader = self._new_loader(self._requests, keep=True)
-        for inputs, targets in self._received(self._loader, self._requests):
+        for inputs, targets in self._received(self._kept, self._requests):
             yield inputs[None], targets[None]
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every image of this rank once, in the data set's order, its centre: inputs (B, ...), targets (B,)."""
-        mine = np.array(shard(len(self.targets), self.rank, self.world_size, self.batch_size), dtype=np.int64)
-        requests: list[_Request] = [(mine[i : i + self.batch_size], None) for i in range(0, len(mine), self.batch_size)]
+        requests: list[_Request] = [(np.array(batch), None) for batch in self._evaluated]
         return self._received(self._new_loader(requests, keep=False), requests)
 
     def _new_loader(self, requests: list[_Request], *, keep: bool) -> "DataLoader[tuple[Tensor, str]]":
@@ -160,7 +139,8 @@ class StreamedLoader:
             num_workers=self._workers,
             persistent_workers=keep and self._workers > 0,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_share_memory,
+            # Keep the garbage collector off what came from the parent: its marks would copy all of that memory.
+            worker_init_fn=_freeze,
             generator=torch.Generator(),  # else every iteration would advance the caller's generator
         )
 
@@ -170,13 +150,11 @@ class StreamedLoader:
         for (indices, _), (images, trouble) in zip(requests, loader, strict=True):
             if trouble:
                 raise BrokenImage(f"{trouble}. Repair or remove it; rfdlc inspect finds all such files")
-            targets = self.targets[torch.from_numpy(indices)]
             inputs = self._normalised(images.to(self.device, non_blocking=True))
-            yield inputs, targets.to(self.device, non_blocking=True)
+            yield inputs, self.targets[torch.from_numpy(indices)].to(self.device, non_blocking=True)
 
 
-def _share_memory(worker: int) -> None:
-    """Keep the garbage collector off what came from the parent: its marks would copy all of that memory."""
+def _freeze(worker: int) -> None:
     gc.freeze()
 
 
@@ -188,20 +166,18 @@ class _Batches(TorchDataset[tuple[Tensor, str]]):
 
     def __getitem__(self, request: _Request) -> tuple[Tensor, str]:
         indices, training = request
-        images = np.empty((len(indices), *self.files.shape[1:]), dtype=np.uint8)
+        shape = self.files.shape[1:]
+        images = np.empty((len(indices), *shape), dtype=np.uint8)
         try:
             for place, index in enumerate(indices.tolist()):
-                images[place] = self._pixels(index, training, place)
+                with open_image(self.files.path(index)) as image:
+                    if training is None:
+                        shown = fitted(image, shape[-1], shape[0], self.view.evaluated)
+                    else:  # Python's generator: numpy's takes four times as long to seed
+                        epoch, first = training
+                        rng = Random((AUGMENTATION << 192) + (self.seed << 128) + (epoch << 64) + first + place)
+                        shown = self.view.training(image, shape[-1], shape[0], [rng.random() for _ in range(DRAWN)])
+                    images[place] = planes(shown)
         except BrokenImage as error:  # as text: an exception would come with the worker's traceback
             return torch.empty(0), str(error)
         return torch.from_numpy(images), ""
-
-    def _pixels(self, index: int, training: tuple[int, int] | None, place: int) -> NDArray[np.uint8]:
-        size, channels = self.files.size, self.files.channels
-        with open_image(self.files.path(index)) as image:
-            if training is None:
-                return planes(fitted(image, size, channels, self.view.evaluated))
-            epoch, first = training
-            # Python's generator: numpy's takes four times as long to seed.
-            rng = Random((AUGMENTATION << 192) + (self.seed << 128) + (epoch << 64) + first + place)
-            return planes(self.view.training(image, size, channels, [rng.random() for _ in range(DRAWN)]))

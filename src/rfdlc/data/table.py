@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -45,7 +45,7 @@ def as_text(value: Any) -> str | None:
 
 def text_column(cells: Cells) -> Column:
     """Cells as text, None where they are missing."""
-    if type(cells).__module__.startswith("pyarrow"):
+    if _is_arrow(cells):
         return _arrow_texts(cells).to_numpy(zero_copy_only=False)
     return np.array([as_text(cell) for cell in cells], dtype=object)
 
@@ -66,8 +66,14 @@ def parse_column(name: str, cells: Cells) -> Column:
 
 
 def _numbers(cells: Cells) -> NDArray[np.float64] | None:
-    if type(cells).__module__.startswith("pyarrow"):
-        return _arrow_numbers(cells)
+    if _is_arrow(cells):
+        from pyarrow import ArrowException, compute, float64, types
+
+        for clean in () if types.is_boolean(cells.type) else (False, True):  # most columns need no cleaning
+            with suppress(ArrowException):
+                found = _arrow_texts(cells) if clean else cells
+                return compute.cast(found, float64(), safe=False).to_numpy(zero_copy_only=False)
+        return None
     if isinstance(cells, np.ndarray) and cells.dtype.kind in "iuf":
         return cells.astype(np.float64, copy=False)
     with suppress(ValueError):
@@ -75,16 +81,8 @@ def _numbers(cells: Cells) -> NDArray[np.float64] | None:
     return None
 
 
-def _arrow_numbers(column: Any) -> NDArray[np.float64] | None:
-    from pyarrow import ArrowException, compute, float64, types
-
-    if types.is_boolean(column.type):  # true and false are categories
-        return None
-    for clean in (False, True):  # most columns need no cleaning
-        with suppress(ArrowException):
-            cells = _arrow_texts(column) if clean else column
-            return compute.cast(cells, float64(), safe=False).to_numpy(zero_copy_only=False)
-    return None
+def _is_arrow(cells: Cells) -> bool:
+    return type(cells).__module__.startswith("pyarrow")
 
 
 def _arrow_texts(column: Any) -> Any:
@@ -97,6 +95,17 @@ def _arrow_texts(column: Any) -> Any:
     texts = compute.utf8_trim_whitespace(column.cast(string()))
     missing = compute.is_in(compute.utf8_lower(texts), value_set=array(sorted(MISSING)))
     return compute.if_else(missing, None, texts)
+
+
+def strays_among(values: Sequence[str]) -> str:
+    """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing.
+
+    >>> strays_among([*"0123456789", "10", "unknown"]), strays_among(["1", "2", "more"])
+    ("; 'unknown' is not a number: such cells may be left empty", '')
+    """
+    texts = [text for text in values if not is_number(text)]
+    few = 0 < len(texts) < FEW * len(values)
+    return f"; {listing(map(repr, texts), 3)} is not a number: such cells may be left empty" if few else ""
 
 
 @dataclass(frozen=True)
@@ -112,15 +121,14 @@ class ColumnCode:
 
     @classmethod
     def fit(cls, name: str, column: Column) -> "ColumnCode":
-        """Learn the code from training cells."""
+        """Learn the code from training cells: the state of scikit-learn's imputer or encoder, as plain data."""
         from sklearn.impute import SimpleImputer
         from sklearn.preprocessing import OneHotEncoder
 
         if column.dtype == np.float64:
-            imputer = SimpleImputer(strategy="median", keep_empty_features=True).fit(column[:, None])
-            missing, median = np.isnan(column), float(imputer.statistics_[0])
-            offset = median if not missing.all() and blurred(column) else 0.0
-            return cls(name, median=median, offset=offset, flags_missing=bool(missing.any()))
+            median = float(SimpleImputer(strategy="median").fit(column[:, None]).statistics_[0])
+            flags = bool(np.isnan(column).any())
+            return cls(name, median=median, offset=median if blurred(column) else 0.0, flags_missing=flags)
         found = OneHotEncoder().fit(column[:, None]).categories_[0].tolist()  # sorted, None comes last
         categories = tuple(text for text in found if text is not None)
         told = f"column {name!r} has {len(categories)} different texts, too many to be categories"
@@ -128,55 +136,45 @@ class ColumnCode:
         expect(len(categories) <= MOST_CATEGORIES, f"{told} (at most {MOST_CATEGORIES}): {fix}")
         return cls(name, categories=categories, counts_missing=None in found)
 
-    @property
-    def values(self) -> list[str | None]:
-        """The categories, with None at the end where missing is one of them."""
-        return [*self.categories, None] if self.counts_missing else [*self.categories]
+    @cached_property
+    def _places(self) -> dict[str | None, int]:
+        """The feature of each category; that of missing values is the last."""
+        values = [*self.categories, *([None] if self.counts_missing else [])]
+        return {value: place for place, value in enumerate(values)}
 
     @property
     def features(self) -> dict[str, str]:
         """Name and kind of the features that the column becomes."""
         if self.median is not None:
             return {self.name: "number"} | ({f"{self.name} is missing": "flag"} if self.flags_missing else {})
-        return {f"{self.name} = {'(missing)' if value is None else value}": "category" for value in self.values}
+        return {f"{self.name} = {'(missing)' if value is None else value}": "category" for value in self._places}
 
-    def numbers(self, cells: Cells) -> NDArray[np.float64]:
-        """Cells of a numeric column, nan where they are missing."""
+    def transform(self, cells: Cells) -> NDArray[Any]:
+        """Features (N, F) of the column, as scikit-learn's `transform` gives them; unseen categories are all zeros."""
+        if self.median is None:
+            texts = text_column(cells).tolist()
+            present = [text for text in texts if text is not None]
+            if len(present) > 1 and self.categories and self._places.keys().isdisjoint(present):
+                warnings.warn(
+                    f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(present)), 3)}; "
+                    f"there {listing(self.categories, 3)}): it tells the model nothing, write its values as there",
+                    stacklevel=4,
+                )
+            places = np.fromiter((self._places.get(text, -1) for text in texts), np.int64, len(texts))
+            return places[:, None] == np.arange(len(self._places))
         column = parse_column(self.name, cells)
-        if column.dtype != np.float64:
+        if column.dtype != np.float64:  # where all cells are missing, they are None
             wrong = next((text for text in column if text is not None and not is_number(text)), None)
             expect(wrong is None, f"column {self.name!r} holds numbers in the training data, but here {wrong!r}")
-        return column.astype(np.float64)  # where all cells are missing, they are None
-
-    def texts(self, cells: Cells) -> Column:
-        """Cells of a column of text; warns where none of them was seen in training."""
-        column = text_column(cells)
-        present = [text for text in column if text is not None]
-        if len(present) > 1 and self.categories and not set(present) & set(self.categories):
-            warnings.warn(
-                f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(present)), 3)}; there "
-                f"{listing(self.categories, 3)}): it tells the model nothing; write its values as in training",
-                stacklevel=4,
-            )
-        return column
-
-
-def strays_among(values: Sequence[str]) -> str:
-    """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing.
-
-    >>> strays_among([*"0123456789", "10", "unknown"]), strays_among(["1", "2", "more"])
-    ("; 'unknown' is not a number: such cells may be left empty", '')
-    """
-    texts = [text for text in values if not is_number(text)]
-    few = 0 < len(texts) < FEW * len(values)
-    return f"; {listing(map(repr, texts), 3)} is not a number: such cells may be left empty" if few else ""
+        numbers = column.astype(np.float64)
+        missing = np.isnan(numbers)
+        filled = np.where(missing, self.median, numbers) - self.offset
+        return np.stack([filled, missing], axis=1) if self.flags_missing else filled[:, None]
 
 
 @dataclass(frozen=True)
 class TableEncoder:
     """Rows of a table -> float32 features (N, F): fitted on the training rows, then the same for every other row.
-
-    scikit-learn's `SimpleImputer` and `OneHotEncoder` do the work; their state is kept as plain data.
 
     >>> encoder = TableEncoder.fit({"age": ["30", "", "50"], "sex": ["f", "m", "f"]})
     >>> encoder.transform({"age": ["?"], "sex": ["x"]}).tolist(), encoder.features
@@ -195,7 +193,7 @@ class TableEncoder:
         """Names of the features, in order."""
         return tuple(feature for column in self.columns for feature in column.features)
 
-    @cached_property
+    @property
     def kinds(self) -> NDArray[np.str_]:
         """(F,) `number`, `flag` (0 or 1: the number is missing) or `category` (0 or 1)."""
         return np.array([kind for column in self.columns for kind in column.features.values()])
@@ -205,39 +203,15 @@ class TableEncoder:
         absent = [column.name for column in self.columns if column.name not in table]
         expect(not absent, f"the rows lack the columns {listing(absent)}: expected all that training had")
         lengths = {column.name: len(table[column.name]) for column in self.columns}
-        told = listing(f"{name} has {length}" for name, length in lengths.items())
-        expect(len(set(lengths.values())) == 1, f"the columns differ in length: {told}")
-        features = np.empty((next(iter(lengths.values())), len(self.kinds)), dtype=np.float32)
-        numeric, of_text, imputer, one_hot = self._fitted
-        if numeric:
-            cells = np.column_stack([column.numbers(table[column.name]) for column in numeric])
-            features[:, self.kinds == "flag"] = np.isnan(cells[:, [column.flags_missing for column in numeric]])
-            offsets = [column.offset for column in numeric]
-            features[:, self.kinds == "number"] = imputer.transform(cells) - offsets
-        if of_text:
-            texts = np.column_stack([column.texts(table[column.name]) for column in of_text])
-            features[:, self.kinds == "category"] = one_hot.transform(texts)
-        return features
-
-    @cached_property
-    def _fitted(self) -> tuple[list[ColumnCode], list[ColumnCode], Any, Any]:
-        """The columns of numbers and of text, and their encoders; the median of one row is the row."""
-        from sklearn.impute import SimpleImputer
-        from sklearn.preprocessing import OneHotEncoder
-
-        numeric = [column for column in self.columns if column.median is not None]
-        of_text = [column for column in self.columns if column.values]
-        imputer, values = SimpleImputer(strategy="median"), [column.values for column in of_text]
-        one_hot = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False, dtype=np.float32)
-        if numeric:
-            imputer.fit(np.array([[column.median for column in numeric]], dtype=np.float64))
-        if of_text:
-            one_hot.fit(np.array([[column[0] for column in values]], dtype=object))
-        return numeric, of_text, imputer, one_hot
+        if len(set(lengths.values())) > 1:
+            told = listing(f"{name} has {length}" for name, length in lengths.items())
+            expect(False, f"the columns differ in length: {told}")
+        features = [column.transform(table[column.name]) for column in self.columns]
+        return np.concatenate(features, axis=1, dtype=np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
-        return {"columns": [{**vars(column), "categories": list(column.categories)} for column in self.columns]}
+        return {"columns": [{**asdict(column), "categories": list(column.categories)} for column in self.columns]}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "TableEncoder":

@@ -17,10 +17,9 @@ from rfdlc.errors import InputError, expect, listing
 NORMALISATION = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
-class _Files(NamedTuple):
-    """The files and keys of one of the two data sets."""
+class _Layout(NamedTuple):
+    """Files and keys of a data set."""
 
-    name: str
     folder: str
     train: tuple[str, ...]
     test: str
@@ -29,48 +28,48 @@ class _Files(NamedTuple):
     names: str
     classes: int
 
+    def complete(self, folder: Path) -> bool:
+        return all((folder / name).is_file() for name in (*self.train, self.test, self.meta))
+
 
 FIVE = tuple(f"data_batch_{k}" for k in range(1, 6))
-CIFAR10 = _Files("cifar10-lt", "cifar-10-batches-py", FIVE, "test_batch", "batches.meta", "labels", "label_names", 10)
-CIFAR100 = _Files("cifar100-lt", "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100)
-
-
-def read_cifar10(root: Path, *, factor: float = 100, profile: Profile = "exponential", seed: int = 0) -> Dataset:
-    """CIFAR10-LT from `root/cifar-10-batches-py`."""
-    return _read(_folder(root, CIFAR10), CIFAR10, factor, profile, seed)
-
-
-def read_cifar100(root: Path, *, factor: float = 100, profile: Profile = "exponential", seed: int = 0) -> Dataset:
-    """CIFAR100-LT from `root/cifar-100-python`."""
-    return _read(_folder(root, CIFAR100), CIFAR100, factor, profile, seed)
-
-
-def read_folder(path: Path, *, factor: float | None = None, profile: Profile = "exponential", seed: int = 0) -> Dataset:
-    """A CIFAR folder by its path: all images, or a long-tailed subset where a factor is given."""
-    layout = next(layout for layout in (CIFAR10, CIFAR100) if _complete(path, layout))
-    return _read(path, layout, factor, profile, seed)
+LAYOUTS = {
+    "cifar10-lt": _Layout("cifar-10-batches-py", FIVE, "test_batch", "batches.meta", "labels", "label_names", 10),
+    "cifar100-lt": _Layout("cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names", 100),
+}
 
 
 def recognises(path: Path) -> bool:
-    """Whether this folder is one of the two."""
-    return _complete(path, CIFAR10) or _complete(path, CIFAR100)
+    """Whether this folder holds one of the two."""
+    return any(layout.complete(path) for layout in LAYOUTS.values())
 
 
-def _complete(path: Path, layout: _Files) -> bool:
-    return all((path / name).is_file() for name in (*layout.train, layout.test, layout.meta))
-
-
-def _folder(root: Path, layout: _Files) -> Path:
-    found = [folder for folder in (root / layout.folder, root) if _complete(folder, layout)]
+def find(root: Path, name: str) -> Path:
+    """The file with the class names of a named data set, in `root` or in its usual folder there."""
+    layout = LAYOUTS[name]
+    found = [folder / layout.meta for folder in (root / layout.folder, root) if layout.complete(folder)]
     wanted = f"the files {listing((*layout.train, layout.test, layout.meta))} in {root / layout.folder}"
     fix = "unpack the Python version of the data set there, or give its folder with root (--root)"
-    expect(found, f"{layout.name} was not found: expected {wanted}; {fix}")
+    expect(found, f"{name} was not found: expected {wanted}; {fix}")
     return found[0]
 
 
-def _read(folder: Path, layout: _Files, factor: float | None, profile: Profile, seed: int) -> Dataset:
-    names = _class_names(folder / layout.meta, layout)
-    train = _joined([_batch(folder / name, layout) for name in layout.train])
+def read_tail(path: Path, *, factor: float = 100, profile: Profile = "exponential", seed: int = 0) -> Dataset:
+    """CIFAR10-LT or CIFAR100-LT, by what `find` returned."""
+    return read(path, factor=factor, profile=profile, seed=seed)
+
+
+def read(path: Path, *, factor: float | None = None, profile: Profile = "exponential", seed: int = 0) -> Dataset:
+    """All images of a folder, or a long-tailed subset where a factor is given."""
+    name, layout = next(item for item in LAYOUTS.items() if path.name == item[1].meta or item[1].complete(path))
+    folder = path if path.is_dir() else path.parent
+    named = _table(folder / layout.meta).get(layout.names)
+    names = [text for text in map(_text, named) if text is not None] if isinstance(named, list) else []
+    wanted_names = f"{layout.classes} class names under {layout.names!r}"
+    expect(len(names) == layout.classes, f"{folder / layout.meta}: expected {wanted_names}")
+    batches = [_batch(folder / name, layout) for name in layout.train]
+    ids = [name for batch in batches for name in batch.ids or ()]
+    train = Split(np.concatenate([b.array for b in batches]), np.concatenate([b.labels for b in batches]), ids)
     notes: list[str] = []
     if factor is not None:
         present = np.bincount(train.labels, minlength=layout.classes)
@@ -80,24 +79,10 @@ def _read(folder: Path, layout: _Files, factor: float | None, profile: Profile, 
             notes = [f"the files hold too few images for factor {factor:g}, all were used: {listing(short, 5)}"]
             warnings.warn(notes[0], stacklevel=3)
         train = train.take(subset(train.labels, wanted, seed))
-    splits = {"train": train, "test": _batch(folder / layout.test, layout)}
-    return Dataset.of(layout.name, names, splits, notes, NORMALISATION)
+    return Dataset.of(name, names, {"train": train, "test": _batch(folder / layout.test, layout)}, notes, NORMALISATION)
 
 
-def _joined(batches: list[Split]) -> Split:
-    ids = [name for batch in batches for name in batch.ids or ()]
-    return Split(np.concatenate([b.array for b in batches]), np.concatenate([b.labels for b in batches]), ids)
-
-
-def _class_names(path: Path, layout: _Files) -> list[str]:
-    names = _table(path).get(layout.names)
-    texts = [_text(name) for name in names] if isinstance(names, list) and len(names) == layout.classes else [None]
-    if None in texts:
-        raise InputError(f"{path}: expected {layout.classes} class names under {layout.names!r}")
-    return [str(text) for text in texts]
-
-
-def _batch(path: Path, layout: _Files) -> Split:
+def _batch(path: Path, layout: _Layout) -> Split:
     table = _table(path)
     data, labels = _matrix(table.get("data")), table.get(layout.labels)
     if data is None or data.shape[1] != 3072:
@@ -122,13 +107,9 @@ def _batch(path: Path, layout: _Files) -> Split:
 # All names in a pickled numpy array; the last is how Python 3 writes bytes for Python 2.
 _RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
 _NAMES = {*_RECONSTRUCT, "numpy ndarray", "numpy dtype", "_codecs encode"}
-_VALUES = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-}
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_NUMBERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT")
+_TEXTS = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
 LONGEST_TEXT = 1000  # of a key or a class name
-_SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 
 
 class _Refused(Exception):
@@ -142,6 +123,10 @@ class _Call:
     name: str
     arguments: Any = None
     state: Any = None
+
+    def __post_init__(self) -> None:
+        if self.name not in _NAMES:
+            raise _Refused(self.name.replace(" ", "."))
 
 
 class _Pairs(list[Any]):
@@ -164,59 +149,50 @@ def _table(path: Path) -> dict[str, Any]:
 
 def _parsed(content: bytes) -> Any:
     """The value that a pickle describes, with calls as records."""
-    stack: list[Any] = []
-    marks: list[int] = []
+    stacks: list[list[Any]] = [[]]  # a mark begins another one
     memo: dict[Any, Any] = {}
-    argument: Any
-
-    def popped(start: int) -> list[Any]:
-        items = stack[start:]
-        del stack[start:]
-        return items
-
     for opcode, argument, _ in pickletools.genops(content):
+        taken = [kind.name for kind in opcode.stack_before]
+        marked = stacks.pop() if "mark" in taken else []
+        items = [stacks[-1].pop() for kind in taken if kind not in ("mark", "stackslice")][::-1] + marked
+        push = stacks[-1].append
         match opcode.name:
             case "PROTO" | "FRAME" | "STOP":
-                pass
-            case name if name in _VALUES:
-                stack.append(argument)
-            case name if name in _CONSTANTS:
-                stack.append(_CONSTANTS[name])
-            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":  # bytes of Python 2
-                stack.append(argument.encode("latin-1"))
+                stacks[-1] += items
             case "MARK":
-                marks.append(len(stack))
-            case "PUT" | "BINPUT" | "LONG_BINPUT":
-                memo[argument] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
+                stacks.append([])
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                stacks[-1] += items
+                memo[len(memo) if argument is None else argument] = stacks[-1][-1]
             case "GET" | "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case "EMPTY_LIST" | "LIST" as name:
-                stack.append(popped(marks.pop()) if name == "LIST" else [])
-            case "EMPTY_DICT" | "DICT" as name:
-                stack.append(_Pairs(popped(marks.pop()) if name == "DICT" else []))
-            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
-                stack.append(tuple(popped(marks.pop() if name == "TUPLE" else -_SIZES[name])))
-            case "APPENDS" | "SETITEMS" | "APPEND" | "SETITEM" as name:
-                items = popped(marks.pop() if name.endswith("S") else -_SIZES[name])
-                if isinstance(stack[-1], _Pairs) != name.startswith("SET"):
+                push(memo[argument])
+            case name if name in _NUMBERS + _TEXTS:
+                push(argument)
+            case "STRING" | "BINSTRING" | "SHORT_BINSTRING":  # bytes of Python 2
+                push(argument.encode("latin-1"))
+            case "NONE" | "NEWTRUE" | "NEWFALSE" as name:
+                push(None if name == "NONE" else name == "NEWTRUE")
+            case "EMPTY_LIST" | "LIST":
+                push(items)
+            case "EMPTY_DICT" | "DICT":
+                push(_Pairs(items))
+            case "EMPTY_TUPLE" | "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                push(tuple(items))
+            case "APPEND" | "APPENDS" | "SETITEM" | "SETITEMS" as name:
+                if isinstance(items[0], _Pairs) != name.startswith("SET"):
                     raise ValueError(f"{name} does not fit the value on the stack")
-                stack[-1].extend(items)
-            case "GLOBAL" | "STACK_GLOBAL" as name:
-                wanted = argument if name == "GLOBAL" else " ".join(str(_text(word)) for word in popped(-2))
-                if wanted not in _NAMES:
-                    raise _Refused(wanted.replace(" ", "."))
-                stack.append(_Call(wanted))
+                items[0].extend(items[1:])
+                push(items[0])
+            case "GLOBAL" | "STACK_GLOBAL":
+                push(_Call(argument or " ".join(str(_text(word)) for word in items)))
             case "REDUCE":
-                function, arguments = popped(-2)
-                stack.append(_Call(function.name, arguments))
+                push(_Call(items[0].name, items[1]))
             case "BUILD":
-                (state,) = popped(-1)
-                stack[-1].state = state
+                items[0].state = items[1]
+                push(items[0])
             case name:
                 raise _Refused(f"the instruction {name}")
-    (found,) = stack
+    ((found,),) = stacks
     return found
 
 

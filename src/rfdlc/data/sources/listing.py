@@ -7,7 +7,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,23 +19,13 @@ from rfdlc.decide.classes import MOST_NUMBERED
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
 
-
-class Published(NamedTuple):
-    """How many images and classes a published data set has."""
-
-    images: dict[str, int]
-    classes: int
-    normalisation: Normalisation | None = None
-
-
+# How many images and classes published data sets have, and with which values one of them is normalised.
 PUBLISHED = {
-    "imagenetlt": Published({"train": 115_846, "val": 20_000, "test": 50_000}, 1_000),
-    "placeslt": Published({"train": 62_500, "val": 7_300, "test": 36_500}, 365),
-    "inaturalist18": Published(
-        {"train": 437_513, "val": 24_426}, 8_142, Normalisation((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))
-    ),
+    "imagenetlt": {"train images": 115_846, "val images": 20_000, "test images": 50_000, "classes": 1_000},
+    "placeslt": {"train images": 62_500, "val images": 7_300, "test images": 36_500, "classes": 365},
+    "inaturalist18": {"train images": 437_513, "val images": 24_426, "classes": 8_142},
 }
-
+NORMALISATIONS = {"inaturalist18": Normalisation((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))}
 NAMES = {"imagenet-lt": "ImageNet_LT", "places-lt": "Places_LT"}  # as the authors call the lists
 NAMES |= dict.fromkeys(("inaturalist18", "inaturalist2018"), "iNaturalist18")
 
@@ -71,11 +60,16 @@ def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool
     listed = {name: _read_list(file, root, broken) for name, file in files.items()}
     usable = any(listed.values()) or (broken and not skip_broken)
     expect(usable, f"{path}: holds no usable line: expected lines of 'path label', such as 'train/a.jpg 0'")
-    published = PUBLISHED.get(plain_name(stem))
-    names = _class_names(listed)
-    notes = [] if published is None else _differences(path, listed, len(names), published)
-    scale = published.normalisation if published else None
-    return read_images(stem or path.stem, root, listed, names, image_size, skip_broken, notes, broken, scale)
+    names, plain = _class_names(listed), plain_name(stem)
+    counts = {f"{name} images": len(own) for name, own in listed.items()} | {"classes": len(names)}
+    wrong = [
+        f"{counts.get(n, 0)} {n} (published: {k})" for n, k in PUBLISHED.get(plain, {}).items() if counts.get(n) != k
+    ]
+    notes = [f"{path.parent}: differs from the published data set: {', '.join(wrong)}"] if wrong else []
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    normalisation = NORMALISATIONS.get(plain)
+    return read_images(stem or path.stem, root, listed, names, image_size, skip_broken, notes, broken, normalisation)
 
 
 def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
@@ -98,21 +92,20 @@ def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, Pa
     place = {name: i for i, name in enumerate(class_names)}
 
     def names() -> Iterator[str]:
-        for number, line in _lines(path):
+        for origin, line in _lines(path):
             try:
                 unlabelled = os.path.splitext(line)[1].lower() in SUFFIXES
-                name, label = (line, -1) if unlabelled else _parsed(line)
-                _check_inside(name, root)
-                folder = place.get(_folder_of(name), label)
-                count = len(class_names)
+                name, label = _parsed(f"{line} 0" if unlabelled else line, root)
+                label = -1 if unlabelled else label
+                count, folder = len(class_names), place.get(_folder_of(name), label)
                 expect(label < count, f"label {label} is out of range: the model has {count} classes")
-                expect(
-                    label < 0 or folder == label,
-                    f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of "
-                    f"another class ({class_names[folder]!r}): correct the labels or leave them out",
+                told = (
+                    f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of another"
                 )
+                fix = f"class ({class_names[folder]!r}): correct the labels or leave them out"
+                expect(unlabelled or folder == label, f"{told} {fix}")
             except InputError as error:
-                raise InputError(f"{path}, line {number}: {error}") from None
+                raise InputError(f"{origin}{error}") from None
             labels.append(label)
             yield name
 
@@ -129,22 +122,16 @@ def _stem_and_split(path: Path) -> tuple[str, str | None]:
 
 
 def plain_name(name: str) -> str:
-    """A data set's name without differences of spelling between lists, folders and people.
-
-    >>> plain_name("ImageNet_LT"), plain_name("imagenet-lt"), plain_name("iNaturalist2018")
-    ('imagenetlt', 'imagenetlt', 'inaturalist18')
-    """
+    """A data set's name as `imagenetlt`, without differences of spelling between lists, folders and people."""
     return re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
 
 
 def _read_list(path: Path, root: Path, broken: list[str]) -> list[Entry]:
     listed: list[Entry] = []
     contents: dict[str, frozenset[str]] = {}  # of each folder, read once: much faster than one call per file
-    for number, line in _lines(path):
-        origin = f"{path}, line {number}: "
+    for origin, line in _lines(path):
         try:
-            name, label = _parsed(line)
-            _check_inside(name, root)
+            name, label = _parsed(line, root)
             folder, _, file = name.rpartition("/")
             if folder not in contents:
                 contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
@@ -155,18 +142,18 @@ def _read_list(path: Path, root: Path, broken: list[str]) -> list[Entry]:
     return listed
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbers and lines, without empty ones and comments."""
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines and where they are, without empty ones and comments."""
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(map(str.strip, file), 1):
                 if line and not line.startswith("#"):
-                    yield number, line
+                    yield f"{path}, line {number}: ", line
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as lines of 'path label' in UTF-8 ({error})") from None
 
 
-def _parsed(line: str) -> tuple[str, int]:
+def _parsed(line: str, root: Path) -> tuple[str, int]:
     """Name and label; the label is what follows the last space, so that paths may have spaces."""
     name, *rest = line.rsplit(None, 1)
     label = "".join(rest)
@@ -175,12 +162,9 @@ def _parsed(line: str) -> tuple[str, int]:
     expect(number, f"the label {label!r} is not a number: expected 'path label' with a class from 0 on")
     large = f"the label {label} is too large: expected class numbers from 0 on, below {MOST_NUMBERED:,}"
     expect(int(label) < MOST_NUMBERED, large)
-    return name, int(label)
-
-
-def _check_inside(name: str, root: Path) -> None:
     leaves = name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
     expect(not leaves, f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it")
+    return name, int(label)
 
 
 def _folder_of(name: str) -> str:
@@ -196,20 +180,3 @@ def _class_names(listed: dict[str, list[Entry]]) -> list[str]:
     alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
     names = [next(iter(folders[c])) for c in range(count)] if alone else []
     return names if len(set(names)) == count and all(names) else [str(c) for c in range(count)]
-
-
-def _differences(path: Path, listed: dict[str, list[Entry]], classes: int, published: Published) -> list[str]:
-    """A note, and a warning, where the numbers differ from those of the published data set."""
-    counts = {split: len(entries) for split, entries in listed.items()}
-    wrong = [
-        f"{count} {split} images (published: {published.images[split]})"
-        for split, count in counts.items()
-        if published.images.get(split, count) != count
-    ]
-    wrong += [f"{classes} classes (published: {published.classes})"] if classes != published.classes else []
-    wrong += [f"no {split} list" for split in published.images if split not in listed]
-    if not wrong:
-        return []
-    note = f"{path.parent}: differs from the published data set: {', '.join(wrong)}"
-    warnings.warn(note, stacklevel=4)
-    return [note]

@@ -49,27 +49,40 @@ def read(
         expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
         target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
     _check_roles(where, table, [column for column in (target, groups, split, *drop) if column is not None])
-    table, skipped = _labelled(where, table, target, skip_broken)
+    absent = _missing(table[target])
+    told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}"
+    expect(skip_broken or not absent, f"{told}; remove them, or leave them out with {SKIPPING}")
+    if absent:
+        kept = np.setdiff1d(np.arange(len(table[target])), np.array(absent) - 1)
+        table = {name: cells.take(kept) for name, cells in table.items()}
     labels, names = _classes(where, table.pop(target))
-    group_of = None if groups is None else text_column(table.pop(groups))
-    empty = [row for row, group in enumerate([] if group_of is None else group_of, 1) if group is None]
-    expect(not empty, f"{where}: the group column {groups!r} is empty in row {listing(empty, 5)}")
+    group_of = None
+    if groups is not None:
+        empty = listing(_missing(table[groups]), 5)
+        expect(not empty, f"{where}: the group column {groups!r} is empty in row {empty}")
+        group_of = text_column(table.pop(groups)).astype(str)
     notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
-    positions, held_out = _positions(where, table, split, labels, group_of, test_fraction, seed)
+    column = split or split_column(table)
+    if column is not None:
+        positions = _positions(where, column, table.pop(column))
+    elif test_fraction:
+        positions = dict(zip(("train", "test"), hold_out_indices(labels, test_fraction, seed, group_of), strict=True))
+        notes = [held_out_note(len(positions["test"]), len(labels), seed), *notes]
+    else:
+        positions = {"train": np.arange(len(labels))}
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     ids, left_out = _identities(table, columns)
     told = "; ".join(["", *left_out])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
-    whole = Split(encoder.transform(columns), labels, ids, None if group_of is None else group_of.astype(str))
+    whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {name: whole.take(rows) for name, rows in positions.items()}
-    done = [note for code in encoder.columns for note in _told(code, columns[code.name])]
-    notes = [*held_out, *notes, *left_out, *done, *found]
-    measured = Normalisation.of_features(splits["train"].array)  # of 0/1 marks a rare one would become huge
+    notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name])), *found]
+    measured = Normalisation.of(splits["train"].array)  # of 0/1 marks a rare one would become huge
     scaled = encoder.kinds == "number"
     mean, std = np.where(scaled, measured.mean, 0.0), np.where(scaled, measured.std, 1.0)
     data = Dataset.of(Path(where).stem, names, splits, notes, Normalisation(tuple(mean.tolist()), tuple(std.tolist())))
-    return replace(data, encoder=encoder, skipped=tuple(skipped))
+    return replace(data, encoder=encoder, skipped=tuple(f"{where}: row {row} has no target" for row in absent))
 
 
 def _of_frame(frame: Any) -> Table:
@@ -86,7 +99,8 @@ class TableRows:
     def __init__(self, path: Path, split: str | None = None) -> None:
         self._file, self._split = open_table(path), split
         self.names = self._file.names
-        known = split is None or split_column(self.names) is not None
+        self._column = split_column(self.names)
+        known = split is None or self._column is not None
         expect(known, f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
         self._count = sum(batch.num_rows for batch in self._batches())
         expect(self._count, f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
@@ -112,10 +126,9 @@ class TableRows:
         return dict(zip(rows.column_names, rows.itercolumns(), strict=True))
 
     def _batches(self) -> Iterator[Any]:
-        column = split_column(self.names)
         for batch in self._file.batches():
             if self._split is not None:
-                splits = (split_name(str(cell).strip()) for cell in batch.column(column).to_pylist())
+                splits = (split_name(str(cell).strip()) for cell in batch.column(self._column).to_pylist())
                 batch = batch.filter(np.array([split == self._split for split in splits]))
             yield batch
 
@@ -131,28 +144,19 @@ def _check_roles(where: str, table: Table, columns: Sequence[str]) -> None:
         expect(columns.count(column) == 1, once)
 
 
-def _labelled(where: str, table: Table, target: str, skip_broken: bool) -> tuple[Table, list[str]]:
-    """The rows that have a target, and what was left out."""
-    missing = np.array([text is None for text in text_column(table[target])])
-    if not missing.any():
-        return table, []
-    absent = (np.flatnonzero(missing) + 1).tolist()
-    told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}"
-    expect(skip_broken, f"{told}; remove them, or leave them out with {SKIPPING}")
-    kept = np.flatnonzero(~missing)
-    notes = [f"{where}: row {row} has no target" for row in absent]
-    return {name: cells.take(kept) for name, cells in table.items()}, notes
+def _missing(cells: Any) -> list[int]:
+    """The rows, from 1 on, that have no value in a column."""
+    return [row for row, text in enumerate(text_column(cells), 1) if text is None]
 
 
 def _classes(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     """Class indices, and the names in order: numbers by value, text by alphabet."""
     texts, numbers = text_column(cells), parse_column("target", cells)
-    names, numeric = sorted(set(texts)), numbers.dtype == np.float64
-    if numeric:
+    names = sorted(set(texts))
+    if numbers.dtype == np.float64:
         many = len(names) > max(20, len(texts) // 4) and (numbers % 1 != 0).any()
-        expect(
-            not many, f"{where}: the target has {len(names)} different fractions: expected classes, not measurements"
-        )
+        told = f"{where}: the target has {len(names)} different fractions: expected classes, not measurements"
+        expect(not many, told)
         names = sorted(names, key=float)
         for one, other in pairwise(names):
             told = f"{where}: the target holds {one!r} and {other!r}, which are one number and would be two classes"
@@ -161,29 +165,15 @@ def _classes(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     return np.fromiter((index[text] for text in texts), np.int64), names
 
 
-def _positions(
-    where: str,
-    table: Table,
-    split: str | None,
-    labels: NDArray[np.int64],
-    groups: NDArray[Any] | None,
-    test_fraction: float,
-    seed: int,
-) -> tuple[dict[str, NDArray[np.int64]], list[str]]:
-    """Rows of each split: by the split column (a column named `split` is one), else with a test split held out."""
-    column = split or split_column(table)
-    if column is not None:
-        cells = text_column(table.pop(column)).tolist()
-        splits = [split_name(str(cell)) for cell in cells]
-        row = splits.index(None) if None in splits else 0
-        told = f"{where}: the split {cells[row]!r} in row {row + 1} of column {column!r} is unknown"
-        fix = "where the column says something else, rename it, or leave it out with drop"
-        expect(None not in splits, f"{told}: expected train, val or test; {fix}")
-        return {name: np.flatnonzero(np.array(splits) == name) for name in SPLITS}, []
-    if not test_fraction:
-        return {"train": np.arange(len(labels))}, []
-    kept, held = hold_out_indices(labels, test_fraction, seed, groups)
-    return {"train": kept, "test": held}, [held_out_note(len(held), len(labels), seed)]
+def _positions(where: str, column: str, cells: Any) -> dict[str, NDArray[np.int64]]:
+    """The rows of each split, by the column that names them."""
+    texts = text_column(cells).tolist()
+    splits = [split_name(str(text)) for text in texts]
+    row = splits.index(None) if None in splits else 0
+    told = f"{where}: the split {texts[row]!r} in row {row + 1} of column {column!r} is unknown"
+    fix = "where the column says something else, rename it, or leave it out with drop"
+    expect(None not in splits, f"{told}: expected train, val or test; {fix}")
+    return {name: np.flatnonzero(np.array(splits) == name) for name in SPLITS}
 
 
 def split_column(names: Iterable[str]) -> str | None:
@@ -198,10 +188,8 @@ def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | N
         texts = text_column(table[name]).tolist()
         if len(set(texts)) == len(texts) and None not in texts:
             of_images = OF_IMAGES if splitext(texts[0])[1].lower() in IMAGE_SUFFIXES else ""
-            notes.append(
-                f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
-                f"{of_images}"
-            )
+            told = f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
+            notes.append(told + of_images)
             ids = ids or texts
             del columns[name]
     return ids, notes
@@ -226,7 +214,6 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
         if strays:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
-    if not missing:
-        return []
     flag = " and marked in a feature of their own" if column.flags_missing else ""
-    return [f"column {column.name!r}: {missing} missing values were filled with the median {column.median:g}{flag}"]
+    told = f"column {column.name!r}: {missing} missing values were filled with the median {column.median:g}{flag}"
+    return [told] if missing else []

@@ -225,7 +225,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         utility = self._name_classes(labels, self.class_counts_)
         config = self._config(len(split), first)
         self.settings_: TrainConfig = config
-        self.normalisation_: Any = Normalisation.of_features(split.array) if first else self.normalisation_
+        self.normalisation_: Any = Normalisation.of(split.array) if first else self.normalisation_
         return utility, Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_), config
 
     def _keep(self, weights: Any, state: Any, losses: list[float], held_out_losses: list[float]) -> None:
