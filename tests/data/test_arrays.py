@@ -1,7 +1,8 @@
 """Arrays, MedMNIST files and the front door: what is read, and what each wrong thing is told."""
 
 import json
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -271,6 +272,36 @@ def test_labels_that_are_true_or_false(tmp_path: Path, names: tuple[str, ...]) -
     np.savez(tmp_path / "set.npz", x=features(4), y=np.array([True, False, False, True]))
     assert rfdlc.load(tmp_path / "set.npz", test_fraction=0).train.labels.tolist() == [1, 0, 0, 1]
     assert opened(tmp_path / "set.npz", names).read(range(4)).split.labels.tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_rows_of_an_npz_are_read_on_demand(tmp_path: Path, save: Callable, order: str) -> None:
+    x = np.asarray(RNG.integers(0, 9, (20_000, 200)).astype(np.float32), order=order)  # type: ignore[call-overload]
+    save(tmp_path / "set.npz", test_x=x, test_ids=np.arange(20_000))
+    tracemalloc.start()
+    samples = open_samples(tmp_path / "set.npz", InputSpec(rfdlc.Classes(("0", "1")), (200,)))
+    for start in range(0, 20_000, 500):
+        assert (samples.read(range(start, start + 500)).split.array == x[start : start + 500]).all()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    for rows in (range(19_990, 20_000), range(10, 20)):
+        chunk = samples.read(rows).split
+        assert (chunk.array == x[rows.start : rows.stop]).all()
+        assert list(chunk.ids or ()) == [str(row) for row in rows]
+    if order == "C" or save is np.savez:  # what is compressed by column has no rows
+        assert peak < 4e6 < x.nbytes
+
+
+def test_an_npz_that_is_damaged_or_empty(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "set.npz", x=features(3000), y=np.arange(3000) % 2)
+    content = bytearray((tmp_path / "set.npz").read_bytes())
+    content[20_000:20_100] = bytes(100)
+    (tmp_path / "set.npz").write_bytes(content)
+    with pytest.raises(InputError, match=r"set.npz: cannot be read as numpy arrays, it is damaged"):
+        opened(tmp_path / "set.npz").read(range(3000))
+    np.savez(tmp_path / "empty.npz", x=features(0))
+    assert len(opened(tmp_path / "empty.npz")) == 0
 
 
 def test_a_table_for_a_model_of_arrays_is_refused(tmp_path: Path) -> None:

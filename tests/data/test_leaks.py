@@ -1,4 +1,4 @@
-"""Groups from files, and what `find_leaks` finds."""
+"""Groups from files, and what an inspection finds."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 import rfdlc
-from rfdlc.data.inspection import find_leaks
+from rfdlc.data.inspection import Inspection
 from rfdlc.errors import InputError
 
 
@@ -21,7 +21,7 @@ def data() -> rfdlc.Dataset:
 
 
 def test_duplicates_across_splits_and_labels(data: rfdlc.Dataset) -> None:
-    leaks = find_leaks(data)
+    leaks = Inspection.of(data)
     assert leaks.repeated == 3
     assert set(leaks.across_splits) == {"train: 1", "train: 4"}
     assert leaks.across_labels == ("train: 2",)
@@ -30,7 +30,7 @@ def test_duplicates_across_splits_and_labels(data: rfdlc.Dataset) -> None:
 
 
 def test_features_are_compared_too() -> None:
-    leaks = find_leaks(rfdlc.load({"train": (np.eye(3), [0, 1, 1]), "test": (np.eye(3)[:1], [0])}))
+    leaks = Inspection.of(rfdlc.load({"train": (np.eye(3), [0, 1, 1]), "test": (np.eye(3)[:1], [0])}))
     assert leaks.across_splits == ("train: 0",)
 
 
@@ -43,7 +43,7 @@ def test_groups_by_split_and_index(tmp_path: Path) -> None:
     data = rfdlc.load(source, groups=tmp_path / "groups.csv")
     assert data.train.groups is not None
     assert data.train.groups.tolist() == ["L0", "L1", "L2", "L3", "L4"]
-    assert find_leaks(data).groups_across_splits == ("L1", "L4")
+    assert Inspection.of(data).groups_across_splits == ("L1", "L4")
 
 
 def test_groups_by_id_come_before_the_test_part_is_held_out(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_groups_by_id_come_before_the_test_part_is_held_out(tmp_path: Path) -> N
         lines.append(f"{'ab'[i % 2]}/{i}.png,person {i // 4}")
     (tmp_path / "groups.csv").write_text("\n".join(lines))
     data = rfdlc.load(tmp_path / "set", groups=tmp_path / "groups.csv")
-    assert find_leaks(data).groups_across_splits == ()
+    assert Inspection.of(data).groups_across_splits == ()
     assert data.test is not None
     assert len(data.test) % 4 == 0
 
@@ -89,7 +89,7 @@ def test_files_on_disk_are_decoded_and_the_broken_ones_told(tmp_path: Path, monk
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)).save(tmp_path / "test/b/x.png")
     whole = (tmp_path / "test/b/x.png").read_bytes()
     (tmp_path / "test/b/x.png").write_bytes(whole[: len(whole) // 2])  # its header is right
-    leaks = find_leaks(rfdlc.load(tmp_path))
+    leaks = Inspection.of(rfdlc.load(tmp_path))
     assert leaks.across_splits == ("train: train/a/1.png",)
     assert len(leaks.broken) == 1
     assert "test/b/x.png: the image is truncated" in leaks.broken[0]

@@ -285,3 +285,24 @@ def test_features_that_32_bits_blur_are_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rfdlc.load((x[:, :1], np.arange(20) % 2))
+
+
+def test_features_equal_those_of_scikit_learn() -> None:
+    from sklearn.impute import SimpleImputer
+    from sklearn.preprocessing import OneHotEncoder
+
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(50, 3))
+    numbers[rng.random((50, 3)) < 0.2] = np.nan
+    texts = rng.choice(np.array(["a", "b", "c", None], dtype=object), (50, 2))
+    table = {f"n{i}": numbers[:, i] for i in range(3)} | {f"t{i}": texts[:, i] for i in range(2)}
+    encoder = TableEncoder.fit({name: cells[:30] for name, cells in table.items()})
+    imputer = SimpleImputer(strategy="median").fit(numbers[:30])
+    one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(texts[:30])
+    found = encoder.transform(table)
+    assert (found[:, encoder.kinds == "number"] == imputer.transform(numbers).astype(np.float32)).all()
+    assert (found[:, encoder.kinds == "flag"] == np.isnan(numbers)).all()
+    assert (found[:, encoder.kinds == "category"] == one_hot.transform(texts)).all()
+    for row in range(50):
+        alone = {name: [cells.tolist()[row]] for name, cells in table.items()}
+        assert (encoder.transform(alone)[0] == found[row]).all()

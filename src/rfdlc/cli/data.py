@@ -76,7 +76,7 @@ def inspect(
         *_checks(found),
         *drawn,
     )
-    broken = found.leaks.broken
+    broken = found.broken
     hint = "repair or remove them, or leave them out with --skip-broken"
     expect(skip_broken or not broken, f"{''.join(broken[:1])}; {len(broken)} files are broken: {hint}")
 
@@ -119,20 +119,20 @@ def _checks(found: "Inspection") -> Iterator[Any]:
     """One line for each check: passed (✓), failed (!), or a remark (-)."""
     from rich.text import Text
 
-    data, leaks, several = found.data, found.leaks, len(found.data.splits) > 1
+    data, several = found.data, len(found.data.splits) > 1
     checks = [  # what was found, whether it was looked for, what to say without and with findings
-        (leaks.across_splits, several, "no sample is in two splits", "samples are in more than one split"),
-        (leaks.across_labels, True, "no sample has two labels", "samples occur with more than one label"),
-        (leaks.groups_across_splits, several, "no group is in two splits", "groups are in more than one split"),
-        (leaks.broken, True, "every sample can be read", "files cannot be read"),
+        (found.across_splits, several, "no sample is in two splits", "samples are in more than one split"),
+        (found.across_labels, True, "no sample has two labels", "samples occur with more than one label"),
+        (found.groups_across_splits, several, "no group is in two splits", "groups are in more than one split"),
+        (found.broken, True, "every sample can be read", "files cannot be read"),
         (data.skipped, bool(data.skipped), "", "broken files, lines or folders were skipped"),
     ]
     for wrong, made, fine, bad in checks:
         if made and wrong is not None:
             bad = f"{len(wrong):,} {bad}: {listing(wrong, 3)}"
             yield Text.assemble("  ", ("! ", "yellow"), bad) if wrong else Text.assemble("  ", ("✓ ", "green"), fine)
-    if leaks.groups_across_splits is None:
+    if found.groups_across_splits is None:
         yield "  - groups are not known: name lesions, patients or tracks with --groups"
-    if leaks.repeated:
-        yield f"  - {leaks.repeated:,} different samples occur more than once, in any split"
+    if found.repeated:
+        yield f"  - {found.repeated:,} different samples occur more than once, in any split"
     yield from (f"  - {note}" for note in data.notes)

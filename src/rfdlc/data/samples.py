@@ -16,7 +16,7 @@ from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, folder, listing
 from rfdlc.data.sources.table import TableRows, names_rows
 from rfdlc.data.table import TableEncoder
-from rfdlc.decide.classes import Classes
+from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect
 from rfdlc.tables import is_table, parquet_files
 
@@ -47,14 +47,18 @@ class Samples:
     `fingerprint` changes when the samples do: names of image files, size and time of other files.
     """
 
-    count: int
-    labelled: bool  # whether all labels are known
+    labels: NDArray[np.int64]
     named: bool  # whether samples have ids
     fingerprint: str
     read: Callable[[range], Chunk]
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.labels)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether all labels are known."""
+        return bool(len(self)) and int(self.labels.min()) >= 0
 
 
 def open_samples(
@@ -89,23 +93,15 @@ def open_samples(
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
     sized: dict[str, Any] = {"image_size": spec.input_shape[-1]} if "image_size" in options_of(reader) else {}
-    return resident(split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes))
+    one = split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes)
+    mark = _digest([np.ascontiguousarray(one.array), one.labels])
+    return Samples(one.labels, one.ids is not None, mark, lambda rows: Chunk(one.take(np.array(rows))))
 
 
 def split_of(data: Dataset, split: str | None, classes: Classes) -> Split:
     """A split of a data set, labelled by the indices of `classes`: unknown where the data set has other classes."""
     found = data.splits[choose_split(data.name, data.splits, split)]
     return Split(found.inputs, _matched(found.labels, data.classes.names, classes), found.ids)
-
-
-def resident(split: Split) -> Samples:
-    """Samples that are in memory."""
-    mark = _digest([np.ascontiguousarray(split.array), split.labels])
-    return _samples(split.labels, split.ids, mark, lambda rows: Chunk(split.take(np.arange(rows.start, rows.stop))))
-
-
-def _samples(labels: NDArray[np.int64], ids: Any, mark: str, read: Callable[[range], Chunk]) -> Samples:
-    return Samples(len(labels), bool(len(labels)) and int(labels.min()) >= 0, ids is not None, mark, read)
 
 
 def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) -> Samples:
@@ -123,11 +119,9 @@ def of_files(
     """Image files of any size, as the model sees them."""
     shape = spec.input_shape
     expect(len(shape) == 3, f"{root} holds images, but this model was trained on samples of shape {shape}")
-    expect(
-        shape[-1] == shape[-2],
-        f"{root} holds image files, which become squares, but this model was trained on arrays of {shape[-2]}x"
-        f"{shape[-1]} pixels: give it an array of such images (.npy, .npz)",
-    )
+    trained = f"this model was trained on arrays of {shape[-2:][0]}x{shape[-1]} pixels"
+    fix = "give it an array of such images (.npy, .npz)"
+    expect(shape[-1] == shape[-2], f"{root} holds image files, which become squares, but {trained}: {fix}")
     files = ImageFiles(root, names, shape[-1], shape[0])
 
     def read(rows: range) -> Chunk:
@@ -138,7 +132,7 @@ def of_files(
         split = Split(images, labels[rows.start : rows.stop], names.take(rows))
         return Chunk(split.take(np.setdiff1d(np.arange(len(rows)), [*wrong])) if broken else split, broken)
 
-    return _samples(labels, names, _digest([*names.packed, labels]), read)
+    return Samples(labels, True, _digest([*names.packed, labels]), read)
 
 
 def _table(path: Path, encoder: Any, split: str | None) -> Samples:
@@ -152,35 +146,34 @@ def _table(path: Path, encoder: Any, split: str | None) -> Samples:
         ids = None if identity is None else [str(cell) for cell in cells[identity].to_pylist()]
         return Chunk(Split(encoder.transform(cells), np.full(len(wanted), UNKNOWN), ids))
 
-    return _samples(np.full(len(rows), UNKNOWN), identity, _state(path), read)
+    return Samples(np.full(len(rows), UNKNOWN), identity is not None, _state(path), read)
 
 
 def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
-    """`x`, and `y`, `ids` and `names` where they exist; rows of `.npy` files are read on demand."""
-    splits = arrays.by_split(path.name, arrays.open_arrays(path, mapped=True))
+    """`x`, and `y`, `ids` and `names` where they exist; rows of `x` are read on demand."""
+    splits = arrays.by_split(path.name, arrays.open_arrays(path, streamed=True))
     names = splits.get("", {}).pop("names", None)
     given = {name or "train": roles for name, roles in splits.items() if roles}
     found = given[choose_split(str(path), given, split)]
     alike = "x" in found and len({array.shape[:1] for array in found.values()}) == 1
     shapes = ", ".join(f"{role} of shape {array.shape}" for role, array in found.items())
     expect(alike, f"{path}: has {shapes}: expected inputs x (or test_x, X_test, ...), and one of each per sample")
-    inputs, ids = found["x"], found.get("ids")
-    named = None if names is None else [str(name) for name in arrays.as_texts(names)]
-    unknown = np.full(len(inputs), UNKNOWN)
-    labels = _labels(str(path), found["y"], named, spec.classes) if "y" in found else unknown
+    inputs, ids, labels = found["x"], found.get("ids"), np.full(found["x"].shape[0], UNKNOWN)
+    if "y" in found:
+        labels = _labels(str(path), found["y"], None if names is None else as_array(names).tolist(), spec.classes)
 
     def read(rows: range) -> Chunk:
         here = slice(rows.start, rows.stop)
-        texts = None if ids is None else [str(text) for text in arrays.as_texts(ids[here])]
+        texts = None if ids is None else [str(text) for text in as_array(ids[here])]
         values = arrays.as_inputs(f"{path}, from row {rows.start} on", np.array(inputs[here]))
         return Chunk(Split(values, labels[here], texts))
 
-    return _samples(labels, ids, _state(path), read)
+    return Samples(labels, ids is not None, _state(path), read)
 
 
 def _labels(path: str, given: NDArray[Any], names: Sequence[str] | None, classes: Classes) -> NDArray[np.int64]:
     """Numbers are indices of the file's names, or are names themselves; unknown where the model has other classes."""
-    flat = arrays.as_texts(arrays.column(path, "labels", given))
+    flat = as_array(arrays.column(path, "labels", given))
     whole = flat.dtype.kind == "f" and (flat == np.floor(flat)).all()
     if whole or (flat.dtype.kind == "b" and "True" not in classes.names):  # as they are read for training
         flat = flat.astype(np.int64)
@@ -190,7 +183,7 @@ def _labels(path: str, given: NDArray[Any], names: Sequence[str] | None, classes
     least, most = min(distinct, default=0), max(distinct, default=0)
     inside = least >= 0 and most < len(names)
     expect(inside, f"{path}: labels go from {least} to {most}, but there are {len(names)} names")
-    return _matched(flat.astype(np.int64), names, classes)
+    return _matched(flat.astype(np.int64), [str(name) for name in names], classes)
 
 
 def _matched(labels: NDArray[np.int64], theirs: Sequence[str], ours: Classes) -> NDArray[np.int64]:

@@ -1,10 +1,16 @@
 """Arrays: features, embeddings or small images in `.npz`, `.npy` files, or in memory."""
 
+import math
+import os
 import re
+import struct
 import warnings
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,36 +44,83 @@ def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
 
 def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     """`(X, y)`, or a dict with the keys of an `.npz`, or `{"train": (X, y), "test": (X, y)}`."""
-    given = source if isinstance(source, Mapping) else {"": source}
     arrays: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in (source if isinstance(source, Mapping) else {"": source}).items():
         if (not key or split_name(str(key))) and isinstance(value, tuple | list) and len(value) == 2:
             arrays |= {f"{key}_x": value[0], f"{key}_y": value[1]}
         else:
             kind = type(value).__name__
             expect(key, f"a {kind} cannot be loaded: expected a name, a path, (X, y) or a dict of splits")
             arrays[str(key)] = value
-    return from_arrays(name, {key: as_array(value) for key, value in arrays.items()})
+    return from_arrays(name, arrays)
 
 
-def open_arrays(path: Path, *, mapped: bool = False) -> Arrays:
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def open_arrays(path: Path, *, streamed: bool = False) -> dict[str, Any]:
     """The arrays of an `.npz`, an `.npy` with the `y.npy` beside it, or a folder of `.npy` files, by name.
 
-    Arrays in `.npy` files may be memory-mapped, so that their rows are read on demand.
+    With `streamed`, rows of inputs are read on demand.
     """
     if path.is_dir():
-        return {file.stem: _open(file, mapped) for file in sorted(path.glob("*.npy"))}
+        return {file.stem: _open(file, streamed) for file in sorted(path.glob("*.npy"))}
     if path.suffix.lower() == ".npz":
-        return dict(_open(path))
+        with _explained(path):
+            found = np.load(path, allow_pickle=False)
+            lazy = [key for key in found.files if streamed and "x" in map(ROLES.get, _words(key))]
+            return {key: _zipped(path, key) if key in lazy else found[key] for key in found.files}
     labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
     beside = labels.is_file() and labels != path and not any(map(split_name, _words(path.stem)))
-    return {"x": _open(path, mapped)} | ({"y": _open(labels, mapped)} if beside else {})
+    return {"x": _open(path, streamed)} | ({"y": _open(labels, streamed)} if beside else {})
 
 
-def _open(path: Path, mapped: bool = False) -> Any:
+def _open(path: Path, mapped: bool = False) -> NDArray[Any]:
+    with _explained(path):
+        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+
+
+def _zipped(path: Path, key: str) -> Any:
+    """Rows of an array in an `.npz` file: mapped where they are stored as they are, else decompressed on demand."""
+    packed = zipfile.ZipFile(path)
+    member = packed.getinfo(f"{key}.npy")
+    stored = member.compress_type == zipfile.ZIP_STORED
+    with path.open("rb") if stored else packed.open(member) as file:
+        if stored:  # between the member's header and its content lie its name and another field
+            file.seek(member.header_offset + 26)
+            file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
+        old = np.lib.format.read_magic(file) == (1, 0)
+        header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        shape, by_column, dtype = header(file)
+        start = file.tell()
+    if dtype.hasobject or 0 in shape or (by_column and not stored):
+        return np.load(path, allow_pickle=False)[key]
+    if stored:
+        return np.memmap(path, dtype, "r", start, shape, "F" if by_column else "C")
+    return ZippedRows(path, packed.open(member), start, shape, dtype)
+
+
+@dataclass(frozen=True)
+class ZippedRows:
+    """Rows of a compressed array, which are cheap to read in ascending order."""
+
+    path: Path
+    file: IO[bytes]
+    start: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        count, size = rows.stop - rows.start, self.dtype.itemsize * math.prod(self.shape[1:])
+        with _explained(self.path):
+            self.file.seek(self.start + rows.start * size)
+            return np.frombuffer(self.file.read(count * size), self.dtype).reshape(count, *self.shape[1:])
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        found = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-        return found if isinstance(found, np.ndarray) else {key: found[key] for key in found.files}
+        yield
     except Exception as error:  # a damaged file can fail in any way
         objects = "allow_pickle" in str(error) or "Python objects" in str(error)
         fix = "holds Python objects, which are never unpickled: save arrays of numbers or text instead"
@@ -75,9 +128,12 @@ def _open(path: Path, mapped: bool = False) -> Any:
         raise InputError(f"{path}: {fix if objects else damaged}") from None
 
 
-def from_arrays(name: str, arrays: Arrays) -> Dataset:
+# -- what the arrays mean ----------------------------------------------------------------------------------------------
+
+
+def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     """A data set from arrays whose keys name split and role."""
-    found = by_split(name, {key: as_texts(array) for key, array in arrays.items()})
+    found = by_split(name, {key: as_array(array) for key, array in arrays.items()})
     whole = found.pop("", {})
     given_names = whole.pop("names", None)
     mixed = f"{name}: arrays with and without a split are mixed ({listing(arrays)}): expected {EXPECTED}"
@@ -90,17 +146,15 @@ def from_arrays(name: str, arrays: Arrays) -> Dataset:
     lost = [column for column in range(inputs.shape[1]) if blurred(inputs[:, column])] if wide else []
     if lost:
         first = inputs[:, lost[0]]
-        warnings.warn(
-            f"{name}: 32 bits are too few for feature {listing(lost)}: feature {lost[0]} varies by {first.std():.2g} "
-            f"around {first.mean():.6g}; subtract its mean first, in training and in prediction",
-            stacklevel=2,
-        )
+        told = f"feature {lost[0]} varies by {first.std():.2g} around {first.mean():.6g}"
+        fix = "subtract its mean first, in training and in prediction"
+        warnings.warn(f"{name}: 32 bits are too few for feature {listing(lost)}: {told}; {fix}", stacklevel=2)
     return data
 
 
-def by_split(name: str, arrays: Arrays) -> dict[str, Arrays]:
+def by_split(name: str, arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{split or "": {role: array}} of arrays whose keys name both."""
-    found: dict[str, Arrays] = {}
+    found: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
         words = _words(key)
         splits = [split for split in map(split_name, words) if split]
@@ -119,15 +173,13 @@ def _words(key: str) -> list[str]:
 
 
 def _class_names(name: str, roles: Mapping[str, Arrays]) -> list[str]:
-    train = roles.get("train", {}).get("y")
-    if train is None or not train.size:
-        raise InputError(f"{name}: there are no training labels: expected {EXPECTED}")
+    train = roles.get("train", {}).get("y", np.empty(0))
+    expect(train.size, f"{name}: there are no training labels: expected {EXPECTED}")
     if train.dtype.kind not in "iufb":
         _check_known(name, "label", train)
         return [str(n) for n in np.unique(train.astype(str))]
-    return numbered(
-        max(float(np.nanmax(own["y"])) for own in roles.values() if "y" in own and own["y"].size), f"{name}: "
-    )
+    largest = [float(np.nanmax(own["y"])) for own in roles.values() if "y" in own and own["y"].size]
+    return numbered(max(largest), f"{name}: ")
 
 
 def _check_known(where: str, what: str, values: NDArray[Any]) -> None:
@@ -146,11 +198,6 @@ def _split(where: str, own: Arrays, names: Sequence[str]) -> Split:
         groups = groups.astype(str) if groups.dtype.kind == "O" else groups
     labels = Classes(tuple(names)).encode(column(where, "labels", own["y"]), f"{where}: label")
     return Split(as_inputs(where, own["x"]), labels, ids, groups)
-
-
-def as_texts(array: NDArray[Any]) -> NDArray[Any]:
-    """Names that numpy holds as bytes, as text; other arrays as they are."""
-    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
 
 
 def column(where: str, what: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -173,12 +220,8 @@ def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
     with np.errstate(over="ignore"):  # too large values become infinite, and are reported below
         features = inputs.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
-    largest = np.finfo(np.float32).max
-    expect(
-        not len(wrong),
-        f"{where}: row {next(iter(wrong), 0)} has a missing, infinite or too large value ({len(wrong)} rows have): "
-        f"fill them first, with numbers up to {largest:.1e}",
-    )
+    told = f"row {next(iter(wrong), 0)} has a missing, infinite or too large value ({len(wrong)} rows have)"
+    expect(not len(wrong), f"{where}: {told}: fill them first, with numbers up to {np.finfo(np.float32).max:.1e}")
     return features
 
 
