@@ -63,9 +63,9 @@ def test_model_card():
     from rfdlc.integrations.onnx.parity import Parity
 
     model = rfdlc.Model.load(RUN)
-    text = card(model, model.decider.utility, "model.onnx", "float32", Parity(1, "test samples", 0.0, 0, 0))
+    text = card(model, "model.onnx", "float32", Parity(1, "test samples", 0.0, 0, 0))
     assert "| top-2 accuracy |" in text
-    assert '{type: "top_2", value: ' in text
+    assert '{"type": "top_2", "value": ' in text
 
 
 def test_scorer():

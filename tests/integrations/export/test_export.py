@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fastapi import HTTPException
 from torch import nn
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ from rfdlc.integrations.onnx import exporting
 from rfdlc.integrations.onnx.model import CHECKSUM_LENGTH, with_checksum
 from rfdlc.integrations.onnx.parity import TOLERANCE, random_samples
 from rfdlc.integrations.server.backend import open_backend
-from rfdlc.integrations.server.limits import Limits, Refused
+from rfdlc.integrations.server.limits import Limits
 from rfdlc.integrations.server.requests import Reader
 
 pytest.importorskip("onnxruntime", reason='export tests need pip install "rfdlc[export]"')
@@ -245,7 +246,7 @@ def test_resize_is_for_squares(tmp_path):
     with pytest.raises(rfdlc.InputError, match=r"resize is for square images, but .* shape \(3, 6, 9\)"):
         rfdlc.export(tmp_path / "run", tmp_path / "model.onnx", resize=True)
     backend = open_backend(tmp_path / "run")
-    with pytest.raises(Refused, match=r"does not accept image files: expected arrays of samples of shape \(3, 6, 9\)"):
+    with pytest.raises(HTTPException, match=r"does not accept image files: expected arrays of samples of shape \(3, 6, 9\)"):
         Reader(backend, Limits()).read_image(b"", np.inf)
 
 

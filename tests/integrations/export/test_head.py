@@ -10,7 +10,7 @@ from rfdlc.data.images import fitted, planes
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.scores import softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
-from rfdlc.integrations.onnx.graph import CentreSquare, DecisionHead, centred
+from rfdlc.integrations.onnx.graph import CentreSquare, DecisionHead
 
 CLASSES = rfdlc.Classes(("a", "b", "c", "d"), (40, 20, 9, 3))
 
@@ -20,9 +20,7 @@ def scores(particles, samples=500, seed=0):
 
 
 def head_of(decider, logits):
-    head = DecisionHead(decider, len(logits))
-    found = head(torch.from_numpy(logits), *centred(torch.tensor(decider.utility.matrix)))
-    return [output.numpy() for output in found]
+    return [output.numpy() for output in DecisionHead(decider, len(logits))(torch.from_numpy(logits))]
 
 
 @pytest.mark.parametrize("particles", [1, 3])

@@ -99,8 +99,8 @@ def test_what_all_actions_are_worth_alike_decides_nothing():
     plain = rfdlc.Utility(np.eye(3), ["a", "b", "c"])
     lifted = rfdlc.Utility(np.eye(3) + 1e7, plain.classes)  # in 32 bits 1e7 + 0.3 is 1e7
     answers = [Answer.of(rfdlc.Decider(utility), p, np.zeros(len(p))) for utility in (plain, lifted)]
-    assert (answers[0].action == p.argmax(1)).all()
-    assert (answers[1].action == answers[0].action).all()
+    assert answers[0].columns["action"] == [plain.actions[i] for i in p.argmax(1)]
+    assert answers[1].columns["action"] == answers[0].columns["action"]
 
 
 def test_probabilities(client, model):

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from rfdlc import __version__
@@ -23,8 +22,8 @@ from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.onnx.card import write_cards
 from rfdlc.integrations.onnx.graph import DecisionGraph
-from rfdlc.integrations.onnx.model import FORMAT, METADATA_KEY, OUTPUTS, VERSION, OnnxModel, with_checksum
-from rfdlc.integrations.onnx.parity import Parity, measure_parity, refuse_unequal
+from rfdlc.integrations.onnx.model import FORMAT, METADATA_KEY, OUTPUTS, VERSION, Decisions, OnnxModel, with_checksum
+from rfdlc.integrations.onnx.parity import Parity, measure_parity
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
@@ -55,41 +54,24 @@ def export(
     precision: str = "float32",
     backbone: OwnBackbone | None = None,
 ) -> Exported:
-    """Write a run as one graph from raw samples to actions.
+    """Write a run as one graph from raw samples to actions, unless the graph does not decide as the run does.
 
     Parameters
     ----------
-    run : str or Path
-        A run folder.
-    out : str or Path
-        The file to write: ONNX (`.onnx`) or torch.export (`.pt2`).
-    utility : Utility, optional
-        Replaces the utility of the run's Decider.
-    target_prior : str, dict or array, optional
-        Replaces the class prior that it decides for.
-    utility_input : bool, default=False
-        Whether the utility is an input of the graph instead of a constant.
-    resize : bool, default=False
-        Whether the graph takes images of any size.
-    precision : {"float32", "half", "int8"}, default="float32"
+    run, out : str or Path
+        A run folder, and the file to write: ONNX (`.onnx`) or torch.export (`.pt2`).
+    utility, target_prior : optional
+        Replace the utility of the run's Decider, and the class prior that it decides for.
+    utility_input, resize : bool
+        Whether the utility is an input of the graph instead of a constant; whether it takes images of any size.
+    precision : {"float32", "half", "int8"}
         "half" computes the networks in 16 bits, "int8" stores weights in 8 bits (ONNX only).
     backbone : nn.Module or callable, optional
         The network of a run that was trained with one of the user's own.
 
-    Returns
-    -------
-    Exported
-        The path, the parity with the run, and the model cards that were written.
-
-    Raises
-    ------
-    InputError
-        If the graph does not decide as the run does; nothing is written then.
-
     Examples
     --------
-    >>> done = export("runs/a", "model.onnx")  # doctest: +SKIP
-    >>> done.parity.decisions_changed  # doctest: +SKIP
+    >>> export("runs/a", "model.onnx").parity.decisions_changed  # doctest: +SKIP
     0
     """
     path = Path(out)
@@ -98,52 +80,39 @@ def export(
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    if target_prior is not None:
-        model.decider = model.decider.replace(target_prior=target_prior)
+    prior = {} if target_prior is None else {"target_prior": target_prior}
+    model.decider = model.decider.replace(utility=utility, **prior)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
-    chosen = model.decider.utility if utility is None else utility.with_classes(model.classes)
-    metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model, chosen)}
-    text = json.dumps(metadata, ensure_ascii=False)
-    logger, buffer = logging.getLogger("torch.onnx"), io.BytesIO()
+    metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model)}
+    logger = logging.getLogger("torch.onnx")
     with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), ExitStack() as quiet:
         quiet.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)  # the exporters report their progress and missing optional packages
-        program = _trace(DecisionGraph(model, chosen, resize=resize, half=precision == "half"), metadata)
-        if onnx:
-            buffer.write(_onnx_bytes(program, text, metadata))
-        else:
-            torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
+        data = _serialise(model, metadata, onnx)
+
+    def decide(inputs: NDArray[Any]) -> Decisions:
+        extra = (torch.tensor(model.decider.utility.matrix),) if utility_input else ()
+        with torch.no_grad():
+            return Decisions(*(output.numpy() for output in program(torch.tensor(inputs), *extra)))
+
     with replacing(path) as beside:
-        beside.write_bytes(buffer.getvalue())
-        buffer.seek(0)
-        exported = OnnxModel.load(beside) if onnx else torch.export.load(buffer).module()
-
-        def predict(inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-            if isinstance(exported, OnnxModel):
-                decided = exported.decide(inputs)
-                return decided.probabilities, decided.action
-            extra = (torch.tensor(chosen.matrix),) if utility_input else ()
-            with torch.no_grad():
-                outputs = exported(torch.from_numpy(np.ascontiguousarray(inputs)), *extra)
-            return outputs[0].numpy(), outputs[2].numpy()
-
-        parity = measure_parity(model, chosen, predict, full=full)
+        beside.write_bytes(data)
+        program = None if onnx else torch.export.load(io.BytesIO(data)).module()
+        parity = measure_parity(model, OnnxModel.load(beside).decide if onnx else decide, full=full)
         if full:
-            refuse_unequal(parity, run)
-    return Exported(path, precision, parity, write_cards(model, chosen, path, precision, parity))
+            parity.check(run)
+    return Exported(path, precision, parity, write_cards(model, path, precision, parity))
 
 
-def _describe(model: Model, utility: Utility) -> dict[str, Any]:
+def _describe(model: Model) -> dict[str, Any]:
     """What the graph computes, and where it comes from; nothing about the machine."""
-    assert model.path is not None
-    run = Run(model.path)
-    weights = run.path / "model.safetensors"
+    run, weights = Run(model.path), model.path / "model.safetensors"
     return {
         "format": FORMAT,
         "version": VERSION,
-        "decider": model.decider.replace(utility=utility).to_dict(),
+        "decider": model.decider.to_dict(),
         "input_shape": list(model.input_shape),
         "centre": model.centre,
         "encoder": None if model.encoder is None else model.encoder.to_dict(),
@@ -151,31 +120,37 @@ def _describe(model: Model, utility: Utility) -> dict[str, Any]:
             "rfdlc": __version__,
             "torch": torch.__version__,
             "run": run.path.resolve().name,
-            "method": run.metadata["method"],
+            "method": run.method_name,
             "data": run.metadata["data"]["name"],
             "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None,
         },
     }
 
 
-def _trace(graph: DecisionGraph, metadata: dict[str, Any]) -> ExportedProgram:
+def _serialise(model: Model, metadata: dict[str, Any], onnx: bool) -> bytes:
     """The graph as torch.export captures it: any batch, any image size with `resize`, any number of actions."""
-    shape, dynamic = metadata["input_shape"], {0: Dim("batch")}
+    shape, axes, text = model.input_shape, [{0: "batch"}], json.dumps(metadata, ensure_ascii=False)
     kind = torch.uint8 if len(shape) == 3 else torch.float32
     if metadata["resize"]:
-        shape = [shape[0], *(2 * side + 1 for side in shape[1:])]
-        dynamic |= {2: Dim("height"), 3: Dim("width")}
-    arguments: tuple[Tensor, ...] = (torch.zeros(2, *shape, dtype=kind),)
-    shapes: tuple[dict[int, Any], ...] = (dynamic,)
+        shape = (shape[0], *(2 * side + 1 for side in shape[1:]))
+        axes[0] |= {2: "height", 3: "width"}
+    arguments = [torch.zeros(2, *shape, dtype=kind)]
     if metadata["utility_input"]:
-        classes, actions = graph.utility.shape
-        arguments += (torch.zeros(classes, actions + 1, dtype=torch.float64),)
-        shapes += ({1: Dim("actions")},)
+        classes, actions = model.decider.utility.matrix.shape
+        arguments.append(torch.zeros(classes, actions + 1, dtype=torch.float64))
+        axes.append({1: "actions"})
+    graph = DecisionGraph(model, resize=metadata["resize"], half=metadata["precision"] == "half")
+    shapes = tuple({axis: Dim(name) for axis, name in names.items()} for names in axes)
     with torch.no_grad():
-        return torch.export.export(graph, arguments, dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(graph, tuple(arguments), dynamic_shapes=shapes, strict=False)
+    if onnx:
+        return _onnx_bytes(program, tuple(axes), text, quantised=metadata["precision"] == "int8")
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
+    return buffer.getvalue()
 
 
-def _onnx_bytes(program: ExportedProgram, text: str, metadata: dict[str, Any]) -> bytes:
+def _onnx_bytes(program: ExportedProgram, axes: tuple[dict[int, str], ...], text: str, *, quantised: bool) -> bytes:
     """An ONNX file with a checksum. Stack traces of nodes are left out: they name files of this machine."""
     try:
         import onnx  # noqa: F401
@@ -189,27 +164,19 @@ def _onnx_bytes(program: ExportedProgram, text: str, metadata: dict[str, Any]) -
     exported = torch.onnx.export(
         program,
         dynamo=True,
-        input_names=["inputs", "utility"] if metadata["utility_input"] else ["inputs"],
+        input_names=["inputs", "utility"][: len(axes)],
         output_names=list(OUTPUTS),
+        dynamic_shapes=axes,  # their names, for those who open the file in a viewer
         custom_translation_table={torch.ops.prims.prod.default: product},
     )
     assert exported is not None
     model = exported.model_proto
     graph, model.producer_name = model.graph, "rfdlc"
     values = (*graph.input, *graph.output, *graph.value_info)
-    for entry in (*graph.node, *values):
-        entry.ClearField("doc_string")
     for entry in (model, graph, *graph.node, *values, *graph.initializer):
         entry.ClearField("metadata_props")
-    sides = graph.input[0].type.tensor_type.shape.dim  # dynamic ones get names, for those who open the file in a viewer
-    names = {sides[0].dim_param: "batch"}
-    if metadata["resize"]:
-        names |= {sides[2].dim_param: "height", sides[3].dim_param: "width"}
-    if metadata["utility_input"]:
-        names[graph.input[1].type.tensor_type.shape.dim[1].dim_param] = "actions"
-    for side in (side for value in values for side in value.type.tensor_type.shape.dim if side.dim_param in names):
-        side.dim_param = names[side.dim_param]
-    if metadata["precision"] == "int8":
+        entry.ClearField("doc_string")
+    if quantised:
         _quantise(graph)
     model.metadata_props.add(key=METADATA_KEY, value=text)
     size = model.ByteSize()
@@ -227,16 +194,16 @@ def _quantise(graph: Any) -> None:
     kept, nodes = [], []
     for tensor in graph.initializer:
         values = numpy_helper.to_array(tensor)
-        if values.dtype != np.float32 or values.ndim < 2 or values.size < QUANTISED_FROM or tensor.name == "utility":
+        utility, small = tensor.name.endswith("utility"), values.ndim < 2 or values.size < QUANTISED_FROM
+        if values.dtype != np.float32 or small or utility:
             kept.append(tensor)
             continue
         axis = 0 if values.ndim == 4 else values.ndim - 1  # where the output channels are
         largest = np.abs(values).max(axis=tuple(i for i in range(values.ndim) if i != axis), keepdims=True)
         scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
-        names = [f"{tensor.name}.int8", f"{tensor.name}.scale"]
-        kept.append(numpy_helper.from_array(np.round(values / scale).astype(np.int8), names[0]))
-        kept.append(numpy_helper.from_array(scale.reshape(-1), names[1]))
-        nodes.append(helper.make_node("DequantizeLinear", names, [tensor.name], axis=axis))
+        parts = {"int8": np.round(values / scale).astype(np.int8), "scale": scale.reshape(-1)}
+        kept += [numpy_helper.from_array(part, f"{tensor.name}.{name}") for name, part in parts.items()]
+        nodes.append(helper.make_node("DequantizeLinear", [each.name for each in kept[-2:]], [tensor.name], axis=axis))
     nodes += graph.node
     del graph.initializer[:], graph.node[:]
     graph.initializer.extend(kept)

@@ -9,11 +9,8 @@ from torch import Tensor, nn
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import PROBABILITY_FLOOR
-from rfdlc.decide.utility import Utility
-from rfdlc.errors import expect
+from rfdlc.integrations.onnx.model import check_rule
 from rfdlc.training.model import Model
-
-RULES = ("expected-utility", "cobb")  # the logarithm of an expected gain is largest where the gain is
 
 
 class DecisionGraph(nn.Module):
@@ -23,7 +20,7 @@ class DecisionGraph(nn.Module):
     16 bits; decisions are always computed in 32.
     """
 
-    def __init__(self, model: Model, utility: Utility, *, resize: bool = False, half: bool = False) -> None:
+    def __init__(self, model: Model, *, resize: bool = False, half: bool = False) -> None:
         super().__init__()
         self.kind = torch.float16 if half else torch.float32
         self.net = deepcopy(model.net).to("cpu", self.kind).eval()
@@ -32,26 +29,14 @@ class DecisionGraph(nn.Module):
         with torch.no_grad():  # particles may be combined inside the network
             logits = self.net(torch.zeros(1, 2, *model.input_shape, dtype=self.kind))  # (1, M, 2, C)
         self.head = DecisionHead(model.decider, logits.shape[1])
-        self.utility, self.common = map(nn.Buffer, centred(torch.tensor(utility.matrix)))
 
     def forward(self, inputs: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
         samples = self.normalise(self.fit(inputs.to(torch.float32)))
-        logits = self.net(samples.unsqueeze(0))[0].float()  # (M, B, C)
-        return self.head(logits, *((self.utility, self.common) if utility is None else centred(utility)))
-
-
-def centred(utility: Tensor) -> tuple[Tensor, Tensor]:
-    """A utility (C, A) in 64 bits as what differs between actions (C, A) and what they share (C,), in 32 bits.
-
-    What all actions of a row share does not change a decision, but in 32 bits it would cost the digits that do.
-    """
-    low, high = utility.amin(1), utility.amax(1)
-    common = torch.minimum(torch.maximum(torch.zeros_like(low), low), high)
-    return (utility - common[:, None]).float(), common.float()
+        return self.head(self.net(samples.unsqueeze(0))[0].float(), utility)
 
 
 class DecisionHead(nn.Module):
-    """The torch twin of Decider: particle logits (M, B, C) -> probabilities, expected utility, action, uncertainty, ...
+    """The torch twin of Decider: particle logits (M, B, C) -> the outputs in the order of OUTPUTS.
 
     Calibration is the affine map W log p + b of the Decider's calibrator. `uncertainty` is the entropy of the
     probabilities over log C, `mutual_information` the disagreement of the particles in nats (0 for one particle).
@@ -59,28 +44,25 @@ class DecisionHead(nn.Module):
 
     def __init__(self, decider: Decider, particles: int) -> None:
         super().__init__()
-        expect(
-            decider.rule in RULES,
-            f"the decider's rule is {decider.rule!r}, but an exported graph decides by expected utility only; "
-            "for arg max use the utility one-hot, which decides the same",
-        )
+        check_rule(decider)
         self.mean_logits = decider.combine == "mean-logits" or particles == 1  # one particle's logits are kept
         weights = np.full(particles, 1 / particles) if decider.weights is None else decider.weights
         slope, bias = decider.fitted.as_affine() if decider.fitted else (1.0, 0.0)
         ratio = decider.ratio()
         ratio = np.ones(len(decider.utility.classes)) if ratio is None else ratio
-        self.weights = nn.Buffer(torch.tensor(weights, dtype=torch.float32).reshape(-1, 1, 1))
-        self.slope, self.bias, self.ratio = (
-            nn.Buffer(torch.tensor(values, dtype=torch.float32)) for values in (slope, bias, ratio)
+        self.weights, self.slope, self.bias, self.ratio = (
+            nn.Buffer(torch.tensor(values, dtype=torch.float32))
+            for values in (weights.reshape(-1, 1, 1), slope, bias, ratio)
         )
+        self.utility, self.common = map(nn.Buffer, centred(torch.tensor(decider.utility.matrix)))
 
-    def forward(self, logits: Tensor, utility: Tensor, common: Tensor) -> tuple[Tensor, ...]:
-        """In the order of OUTPUTS; the utility as `centred` gives it."""
+    def forward(self, logits: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
+        matrix, common = (self.utility, self.common) if utility is None else centred(utility)
         each = logits.softmax(-1)  # (M, B, C)
         combined = (logits * self.weights).sum(0) if self.mean_logits else _safe_log((each * self.weights).sum(0))
         corrected = (self._scaled(combined) + self.bias).softmax(-1) * self.ratio
         probabilities = corrected / corrected.sum(-1, keepdim=True)  # (B, C)
-        gains = probabilities @ utility  # (B, A)
+        gains = probabilities @ matrix  # (B, A)
         expected = gains + (probabilities @ common)[:, None]
         uncertainty = _entropy(probabilities) / float(np.log(max(2, probabilities.shape[-1])))
         disagreement = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
@@ -92,6 +74,16 @@ class DecisionHead(nn.Module):
             return combined * self.slope
         log_p = combined.log_softmax(-1)
         return log_p * self.slope if self.slope.ndim == 1 else log_p @ self.slope.T
+
+
+def centred(utility: Tensor) -> tuple[Tensor, Tensor]:
+    """A utility (C, A) in 64 bits as what differs between actions (C, A) and what they share (C,), in 32 bits.
+
+    What all actions of a row share does not change a decision, but in 32 bits it would cost the digits that do.
+    """
+    low, high = utility.amin(1), utility.amax(1)
+    common = torch.minimum(torch.maximum(torch.zeros_like(low), low), high)
+    return (utility - common[:, None]).float(), common.float()
 
 
 class CentreSquare(nn.Module):

@@ -20,6 +20,7 @@ from rfdlc.errors import InputError, expect
 
 METADATA_KEY, FORMAT, VERSION, READABLE = "rfdlc", "rfdlc-onnx", 2, (1, 2)  # since 2 the utility is centred, in 64 bits
 OUTPUTS = ("probabilities", "expected_utility", "action", "uncertainty", "mutual_information")
+RULES = ("expected-utility", "cobb")  # the logarithm of an expected gain is largest where the gain is
 TOLERANCE = 1e-3  # of the utility's range, between what the graph computes and what its metadata say
 CHECKSUM_START, DIGEST_LENGTH = b"\x72\x50\x0a\x0crfdlc.sha256\x12\x40", 64  # protobuf: one entry of metadata_props
 CHECKSUM_LENGTH = len(CHECKSUM_START) + DIGEST_LENGTH
@@ -41,22 +42,15 @@ class OnnxModel:
 
     Attributes
     ----------
-    decider : Decider
-        The Decider inside the graph, for scores from elsewhere.
-    classes : Classes
-        The classes of the model.
-    utility : Utility
-        The utility that the graph decides by.
-    input_shape : tuple of int
-        The shape of one sample.
-    encoder : TableEncoder or None
-        Encodes the rows of a table, if the model was trained on one.
+    decider, classes, utility
+        The Decider inside the graph (for scores from elsewhere), its classes and its utility.
+    input_shape, encoder
+        The shape of one sample; the `TableEncoder` of a model that was trained on a table, else None.
 
     Examples
     --------
     >>> model = OnnxModel.load("model.onnx")  # doctest: +SKIP
-    >>> decided = model.decide(images)  # doctest: +SKIP
-    >>> [model.utility.actions[a] for a in decided.action]  # doctest: +SKIP
+    >>> [model.utility.actions[a] for a in model.decide(images).action]  # doctest: +SKIP
     """
 
     def __init__(self, session: Any, metadata: Mapping[str, Any], path: Path) -> None:
@@ -67,20 +61,12 @@ class OnnxModel:
         self.centre = float(metadata.get("centre", 1))  # fraction of an image's shorter side that training looked at
         self.resize, self.utility_input = bool(metadata["resize"]), bool(metadata["utility_input"])
         self.encoder = TableEncoder.from_dict(metadata["encoder"]) if metadata.get("encoder") else None
+        self._images, self._outdated = len(self.input_shape) == 3, metadata["version"] == 1
+        self._fixed = self.input_shape[:1] if self.resize else self.input_shape  # sides that every sample has
 
     @classmethod
     def load(cls, path: str | Path) -> "OnnxModel":
-        """Read a file and check it.
-
-        Parameters
-        ----------
-        path : str or Path
-            A `.onnx` file written by `rfdlc.export`.
-
-        Returns
-        -------
-        OnnxModel
-            The model, ready to decide.
+        """Read a `.onnx` file of `rfdlc.export`.
 
         Raises
         ------
@@ -107,65 +93,58 @@ class OnnxModel:
             uint8 images, float features, or rows of a table as `{column: cells}`.
         utility : Utility, optional
             Another utility than the graph's.
-
-        Returns
-        -------
-        Decisions
-            Probabilities, expected utilities, actions and uncertainty of the N samples.
         """
         chosen = self.utility if utility is None else utility.with_classes(self.classes)
         decided = self._run(self._read(inputs), chosen)
         wrong = np.flatnonzero(~np.isfinite(decided.probabilities).all(axis=1))
-        if len(wrong):
-            raise InputError(
-                f"sample {wrong[0]} holds numbers too large to compute with: expected numbers like the training data's"
-            )
-        outdated = self.utility_input and self.metadata["version"] == 1  # its graph decides in 32 bits
-        if not outdated and (utility is None or self.utility_input):
+        too_large = "holds numbers too large to compute with: expected numbers like the training data's"
+        expect(not len(wrong), f"sample {next(iter(wrong), 0)} {too_large}")
+        if not self._outdated if self.utility_input else utility is None:
             return decided
         action = self.decider.replace(utility=chosen).decide_probabilities(decided.probabilities)
         return replace(decided, expected_utility=decided.probabilities @ chosen.matrix, action=action)
 
     def _read(self, inputs: Any) -> NDArray[Any]:
         """Samples as the graph takes them."""
-        if self.encoder is not None and isinstance(inputs, Mapping):
-            inputs = self.encoder.transform(inputs)
-        array, images = np.asarray(inputs), len(self.input_shape) == 3
-        expected = (self.input_shape[0], "H", "W") if self.resize else self.input_shape
-        fits = all(side in (found, "H", "W") for side, found in zip(expected, array.shape[1:], strict=False))
-        shape = f"samples have shape {array.shape}: expected (N, {', '.join(map(str, expected))})"
-        expect(array.ndim == 1 + len(expected) and fits and len(array), shape)
-        expect(not images or array.dtype == np.uint8, f"images are {array.dtype}: expected uint8, from 0 to 255")
-        return array if images else as_inputs("samples", array)
+        rows = self.encoder is not None and isinstance(inputs, Mapping)
+        array = np.asarray(self.encoder.transform(inputs) if self.encoder and rows else inputs)
+        sides = ", ".join(map(str, (*self._fixed, *("HW" if self.resize else ""))))
+        fits = array.ndim == 1 + len(self.input_shape) and array.shape[1 : 1 + len(self._fixed)] == self._fixed
+        expect(fits and len(array), f"samples have shape {array.shape}: expected (N, {sides})")
+        expect(not self._images or array.dtype == np.uint8, f"images are {array.dtype}: expected uint8, from 0 to 255")
+        return array if self._images else as_inputs("samples", array)
 
     def _run(self, samples: NDArray[Any], utility: Utility) -> Decisions:
-        feed = {"inputs": samples}
-        if self.utility_input:
-            feed["utility"] = utility.matrix.astype(np.float32 if self.metadata["version"] == 1 else np.float64)
+        kind = np.float32 if self._outdated else np.float64
+        feed = {"inputs": samples} | ({"utility": utility.matrix.astype(kind)} if self.utility_input else {})
         return Decisions(*self._session.run(list(OUTPUTS), feed))
 
     def _check_graph(self) -> None:
         """Names, types and fixed sides of inputs and outputs, and one inference, against the metadata."""
-        images, number = len(self.input_shape) == 3, "tensor(float)"
-        claimed: dict[str, tuple[str, list[int]]] = {
-            "inputs": ("tensor(uint8)" if images else number, list(self.input_shape[: 1 if self.resize else None])),
+        number = "tensor(float)"
+        claimed: dict[str, tuple[str, list[int]]] = {name: (number, []) for name in OUTPUTS} | {
+            "inputs": ("tensor(uint8)" if self._images else number, list(self._fixed)),
             "probabilities": (number, [len(self.classes)]),
             "expected_utility": (number, [] if self.utility_input else [len(self.utility.actions)]),
             "action": ("tensor(int64)", []),
-            "uncertainty": (number, []),
-            "mutual_information": (number, []),
         }
         if self.utility_input:
-            claimed["utility"] = (number if self.metadata["version"] == 1 else "tensor(double)", [])
+            claimed["utility"] = (number if self._outdated else "tensor(double)", [])
         values = (*self._session.get_inputs(), *self._session.get_outputs())
         graph = {v.name: (v.type, [side for side in v.shape[1:] if isinstance(side, int)]) for v in values}
         for name in claimed | graph:
             said, found = claimed.get(name), graph.get(name)
             expect(said == found, f"{self.path}: the metadata say {said} for {name!r}, but the graph has {found}")
-        decided = self._run(np.zeros((1, *self.input_shape), np.uint8 if images else np.float32), self.utility)
+        decided = self._run(np.zeros((1, *self.input_shape), np.uint8 if self._images else np.float32), self.utility)
         distance = np.abs(decided.expected_utility - decided.probabilities @ self.utility.matrix).max()
-        if not distance <= TOLERANCE * max(np.abs(self.utility.matrix).max(), 1e-30):
-            raise InputError(f"{self.path}: the graph does not decide by the utility of its metadata, or is not finite")
+        near = distance <= TOLERANCE * max(np.abs(self.utility.matrix).max(), 1e-30)
+        expect(near, f"{self.path}: the graph does not decide by the utility of its metadata, or is not finite")
+
+
+def check_rule(decider: Decider) -> None:
+    """Graphs and servers decide by expected utility."""
+    other = f"the decider's rule is {decider.rule!r}, but exported graphs and servers decide by expected utility only"
+    expect(decider.rule in RULES, f"{other}; for arg max use the utility one-hot, which decides the same")
 
 
 def with_checksum(data: bytes) -> bytes:
@@ -182,22 +161,19 @@ def _open(path: str | Path) -> Any:
     try:
         import onnx
         import onnxruntime
+
+        data = Path(path).read_bytes()
     except ImportError:
         raise InputError('reading ONNX files needs onnx and onnxruntime: pip install "rfdlc[export]"') from None
-    try:
-        data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    unknown = "it is cut off, was saved by another tool, or is not an export of rfdlc"
     expect(
         data[-CHECKSUM_LENGTH:-DIGEST_LENGTH] == CHECKSUM_START,
-        f"{path} has no checksum of rfdlc at its end: it is cut off, was saved by another tool, or is not an "
-        "export of rfdlc; write it with `rfdlc export RUN model.onnx`",
+        f"{path} has no checksum of rfdlc at its end: {unknown}; write it with `rfdlc export RUN model.onnx`",
     )
-    expect(
-        data == with_checksum(data[:-CHECKSUM_LENGTH]),
-        f"{path} was changed after it was exported (its SHA-256 differs): it is damaged or was edited; "
-        "export it again from its run folder",
-    )
+    damaged = f"{path} was changed after it was exported (its SHA-256 differs): it is damaged or was edited"
+    expect(data == with_checksum(data[:-CHECKSUM_LENGTH]), f"{damaged}; export it again from its run folder")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores to others

@@ -5,6 +5,7 @@ same weights in 64 bits give the exact answer, and the graph must be about as ne
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,8 +18,8 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import load
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
+from rfdlc.integrations.onnx.model import Decisions
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 
@@ -30,12 +31,10 @@ EXACT_SAMPLES = 20  # those that differ most, computed in 64 bits
 TIE = 1e-4  # of the utility's range: two actions this close are a tie, which rounding may decide
 RECORDED_AGREEMENT = 0.95  # with predictions.npz, which a GPU may have computed in 16 bits
 
-Predict = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]  # samples -> probabilities, actions
-
 
 @dataclass(frozen=True)
 class Rounding:
-    """How far probabilities in 32 bits are from those in 64."""
+    """How far probabilities in 32 bits, of the graph and of the model itself, are from those in 64."""
 
     graph: float
     model: float
@@ -65,24 +64,39 @@ class Parity:
         """Ready for JSON."""
         return asdict(self)
 
+    def check(self, run: Any) -> None:
+        """Refuse an export in 32 bits that is not the model of the run."""
+        rounding, agreement = self.rounding, self.recorded_agreement
+        near = self.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
+        expect(
+            near and not self.decisions_changed,
+            f"the exported graph is not the model in {run}: over {self.samples} {self.inputs} "
+            f"{self.decisions_changed} decisions differ and probabilities by up to {self.largest_difference:.2g} "
+            f"(allowed {TOLERANCE:g}){rounding or ''}; nothing was written",
+        )
+        expect(
+            agreement is None or agreement >= RECORDED_AGREEMENT,
+            f"only {agreement or 0:.1%} of the decisions equal those in {run}/predictions.npz: weights, decider or "
+            "data have changed since; nothing was written",
+        )
 
-def measure_parity(model: Model, utility: Utility, predict: Predict, *, full: bool = True) -> Parity:
-    """Compare `predict` with the model's own predictions and Decider; `full` if it computes in 32 bits too."""
-    inputs, recorded = _samples(model)
-    decider = model.decider.replace(utility=utility)
+
+def measure_parity(model: Model, decide: Callable[[NDArray[Any]], Decisions], *, full: bool = True) -> Parity:
+    """Compare `decide` with the model's own predictions and Decider; `full` if it computes in 32 bits too."""
+    decider, (inputs, recorded) = model.decider, _samples(model)
     predictions = model.predict(inputs)
     expected = np.asarray(decider.probabilities(predictions))
+    decided = [decide(some) for some in np.array_split(inputs, -(-len(inputs) // BATCH))]
+    probabilities = np.concatenate([batch.probabilities for batch in decided])
+    actions = np.concatenate([batch.action for batch in decided])
+    finite = np.isfinite(probabilities).all()
+    expect(finite, "the exported graph gives numbers that are not finite: export it in 32 bits")
     values = np.sort(decider.expected_utility(predictions), axis=1)
-    batches = [predict(some) for some in np.array_split(inputs, -(-len(inputs) // BATCH))]
-    probabilities, actions = (np.concatenate(column) for column in zip(*batches, strict=True))
-    if not np.isfinite(probabilities).all():
-        raise InputError("the exported graph gives numbers that are not finite: export it in 32 bits")
-    tied = values[:, -1] - values[:, -2:].min(axis=1) < TIE * max(float(np.ptp(utility.matrix)), 1e-12)
-    tied &= values.shape[1] > 1
+    spread = max(float(np.ptp(decider.utility.matrix)), 1e-12)
+    tied = (values[:, -1] - values[:, -2:].min(axis=1) < TIE * spread) & (values.shape[1] > 1)
     changed = (actions != decider.decide(predictions)) & ~tied
     agreement = None if recorded is None else float((decider.decide(recorded) == actions).mean())
-    differences = np.abs(probabilities - expected).max(axis=1)
-    rounding = None
+    differences, rounding = np.abs(probabilities - expected).max(axis=1), None
     if full and differences.max() > TOLERANCE:
         worst = np.argsort(-differences)[:EXACT_SAMPLES]
         rounding = measure_rounding(model, inputs[worst], probabilities[worst], expected[worst])
@@ -92,51 +106,25 @@ def measure_parity(model: Model, utility: Utility, predict: Predict, *, full: bo
 
 def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], own: NDArray[Any]) -> Rounding:
     """The graph's answers and the model's own, probabilities (N, C), against what the same weights give in 64 bits."""
-    exact = exact_probabilities(model, inputs)
-    return Rounding(*(float(np.abs(answer - exact).max()) for answer in (graph, own)))
-
-
-def exact_probabilities(model: Model, inputs: NDArray[Any]) -> NDArray[Any]:
-    """(N, C) by the same weights, particles and Decider, from the network on in 64 bits."""
     net = deepcopy(model.net).to("cpu", torch.float64).eval()
     normalise = Normaliser(model.normalisation, model.input_shape, torch.device("cpu"), torch.float64)
     samples = normalise(torch.from_numpy(np.ascontiguousarray(inputs)).to(torch.float32))
     with torch.no_grad():
-        logits = net(samples.unsqueeze(0))[0].numpy()  # (M, N, C)
-    return np.asarray(model.decider.probabilities(logits, logits=True))
-
-
-def refuse_unequal(parity: Parity, run: Any) -> None:
-    """An export in 32 bits must be the model that it came from."""
-    rounding, agreement = parity.rounding, parity.recorded_agreement
-    near = parity.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
-    expect(
-        near and not parity.decisions_changed,
-        f"the exported graph is not the model in {run}: over {parity.samples} {parity.inputs} "
-        f"{parity.decisions_changed} decisions differ and probabilities by up to {parity.largest_difference:.2g} "
-        f"(allowed {TOLERANCE:g}){rounding or ''}; nothing was written",
-    )
-    if agreement is not None and agreement < RECORDED_AGREEMENT:
-        changed = f"only {agreement:.1%} of the decisions equal those in {run}/predictions.npz"
-        raise InputError(f"{changed}: weights, decider or data have changed since; nothing was written")
+        exact = np.asarray(model.decider.probabilities(net(samples.unsqueeze(0))[0].numpy(), logits=True))
+    return Rounding(*(float(np.abs(answer - exact).max()) for answer in (graph, own)))
 
 
 def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
     """Test samples with the predictions that the run recorded, if both can be read; else random samples."""
-    missing = random_samples(model, SAMPLES), None
-    if model.path is None or not (model.path / "predictions.npz").exists():
-        return missing
-    table = Run(model.path).metadata["data"]
-    try:
-        test = load(table["source"], root=table.get("root"), **table.get("options", {})).splits.get("test")
-        recorded = Predictions.load(model.path / "predictions.npz")
-    except (InputError, KeyError, OSError):  # the data are not on this machine
-        return missing
-    if test is None or len(test) != len(recorded):
-        return missing
-    first = np.arange(min(SAMPLES, len(test)))
-    inputs, some = test.take(first), Predictions(logits=recorded.scores.values[:, first], classes=recorded.classes)
-    return inputs.inputs.decode(model.centre)[0] if isinstance(inputs.inputs, ImageFiles) else inputs.array, some
+    with suppress(InputError, KeyError, OSError):  # the data are not on this machine
+        recorded, table = Predictions.load(model.path / "predictions.npz"), Run(model.path).metadata["data"]
+        test = load(table["source"], root=table.get("root"), **table.get("options", {})).splits["test"]
+        if len(test) == len(recorded):
+            first = np.arange(min(SAMPLES, len(test)))
+            few = Predictions(logits=recorded.scores.values[:, first], classes=recorded.classes)
+            inputs = test.take(first).inputs
+            return inputs.decode(model.centre)[0] if isinstance(inputs, ImageFiles) else inputs, few
+    return random_samples(model, SAMPLES), None
 
 
 def random_samples(model: Model, count: int, seed: int = 0) -> NDArray[Any]:

@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,8 @@ class Client:
 
     Parameters
     ----------
-    url : str
-        The address of the server, such as `http://127.0.0.1:8000`.
-    token : str, optional
-        The token of the server.
+    url, token : str
+        The address of the server, such as `http://127.0.0.1:8000`, and its token if it has one.
     timeout : float, default=30.0
         Seconds to wait for a response.
 
@@ -59,14 +58,9 @@ class Client:
 
         Parameters
         ----------
-        images : list of str, Path or bytes, optional
-            Image files, as paths or contents.
-        arrays : array-like, optional
-            Raw samples (N, ...).
-        rows : DataFrame or mapping, optional
-            Rows of a table, as lists of cells by column.
-        probabilities : array-like, optional
-            Probabilities (N, C) or (M, N, C) of any model.
+        images, arrays, rows, probabilities
+            Image files (paths or contents), raw samples (N, ...), rows of a table (a data frame, or lists of cells by
+            column), or probabilities (N, C) or (M, N, C) of any model.
         utility : Utility, optional
             Another utility than the server's.
         full : bool, default=False
@@ -77,11 +71,6 @@ class Client:
         dict
             Columns with one entry per sample: action, expected_utility, argmax, probability, uncertainty and
             mutual_information.
-
-        Raises
-        ------
-        InputError
-            If the server cannot be reached or refuses the request.
         """
         expect(not isinstance(images, str | Path | bytes), "images is one image: expected a list of paths or bytes")
         question: dict[str, Any] = {
@@ -100,11 +89,9 @@ class Client:
 
     def ready(self) -> bool:
         """Whether the server accepts requests now."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/ready", timeout=self.timeout) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
+        with suppress(InputError):
+            return bool(self._request("/ready", attempts=1))
+        return False
 
     def metrics(self) -> str:
         """The server's metrics, in Prometheus' text format."""
@@ -117,13 +104,15 @@ class Client:
                 answer: bytes = response.read()
                 return answer
         except urllib.error.HTTPError as error:
+            pause, detail = error.headers.get("Retry-After", "1"), error.reason
+            with suppress(ValueError, KeyError, TypeError, OSError):
+                detail = json.loads(error.read())["detail"]
             if error.code not in (429, 503) or attempts == 1:
-                raise InputError(f"{self.url} answers {error.code}: {_detail(error)}") from None
-            pause = error.headers.get("Retry-After", "1")
-            time.sleep(min(float(pause) if pause.isdigit() else 1.0, LONGEST_PAUSE))
+                raise InputError(f"{self.url} answers {error.code}: {detail}") from None
         except OSError as error:
             reason = getattr(error, "reason", error)
             raise InputError(f"{self.url} cannot be reached ({reason}): is `rfdlc serve` running there?") from None
+        time.sleep(min(float(pause) if pause.isdigit() else 1.0, LONGEST_PAUSE))
         return self._request(path, body, attempts - 1)
 
 
@@ -137,10 +126,3 @@ def _base64(image: str | Path | bytes) -> str:
         return base64.b64encode(image if isinstance(image, bytes) else Path(image).read_bytes()).decode()
     except OSError as error:
         raise InputError(f"{image!r}: cannot be read ({error.strerror})") from None
-
-
-def _detail(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.loads(error.read())["detail"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return error.reason

@@ -25,14 +25,6 @@ class Limits:
     seconds: float = 10.0  # to send a request, to answer it, and to read the answer
 
 
-class Refused(Exception):
-    """A request that is answered with `status`. The message never repeats what was sent."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-
-
 class Connection(asyncio.Protocol):
     """One TCP connection: uvicorn's protocol parses HTTP, this one bounds time and bytes around it.
 
@@ -45,14 +37,14 @@ class Connection(asyncio.Protocol):
 
         self.http = HttpToolsProtocol(app_state={**app_state, "connection": self}, **uvicorn)
         self.limits, self.idle = limits, idle  # `idle` is shared by all connections, in the order they became idle
-        self._allowance = limits.headers + READ_AHEAD  # bytes that the client may still send
-        self._body, self._lost = 0, False
+        self._allowance = self._body = 0  # bytes that the client may still send, and those of the body
+        self._lost = False
         self._timers: dict[str, asyncio.TimerHandle] = {}  # each ends the connection
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         self.http.connection_made(transport)
-        self._start("idle")
+        self.end_request()
         if len(self.idle) > self.limits.connections:
             next(iter(self.idle)).transport.abort()
 
@@ -69,9 +61,6 @@ class Connection(asyncio.Protocol):
         self._allowance -= len(data)
         self.http.data_received(data)
 
-    def eof_received(self) -> None:
-        self.http.eof_received()
-
     def pause_writing(self) -> None:
         self._start("stalled")
         self.http.pause_writing()
@@ -83,23 +72,20 @@ class Connection(asyncio.Protocol):
     def begin_request(self, body: int) -> None:
         """Headers are complete, and `body` bytes follow."""
         self._stop("idle")
+        self.idle.pop(self, None)
         self._body = body
         self._allowance += body
 
     def end_request(self) -> None:
         """The answer was written; what is left of the body is read and dropped."""
-        rest = min(max(self._allowance, 0), self._body)
-        self._allowance = self.limits.headers + READ_AHEAD + rest
+        self._allowance = self.limits.headers + READ_AHEAD + min(max(self._allowance, 0), self._body)
         if not self._lost:
             self._start("idle")
+            self.idle[self] = None
 
     def _start(self, timer: str) -> None:
         self._timers[timer] = asyncio.get_running_loop().call_later(self.limits.seconds, self.transport.abort)
-        if timer == "idle":
-            self.idle[self] = None
 
     def _stop(self, timer: str) -> None:
         if timer in self._timers:
             self._timers.pop(timer).cancel()
-        if timer == "idle":
-            self.idle.pop(self, None)

@@ -1,5 +1,8 @@
 """Prometheus metrics: requests, latency, decisions, abstentions, uncertainty, and an estimate of the class prior."""
 
+from collections import Counter as Counts
+from itertools import chain
+
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -17,22 +20,21 @@ class Metrics:
 
     def __init__(self, decider: Decider) -> None:
         self.registry = registry = CollectorRegistry()
-        self.classes, utility = decider.utility.classes.names, decider.utility
-        self.accepted = self.answered = 0
+        self.classes, self.accepted, self.answered = decider.utility.classes.names, 0, 0
         self._requests = Counter("rfdlc_requests", "Responses.", ("path", "status"), registry=registry)
         self._latency = Histogram("rfdlc_request_seconds", "Time of POST /decide.", buckets=SECONDS, registry=registry)
         waiting = Gauge("rfdlc_waiting_requests", "Requests accepted and not answered yet.", registry=registry)
         waiting.set_function(lambda: self.waiting)
         decisions = Counter("rfdlc_decisions", "Decisions for a class.", ("class",), registry=registry)
-        self._decisions = [decisions.labels(name) for name in self.classes]
         abstentions = Counter("rfdlc_abstentions", "Samples handed over, by action.", ("action",), registry=registry)
-        others = [name for name in utility.actions if name not in set(self.classes)]
-        self._abstentions = {name: abstentions.labels(name) for name in (*others, "other")}
+        self._other = abstentions.labels("other")  # a utility that came with a request may have unknown actions
+        handed_over = sorted({*decider.utility.actions} - {*self.classes})
+        self._actions = {name: abstentions.labels(name) for name in handed_over}
+        self._actions |= {name: decisions.labels(name) for name in self.classes}
         self._uncertainty = Histogram("rfdlc_uncertainty", "Entropy over log C.", buckets=FRACTIONS, registry=registry)
-        told = f"Class prior (EM, about {WINDOW} samples)."
-        self._prior = Gauge("rfdlc_class_prior", told, ("class",), registry=registry)
+        self._prior = Gauge("rfdlc_class_prior", f"By EM, about {WINDOW} samples.", ("class",), registry=registry)
         self._deferred: list[Answer] = []
-        carried = decider.target_prior if decider.target_prior is not None else decider.effective_prior
+        carried = decider.effective_prior if decider.target_prior is None else decider.target_prior
         self._carried = None if carried is None else np.maximum(carried, 1e-12)
         self.prior = np.full(len(self.classes), 1 / len(self.classes)) if carried is None else carried.copy()
 
@@ -55,24 +57,18 @@ class Metrics:
 
     def text(self) -> bytes:
         """The page that Prometheus reads."""
-        self._flush()
+        if self._deferred:
+            self._flush()
         for name, value in zip(self.classes, self.prior, strict=True):
             self._prior.labels(name).set(value)
         return generate_latest(self.registry)
 
     def _flush(self) -> None:
-        if not self._deferred:
-            return
         answers, self._deferred = self._deferred, []
-        decided = np.concatenate([answer.decider.utility.decided_class[answer.action] for answer in answers])
-        for index, count in enumerate(np.bincount(decided[decided >= 0], minlength=len(self.classes)).tolist()):
-            self._decisions[index].inc(count)
-        for answer in answers if (decided < 0).any() else ():
-            utility = answer.decider.utility
-            for action in answer.action[utility.decided_class[answer.action] < 0].tolist():
-                name = utility.actions[action]  # one of a utility that came with a request may be unknown
-                self._abstentions.get(name, self._abstentions["other"]).inc()
-        for value in np.concatenate([answer.uncertainty for answer in answers]).tolist():
+        columns = [answer.columns for answer in answers]
+        for name, count in Counts(chain.from_iterable(table["action"] for table in columns)).items():
+            self._actions.get(name, self._other).inc(count)
+        for value in chain.from_iterable(table["uncertainty"] for table in columns):
             self._uncertainty.observe(min(value, 1.0))
         # A step of online EM: the mean posterior under the current estimate, averaged into it.
         p = np.concatenate([answer.probabilities for answer in answers]).astype(np.float64)

@@ -3,34 +3,56 @@
 import base64
 import io
 import time
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
+from fastapi import HTTPException
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 
 from rfdlc.data.images import fitted, planes, unusable
 from rfdlc.decide.scores import SUM_TOLERANCE, Floats
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, listing
+from rfdlc.errors import listing
 from rfdlc.integrations.server.backend import Backend
-from rfdlc.integrations.server.limits import Limits, Refused
+from rfdlc.integrations.server.limits import Limits
 
-KINDS = ("images", "arrays", "rows", "probabilities")
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 IMAGE_TYPES = tuple(f"image/{name.lower()}" for name in FORMATS)
-LARGEST_RANK = 4  # dimensions of an array of samples
-NUMBERS = {"type": "array", "items": {"type": "number"}}
-Question = dict[str, Any]  # one of KINDS, and optionally "utility"
+IMAGE = f"expected a complete file of {listing(FORMATS)}, grey or RGB with 8 bits per channel, not animated"
+EXPECTED = {  # the description of each field, and the answer to whatever is wrong with it
+    "images": "a list of {most}base64 strings (RFC 4648, without a data: prefix) of image files",
+    "arrays": "nested lists of shape ({most}samples, {shape}) with {values}",
+    "rows": "the columns {columns}: equally long lists of {most}strings and finite numbers",
+    "probabilities": "nested lists of shape ({most}samples, {classes}), or (particles, {most}samples, {classes}) with "
+    "all particles of the model: numbers from 0 to 1, and rows that sum to 1",
+    "utility": "a matrix with {classes} rows, one per class, and at most {actions} columns, one per action, and "
+    "optionally actions and classes (the model's) as lists of distinct strings",
+}
+CLOSE, LATER = {"connection": "close"}, {"retry-after": "1"}  # after CLOSE the rest of the body is not read
+HEADERS = {401: {"www-authenticate": "Bearer"}, 408: CLOSE, 411: CLOSE, 429: LATER, 503: LATER}  # of refusals
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Question = dict[str, Any]  # one kind of samples, and optionally "utility"
+
+
+def require(condition: Any, message: str, status: int = 422) -> None:
+    """Refuse the request unless `condition` holds."""
+    if not condition:
+        raise HTTPException(status, message, HEADERS.get(status))
+
+
+def _list(item: Any, least: int = 0, most: int | None = None) -> Any:
+    """The type of a list; validation ends at its first error, so that a bad request costs no more than a good one."""
+    return Annotated[list[item], Field(min_length=least, max_length=most), FailFast()]
 
 
 class UtilitySpec(BaseModel):
     """A utility: one row per class, one column per action; names are matched, not positions."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = STRICT
 
-    matrix: Annotated[Any, WithJsonSchema({"type": "array", "items": NUMBERS})]
+    matrix: _list(_list(float))  # type: ignore[valid-type]
     actions: list[str] | None = None
     classes: list[str] | None = None
 
@@ -62,38 +84,51 @@ class Reader:
     def __init__(self, backend: Backend, limits: Limits) -> None:
         self.backend, self.limits, self.classes = backend, limits, backend.decider.utility.classes
         self.most_actions = max(limits.actions, 2 * len(self.classes))
-        many = {"type": "array", "minItems": 1, "maxItems": limits.samples}
-        pixel = {"type": "integer", "minimum": 0, "maximum": 255}
-        sample: dict[str, Any] = pixel if backend.images else {"type": "number"}
+        sample: Any = Annotated[int, Field(ge=0, le=255)] if backend.images else float
         for side in reversed(backend.input_shape):
-            sample = {"type": "array", "items": sample, "minItems": side, "maxItems": side}
-        row = {**NUMBERS, "minItems": len(self.classes), "maxItems": len(self.classes)}
-        fields: dict[str, Any] = {
-            "arrays": _field(Any, self._arrays, {**many, "items": sample}),
-            "probabilities": _field(Any, self._probabilities, {**many, "items": row}),
-            "utility": _field(UtilitySpec, self._utility, UtilitySpec.model_json_schema()),
+            sample = _list(sample, side, side)
+        fields: dict[str, tuple[Any, Any]] = {
+            "arrays": (_list(sample, 1, limits.samples), self._arrays),
+            "probabilities": (_list(Any, 1), self._probabilities),
+            "utility": (UtilitySpec, self._utility),
         }
         if backend.files:
-            fields["images"] = _field(list[str], self._base64, {**many, "items": {"type": "string", "format": "byte"}})
+            fields["images"] = _list(str, 1, limits.samples), self._base64
         if backend.encoder is not None:
-            columns = {"type": "object", "additionalProperties": {"type": "array"}}
-            fields["rows"] = _field(dict[str, list[Any]], self._rows, columns)
-        one_of: Any = {"oneOf": [{"required": [kind]} for kind in KINDS if kind in fields]}
-        config = ConfigDict(extra="forbid", strict=True, json_schema_extra=one_of)
-        self.model = create_model("DecideRequest", __config__=config, **fields)
+            fields["rows"] = dict[str, _list(bool | str | int | float | None)], self._rows  # type: ignore[misc]
+        known = {
+            "most": f"1 to {limits.samples} ",
+            "shape": ", ".join(map(str, backend.input_shape)),
+            "values": "integers from 0 to 255, as images have" if backend.images else "finite numbers",
+            "columns": listing((c.name for c in backend.encoder.columns), 40) if backend.encoder else "",
+            "classes": len(self.classes),
+            "actions": self.most_actions,
+        }
+        self.expected = {name: f"expected {EXPECTED[name].format(**known)}" for name in fields}
+        typed: dict[str, Any] = {
+            name: (Annotated[kind, AfterValidator(read)], Field(None, description=self.expected[name]))
+            for name, (kind, read) in fields.items()
+        }
+        kinds = sorted(fields.keys() - {"utility"})
+        self.usage = f"expected a JSON object with exactly one of {listing(kinds)}, and optionally utility"
+        one_of = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in kinds]})
+        self.model = create_model("DecideRequest", __config__=STRICT | one_of, **typed)
+        self.by_type = {kind.encode(): self.read_image for kind in IMAGE_TYPES}
+        self.by_type[b"application/json"] = self.read_json
 
     def read_json(self, body: bytes, deadline: float) -> Question:
         """A JSON object; images are decoded while there is time."""
         try:
-            given = self.model.model_validate_json(body).__dict__
+            question = {name: value for name, value in self.model.model_validate_json(body) if value is not None}
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            _expect(first["type"] != "json_invalid", "the body is not valid JSON", 400)
-            field = next((name for name in first["loc"][:1] if name in self.model.model_fields), "body")
-            message = f"{field}: {first['msg']}; expected one of {listing(KINDS)}, and optionally utility"
-            raise Refused(422, message) from None
-        question = {name: value for name, value in given.items() if value is not None}
-        _expect(len(question) - ("utility" in question) == 1, f"expected exactly one of {listing(KINDS)}")
+            kind, field = first["type"], str(*first["loc"][:1])
+            require(kind != "json_invalid", "the body is not valid JSON", 400)
+            message = f"{field}: {self.expected[field]}" if field in self.expected else self.usage
+            raise HTTPException(413 if kind == "too_long" and len(first["loc"]) == 1 else 422, message) from None
+        except (OverflowError, RecursionError, MemoryError):
+            raise HTTPException(422, self.usage) from None
+        require(len(question) - ("utility" in question) == 1, self.usage)
         if "images" in question:
             question["images"] = self._decode(question["images"], deadline)
         return question
@@ -101,116 +136,73 @@ class Reader:
     def read_image(self, body: bytes, deadline: float) -> Question:
         """A body that is one image file."""
         expected = f"expected arrays of samples of shape {self.backend.input_shape}"
-        _expect(self.backend.files, f"this model does not accept image files: {expected}")
+        require(self.backend.files, f"this model does not accept image files: {expected}")
         return {"images": self._decode([body], deadline)}
-
-    def _base64(self, given: list[str]) -> list[bytes]:
-        self._check_count(len(given), "images")
-        try:
-            return [base64.b64decode(text, validate=True) for text in given]
-        except ValueError:
-            raise Refused(422, "images: expected base64 (RFC 4648, without a data: prefix)") from None
 
     def _decode(self, files: list[bytes], deadline: float) -> NDArray[Any]:
         """uint8 (n, channels, H, W); all headers are checked before a pixel is decoded."""
         from PIL import Image
 
-        images, pixels, limits = [], 0, self.limits
+        images, total, limits = [], 0, self.limits
+        most = f"expected at most {limits.pixels:,} pixels per image and {limits.total_pixels:,} per request"
         for place, file in enumerate(files):
+            size, usable = 0, False
             try:
                 image = Image.open(io.BytesIO(file), formats=FORMATS)
-                size = image.width * image.height
+                size, usable = image.width * image.height, not unusable(image)
+                images.append(image)
             except Image.DecompressionBombError:
                 size = limits.pixels + 1
             except Exception:  # damaged files make decoders fail in many ways
-                raise Refused(422, f"image {place}: expected a complete file of {listing(FORMATS)}") from None
-            _expect(size <= limits.pixels, f"image {place}: expected at most {limits.pixels:,} pixels", 413)
-            _expect(not unusable(image), f"image {place}: expected 8 bits per channel, grey or RGB, not animated")
-            images.append(image)
-            pixels += size
-        _expect(
-            pixels <= limits.total_pixels, f"images: expected at most {limits.total_pixels:,} pixels per request", 413
+                usable = False
+            total += size
+            require(size <= limits.pixels and total <= limits.total_pixels, f"image {place}: {most}", 413)
+            require(usable, f"image {place}: {IMAGE}")
+        samples, (channels, side, _) = (
+            np.empty((len(images), *self.backend.input_shape), np.uint8),
+            self.backend.input_shape,
         )
-        channels, side, _ = self.backend.input_shape
-        samples = np.empty((len(images), *self.backend.input_shape), np.uint8)
         for place, image in enumerate(images):
             if time.monotonic() > deadline:  # the request has been answered with 503
                 raise TimeoutError
             try:
                 samples[place] = planes(fitted(image, side, channels, self.backend.centre))
             except Exception:
-                raise Refused(422, f"image {place}: the file is truncated or corrupt") from None
+                raise HTTPException(422, f"image {place}: {IMAGE}") from None
         return samples
 
-    def _arrays(self, given: Any) -> NDArray[Any]:
-        array, shape = _numbers(given, "arrays"), self.backend.input_shape
-        _expect(array.shape[1:] == shape, f"arrays: expected shape (samples, {', '.join(map(str, shape))})")
-        self._check_count(len(array), "arrays")
-        with np.errstate(over="ignore", invalid="ignore"):
-            samples = array.astype(np.uint8 if self.backend.images else np.float32)
-        fits = samples == array if self.backend.images else np.isfinite(samples)
-        kind = "integers from 0 to 255, as images have" if self.backend.images else "finite numbers"
-        _expect(fits.all(), f"arrays: expected {kind}")
+    def _base64(self, given: list[str]) -> list[bytes]:
+        return [base64.b64decode(text, validate=True) for text in given]
+
+    def _arrays(self, given: list[Any]) -> NDArray[Any]:
+        with np.errstate(over="ignore"):
+            samples = np.array(given, np.uint8 if self.backend.images else np.float32)
+        _check(np.isfinite(samples).all())
         return samples
 
     def _rows(self, given: dict[str, list[Any]]) -> NDArray[Any]:
-        encoder = self.backend.encoder
-        assert encoder is not None
-        names = [column.name for column in encoder.columns]
-        lengths = {len(given[name]) for name in names if name in given}
-        expected = f"rows: expected the columns {listing(names, 40)}: equally long lists of strings and finite numbers"
-        cells = [cell for name in names for cell in given.get(name, ())]
-        numbers = np.array([cell for cell in cells if isinstance(cell, float)])
-        known = all(cell is None or isinstance(cell, str | int | float) for cell in cells)
-        _expect(len(lengths) == 1 and known and np.isfinite(numbers).all(), expected)
-        self._check_count(lengths.pop(), "rows")
-        try:
-            return encoder.transform(given)
-        except (InputError, OverflowError):
-            raise Refused(422, expected) from None
+        assert self.backend.encoder is not None
+        self._check_count(max(map(len, given.values()), default=0))
+        return self.backend.encoder.transform(given)
 
-    def _probabilities(self, given: Any) -> Floats:
-        array, classes = _numbers(given, "probabilities").astype(np.float64), len(self.classes)
-        array, weights = array[None] if array.ndim == 2 else array, self.backend.decider.weights
-        expected = f"probabilities: expected shape (samples, {classes}), or (particles, samples, {classes})"
-        _expect(array.ndim == 3 and array.shape[2] == classes and len(array) > 0, expected)
-        self._check_count(array.shape[1], "probabilities")
-        fits = (array >= 0).all() and (np.abs(array.sum(axis=2) - 1) <= SUM_TOLERANCE).all()
-        _expect(fits, "probabilities: expected 0 to 1, and rows that sum to 1")
-        _expect(weights is None or len(weights) == len(array), "probabilities: expected all particles of the model")
+    def _probabilities(self, given: list[Any]) -> Floats:
+        array, weights = np.asarray(given), self.backend.decider.weights
+        _check(array.dtype.kind in "iuf" and array.ndim in (2, 3) and array.shape[-1] == len(self.classes))
+        array = array.astype(np.float64)[None] if array.ndim == 2 else array.astype(np.float64)
+        self._check_count(array.shape[1])
+        _check((array >= 0).all() and (np.abs(array.sum(axis=2) - 1) <= SUM_TOLERANCE).all())
+        _check(weights is None or len(weights) == len(array))
         return array
 
     def _utility(self, given: UtilitySpec) -> Utility:
-        matrix, rows = _numbers(given.matrix, "utility"), len(self.classes)
-        expected = (
-            f"utility: expected a matrix with {rows} rows, one per class, and at most {self.most_actions} columns, one "
-            "per action, and optionally actions and classes (the model's) as lists of distinct strings"
-        )
-        _expect(matrix.ndim == 2 and len(matrix) == rows and matrix.shape[1] <= self.most_actions, expected)
-        try:
-            return Utility(matrix, given.classes or self.classes, given.actions).with_classes(self.classes)
-        except InputError:
-            raise Refused(422, expected) from None
+        _check(len(given.matrix) == len(self.classes) and len(given.matrix[0]) <= self.most_actions)
+        return Utility(given.matrix, given.classes or self.classes, given.actions).with_classes(self.classes)
 
-    def _check_count(self, count: int, what: str) -> None:
-        most = self.limits.samples
-        _expect(1 <= count <= most, f"{what}: expected from 1 to {most} samples", 413 if count else 422)
+    def _check_count(self, count: int) -> None:
+        _check(count)
+        _check(count <= self.limits.samples, "too_long")
 
 
-def _expect(condition: Any, message: str, status: int = 422) -> None:
-    if not condition:
-        raise Refused(status, message)
-
-
-def _field(kind: Any, validator: Callable[[Any], Any], schema: dict[str, Any]) -> tuple[Any, None]:
-    return Annotated[kind, AfterValidator(validator), WithJsonSchema(schema)], None
-
-
-def _numbers(given: Any, what: str) -> NDArray[Any]:
-    try:
-        array = np.asarray(given)
-    except (ValueError, OverflowError, RecursionError, MemoryError):
-        array = np.asarray(None)
-    expected = f"{what}: expected nested lists of numbers, all of the same length"
-    _expect(array.dtype.kind in "iuf" and array.ndim <= LARGEST_RANK, expected)
-    return array
+def _check(fits: Any, kind: str = "invalid") -> None:
+    if not fits:
+        raise PydanticCustomError(kind, "the message is that of EXPECTED")
