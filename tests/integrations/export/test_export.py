@@ -246,7 +246,7 @@ def test_resize_is_for_squares(tmp_path):
     with pytest.raises(rfdlc.InputError, match=r"resize is for square images, but .* shape \(3, 6, 9\)"):
         rfdlc.export(tmp_path / "run", tmp_path / "model.onnx", resize=True)
     backend = open_backend(tmp_path / "run")
-    with pytest.raises(HTTPException, match=r"does not accept image files: expected arrays of samples of shape \(3, 6, 9\)"):
+    with pytest.raises(HTTPException, match=r"does not accept image files: expected arrays .* shape \(3, 6, 9\)"):
         Reader(backend, Limits()).read_image(b"", np.inf)
 
 

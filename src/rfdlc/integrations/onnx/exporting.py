@@ -5,7 +5,7 @@ import io
 import json
 import logging
 import warnings
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,16 +80,16 @@ def export(
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    prior = {} if target_prior is None else {"target_prior": target_prior}
-    model.decider = model.decider.replace(utility=utility, **prior)
+    prior = model.decider.target_prior if target_prior is None else target_prior
+    model.decider = model.decider.replace(utility=utility, target_prior=prior)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
     metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model)}
     logger = logging.getLogger("torch.onnx")
-    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()), ExitStack() as quiet:
+    with warnings.catch_warnings(action="ignore"), ExitStack() as quiet:
         quiet.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.ERROR)  # the exporters report their progress and missing optional packages
+        logger.setLevel(logging.ERROR)  # the exporter reports missing optional packages
         data = _serialise(model, metadata, onnx)
 
     def decide(inputs: NDArray[Any]) -> Decisions:
@@ -99,7 +99,7 @@ def export(
 
     with replacing(path) as beside:
         beside.write_bytes(data)
-        program = None if onnx else torch.export.load(io.BytesIO(data)).module()
+        program: Any = None if onnx else torch.export.load(io.BytesIO(data)).module()
         parity = measure_parity(model, OnnxModel.load(beside).decide if onnx else decide, full=full)
         if full:
             parity.check(run)
@@ -164,6 +164,7 @@ def _onnx_bytes(program: ExportedProgram, axes: tuple[dict[int, str], ...], text
     exported = torch.onnx.export(
         program,
         dynamo=True,
+        verbose=False,
         input_names=["inputs", "utility"][: len(axes)],
         output_names=list(OUTPUTS),
         dynamic_shapes=axes,  # their names, for those who open the file in a viewer

@@ -73,22 +73,22 @@ class Service:
     async def respond(self, scope: Message, receive: Receive) -> Response:
         """Admit a request, read its body and answer it, each within its limits."""
         headers, metrics, limits, loop = dict(scope["headers"]), self.metrics, self.limits, asyncio.get_running_loop()
-        full, length = FULL.get(scope["query_string"]), _content_length(headers)
-        read = self.reader.by_type.get(headers.get(b"content-type", b"").partition(b";")[0].strip().lower())
-        require(full is not None, "query: expected nothing, full=true or full=false")
-        require(read, TYPES, 415)
+        query, length = scope["query_string"], _content_length(headers)
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        require(query in FULL, "query: expected nothing, full=true or full=false")
+        require(kind in self.reader.by_type, TYPES, 415)
         require(length <= limits.body, f"the body is too large: expected at most {limits.body:,} bytes", 413)
         full_queue = metrics.waiting >= limits.requests or self.held + length > limits.held
         require(not full_queue, "too many requests are waiting: try again in a moment", 429)
         metrics.accepted += 1
         self.held += length
-        late, reading = (408, "the body was not complete"), None
+        late, read, reading = (408, "the body was not complete"), self.reader.by_type[kind], None
         try:
             async with asyncio.timeout(limits.seconds) as timeout:
                 body = await Request(scope, receive).body()
                 timeout.reschedule(loop.time() + limits.seconds)
                 late = 503, "no answer"
-                if length <= PARSED_INLINE and read == self.reader.read_json and b'"images"' not in body:
+                if length <= PARSED_INLINE and kind == b"application/json" and b'"images"' not in body:
                     question = read(body, 0.0)
                 else:
                     reading = self._decoders.submit(read, body, time.monotonic() + limits.seconds)
@@ -105,7 +105,7 @@ class Service:
             else:  # a request that is given up counts as held until the thread drops its body
                 reading.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, length))
         metrics.count_decisions(answer)
-        return Response(to_json(answer.to_dict(full)), media_type="application/json")
+        return Response(to_json(answer.to_dict(FULL[query])), media_type="application/json")
 
     async def _answer(self, question: Question) -> Answer:
         utility, decider = question.pop("utility", None), self.backend.decider
