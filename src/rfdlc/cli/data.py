@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+import rfdlc
 from rfdlc.cli.request import Drop, Groups, JsonOption, Root, SkipBroken, Source, Target
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import expect, listing
@@ -49,7 +50,6 @@ def inspect(
     - `rfdlc inspect patients.csv --target diagnosis --groups patient`
     """
     from rfdlc.data.inspection import Inspection, plot_tail
-    from rfdlc.data.load import load
 
     if plot is not None:
         check_writable(plot)
@@ -58,7 +58,7 @@ def inspect(
     options |= {"seed": seed, "skip_broken": skip_broken or None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
-        data = load(source, **{name: value for name, value in options.items() if value is not None})
+        data = rfdlc.load(source, **{name: value for name, value in options.items() if value is not None})
     found = Inspection.of(data)
     drawn = [] if plot is None else [f"The picture of the tail is in {plot}"]
     if plot is not None:

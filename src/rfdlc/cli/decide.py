@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+import rfdlc
 from rfdlc.cli.request import JsonOption, Request, SeedOption, takes_request
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import expect
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
-    from rfdlc.decide.decider import Decider, Explanation
+    from rfdlc.decide.decider import Explanation
     from rfdlc.integrations.report.runs import ReportRun
 
 PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores, or a run folder."
@@ -102,15 +103,13 @@ def evaluate(
     - `rfdlc evaluate probs.csv -u tail-sensitive -c counts.csv --calibrate val.csv --bootstrap 500`
     - `rfdlc evaluate runs/a --costs costs.csv --json`
     """
-    from rfdlc.decide.evaluation import evaluate as score
-
     predictions, decider = request.prepare(file)
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
     pairs = [text.partition(":")[::2] for text in rate or []]
     for text, pair in zip(rate or [], pairs, strict=True):
         expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
-    result = score(predictions, decider=decider, classes=known, groups=pairs, **options)
+    result = rfdlc.evaluate(predictions, decider=decider, classes=known, groups=pairs, **options)
     hint = "For head, tail and false head rate give training counts: --classes counts.csv"
     lines = [repr(decider)] if result.accuracy_by_region else [repr(decider), hint]
     output(json, result.to_dict() | {"decider": _summary(decider)}, result, *lines)
@@ -203,7 +202,7 @@ def _runs(files: list[Path], request: Request) -> "list[ReportRun]":
     return alike([prepared(name, *request.prepare(f), f) for f, name in zip(files, run_names(files), strict=True)])
 
 
-def _columns(decider: "Decider", found: "Explanation", ids: Any) -> dict[str, list[Any]]:
+def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[str, list[Any]]:
     """Numbers have six significant digits, about the precision of float32."""
     values = found.value, found.runner_up_value, found.probability
     value, next_value, probability = ([float(f"{number:.6g}") for number in column] for column in values)
@@ -213,7 +212,7 @@ def _columns(decider: "Decider", found: "Explanation", ids: Any) -> dict[str, li
     return columns | {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
 
 
-def _summary(decider: "Decider") -> dict[str, Any]:
+def _summary(decider: "rfdlc.Decider") -> dict[str, Any]:
     """What was fitted and corrected, for JSON."""
     target, names = decider.target_prior, decider.utility.classes.names
     return {
@@ -225,7 +224,7 @@ def _summary(decider: "Decider") -> dict[str, Any]:
     }
 
 
-def _action_table(decider: "Decider", found: "Explanation", counts: list[int]) -> Any:
+def _action_table(decider: "rfdlc.Decider", found: "Explanation", counts: list[int]) -> Any:
     """The most frequent actions, and how often arg max decides for the same class."""
     import numpy as np
 

@@ -2,16 +2,14 @@
 
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
+import rfdlc
 from rfdlc.cli.request import JsonOption, SeedOption
 from rfdlc.cli.train import metrics_table, ready
 from rfdlc.cli.writing import output
-
-if TYPE_CHECKING:
-    from rfdlc.decide.evaluation import Evaluation
 
 DEMO = Path("runs/demo")
 
@@ -44,26 +42,18 @@ def demo(
     )
 
 
-def compare(folder: Path, seed: int = 0) -> "dict[str, Evaluation]":
+def compare(folder: Path, seed: int = 0) -> "dict[str, rfdlc.Evaluation]":
     """Train both on digits-lt, and score them on its balanced test split with one utility; with a report of both."""
-    from rfdlc.data.load import load
-    from rfdlc.decide.decider import Decider
-    from rfdlc.decide.evaluation import evaluate
-    from rfdlc.decide.utility import Utility
-    from rfdlc.integrations.report.report import report
-    from rfdlc.training.train import train
-
-    data = load("digits-lt")
+    data = rfdlc.load("digits-lt")
     assert data.test is not None
-    utility = Utility.tail_sensitive(data.classes)
-    plain, ours = (train(data, method, folder / method, seed=seed) for method in ("ce", "rf-dlc"))
-    said = {model: model.predict(data) for model in (plain, ours)}
-    most_probable = Decider(utility, calibration=None, rule="argmax")
-    corrected = plain.decider.replace(target_prior="uniform").replace(utility=utility)
+    utility = rfdlc.Utility.tail_sensitive(data.classes)
+    plain, ours = (rfdlc.train(data, method, folder / method, seed=seed) for method in ("ce", "rf-dlc"))
+    corrected = plain.decider.replace(target_prior="uniform", utility=utility)
     runs = {"RF-DLC": folder / "rf-dlc", "cross-entropy": folder / "ce"}
-    report(runs, utility, folder / "report.html", images=data.test.array, title="rfdlc demo: digits-lt")
-    return {
-        "cross-entropy": evaluate(said[plain], decider=most_probable),
-        "cross-entropy, calibrated, prior corrected, by expected utility": evaluate(said[plain], decider=corrected),
-        "RF-DLC by expected utility": evaluate(said[ours], decider=ours.decider.replace(utility=utility)),
+    rfdlc.report(runs, utility, folder / "report.html", images=data.test.array, title="rfdlc demo: digits-lt")
+    decided = {
+        "cross-entropy": (plain, rfdlc.Decider(utility, calibration=None, rule="argmax")),
+        "cross-entropy, calibrated, prior corrected, by expected utility": (plain, corrected),
+        "RF-DLC by expected utility": (ours, ours.decider.replace(utility=utility)),
     }
+    return {name: rfdlc.evaluate(model.predict(data), decider=by) for name, (model, by) in decided.items()}

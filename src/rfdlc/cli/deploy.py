@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+import rfdlc
 from rfdlc.cli.request import JsonOption, Root, RunFolder, SkipBroken, Source, UtilityRequest, takes_request
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import check_writable, output
@@ -44,11 +45,9 @@ def predict(
     """
     check_writable(out)
     with ready():
-        from rfdlc.integrations.predict.predicting import predict as predict_it
-
         options = {"split": split, "root": root, "skip_broken": skip_broken, "raw": raw, **request.for_model(run)}
         try:
-            done = predict_it(run, source, out, **options)
+            done = rfdlc.predict(run, source, out, **options)
         except KeyboardInterrupt:
             if out.suffix.lower() != ".npz":
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
@@ -89,11 +88,9 @@ def export(
     check_writable(out)
     expect(not (half and int8), "--half and --int8 exclude each other: give one of them")
     with ready():
-        from rfdlc.integrations.onnx.exporting import export as export_it
-
         precision = "half" if half else "int8" if int8 else "float32"
         options = request.for_model(run) | {"utility_input": utility_input}
-        done = export_it(run, out, resize=resize, precision=precision, **options)
+        done = rfdlc.export(run, out, resize=resize, precision=precision, **options)
     parity, size, cards = done.parity, done.path.stat().st_size, [str(card) for card in done.cards]
     output(
         json,

@@ -8,23 +8,19 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
+import rfdlc
 from rfdlc.errors import InputError, expect, listing
-
-if TYPE_CHECKING:
-    from rfdlc.decide.classes import Classes
-    from rfdlc.decide.decider import Decider
-    from rfdlc.decide.predictions import Predictions
-    from rfdlc.decide.utility import Utility
 
 BUILDERS = ("one-hot", "tail-sensitive")
 _NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
 _CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
+CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
 ABSTAIN = "Add the action `abstain` with this value for every class; -0.2 is a cost of 0.2."
 CALIBRATORS = "`temperature` (the default), `bias-` or `prior-corrected-temperature`, `matrix-scaling`."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
@@ -50,10 +46,7 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.
 class UtilityRequest:
     """What to decide for: every field is an option of the command."""
 
-    utility: Annotated[
-        str | None,
-        Option("--utility", "-u", help="CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."),
-    ] = None
+    utility: Annotated[str | None, Option("--utility", "-u", help=UTILITY)] = None
     costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
@@ -62,31 +55,25 @@ class UtilityRequest:
     def for_model(self, model: Path) -> dict[str, Any]:
         """The utility and target prior for a run folder or an exported file; None where no option names them."""
         prior = None if self.target_prior is None else read_prior(self.target_prior, "target prior")
-        utility = None
-        if any(value is not None for value in (self.utility, self.costs, self.penalty, self.abstain)):
-            if model.suffix == ".onnx":
-                from rfdlc.integrations.onnx.model import OnnxModel
-
-                exported = OnnxModel.load(model)
-                utility = self.read_utility(exported.classes, exported.decider)
-            else:
-                file = model / "classes.json"
-                expect(file.is_file(), f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)")
-                utility = self.read_utility(read_classes(str(file)), folder_decider(model))
+        if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain)):
+            return {"utility": None, "target_prior": prior}
+        if model.suffix == ".onnx":
+            exported = rfdlc.OnnxModel.load(model)
+            return {"utility": self.read_utility(exported.classes, exported.decider), "target_prior": prior}
+        file = model / "classes.json"
+        expect(file.is_file(), f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)")
+        utility = self.read_utility(rfdlc.Classes.from_json(file), folder_decider(model))
         return {"utility": utility, "target_prior": prior}
 
-    def read_utility(self, classes: "Classes | None", saved: "Decider | None") -> "Utility | None":
+    def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
         """The utility that the options name; `--abstain` alone adds an action to that of the `saved` decider."""
         costs, abstain = self.costs is not None, self.abstain
         expect(self.utility is None or not costs, "--utility and --costs exclude each other: give one of them")
         named = str(self.costs) if costs else self.utility
-        if named is None and self.penalty is None and abstain is None:
-            return None
-        if saved is not None and named is None and self.penalty is None:
-            utility = saved.utility
-        else:
+        utility = saved.utility if saved is not None and abstain is not None else None
+        if named is not None or self.penalty is not None or (abstain is not None and saved is None):
             utility = read_utility(named or "one-hot", classes, self.penalty, costs)
-        if abstain is None:
+        if utility is None or abstain is None:
             return utility
         problem = f"--abstain {abstain:g} is worth more than every decision under these costs"
         wrong = costs and abstain > utility.matrix.max()
@@ -98,9 +85,7 @@ class UtilityRequest:
 class Request(UtilityRequest):
     """How scores are to be decided: every field is an option of the command."""
 
-    classes: Annotated[
-        str | None, Option("--classes", "-c", help="Training counts: CSV with columns class,count[,group], or JSON.")
-    ] = None
+    classes: Annotated[str | None, Option("--classes", "-c", help=CLASSES)] = None
     calibrate: Annotated[Path | None, Option(help="Held-out predictions with targets, to fit the calibration.")] = None
     calibration: Annotated[str | None, Option(help=CALIBRATORS)] = None
     balanced: Annotated[bool, Option("--balanced", help="Calibrate with equal weight for every class.")] = False
@@ -110,36 +95,31 @@ class Request(UtilityRequest):
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
 
-    def prepare(self, file: Path) -> "tuple[Predictions, Decider]":
+    def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
-        from rfdlc.decide.decider import Decider
-        from rfdlc.decide.predictions import Predictions
-        from rfdlc.decide.utility import Utility
-
         fits = self.calibrate is not None or not (self.calibration or self.balanced)
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
         classes = None if self.classes is None else read_classes(self.classes)
-        predictions = Predictions.load(file, classes, logits=self.logits)
-        saved = Decider.load(self.decider) if self.decider else folder_decider(file)
+        predictions = rfdlc.Predictions.load(file, classes, logits=self.logits)
+        saved = rfdlc.Decider.load(self.decider) if self.decider else folder_decider(file)
         known = predictions.classes if predictions.named or saved is None else saved.utility.classes
         built = self.costs is None and self.utility in (None, *BUILDERS)
         utility = self.read_utility(known if predictions.named or built else None, saved)
-        given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
-        if self.train_prior is not None:
-            given["train_prior"] = read_prior(self.train_prior, "training prior")
-        given = {name: value for name, value in given.items() if value is not None}
+        prior = None if self.train_prior is None else read_prior(self.train_prior, "training prior")
+        changes = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule, "train_prior": prior}
+        given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
         if saved is None:
-            decider = Decider(utility or Utility.one_hot(predictions.classes), **given)
+            decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(predictions.classes), **given)
         else:
             decider = saved.replace(utility=utility, **given)
         if self.calibrate is not None:
-            held_out = Predictions.load(self.calibrate, classes, logits=self.logits)
+            held_out = rfdlc.Predictions.load(self.calibrate, classes, logits=self.logits)
             decider = decider.fit(held_out, balanced=self.balanced)
         if self.target_prior is None:
             return predictions, decider
         estimated = self.target_prior == "estimate"
-        prior = decider.estimate_prior(predictions) if estimated else read_prior(self.target_prior, "target prior")
-        return predictions, decider.replace(target_prior=prior)
+        target = decider.estimate_prior(predictions) if estimated else read_prior(self.target_prior, "target prior")
+        return predictions, decider.replace(target_prior=target)
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
@@ -167,43 +147,30 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 # -- what people write on a command line ---------------------------------------------------------------------------
 
 
-def read_classes(spec: str) -> "Classes":
+def read_classes(spec: str) -> "rfdlc.Classes":
     """`cat,dog,newt`; a JSON file; a CSV with columns class,count[,group]; or any table of predictions."""
-    from rfdlc.decide.classes import Classes
-    from rfdlc.decide.predictions import Predictions
     from rfdlc.tables import SUFFIXES, open_table
 
-    path = Path(spec)
-    ending = path.suffix.lower()
+    path, ending = Path(spec), Path(spec).suffix.lower()
     if not path.is_file():
         named = "," in spec and ending not in _CLASS_FILES
         expect(named, f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
-        return Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
+        return rfdlc.Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
     if ending == ".json":
-        return Classes.from_json(path)
+        return rfdlc.Classes.from_json(path)
     try:
-        if ending in SUFFIXES and "class" in open_table(path).names:
-            return _counted_classes(path)
-        return Predictions.load(path).classes
+        if ending not in SUFFIXES or "class" not in open_table(path).names:
+            return rfdlc.Predictions.load(path).classes
+        columns = _columns(path, "class")
+        names, groups = columns["class"], dict[str, list[str]]()
+        for name, group in zip(names, columns.get("group", ()), strict=False):
+            if group:
+                groups.setdefault(group, []).append(name)
+        counts: Any = tuple(_numbers(names, columns.get("count", ()), "count", whole=True).values()) or None
+        return rfdlc.Classes(tuple(names), counts, groups)
     except InputError as error:
         hint = "training counts are read from a CSV with columns class,count"
         raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}; {hint}") from None
-
-
-def _counted_classes(path: Path) -> "Classes":
-    from rfdlc.decide.classes import Classes
-
-    columns = _columns(path, "class")
-    groups: dict[str, list[str]] = {}
-    for name, group in zip(columns["class"], columns.get("group", ()), strict=False):
-        if group:
-            groups.setdefault(group, []).append(name)
-    pairs = list(zip(columns["class"], columns.get("count", ()), strict=False))
-    for name, text in pairs:  # 12.000, or 12,000 between semicolons, may be meant as twelve thousand
-        clear = not re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text)
-        expect(clear, f"count of {name!r}: {text!r} could be read in two ways: write it without a sign for thousands")
-    counts: Any = tuple(_numbers(pairs, "count").values()) or None
-    return Classes(tuple(columns["class"]), counts, groups)  # which checks that counts are whole
 
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:
@@ -211,15 +178,15 @@ def read_prior(spec: str, what: str) -> str | dict[str, float]:
     if spec in ("uniform", "train"):
         return spec
     if "=" in spec:
-        pairs = (item.partition("=") for item in spec.split(","))
-        return _numbers(((name.strip(), value) for name, _, value in pairs), what)
+        pairs = [item.partition("=") for item in spec.split(",")]
+        return _numbers([name.strip() for name, _, _ in pairs], [value for _, _, value in pairs], what)
     expect(
         spec.lower().endswith((".csv", ".tsv")),
         f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
         "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share",
     )
     columns = _columns(Path(spec), "class", "share")
-    return _numbers(zip(columns["class"], columns["share"], strict=True), f"{spec}: share")
+    return _numbers(columns["class"], columns["share"], f"{spec}: share")
 
 
 def _columns(path: Path, *needed: str) -> dict[str, list[str]]:
@@ -232,22 +199,25 @@ def _columns(path: Path, *needed: str) -> dict[str, list[str]]:
     return columns
 
 
-def _numbers(pairs: Iterable[tuple[str, str]], what: str) -> dict[str, float]:
-    """The number of each class."""
+def _numbers(names: Iterable[str], texts: Iterable[str], what: str, whole: bool = False) -> dict[str, float]:
+    """The number of each class; a whole one such as 12.000 may be meant as twelve thousand, and raises."""
     from rfdlc.tables import is_number, number
 
     found: dict[str, float] = {}
-    for name, text in pairs:
+    for name, text in zip(names, texts, strict=False):
         expect(name not in found, f"{what} of {name!r} is given twice: expected one for every class")
+        unclear = whole and re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text)
+        fix = "could be read in two ways: write it without a sign for thousands"
+        expect(not unclear, f"{what} of {name!r}: {text!r} {fix}")
         expect(is_number(text), f"{what} of {name!r}: {text!r} is not a number")
         found[name] = number(text)
     return found
 
 
-def read_utility(spec: str, classes: "Classes | None", penalty: float | None = None, costs: bool = False) -> "Utility":
+def read_utility(
+    spec: str, classes: "rfdlc.Classes | None", penalty: float | None = None, costs: bool = False
+) -> "rfdlc.Utility":
     """The path of a CSV file, or `one-hot` or `tail-sensitive` for classes that are known."""
-    from rfdlc.decide.utility import Utility
-
     allowed = penalty is None or spec == "tail-sensitive"
     expect(allowed, f"penalty {penalty} is for the utility tail-sensitive, not for {spec}: leave it out")
     if spec not in BUILDERS:
@@ -255,27 +225,25 @@ def read_utility(spec: str, classes: "Classes | None", penalty: float | None = N
         expect(exists, f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
         hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
         expect(Path(spec).suffix.lower() not in _NO_TABLES, f"utility {spec!r}: expected a CSV file, {hint}")
-        table = Utility.read_csv(spec, classes)
-        utility = Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
+        table = rfdlc.Utility.read_csv(spec, classes)
+        utility = rfdlc.Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
         _warn_of_sign(spec, utility, costs)
         return utility
     if classes is None:
         raise InputError(f"utility {spec!r} needs the classes: give them with --classes")
     if spec == "one-hot":
-        return Utility.one_hot(classes)
+        return rfdlc.Utility.one_hot(classes)
     counted = classes.counts is not None
     expect(counted, "utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count")
-    return Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
+    return rfdlc.Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
 
 
-def _warn_of_sign(spec: str, utility: "Utility", costs: bool) -> None:
+def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
     """Costs read as utilities, or the reverse, would silently lead to the worst decisions."""
     own = utility.class_action
-    if (own < 0).any():
-        return
     among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
     right = among.diagonal()
-    if (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any():
+    if (own >= 0).all() and (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any():
         hints = (
             "is worth the least of its row: if these are costs, give them with --costs",
             "costs the most of its row: if these are utilities, give them with --utility",
@@ -283,8 +251,6 @@ def _warn_of_sign(spec: str, utility: "Utility", costs: bool) -> None:
         warnings.warn(f"{spec}: every right decision {hints[costs]}", stacklevel=2)
 
 
-def folder_decider(path: Path) -> "Decider | None":
+def folder_decider(path: Path) -> "rfdlc.Decider | None":
     """The decider that a folder of predictions brings along."""
-    from rfdlc.decide.decider import Decider
-
-    return Decider.load(path) if (path / "decider.json").is_file() else None
+    return rfdlc.Decider.load(path) if (path / "decider.json").is_file() else None

@@ -4,18 +4,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
+import rfdlc
 from rfdlc.cli.request import Drop, Groups, JsonOption, Root, RunFolder, SkipBroken, Source, Target
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect
 from rfdlc.progress import speaks
-
-if TYPE_CHECKING:
-    from rfdlc.training.model import Model
 
 Pairs = Annotated[
     list[str] | None,
@@ -27,8 +25,8 @@ def _print_settings(value: bool) -> None:
     if not value:
         return
     with ready():
-        from rfdlc.training.config import TrainConfig
-    for name, (default, text) in TrainConfig.describe().items():
+        described = rfdlc.TrainConfig.describe().items()
+    for name, (default, text) in described:
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         typer.echo(f"{name}={shown}".ljust(34) + text)
     raise typer.Exit
@@ -65,8 +63,6 @@ def train(
     - `rfdlc train digits-lt --out runs/c --profile`
     """
     with ready():
-        from rfdlc.training.train import train as train_it
-
         options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
         chosen = _chosen(settings, ("out", "root", *options))
         named = chosen.pop("method", method)
@@ -75,7 +71,7 @@ def train(
         given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
         if profile:
             _show_profile(source, named, given)
-        _report(train_it(source, named, out, **given), json)
+        _report(rfdlc.train(source, named, out, **given), json)
 
 
 def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
@@ -106,9 +102,7 @@ def resume(run: RunFolder, json: JsonOption = False) -> None:
     - `rfdlc resume runs/a`
     """
     with ready():
-        from rfdlc.training.train import resume as resume_it
-
-        _report(resume_it(run), json)
+        _report(rfdlc.resume(run), json)
 
 
 def fork(
@@ -127,10 +121,8 @@ def fork(
     - `rfdlc fork runs/ce --out runs/crt --method crt`
     """
     with ready():
-        from rfdlc.training.train import fork as fork_it
-
         changes = _chosen(settings, ("out", "at"))
-        _report(fork_it(run, out, at=at, method=changes.pop("method", method), **changes), json)
+        _report(rfdlc.fork(run, out, at=at, method=changes.pop("method", method), **changes), json)
 
 
 def methods(json: JsonOption = False) -> None:
@@ -189,7 +181,7 @@ def ready() -> Iterator[None]:
 
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:
     """Settings by name, `method` and `data.key` among them; unknown names raise before any work."""
-    from rfdlc.training.config import TrainConfig, parse_pairs
+    from rfdlc.training.config import parse_pairs
     from rfdlc.training.methods import METHODS
 
     chosen = parse_pairs(pairs or [])
@@ -197,11 +189,11 @@ def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]
         written = f"--{name.replace('_', '-')} {chosen.get(name)}"
         expect(name not in chosen, f"{name} is an option and not a setting: write {written}")
     others = {"method", *(name for method in METHODS.values() for name in method.options)}
-    TrainConfig.check_names(key for key in chosen if key not in others and not key.startswith("data."))
+    rfdlc.TrainConfig.check_names(key for key in chosen if key not in others and not key.startswith("data."))
     return dict(chosen)
 
 
-def _report(model: "Model", as_json: bool) -> None:
+def _report(model: "rfdlc.Model", as_json: bool) -> None:
     """What the folder now says, and what to do next."""
     if not speaks():
         return
@@ -213,10 +205,8 @@ def _report(model: "Model", as_json: bool) -> None:
     lines = [f"data: {note}" for note in notes]
     following = f"predict {model.path} DATA --out predictions.csv"  # the data may have no test split
     if "test" in metrics:
-        from rfdlc.decide.predictions import Predictions
-
         following = f"evaluate {model.path} --utility tail-sensitive"
-        targets = Predictions.load(model.path).targets
+        targets = rfdlc.Predictions.load(model.path).targets
         warning = None if targets is None else model.decider.prior_warning(targets)
         lines += [f"warning: {warning}"] if warning else []
     output(

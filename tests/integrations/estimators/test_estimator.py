@@ -20,7 +20,6 @@ import rfdlc
 from rfdlc import Classes, Decider, InputError, RFDLCClassifier, Utility, make_utility_scorer
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.integrations.sklearn.particle_training import table_settings
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import resolve
 
@@ -118,7 +117,7 @@ def test_groups_are_never_on_both_sides(three, monkeypatch):
 def test_set_utility_trains_nothing(three, fitted, monkeypatch):
     X, y = three
     model = pickle.loads(pickle.dumps(fitted))  # noqa: S301
-    monkeypatch.setattr("rfdlc.integrations.sklearn.particle_training.train_particles", None)
+    monkeypatch.setattr("rfdlc.integrations.sklearn.estimator._train_particles", None)
     abstaining = np.column_stack([np.eye(3), np.full(3, 0.8)])
     model.set_utility(abstaining)
     np.testing.assert_array_equal(model.predict(X) == -1, model.predict_proba(X).max(1) < 0.8)
@@ -178,7 +177,7 @@ def test_weightings_and_priors(three):
     assert (flat.predict(X) == 0).mean() < (RFDLCClassifier(**SMALL).fit(X, y).predict(X) == 0).mean()
     with pytest.raises(InputError, match="weighting 'prior-ish' is unknown"):
         RFDLCClassifier(weighting="prior-ish").fit(X, y)
-    assert table_settings(100, "sqrt").weights == "sqrt"
+    assert RFDLCClassifier(weighting="sqrt")._config(100, first=True).weights == "sqrt"
 
 
 def test_partial_fit_learns_and_counts(three):

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.samples import InputSpec, open_samples
-from rfdlc.integrations.predict import predicting
+from rfdlc.integrations import predicting
 
 PHOTOS = 61  # not divisible by the size of parts or the number of processes
 
@@ -123,13 +123,13 @@ def test_probabilities_are_never_corrected_twice(run, photos, tmp_path, kind):
 SLOWLY = """
 import sys, time
 import rfdlc
-from rfdlc.integrations.predict import parts, predicting
+from rfdlc.integrations import predicting
 predicting.PART_ROWS = 8
-write = parts.Parts.write
+write = predicting.Parts.write
 def slowly(self, part, table, broken):
     write(self, part, table, broken)
     time.sleep(0.1)
-parts.Parts.write = slowly
+predicting.Parts.write = slowly
 rfdlc.predict(*sys.argv[1:])
 """
 
@@ -291,7 +291,7 @@ def test_killed_while_merging(run, photos, tmp_path, monkeypatch):
     rfdlc.predict(run, photos, whole)
     for broken_step in ("replace", "unlink"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"rfdlc.integrations.predict.parts.os.{broken_step}", _interrupting(broken_step))
+            patched.setattr(f"rfdlc.integrations.predicting.os.{broken_step}", _interrupting(broken_step))
             with pytest.raises(KeyboardInterrupt):
                 rfdlc.predict(run, photos, out)
         rfdlc.predict(run, photos, out)

@@ -1,7 +1,12 @@
-"""RFDLCClassifier: an ensemble of small networks for long-tailed tables and embeddings."""
+"""RFDLCClassifier: an ensemble of small networks for long-tailed tables and embeddings.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+Weights and optimizer state are kept as plain arrays by name; networks are built from them when they are needed.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
 from typing import Any, Self
 
@@ -16,6 +21,9 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.table import blurred
 from rfdlc.decide import uncertainty
+from rfdlc.decide.classes import Classes
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.metrics import nll
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
@@ -23,13 +31,23 @@ from rfdlc.errors import choose, expect
 from rfdlc.integrations.sklearn.labels import DecidingMixin, as_sample_weight, named_prior
 
 try:
-    from rfdlc.integrations.sklearn import particle_training as training
+    import torch
+
+    from rfdlc.data.loader import ResidentLoader
+    from rfdlc.training.assembly import build_net, build_stages, choose_device, sensible_threads
     from rfdlc.training.config import TrainConfig
+    from rfdlc.training.loop import epochs
+    from rfdlc.training.losses.terms import WEIGHT_FORMS
+    from rfdlc.training.methods import METHODS, resolve
     from rfdlc.training.model import new_decider
+    from rfdlc.training.networks.particles import ParticleNet, place
 except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
     raise ModuleNotFoundError(needed, name=error.name) from error
 
+METHOD = "rf-dlc"
+WEIGHTINGS = ("prior", "none", *(form for form in WEIGHT_FORMS if form != "constant"))
+Arrays = Mapping[str, NDArray[Any]]
 _WIDE = (np.float64, np.float32)
 _ROWS = 8192  # predicted together, so that memory stays small
 _UNCERTAINTIES = {
@@ -116,12 +134,12 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         )
         self.class_counts_ = np.bincount(split.labels)
         utility, data, config = self._prepare(split, labels, first)
-        decider = new_decider(training.METHOD, config, training.weighted(data).classes)
+        decider = new_decider(METHOD, config, _weighted(data).classes)
         if decider.calibration is not None or self.early_stopping:
-            data = training.with_held_out(data, config)
+            data = _with_held_out(data, config)
         stop: dict[str, Any] = {"stop_by": decider if self.early_stopping else None, "patience": self.patience}
         before = {} if first else self.weights_
-        weights, _, losses, held_out_losses = training.train_particles(data, config, before, {}, **stop)
+        weights, _, losses, held_out_losses = _train_particles(data, config, before, {}, **stop)
         self._keep(weights, {}, losses, held_out_losses)
         if (held := data.val) is not None:
             logits = self._particle_logits(held.array)
@@ -144,9 +162,9 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         weights, state, losses = ({}, {}, []) if first else (self.weights_, self.optimiser_, self.loss_curve_)
         done = len(losses) if state else 0  # after `fit` the epochs of the optimizer start again
         steady = config.replace(calibration="none", schedule="constant", warmup=0, epochs=done + 1)
-        weights, state, new_losses, _ = training.train_particles(data, steady, weights, state, done)
+        weights, state, new_losses, _ = _train_particles(data, steady, weights, state, done)
         self._keep(weights, state, [*losses, *new_losses], [])
-        decider = new_decider(training.METHOD, steady, data.classes)
+        decider = new_decider(METHOD, steady, data.classes)
         return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
 
     def predict_proba(self, X: Any) -> Floats:
@@ -173,9 +191,9 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
 
     def _config(self, samples: int, first: bool) -> TrainConfig:
         """The settings of `rfdlc train` for a table of this size, changed by the parameters."""
-        choose("weighting", self.weighting, training.WEIGHTINGS)
+        choose("weighting", self.weighting, WEIGHTINGS)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        changes = {
+        changes: dict[str, Any] = {
             "particles": self.particles,
             "widths": tuple(np.atleast_1d(self.hidden).tolist()),
             "epochs": self.epochs,
@@ -188,7 +206,9 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             changes["batch_size"] = self.batch_size
         if self.calibrate is not True:
             changes["calibration"] = self.calibrate or "none"
-        config = training.table_settings(samples, self.weighting, **changes)
+        changes["prior_tau"] = (1.0,) if self.weighting == "prior" else ()
+        changes["weights"] = "constant" if self.weighting in ("prior", "none") else self.weighting
+        config = resolve(METHOD, "", changes, "features", samples)[1]
         for name in () if first else ("widths", "particles"):
             old, new = getattr(self.settings_, name), getattr(config, name)
             expect(old == new, f"{name} was {old} when training began and is {new} now: use a new estimator (clone)")
@@ -235,7 +255,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
 
     def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:
         here = self.settings_.replace(device=self.device)
-        return training.particle_logits(self.weights_, here, inputs, len(self.classes_), self.normalisation_)
+        net = _network(here, inputs.shape[1:], len(self.classes_), choose_device(self.device), self.weights_)
+        return _logits(net, inputs, self.normalisation_)
 
     def _stream(self, X: Any) -> Iterator[Floats]:
         """Particle logits (M, n, C) in batches of rows."""
@@ -243,6 +264,83 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         X = validate_data(self, X, accept_sparse="csr", dtype=_WIDE, reset=False)
         for rows in gen_batches(X.shape[0], _ROWS):
             yield self._particle_logits(self._narrowed(X[rows]))
+
+
+def _weighted(data: Dataset) -> Dataset:
+    """The data with classes counted by sample weight, for the objective."""
+    if data.train.weights is None:
+        return data
+    share = data.train.weights / data.train.weights.mean()
+    counts = np.bincount(data.train.labels, share, minlength=len(data.classes))
+    return replace(data, classes=Classes.from_counts(np.maximum(1, np.rint(counts)), data.classes.names))
+
+
+def _with_held_out(data: Dataset, config: TrainConfig) -> Dataset:
+    """With samples held out, if wanted and if some class has two samples."""
+    if not config.hold_out:
+        return data
+    if data.classes.count_array.max() < 2:
+        warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
+        return data
+    return data.hold_out(config.hold_out, seed=config.seed)
+
+
+def _train_particles(
+    data: Dataset, config: TrainConfig, weights: Arrays, state: Arrays, done: int = 0, *,
+    stop_by: Decider | None = None, patience: int = 0,
+) -> tuple[Arrays, Arrays, list[float], list[float]]:  # fmt: skip
+    """Train on `data.train`, from `weights` if there are any, and from optimizer `state` after `done` epochs.
+
+    With `stop_by`, training ends if the loss of its probabilities on `data.val` has not fallen for `patience` epochs,
+    and the weights are those of the best epoch. Returns weights, optimizer state, and the training and held-out losses
+    of the epochs.
+    """
+    device = choose_device(config.device)
+    net = _network(config, data.input_shape, len(data.classes), device, weights)
+    stages = build_stages(METHODS[METHOD], config, _weighted(data), (config.seed,), device)
+    losses, held, best = list[float](), list[float](), None
+    with sensible_threads(net, config):
+        for epoch in epochs(net, stages, {name: torch.tensor(array) for name, array in state.items()}, done):
+            losses.append(epoch.losses[0])
+            if stop_by is not None and data.val is not None:
+                held.append(_held_out_loss(stop_by, data.val, _logits(net, data.val.array, data.normalisation)))
+                best = _arrays(net.state_dict()) if held[-1] == min(held) else best
+                if len(held) - 1 - int(np.argmin(held)) >= patience:
+                    break
+    return best or _arrays(net.state_dict()), _arrays(epoch.state), losses, held
+
+
+def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
+    """Negative log-likelihood; classes weigh the same if the networks train for a uniform prior."""
+    y = held.labels
+    weights = np.ones(len(y)) if held.weights is None else held.weights
+    if decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9:
+        weights = weights / np.bincount(y, weights)[y]
+    p = np.asarray(decider.replace(target_prior=None).probabilities(logits, logits=True))
+    return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
+
+
+def _network(
+    config: TrainConfig, shape: tuple[int, ...], classes: int, device: torch.device, weights: Arrays
+) -> ParticleNet:
+    net = build_net(config, shape, classes, (config.seed,))
+    if weights:
+        net.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+    return place(net, device)
+
+
+@torch.no_grad()
+def _logits(net: ParticleNet, inputs: Floats, normalisation: Normalisation | None) -> Floats:
+    """In double precision: a sample's prediction must not depend on the others in its batch."""
+    exact = deepcopy(net).double().eval()
+    device = exact.head.weight.device
+    bare = Split(inputs, np.zeros(len(inputs), dtype=np.int64))
+    loader = ResidentLoader(bare, normalisation, batch_size=4096, device=device, dtype=torch.float64)
+    return torch.cat([exact(batch[None])[0] for batch, _ in loader.in_order()], dim=1).cpu().numpy()
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
 
 
 def _offsets(X: Any) -> NDArray[np.float64]:

@@ -1,1 +1,0 @@
-"""Predictions of any number of samples, as one file."""
