@@ -1,6 +1,7 @@
 """A model that was trained on streamed photographs looks at their centre; whoever asks it later must do the same."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_paths_are_seen_as_training_saw_them(run, photos, monkeypatch):
     assert found.ids.tolist() == recorded.ids.tolist()
     assert found.targets.tolist() == recorded.targets.tolist()
     np.testing.assert_allclose(found.scores.values, recorded.scores.values, atol=1e-4)
-    model.centre = 1.0
+    model._spec = replace(model._spec, centre=1.0)
     otherwise = model.predict(photos).scores.values
     assert np.abs(otherwise - recorded.scores.values).max() > 0.01
     monkeypatch.setattr("rfdlc.data.sources.folder.FITS_IN_MEMORY", 0)
