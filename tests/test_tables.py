@@ -9,7 +9,7 @@ from pyarrow import feather, parquet
 
 import rfdlc
 from rfdlc import InputError, Predictions
-from rfdlc.tables import open_table, read_columns, write_table
+from rfdlc.tables import delimiter_of, is_number, number, open_table, read_columns, write_table
 
 P = np.array([[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]])
 
@@ -96,3 +96,21 @@ def test_the_header_comes_after_blank_lines_and_may_span_two(tmp_path: Path) -> 
     file = open_table(tmp_path / "t.csv")
     assert file.names == ["size\nin mm", "label"]
     assert [batch.to_pydict() for batch in file.batches()] == [{"size\nin mm": ["1", "2"], "label": ["a", "b"]}]
+
+
+@pytest.mark.parametrize(
+    ("lines", "delimiter"),
+    [
+        (["a;b", "0,5;0,5"], ";"),
+        (["true,a;x;y", "a;x;y,1"], ","),
+        (["a, b\ttarget", "0.5\ta, b", "0.5\tc"], "\t"),
+        ([], ","),
+    ],
+)
+def test_delimiters(lines: list[str], delimiter: str) -> None:
+    assert delimiter_of(lines) == delimiter
+
+
+def test_numbers() -> None:
+    assert number("0,5", ",") == 0.5
+    assert [is_number(cell) for cell in ("1e3", "1_2", "a", "")] == [True, False, False, False]

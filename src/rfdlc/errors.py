@@ -10,13 +10,25 @@ class InputError(ValueError):
     """Something the user gave cannot be used. The command line prints it as one line and exits with 2."""
 
 
+def expect(condition: object, message: str) -> None:
+    """Raise InputError with `message` unless `condition` holds."""
+    if not condition:
+        raise InputError(message)
+
+
+def choose(what: str, given: str, allowed: Iterable[str]) -> str:
+    """`given` if it is allowed, else an error that says what is."""
+    allowed = list(allowed)
+    hint = "" if given in allowed else suggestion(given, allowed)
+    expect(given in allowed, f"{what} {given!r} is unknown: expected one of {listing(allowed, 40)}{hint}")
+    return given
+
+
 def suggestion(given: str, allowed: Iterable[str]) -> str:
     """`; did you mean 'x'?` for a near miss, otherwise nothing.
 
     >>> suggestion("birb", ["bird", "cat"])
     "; did you mean 'bird'?"
-    >>> suggestion("caf\u00e9", ["cafe\u0301"])
-    '; the two look alike, but their accents are encoded otherwise (Unicode NFC, NFD): write both alike'
     """
     close = get_close_matches(str(given), list(allowed), n=1)  # what is given may be anything
     if close and normalize("NFC", close[0]) == normalize("NFC", str(given)):
@@ -25,38 +37,11 @@ def suggestion(given: str, allowed: Iterable[str]) -> str:
 
 
 def listing(names: Iterable[object], most: int = 8) -> str:
-    """The names for a message, shortened when there are many.
-
-    >>> listing(range(10), most=3)
-    '0, 1, 2, ... (10 in all)'
-    """
+    """The names for a message, shortened when there are many: `0, 1, 2, ... (10 in all)`."""
     words = [str(name) for name in names]
     return ", ".join(words) if len(words) <= most else ", ".join(words[:most]) + f", ... ({len(words)} in all)"
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """The names that appear more than once.
-
-    >>> repeated(["b", "a", "b", "a", "c"])
-    ['a', 'b']
-    """
+    """The names that appear more than once, sorted."""
     return sorted(name for name, times in Counter(names).items() if times > 1)
-
-
-def choose(what: str, given: str, allowed: Iterable[str]) -> str:
-    """`given` if it is allowed, else an error that says what is.
-
-    >>> choose("rule", "argmax", ["argmax", "expected-utility"])
-    'argmax'
-    """
-    allowed = list(allowed)
-    if given not in allowed:
-        hint = suggestion(given, allowed)
-        raise InputError(f"{what} {given!r} is unknown: expected one of {listing(allowed, 40)}{hint}")
-    return given
-
-
-def expect(condition: object, message: str) -> None:
-    """Raise InputError with `message` unless `condition` holds."""
-    if not condition:
-        raise InputError(message)

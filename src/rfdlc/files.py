@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, expect
 
 
 @contextmanager
@@ -30,13 +30,12 @@ def locked(path: Path, *, wait: bool = True, shared: bool = False) -> Iterator[b
     Gives False where another process has the lock and this one does not `wait`. The lock of a process that is killed
     ends with it. Where there are no locks (Windows, some network drives) or there is no such file, nothing is locked.
     """
-    granted = True
     try:
         import fcntl
 
-        place = os.open(path, os.O_RDONLY)
+        place, granted = os.open(path, os.O_RDONLY), True
     except (ImportError, FileNotFoundError):
-        yield granted
+        yield True
         return
     try:
         try:
@@ -51,10 +50,9 @@ def locked(path: Path, *, wait: bool = True, shared: bool = False) -> Iterator[b
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{path} cannot be read ({reason})") from None
-    if not isinstance(table, dict):
-        raise InputError(f"{path}: expected a JSON object")
+    expect(isinstance(table, dict), f"{path}: expected a JSON object")
     return table

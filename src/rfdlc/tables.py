@@ -1,17 +1,13 @@
-"""Tables on disk, read and written by pyarrow: CSV as spreadsheets write it, Parquet (files and folders) and Arrow.
-
-pyarrow is imported on first use. Cells of a CSV file are text until a caller converts them.
-"""
+"""Tables on disk by pyarrow, imported on first use: CSV as spreadsheets write it, Parquet and Arrow."""
 
 import csv
-import io
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +24,7 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers written by pand
 DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
-def open_table(path: Path) -> "TableFile":
+def open_table(path: Path) -> "ArrowFile | CsvFile":
     """Open a table: a file with one of the `SUFFIXES`, or a folder of Parquet files."""
     file = CsvFile(path) if path.suffix.lower() in CSV and not path.is_dir() else ArrowFile(path)
     check_names(str(path), file.names)
@@ -135,21 +131,18 @@ class CsvFile:
             where = f"{self.path} line {line}"
             expect(len(row) == width, f"{where}: {len(row)} cells, expected {width} as in the first line")
             for name, cell in zip(self.names, row, strict=True):
-                if name in checked and not is_number(cell, self.decimal):
-                    raise InputError(f"{where}, column {name!r}: {cell!r} is not a number")
+                known = name not in checked or is_number(cell, self.decimal)
+                expect(known, f"{where}, column {name!r}: {cell!r} is not a number")
         expect(not line or error is None, f"{self.path}: cannot be read as CSV ({error})")
 
     @contextmanager
-    def _text(self) -> Iterator[io.TextIOBase]:
+    def _text(self) -> Iterator[TextIO]:
         try:
             with open(self.path, newline="", encoding="utf-8-sig") as file:
                 yield file
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             raise InputError(f"{self.path}: cannot be read as CSV in UTF-8 ({reason})") from None
-
-
-TableFile = ArrowFile | CsvFile
 
 
 def _with_points(batch: Any, numbers: Collection[str] | None) -> Any:
@@ -176,35 +169,28 @@ def read_columns(path: Path) -> dict[str, Any]:
 
 
 def read_numbers(
-    file: TableFile, numbers: Sequence[str], texts: Sequence[str]
+    file: ArrowFile | CsvFile, numbers: Sequence[str], texts: Sequence[str]
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.str_]]]:
     """Read some columns as one matrix (rows, numbers), and others as text by their names."""
-    values: list[NDArray[np.float64]] = []
-    words: dict[str, list[str]] = {name: [] for name in texts}
+    values, words = list[NDArray[np.float64]](), {name: list[str]() for name in texts}
     total = file.path.stat().st_size // BLOCK_BYTES + 1
     for batch in track(file.batches(numbers), f"Reading {file.path.name}", total):
-        values.append(np.stack([_as_floats(file.path, name, batch.column(name)) for name in numbers], axis=1))
+        columns = {name: batch.column(name) for name in numbers}
+        for name, column in columns.items():
+            told, empty = f"{file.path}: column {name!r}", column.null_count
+            expect(not empty, f"{told} has {empty} empty cells: expected a number in each")
+            kind = column.to_numpy(zero_copy_only=False).dtype.kind
+            expect(kind in "fiub", f"{told} holds {column.type}, not numbers")
+        floats = [column.to_numpy(zero_copy_only=False).astype(np.float64, copy=False) for column in columns.values()]
+        values.append(np.stack(floats, axis=1))
         for name, cells in words.items():
             cells += [str(cell).strip() for cell in batch.column(name).to_pylist()]
     expect(sum(map(len, values)), f"{file.path}: has column names but no rows: expected one row per sample")
     return np.concatenate(values), {name: np.array(cells) for name, cells in words.items()}
 
 
-def _as_floats(path: Path, name: str, column: Any) -> NDArray[np.float64]:
-    empty, values = column.null_count, column.to_numpy(zero_copy_only=False)
-    expect(not empty, f"{path}: column {name!r} has {empty} empty cells: expected a number in each")
-    expect(values.dtype.kind in "fiub", f"{path}: column {name!r} holds {column.type}, not numbers")
-    return values.astype(np.float64, copy=False)
-
-
 def delimiter_of(lines: Iterable[str]) -> str:
-    """The first delimiter that splits the first lines into the same number of cells, more than one.
-
-    >>> delimiter_of(["a;b", "0,5;0,5"]), delimiter_of(["true,a;x;y", "a;x;y,1"])
-    (';', ',')
-    >>> delimiter_of(["a, b\\ttarget", "0.5\\ta, b", "0.5\\tc"])
-    '\\t'
-    """
+    """The first delimiter that splits the first lines into the same number of cells, more than one."""
     head = list(islice((line for line in lines if line.strip()), HEAD_LINES))
     for delimiter in ",;\t":
         widths = {len(row) for row in csv.reader(head, delimiter=delimiter)}
@@ -214,21 +200,16 @@ def delimiter_of(lines: Iterable[str]) -> str:
 
 
 def number(cell: str, decimal: str = ".") -> float:
-    """A cell as a number; 1_2, which Python reads as 12, is a code.
-
-    >>> number("0,5", ",")
-    0.5
-    """
+    """A cell as a number; 1_2, which Python reads as 12, is a code."""
     return float(cell.replace("_", "code").replace(decimal, "."))
 
 
 def is_number(cell: str, decimal: str = ".") -> bool:
     """Whether `number` reads a cell."""
     try:
-        number(cell, decimal)
+        return number(cell, decimal) is not None
     except ValueError:
         return False
-    return True
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -236,13 +217,12 @@ def is_number(cell: str, decimal: str = ".") -> bool:
 
 def open_writer(path: Path, schema: Any, kind: str, repeated: Sequence[str] = ()) -> Any:
     """Open a file of a kind (`.parquet` or `.csv`) to write tables to; `repeated` are columns with few values."""
-    if kind in PARQUET:
-        from pyarrow.parquet import ParquetWriter
-
-        return ParquetWriter(path, schema, use_dictionary=list(repeated), write_statistics=False)
     from pyarrow.csv import CSVWriter
+    from pyarrow.parquet import ParquetWriter
 
-    return CSVWriter(path, schema)
+    if kind not in PARQUET:
+        return CSVWriter(path, schema)
+    return ParquetWriter(path, schema, use_dictionary=list(repeated), write_statistics=False)
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -7,10 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from rfdlc.data.augment import COLOUR, Augment, Policy
+from rfdlc.data.augment import COLOUR, Augment, Policy, cutmix, draw_shares, mixup
 from rfdlc.data.dataset import Split
 from rfdlc.data.loader import ResidentLoader
-from rfdlc.data.mixing import cutmix, draw_shares, mixup
 from rfdlc.training.assembly import augmentation
 from rfdlc.training.config import TrainConfig
 
@@ -113,7 +112,7 @@ def test_colour_operations_by_hand() -> None:
     pixels = torch.tensor([100.0, 200.0, 60.0]).view(1, 3, 1, 1)
     strength = torch.tensor(0.5).view(1, 1, 1, 1)
     grey = 0.299 * 100 + 0.587 * 200 + 0.114 * 60
-    by_name = {function.__name__: function(pixels, strength).flatten().tolist() for function in COLOUR}
+    by_name = {name: function(pixels, strength).flatten().tolist() for name, function in COLOUR.items()}
     assert by_name["brightness"] == pytest.approx([55, 110, 33])
     assert by_name["contrast"] == pytest.approx([v + 0.45 * (grey - v) for v in (100, 200, 60)])
     assert by_name["saturation"] == pytest.approx(by_name["contrast"])  # one pixel is its own mean
@@ -138,9 +137,9 @@ def test_mixup_and_cutmix_by_hand() -> None:
 
 
 def test_shares_depend_on_the_seed_alone() -> None:
-    stacked = draw_shares(0.4, 50, (3, 7), epoch=2)
-    assert torch.equal(stacked[:, 1], draw_shares(0.4, 50, (7,), epoch=2)[:, 0])
-    assert not torch.equal(stacked[:, 0], stacked[:, 1])
+    drawn = draw_shares(0.4, 50, 7, epoch=2)
+    assert torch.equal(drawn, draw_shares(0.4, 50, 7, epoch=2))
+    assert not torch.equal(drawn, draw_shares(0.4, 50, 3, epoch=2))
 
 
 @pytest.mark.parametrize(
@@ -167,11 +166,11 @@ def test_a_policy_and_cutout_in_the_batches_of_a_training(images: torch.Tensor) 
     augment = augmentation(TrainConfig(augment="trivialaugment", cutout=3), "images")
     assert augment is not None
     loader = ResidentLoader(split, None, batch_size=5, seeds=(4,), augment=augment)
-    drawn = loader.draw(2)
-    assert len(drawn.draws["operation"].unique()) > 4
+    order, draws = loader.draw(2)
+    assert len(draws["operation"].unique()) > 4
     found = torch.cat([inputs[0] for inputs, _ in loader.epoch(2)])
     for place in range(12):
-        image = images[drawn.order[0, place]][None]
-        alone = augment(image, {name: values[0, place][None] for name, values in drawn.draws.items()})
+        image = images[order[0, place]][None]
+        alone = augment(image, {name: values[0, place][None] for name, values in draws.items()})
         torch.testing.assert_close(found[place], alone[0] / 255)
     assert (found == 0).all(1).flatten(1).sum(1).min() >= 4  # a black square, cut off at a corner at the worst

@@ -157,9 +157,17 @@ def test_replayed_preparation_is_the_preparation(augment: Augment) -> None:
     split = pictures(300)
     loader = ResidentLoader(split, batch_size=64, seeds=(0, 1), augment=augment, device="cuda")
     for epoch in (1, 2):  # captured, then replayed
-        drawn_for, found = loader.draw(epoch), list(loader.epoch(epoch))
+        (order, draws), found = loader.draw(epoch), list(loader.epoch(epoch))
         for part, (inputs, targets) in zip(loader.slices, found, strict=True):
-            drawn = {name: values[:, part] for name, values in drawn_for.draws.items()}
-            expected, labels = loader.prepare(drawn_for.order[:, part], drawn)
+            drawn = {name: values[:, part] for name, values in draws.items()}
+            expected, labels = loader.prepare(order[:, part], drawn)
             torch.testing.assert_close(inputs, expected)
             assert torch.equal(targets, labels)
+
+
+def test_slices_and_shards_by_hand() -> None:
+    assert [(s.start, s.stop) for s in batch_slices(10, 4)] == [(0, 4), (4, 8), (8, 10)]
+    two = [[(s.start, s.stop) for s in batch_slices(10, 2, rank=rank, world_size=2)] for rank in (0, 1)]
+    assert two == [[(0, 2), (4, 6), (8, 9)], [(2, 4), (6, 8), (9, 10)]]
+    assert [list(shard(5, rank, 2)) for rank in (0, 1)] == [[0, 1], [2, 3, 4]]
+    assert [list(shard(5, rank, 2, batch_size=2)) for rank in (0, 1)] == [[0, 1], [2, 3, 4]]

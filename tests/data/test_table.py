@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rfdlc
-from rfdlc.data.table import TableEncoder, parse_column
+from rfdlc.data.sources.table import names_rows
+from rfdlc.data.table import TableEncoder, as_text, blurred, parse_column, strays_among
 from rfdlc.errors import InputError
 
 ROWS = """patient_id,age,sex,note,split,label
@@ -306,3 +307,14 @@ def test_features_equal_those_of_scikit_learn() -> None:
     for row in range(50):
         alone = {name: [cells.tolist()[row]] for name, cells in table.items()}
         assert (encoder.transform(alone)[0] == found[row]).all()
+
+
+def test_cells_and_names_by_hand() -> None:
+    assert [as_text(cell) for cell in (" NA ", None, float("nan"), 3)] == [None, None, None, "3"]
+    assert str(parse_column("age", ["31", "", "4.5"]).tolist()) == "[31.0, nan, 4.5]"
+    assert blurred(np.array([1.7e9, 1.7e9 + 60, 1.7e9 + 90]))
+    assert not blurred(np.array([1.7e9, 1e8]))
+    strays = "; 'unknown' is not a number: such cells may be left empty"
+    assert strays_among([*"0123456789", "10", "unknown"]) == strays
+    assert strays_among(["1", "2", "more"]) == ""
+    assert [names_rows(name) for name in ("Patient_ID", "PassengerId", "idea", "humid")] == [True, True, False, False]

@@ -108,7 +108,7 @@ def _class_table(found: "Inspection") -> Any:
 
 def _region_table(found: "Inspection") -> Any:
     table = _table("region", "classes", "samples", "share", "samples per class", title="Regions")
-    for region in found.thirds + found.shots:
+    for region in found.regions("thirds") + found.regions("shots"):
         span = f"{region.least:,}" if region.least == region.most else f"{region.least:,} to {region.most:,}"
         cells = f"{region.classes:,}", f"{region.samples:,}", f"{region.samples / len(found.data.train):.1%}", span
         table.add_row(MEANING[region.name], *cells, end_section=region.name == "tail")

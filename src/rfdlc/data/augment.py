@@ -1,4 +1,4 @@
-"""Augmentation of whole batches on the device: crop, flip, rotation, random policies and cutout.
+"""Augmentation of whole batches on the device: crop, flip, rotation, random policies, cutout; and mixup and CutMix.
 
 Random numbers are drawn separately from their use: `draw` gives the parameters of many images at once, and
 `augment(images, draws)` is a pure function of tensors that never waits for the device and can be captured in a CUDA
@@ -9,9 +9,13 @@ the source, in pixels from the centre, so that pixels are sampled once.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rfdlc.data.sampling import MIXING
 
 Draws = dict[str, Tensor]  # what was drawn for n images: tensors (n, ...)
 GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
@@ -19,25 +23,34 @@ GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
 # -- affine maps -------------------------------------------------------------------------------------------------------
 
 
-def affine_map(a: Tensor, b: Tensor, c: Tensor, d: Tensor, x: Tensor | None = None, y: Tensor | None = None) -> Tensor:
-    """Matrices (B, 2, 3) with rows (a, b, x) and (c, d, y), each entry (B,)."""
-    zero = torch.zeros_like(a)
-    rows = (a, b, zero if x is None else x), (c, d, zero if y is None else y)
-    return torch.stack([torch.stack(row, 1) for row in rows], 1)
+def _affine(*entries: Tensor) -> Tensor:
+    """Matrices (B, 2, 3) from their six entries, row by row, each (B,)."""
+    return torch.stack([torch.stack(row, 1) for row in (entries[:3], entries[3:])], 1)
 
 
-def compose(outer: Tensor, inner: Tensor) -> Tensor:
+def _moved(strength: Tensor, across: float = 0, down: float = 0, x: float = 0, y: float = 0) -> Tensor:
+    """The identity with these multiples of the strength (B,): shear along both axes, and shift."""
+    one = torch.ones_like(strength)
+    return _affine(one, across * strength, x * strength, down * strength, one, y * strength)
+
+
+def _rotation(angle: Tensor) -> Tensor:
+    zero = torch.zeros_like(angle)
+    return _affine(angle.cos(), -angle.sin(), zero, angle.sin(), angle.cos(), zero)
+
+
+def _compose(outer: Tensor, inner: Tensor) -> Tensor:
     """Apply `inner` (B, 2, 3) first, then `outer`; elementwise, because TF32 products would be too coarse."""
     linear = (outer[:, :, :2, None] * inner[:, None, :, :]).sum(2)  # (B, 2, 3)
     return torch.cat([linear[..., :2], linear[..., 2:] + outer[..., 2:]], 2)
 
 
-def nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
+def _nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     """Images (B, C, H, W) of any type, cropped and then seen through `matrix` (B, 2, 3), by one gather.
 
     The crop has the size of the image and lies `offset` (B, 2) pixels below and to the right of it; what is outside of
-    the image or of the crop is zero. Each image needs H * W indices; products and sums are kept apart from
-    comparisons, which are slow to broadcast on a CPU.
+    the image or of the crop is zero. Products and sums are kept apart from comparisons, which are slow to broadcast on
+    a CPU.
     """
     height, width = images.shape[-2:]
     row, down = _axis(matrix[:, 1], height, width, offset[:, 0], height)
@@ -50,8 +63,7 @@ def nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
 
 def _axis(line: Tensor, height: int, width: int, offset: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """The source of each pixel along one axis, (B, H, W) each: its distance from the edge of the image, and its
-    distance from the middle of what image and crop share, which lies between -1 and 1 inside of that.
-    """
+    distance from the middle of what image and crop share, which lies between -1 and 1 inside of that."""
     half = ((length - offset.abs()) / 2).clamp(min=1e-6)
     place = _sum(line, height, width, length / 2 + offset)
     return place, _sum(line / half[:, None], height, width, offset / (2 * half))
@@ -59,8 +71,7 @@ def _axis(line: Tensor, height: int, width: int, offset: Tensor, length: int) ->
 
 def _sum(line: Tensor, height: int, width: int, constant: Tensor) -> Tensor:
     """line[0] x + line[1] y + line[2] + constant, x and y in pixels from the centre: (B, H, W)."""
-    x = torch.arange(width, device=line.device, dtype=line.dtype) - (width - 1) / 2
-    y = torch.arange(height, device=line.device, dtype=line.dtype) - (height - 1) / 2
+    x, y = (torch.arange(n, device=line.device, dtype=line.dtype) - (n - 1) / 2 for n in (width, height))
     rows = line[:, 1, None] * y + (line[:, 2] + constant)[:, None]  # (B, H)
     return (line[:, 0, None] * x)[:, None, :] + rows[:, :, None]
 
@@ -80,49 +91,27 @@ def _grey(pixels: Tensor) -> Tensor:
     return (GREY[0] * red + GREY[1] * green + GREY[2] * blue)[:, None]
 
 
-def brightness(pixels: Tensor, strength: Tensor) -> Tensor:
-    return _blend(pixels, 0.0, strength)
-
-
-def contrast(pixels: Tensor, strength: Tensor) -> Tensor:
-    return _blend(pixels, _grey(pixels).mean((2, 3), keepdim=True), strength)
-
-
-def saturation(pixels: Tensor, strength: Tensor) -> Tensor:
-    return _blend(pixels, _grey(pixels), strength)
-
-
-def posterise(pixels: Tensor, strength: Tensor) -> Tensor:  # from 8 bits per channel down to 4
+def _posterise(pixels: Tensor, strength: Tensor) -> Tensor:  # from 8 bits per channel down to 4
     step = torch.exp2((4 * strength.abs()).round())
     return (pixels / step).floor() * step
 
 
-def solarise(pixels: Tensor, strength: Tensor) -> Tensor:  # inverts above a threshold that falls from 256 to 0
-    return torch.where(pixels >= 256 * (1 - strength.abs()), 255 - pixels, pixels)
-
-
-COLOUR: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (brightness, contrast, saturation, posterise, solarise)
-
-# -- geometry: a signed strength (B,) in -1..1 and the width -> an affine map (B, 2, 3) about the centre ---------------
-
-
-def _moved(strength: Tensor, across: float = 0, down: float = 0, x: float = 0, y: float = 0) -> Tensor:
-    """The identity with these multiples of the strength: shear along both axes, and shift."""
-    one = torch.ones_like(strength)
-    return affine_map(one, across * strength, down * strength, one, x * strength, y * strength)
-
-
-def _rotation(angle: Tensor) -> Tensor:
-    return affine_map(angle.cos(), -angle.sin(), angle.sin(), angle.cos())
-
-
-GEOMETRY: tuple[Callable[[Tensor, int], Tensor], ...] = (
-    lambda strength, width: _moved(strength, across=0.3),  # shear by up to 0.3 pixels per row
-    lambda strength, width: _moved(strength, down=0.3),  # and per column
-    lambda strength, width: _moved(strength, x=0.3 * width),  # shift sideways by up to 0.3 of the width
-    lambda strength, width: _moved(strength, y=0.3 * width),  # up or down by as much
-    lambda strength, width: _rotation(strength * math.radians(30)),
-)
+COLOUR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": lambda pixels, strength: _blend(pixels, 0.0, strength),
+    "contrast": lambda pixels, strength: _blend(pixels, _grey(pixels).mean((2, 3), keepdim=True), strength),
+    "saturation": lambda pixels, strength: _blend(pixels, _grey(pixels), strength),
+    "posterise": _posterise,
+    # Inverts above a threshold that falls from 256 to 0.
+    "solarise": lambda pixels, strength: torch.where(pixels >= 256 * (1 - strength.abs()), 255 - pixels, pixels),
+}
+# A signed strength (B,) in -1..1 and the width -> an affine map (B, 2, 3) about the centre.
+GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "shear sideways": lambda strength, width: _moved(strength, across=0.3),  # by up to 0.3 pixels per row
+    "shear down": lambda strength, width: _moved(strength, down=0.3),
+    "shift sideways": lambda strength, width: _moved(strength, x=0.3 * width),
+    "shift down": lambda strength, width: _moved(strength, y=0.3 * width),
+    "rotation": lambda strength, width: _rotation(strength * math.radians(30)),
+}
 
 
 @dataclass(frozen=True)
@@ -136,16 +125,14 @@ class Policy:
         """Which operations, and how strong: (count, layers) each."""
         shape, device = (count, self.layers), generator.device
         strength = (torch.rand(shape, generator=generator, device=device) * 2 - 1) * self.magnitude
-        operations = len(COLOUR) + len(GEOMETRY)
-        operation = torch.randint(operations, shape, generator=generator, device=device)
+        operation = torch.randint(len(COLOUR) + len(GEOMETRY), shape, generator=generator, device=device)
         return {"operation": operation, "strength": strength}
 
     def recolour(self, pixels: Tensor, draws: Draws) -> Tensor:
         """The colour operations, layer by layer, on pixels (B, C, H, W)."""
         for layer in range(self.layers):
-            operation = draws["operation"][:, layer, None, None, None]
-            strength = draws["strength"][:, layer, None, None, None]
-            for number, colour in enumerate(COLOUR):
+            operation, strength = (draws[n][:, layer, None, None, None] for n in ("operation", "strength"))
+            for number, colour in enumerate(COLOUR.values()):
                 pixels = torch.where(operation == number, colour(pixels, strength), pixels)
         return pixels
 
@@ -154,9 +141,9 @@ class Policy:
         total = _moved(torch.zeros_like(draws["strength"][:, 0]))
         for layer in range(self.layers):
             operation, strength = draws["operation"][:, layer], draws["strength"][:, layer]
-            for number, move in enumerate(GEOMETRY, start=len(COLOUR)):
+            for number, move in enumerate(GEOMETRY.values(), start=len(COLOUR)):
                 # A strength of zero is the identity.
-                total = compose(total, move(torch.where(operation == number, strength, 0.0), width))
+                total = _compose(total, move(torch.where(operation == number, strength, 0.0), width))
         return total
 
 
@@ -165,8 +152,7 @@ class Augment:
     """Random crop of the zero-padded image, horizontal flip, rotation up to +-`rotation` degrees, in this order.
 
     Pixels from outside of the image are zero (black). The colour operations of a `policy` act first and its geometric
-    ones between flip and rotation; last, `cutout` blacks out a square of that side. The defaults change nothing;
-    `Augment.paper()` is the setting for CIFAR-LT.
+    ones between flip and rotation; last, `cutout` blacks out a square of that side. The defaults change nothing.
     """
 
     crop_padding: int = 0
@@ -182,51 +168,42 @@ class Augment:
 
     def draw(self, count: int, generator: torch.Generator) -> Draws:
         """Parameters for `count` images, on the generator's device."""
-        device = generator.device
         draws: Draws = {}
+        on: dict[str, Any] = {"generator": generator, "device": generator.device}
         if self.crop_padding:
-            places = 2 * self.crop_padding + 1
-            draws["crop"] = torch.randint(places, (count, 2), generator=generator, device=device)  # top, left
+            draws["crop"] = torch.randint(2 * self.crop_padding + 1, (count, 2), **on)  # top, left
         if self.flip:
-            draws["flip"] = torch.rand(count, generator=generator, device=device) < 0.5
+            draws["flip"] = torch.rand(count, **on) < 0.5
         if self.rotation:
-            share = torch.rand(count, generator=generator, device=device) * 2 - 1
-            draws["angle"] = share * math.radians(self.rotation)  # counter-clockwise
+            draws["angle"] = (torch.rand(count, **on) * 2 - 1) * math.radians(self.rotation)  # counter-clockwise
         if self.policy is not None:
             draws |= self.policy.draw(count, generator)
         if self.cutout:
-            draws["cutout"] = torch.rand((count, 2), generator=generator, device=device)  # centre, as a fraction
+            draws["cutout"] = torch.rand((count, 2), **on)  # centre, as a fraction
         return draws
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """uint8 (B, C, H, W) and their draws -> (B, C, H, W), still on the scale 0..255; float after a policy."""
         pixels = images if self.policy is None else self.policy.recolour(images.float(), draws)
         if draws.keys() & {"crop", "flip", "angle", "operation"}:
-            matrix = self._matrix(draws, len(pixels), pixels.device, pixels.shape[-1])
+            matrix = _rotation(draws["angle"] if self.rotation else torch.zeros(len(pixels), device=pixels.device))
+            if self.policy is not None:
+                matrix = _compose(self.policy.matrix(draws, pixels.shape[-1]), matrix)
+            if self.flip:
+                sign = torch.where(draws["flip"], -1.0, 1.0)
+                matrix = torch.stack([matrix[:, 0] * sign[:, None], matrix[:, 1]], 1)
             offset = draws["crop"] - self.crop_padding if self.crop_padding else matrix.new_zeros(len(pixels), 2)
-            pixels = nearest(pixels, matrix, offset.to(matrix))
-        return _cut_out(pixels, draws["cutout"], self.cutout) if self.cutout else pixels
+            pixels = _nearest(pixels, matrix, offset.to(matrix))
+        return pixels * ~self._square(draws["cutout"], *pixels.shape[-2:])[:, None] if self.cutout else pixels
 
-    def _matrix(self, draws: Draws, count: int, device: torch.device, width: int) -> Tensor:
-        """(B, 2, 3): from a place in the result to its source in the crop; flip, policy and rotation composed."""
-        matrix = _rotation(draws["angle"] if self.rotation else torch.zeros(count, device=device))
-        if self.policy is not None:
-            matrix = compose(self.policy.matrix(draws, width), matrix)
-        if not self.flip:
-            return matrix
-        sign = torch.where(draws["flip"], -1.0, 1.0)
-        return torch.stack([matrix[:, 0] * sign[:, None], matrix[:, 1]], 1)
-
-
-def _cut_out(pixels: Tensor, centre: Tensor, side: int) -> Tensor:
-    """A black square around `centre` (B, 2), a fraction of height and width; it may reach over the edge."""
-    height, width = pixels.shape[-2:]
-    top = (centre[:, 0] * height).floor() - side // 2
-    left = (centre[:, 1] * width).floor() - side // 2
-    down = torch.arange(height, device=pixels.device) - top[:, None]  # (B, H)
-    across = torch.arange(width, device=pixels.device) - left[:, None]  # (B, W)
-    inside = ((down >= 0) & (down < side))[:, :, None] & ((across >= 0) & (across < side))[:, None, :]
-    return pixels * ~inside[:, None]
+    def _square(self, centre: Tensor, *sizes: int) -> Tensor:
+        """(B, H, W): a square around `centre` (B, 2), a fraction of height and width; it may reach over the edge."""
+        down, across = (
+            torch.arange(size, device=centre.device) - ((centre[:, i] * size).floor() - self.cutout // 2)[:, None]
+            for i, size in enumerate(sizes)
+        )
+        rows, columns = ((place >= 0) & (place < self.cutout) for place in (down, across))
+        return rows[:, :, None] & columns[:, None, :]
 
 
 AUGMENTATIONS = {
@@ -236,3 +213,50 @@ AUGMENTATIONS = {
     "randaugment": Augment(crop_padding=4, flip=True, policy=Policy()),
     "trivialaugment": Augment(crop_padding=4, flip=True, policy=Policy(layers=1, magnitude=1.0)),
 }
+
+# -- mixup and CutMix: pairs of samples in a batch; the loss is `lam * a + (1 - lam) * b` ------------------------------
+
+
+class Mixed(NamedTuple):
+    """Mixed inputs (R, B, ...), both targets (R, B), and the weight of the first (R,)."""
+
+    inputs: Tensor
+    targets: Tensor
+    partners: Tensor
+    lam: Tensor
+
+    def micro_batches(self, count: int) -> "list[Mixed]":
+        """Cut into `count` micro-batches, one after the other."""
+        if count == 1:
+            return [self]
+        inputs, targets, partners = (each.tensor_split(count, 1) for each in self[:3])
+        return [Mixed(*cut, self.lam) for cut in zip(inputs, targets, partners, strict=True)]
+
+
+def draw_shares(alpha: float, steps: int, seed: int, epoch: int) -> Tensor:
+    """(steps, 3) for an epoch: lam ~ Beta(alpha, alpha) of each batch, and a place (y, x) for CutMix."""
+    rng = np.random.default_rng([MIXING, seed, epoch])
+    return torch.from_numpy(np.column_stack([rng.beta(alpha, alpha, steps), rng.random((steps, 2))])).float()
+
+
+def mixup(inputs: Tensor, targets: Tensor, share: Tensor) -> Mixed:
+    """`lam * x + (1 - lam) * x'`; share (R, 3) is one step of `draw_shares`.
+
+    The partner is the neighbour in the batch: batches are shuffled already, so it is as random as any.
+    """
+    lam = share[:, 0].to(inputs)
+    weight = lam.view(-1, *[1] * (inputs.ndim - 1))
+    return Mixed(weight * inputs + (1 - weight) * inputs.roll(1, 1), targets, targets.roll(1, 1), lam)
+
+
+def cutmix(inputs: Tensor, targets: Tensor, share: Tensor) -> Mixed:
+    """Paste a box of the neighbour, of area about 1 - lam; the returned `lam` is the fraction that truly remains."""
+    side = (1 - share[:, 0]).clamp(0, 1).sqrt()
+    rows, columns = (  # (R, H), (R, W): cut off at the edges
+        ((torch.arange(n, device=share.device) + 0.5 - (share[:, i] * n)[:, None]).abs() < (side * n / 2)[:, None])
+        for i, n in enumerate(inputs.shape[-2:], start=1)
+    )
+    box = rows[:, :, None] & columns[:, None, :]
+    lam = 1 - box.float().mean((1, 2))
+    pasted = torch.where(box[:, None, None], inputs.roll(1, 1), inputs)
+    return Mixed(pasted, targets, targets.roll(1, 1), lam.to(inputs))

@@ -140,13 +140,9 @@ class Dataset:
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        names: Sequence[str],
-        splits: dict[str, Split],
-        notes: Sequence[str] = (),
+        cls, name: str, names: Sequence[str], splits: dict[str, Split], notes: Sequence[str] = (),
         normalisation: Normalisation | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset":  # fmt: skip
         """From class names and splits: counts the classes, and measures the normalisation on the training split."""
         expect(len(splits.get("train", ())), f"{name}: there is no training sample; expected a training split")
         train = splits["train"]

@@ -1,7 +1,6 @@
 """Inspection: what there is to know about a data set before training: regions, leaks, and a picture of the tail."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -62,17 +61,9 @@ class Inspection:
         named = ([f"{n}: {(data.splits[n].ids or range(i + 1))[i]}" for n, i in kind] for kind in (splits, labels))
         return cls(data, len(several), *map(tuple, named), shared, tuple(broken))
 
-    @property
-    def thirds(self) -> list[Region]:
-        """Head, med and tail: equal thirds of the classes by rank."""
-        return self._regions(self.data.classes.thirds)
-
-    @property
-    def shots(self) -> list[Region]:
-        """Many, medium and few: by the number of training samples."""
-        return self._regions(self.data.classes.shots)
-
-    def _regions(self, members: Mapping[str, NDArray[np.int64]]) -> list[Region]:
+    def regions(self, kind: str) -> list[Region]:
+        """thirds: head, med and tail by rank of the classes; shots: many, medium and few by training samples."""
+        members = self.data.classes.thirds if kind == "thirds" else self.data.classes.shots
         own = {name: self.data.classes.count_array[place] for name, place in members.items() if len(place)}
         return [Region(name, len(n), int(n.sum()), int(n.min()), int(n.max())) for name, n in own.items()]
 
@@ -94,8 +85,7 @@ class Inspection:
                 {"name": name, "rank": int(classes.rank[c])} | {split: counts[split][c] for split in counts}
                 for c, name in enumerate(classes.names)
             ],
-            "thirds": [region._asdict() for region in self.thirds],
-            "shots": [region._asdict() for region in self.shots],
+            **{kind: [region._asdict() for region in self.regions(kind)] for kind in ("thirds", "shots")},
             "repeated_samples": self.repeated,
             "samples_in_several_splits": _counted(self.across_splits),
             "samples_with_several_labels": _counted(self.across_labels),
@@ -133,13 +123,11 @@ def plot_tail(classes: Classes, path: Path, title: str) -> None:
     """Write a picture of the training samples of each class by rank; the suffix of the path decides the format."""
     try:
         from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise InputError('a picture of the tail needs matplotlib: pip install "rfdlc[plots]"') from None
     with rc_context(STYLE), replacing(path) as beside:
         figure = Figure(figsize=(9, 4.5), layout="constrained")
-        FigureCanvasAgg(figure)
         _draw(figure.subplots(), classes, title)
         try:
             figure.savefig(beside, format=path.suffix.lstrip("."), dpi=150)

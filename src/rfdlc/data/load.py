@@ -46,12 +46,9 @@ SOURCES: list[Source] = []  # those registered last come first
 
 
 def register_source(
-    read: Reader,
-    *,
-    names: Mapping[str, Finder] | None = None,
-    suffixes: Sequence[str] = (),
+    read: Reader, *, names: Mapping[str, Finder] | None = None, suffixes: Sequence[str] = (),
     recognises: Callable[[Path], bool] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Make `rfdlc.load`, and all that takes data in this process, read another format; the last one registered wins.
 
     Parameters
@@ -78,25 +75,19 @@ register_source(folder.read, recognises=Path.is_dir)
 register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
 register_source(table.read, recognises=is_table)
 register_source(listing.read, recognises=lambda path: path.is_dir() and bool(listing.find(path)))
-register_source(cifar.read, recognises=cifar.recognises)
+register_source(cifar.read, names=_named(cifar.find, cifar.LAYOUTS), recognises=cifar.recognises)
 register_source(arrays.read, suffixes=[".npz"])
 register_source(arrays.read_npy, suffixes=[".npy"])
 register_source(listing.read, names=_named(listing.find_named, listing.NAMES), suffixes=[".txt"])
 named = _named(medmnist.find, medmnist.CLASS_NAMES)
 register_source(medmnist.read, names=named, suffixes=[".npz"], recognises=medmnist.recognises)
-register_source(cifar.read_tail, names=_named(cifar.find, cifar.LAYOUTS))
 register_source(digits.read, names={"digits-lt": Path})
 
 
 def load(
-    source: Any,
-    *,
-    root: str | Path | None = None,
-    groups: str | Path | None = None,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    **options: Any,
-) -> Dataset:
+    source: Any, *, root: str | Path | None = None, groups: str | Path | None = None,
+    test_fraction: float = 0.2, seed: int = 0, **options: Any,
+) -> Dataset:  # fmt: skip
     """Read a data set.
 
     Parameters
@@ -107,17 +98,15 @@ def load(
         The folder that contains a named data set; the current folder by default.
     groups : str or Path, optional
         A CSV file that says which samples belong together, or a column of a table.
-    test_fraction : float
-        Fraction held out for testing where the data has no splits; 0 for none.
-    seed : int
-        Seed of everything that is drawn.
+    test_fraction, seed : float, int
+        Fraction held out for testing where the data has no splits (0 for none), and the seed of all that is drawn.
     **options
         Options of the format; `docs/data.md` lists them. Text is converted as on the command line.
 
-    Returns
-    -------
-    Dataset
-        Raises InputError if it cannot be read, or an option does not exist or has a value that is not valid.
+    Raises
+    ------
+    InputError
+        If it cannot be read, or an option does not exist or has a value that is not valid.
 
     Examples
     --------

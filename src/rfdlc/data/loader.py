@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,21 +43,11 @@ class EpochLoader:
     """
 
     def __init__(
-        self,
-        split: Split,
-        normalisation: Normalisation | None,
-        drawn_on: torch.device | str,
-        *,
-        batch_size: int = 128,
-        seeds: Sequence[int] = (0,),
-        sampling: str = "shuffle",
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        positions: Sequence[NDArray[np.int64]] | None = None,
-    ) -> None:
+        self, split: Split, normalisation: Normalisation | None, drawn_on: torch.device | str, *,
+        batch_size: int = 128, seeds: Sequence[int] = (0,), sampling: str = "shuffle",
+        device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, drop_last: bool = False,
+        rank: int = 0, world_size: int = 1, positions: Sequence[NDArray[np.int64]] | None = None,
+    ) -> None:  # fmt: skip
         self.device, self.batch_size, self.seeds = torch.device(device), batch_size, tuple(seeds)
         self.targets = torch.from_numpy(split.labels).to(drawn_on)  # (N,)
         weights = None if split.weights is None else torch.from_numpy(split.weights).to(drawn_on)
@@ -85,13 +75,6 @@ class EpochLoader:
         return orders if self._chosen is None else self._chosen.gather(1, orders)
 
 
-class EpochDraws(NamedTuple):
-    """The random choices of R runs in an epoch: the sample at each place, and the parameters of its augmentation."""
-
-    order: Tensor  # (R, N) sample indices
-    draws: Draws  # each (R, N, ...)
-
-
 class ResidentLoader(EpochLoader):
     """Batches for R runs at once: inputs (R, B, channels, H, W) or (R, B, F), augmented and normalised, targets (R, B).
 
@@ -99,13 +82,9 @@ class ResidentLoader(EpochLoader):
     """
 
     def __init__(
-        self,
-        split: Split,
-        normalisation: Normalisation | None = None,
-        *,
-        augment: Augment | None = None,
-        **options: Any,
-    ) -> None:
+        self, split: Split, normalisation: Normalisation | None = None, *,
+        augment: Augment | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(split, normalisation, options.get("device", "cpu"), **options)
         self.inputs = torch.from_numpy(split.array).to(self.device)  # (N, ...)
         self.is_images = self.inputs.dtype == torch.uint8
@@ -126,10 +105,10 @@ class ResidentLoader(EpochLoader):
             for inputs, targets in zip(*(tensor.split(sizes) for tensor in prepared), strict=True):
                 yield inputs.view(len(self.seeds), -1, *inputs.shape[1:]), targets.view(len(self.seeds), -1)
 
-    def draw(self, epoch: int) -> EpochDraws:
-        """All random choices of an epoch, drawn in bulk on the device."""
+    def draw(self, epoch: int) -> tuple[Tensor, Draws]:
+        """All random choices of an epoch: the sample at each place (R, N), the parameters of its augmentation."""
         drawn = [self.augment.draw(self.count, seeded(AUGMENTATION, seed, epoch, self.device)) for seed in self.seeds]
-        return EpochDraws(self.draw_order(epoch), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]})
+        return self.draw_order(epoch), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}
 
     def prepare(self, order: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Inputs (..., channels, H, W) or (..., F) and targets (...) for sample indices (...): a pure function."""

@@ -17,16 +17,9 @@ def profile_counts(n_max: int, classes: int, factor: float, profile: Profile = "
     """How many samples each class keeps: n_max for the first down to n_max / factor for the last.
 
     exponential: `int(n_max * factor**(-c / (C - 1)))`; step: the first half n_max, the rest `int(n_max / factor)`.
-
-    >>> profile_counts(5000, 10, 100).tolist()
-    [5000, 2997, 1796, 1077, 645, 387, 232, 139, 83, 50]
-    >>> profile_counts(500, 4, 10, "step").tolist()
-    [500, 500, 50, 50]
     """
-    expect(
-        1 <= factor <= n_max,
-        f"imbalance factor {factor} is out of range: expected 1 (balanced) to {n_max} (one sample in the last class)",
-    )
+    allowed = f"expected 1 (balanced) to {n_max} (one sample in the last class)"
+    expect(1 <= factor <= n_max, f"imbalance factor {factor} is out of range: {allowed}")
     place = np.arange(classes)
     share = place / (classes - 1) if profile == "exponential" else (place >= (classes + 1) // 2).astype(float)
     # The small term keeps integers exact: 49 * 49**-1.0 is 0.999... in floating point.
@@ -36,8 +29,7 @@ def profile_counts(n_max: int, classes: int, factor: float, profile: Profile = "
 def subset(labels: Indices, counts: Indices, seed: int = 0) -> Indices:
     """Positions, in order, of a seeded random subset with `counts[c]` samples of class c (all of them if it has fewer).
 
-    Each class has its own random numbers, so that subsets of different factors are nested: a smaller count is a
-    subset of a larger one.
+    Each class has its own random numbers, so that subsets are nested: a smaller count is a subset of a larger one.
     """
     kept = [_shuffled(np.flatnonzero(labels == c), seed, c)[: counts[c]] for c in range(len(counts))]
     return np.sort(np.concatenate(kept))

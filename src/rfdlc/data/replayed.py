@@ -11,7 +11,7 @@ from torch import Tensor
 def capture(function: Callable[[], Any], warm_up: int = 1, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph that does what `function` does, on the same memory, and what the captured call returned.
 
-    First it is called `warm_up` times: libraries make themselves ready, kernels are compiled.
+    The calls before that make libraries ready and compile kernels.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -33,16 +33,11 @@ def capture(function: Callable[[], Any], warm_up: int = 1, pool: Any = None) -> 
 
 
 class Replayed:
-    """A pure function of tensors whose shapes do not change, captured at its first call on a GPU.
-
-    Elsewhere the function is simply called.
-    """
+    """A pure function of tensors whose shapes do not change, captured at its first call on a GPU."""
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
         self.function = function
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.given: tuple[Tensor, ...] = ()
-        self.found: tuple[Tensor, ...] = ()
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         if not tensors[0].is_cuda:

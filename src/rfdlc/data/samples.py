@@ -62,13 +62,9 @@ class Samples:
 
 
 def open_samples(
-    source: str | Path,
-    spec: InputSpec,
-    *,
-    root: str | Path | None = None,
-    split: str | None = None,
+    source: str | Path, spec: InputSpec, *, root: str | Path | None = None, split: str | None = None,
     skip_broken: bool = False,
-) -> Samples:
+) -> Samples:  # fmt: skip
     """Samples of a folder or a list of images, one image, a table, arrays, or a named data set, labelled or not.
 
     `split` names one of several splits, by default the last that exists. With `skip_broken`, images that cannot be

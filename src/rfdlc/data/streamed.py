@@ -74,8 +74,7 @@ class View:
 def recoloured(image: "Image", brightness: float, contrast: float, saturation: float) -> "Image":
     """Brightness, contrast and saturation times these factors, as one linear map of colours, clipped to 0..255.
 
-    x' = b c (s x + (1 - s) grey(x)) + b (1 - c) mean grey. Their order does not matter: saturation leaves the mean
-    grey as it is.
+    x' = b c (s x + (1 - s) grey(x)) + b (1 - c) mean grey; saturation leaves the mean grey as it is.
     """
     from PIL import Image
 
@@ -102,14 +101,9 @@ class StreamedLoader(EpochLoader):
     """
 
     def __init__(
-        self,
-        split: Split,
-        normalisation: Normalisation | None = None,
-        *,
-        view: View | None = None,
-        workers: int | None = None,
-        **options: Any,
-    ) -> None:
+        self, split: Split, normalisation: Normalisation | None = None, *,
+        view: View | None = None, workers: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         if not isinstance(split.inputs, ImageFiles):
             raise InputError("these samples are in memory: use a ResidentLoader, which is faster")
         super().__init__(split, normalisation, "cpu", **options)

@@ -24,21 +24,13 @@ Cells = Any  # as they are read: a sequence, an array, or a column of pyarrow
 
 
 def blurred(column: NDArray[Any]) -> bool:
-    """Whether numbers lie so far from 0, for their spread, that 32 bits blur what differs between them.
-
-    >>> blurred(np.array([1.7e9, 1.7e9 + 60, 1.7e9 + 90])), blurred(np.array([1.7e9, 1e8]))
-    (True, False)
-    """
+    """Whether numbers lie so far from 0, for their spread, that 32 bits blur what differs between them."""
     spread = float(np.nanstd(column)) if len(column) else 0.0
     return 0 < ROUNDED * spread < float(np.nanmax(np.abs(column))) * float(np.finfo(np.float32).eps) / 2
 
 
 def as_text(value: Any) -> str | None:
-    """A cell as text, None where it is missing.
-
-    >>> as_text(" NA "), as_text(None), as_text(float("nan")), as_text(3)
-    (None, None, None, '3')
-    """
+    """A cell as text, None where it is missing."""
     text = "" if value is None else str(value).strip()
     return None if text.lower() in MISSING else text
 
@@ -51,11 +43,7 @@ def text_column(cells: Cells) -> Column:
 
 
 def parse_column(name: str, cells: Cells) -> Column:
-    """Numbers if every cell that is not missing is one, otherwise text.
-
-    >>> parse_column("age", ["31", "", "4.5"]).tolist()
-    [31.0, nan, 4.5]
-    """
+    """Numbers if every cell that is not missing is one, otherwise text."""
     numbers = _numbers(cells)
     if numbers is None:
         return text_column(cells)
@@ -98,11 +86,7 @@ def _arrow_texts(column: Any) -> Any:
 
 
 def strays_among(values: Sequence[str]) -> str:
-    """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing.
-
-    >>> strays_among([*"0123456789", "10", "unknown"]), strays_among(["1", "2", "more"])
-    ("; 'unknown' is not a number: such cells may be left empty", '')
-    """
+    """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing."""
     texts = [text for text in values if not is_number(text)]
     few = 0 < len(texts) < FEW * len(values)
     return f"; {listing(map(repr, texts), 3)} is not a number: such cells may be left empty" if few else ""

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rfdlc.data.mixing import draw_shares
+from rfdlc.data.augment import draw_shares
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.execution import Execution, seed_all, torch_settings
@@ -76,8 +76,8 @@ class PreparedStage:
     def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
         """(steps, R, 3): what is drawn for mixing each batch."""
         alphas = [own.mixup or own.cutmix or 1.0 for own in self.each]
-        drawn = [draw_shares(a, self.loader.steps, (seed,), epoch) for a, seed in zip(alphas, seeds, strict=True)]
-        return torch.cat(drawn, 1)
+        drawn = [draw_shares(a, self.loader.steps, seed, epoch) for a, seed in zip(alphas, seeds, strict=True)]
+        return torch.stack(drawn, 1)
 
 
 @dataclass(frozen=True)

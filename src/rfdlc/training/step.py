@@ -13,7 +13,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from rfdlc.data.mixing import Mixed, cutmix, mixup
+from rfdlc.data.augment import Mixed, cutmix, mixup
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.losses import GlobalBatch, RunLosses

@@ -54,15 +54,10 @@ def find(root: Path, name: str) -> Path:
     return found[0]
 
 
-def read_tail(path: Path, *, factor: float = 100, profile: Profile = "exponential", seed: int = 0) -> Dataset:
-    """CIFAR10-LT or CIFAR100-LT, by what `find` returned."""
-    return read(path, factor=factor, profile=profile, seed=seed)
-
-
 def read(path: Path, *, factor: float | None = None, profile: Profile = "exponential", seed: int = 0) -> Dataset:
-    """All images of a folder, or a long-tailed subset where a factor is given."""
+    """A folder, completely or by a factor; or what `find` returned, by default with factor 100."""
     name, layout = next(item for item in LAYOUTS.items() if path.name == item[1].meta or item[1].complete(path))
-    folder = path if path.is_dir() else path.parent
+    folder, factor = (path, factor) if path.is_dir() else (path.parent, 100.0 if factor is None else factor)
     named = _table(folder / layout.meta).get(layout.names)
     names = [text for text in map(_text, named) if text is not None] if isinstance(named, list) else []
     wanted_names = f"{layout.classes} class names under {layout.names!r}"

@@ -115,17 +115,10 @@ def _entries(folder: Path, root: Path) -> list[tuple[str, bool]]:
 
 
 def read_images(
-    name: str,
-    root: Path,
-    listed: Mapping[str, Sequence[Entry]],
-    class_names: Sequence[str],
-    image_size: int | None,
-    skip_broken: bool,
-    notes: Sequence[str],
-    broken: Sequence[str],  # what is broken already
-    normalisation: Normalisation | None = None,
-) -> Dataset:
-    """Read the headers, choose size and channels, and decode what fits into memory."""
+    name: str, root: Path, listed: Mapping[str, Sequence[Entry]], class_names: Sequence[str], image_size: int | None,
+    skip_broken: bool, notes: Sequence[str], broken: Sequence[str], normalisation: Normalisation | None = None,
+) -> Dataset:  # fmt: skip
+    """Read the headers, choose size and channels, and decode what fits into memory; `broken` is what is known."""
     gone, usable, sizes, grey = list(broken), dict[str, list[Entry]](), set[tuple[int, int]](), True
     for split, entries in listed.items():
 

@@ -27,16 +27,9 @@ TARGETS = ("target", "label", "class", "y")
 
 
 def read(
-    source: Any,
-    *,
-    target: str | None = None,
-    groups: str | None = None,
-    split: str | None = None,
-    drop: Sequence[str] = (),
-    skip_broken: bool = False,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-) -> Dataset:
+    source: Any, *, target: str | None = None, groups: str | None = None, split: str | None = None,
+    drop: Sequence[str] = (), skip_broken: bool = False, test_fraction: float = 0.2, seed: int = 0,
+) -> Dataset:  # fmt: skip
     """One row per sample, one column the `target`. The encoding of the others is learned on the training rows alone.
 
     `groups` and `split` name columns; without a split column a stratified test split is held out.
@@ -196,11 +189,7 @@ def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | N
 
 
 def names_rows(column: str) -> bool:
-    """Whether a column is called as those are that only name rows.
-
-    >>> names_rows("Patient_ID"), names_rows("PassengerId"), names_rows("idea"), names_rows("humid")
-    (True, True, False, False)
-    """
+    """Whether a column is called as those are that only name rows, such as Patient_ID or PassengerId."""
     usual = column.lower() in ("", "id", "index", "unnamed: 0") or column.lower().endswith(("_id", " id"))
     return usual or re.search(r"[a-z](Id|ID)$", column) is not None
 
