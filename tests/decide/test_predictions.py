@@ -213,7 +213,7 @@ def test_pickled_objects_are_refused(tmp_path):
         (lambda d: Predictions(probabilities=P, targets=[0]), r"targets have shape \(1,\) for 2 samples"),
         (lambda d: Predictions(probabilities=P, ids=["a", "b", "c"]), r"ids have shape \(3,\)"),
         (lambda d: Predictions(probabilities=P, uncertainty=["a", "b"]), "uncertainty must be numbers"),
-        (lambda d: Predictions(probabilities=P).with_classes(Classes(("a", "b"))), "3 classes: expected 2"),
+        (lambda d: Predictions(probabilities=P).with_classes(Classes(("a", "b"))), "3 columns but there are 2 classes"),
         (
             lambda d: Predictions(probabilities=P, classes=Classes(NAMES)).with_classes(Classes(("a", "b", "c"))),
             "'a' is",

@@ -13,7 +13,7 @@ from rfdlc.errors import expect
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
-    from rfdlc.decide.decider import Explanation
+    from rfdlc.decide.rules import Explanation
     from rfdlc.integrations.report.runs import ReportRun
 
 PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores, or a run folder."

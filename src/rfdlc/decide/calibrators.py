@@ -1,21 +1,12 @@
 """Calibrators make probabilities mean what they say. Each is an affine map of log p, fitted on held-out data.
 
-- none: log p itself;
-- temperature (Guo et al. 2017): softmax(log p / T), one parameter;
-- prior-corrected-temperature: biases in proportion to the log training frequency, b = -d log n: two parameters.
-  A rare class has too few held-out samples for a bias of its own, but all rare classes together show how far
-  the model still leans to the head;
-- bias-corrected-temperature (Alexandari et al. 2020): softmax(log p / T + b), one bias per class;
-- matrix-scaling (Kull et al. 2019): softmax(W log p + b), with a ridge penalty, for many held-out samples;
-- auto: the one of these with the highest cross-validated likelihood.
-
-The class prior of held-out data may differ from the prior q that the scores carry. Where q is known, what is fitted is
-softmax(W log p + b + log(h / q)) with h the held-out prior, and the last term is left out afterwards.
+The class prior h of held-out data may differ from the prior q that the scores carry. Where q is known,
+softmax(W log p + b + log(h / q)) is fitted, and the last term is left out afterwards.
 """
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -26,7 +17,7 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.sparse import csr_array
 
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.priors import shift_weights
+from rfdlc.decide.priors import shrunk
 from rfdlc.decide.scores import Floats, log_softmax, softmax
 from rfdlc.errors import InputError, expect
 
@@ -34,12 +25,12 @@ COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out sa
 # A temperature is the most probable one under a Gaussian on log T, plus some standard errors: a temperature that is too
 # low costs more than one that is too high. Chosen by regret on worlds like those of benchmarks/regret.py, with logits
 # 0.7 to 4 times too large.
-LOG_T_MEAN, LOG_T_SPREAD, CAUTION = 0.25, 0.5, 0.7
+LOG_T_MEAN, LOG_T_SPREAD, CAUTION = 0.25, 0.5, 1.0
 STRENGTH = 1.0  # of a unit Gaussian on 1/T - 1 and on each bias: as weak as one sample, and keeps them finite
 MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
 CHOICES = ("temperature", "none", "prior-corrected-temperature", "bias-corrected-temperature", "matrix-scaling")
-FOLDS, CLEARLY = 5, 1.0  # of cross-validation; standard errors below the best that a simpler calibrator may be
-SAMPLES_PER_PARAMETER = 5  # held-out samples, below which a calibrator is not tried
+FOLDS, CLEARLY = 5, 2.0  # of cross-validation; standard errors below the best that a simpler calibrator may be
+SAMPLES_PER_PARAMETER = 10  # held-out samples, below which a calibrator is not tried
 
 
 class Calibrator(Protocol):
@@ -143,18 +134,23 @@ class NoCalibration(Calibrator):
         return 1.0, 0.0
 
 
+@register_calibrator
 @dataclass(frozen=True)
-class _Scaling(Calibrator):
-    """softmax(log p / temperature + bias)."""
+class Temperature(Calibrator):
+    """softmax(log p / T) (Guo et al. 2017)."""
 
     temperature: float = 1.0
     bias: tuple[float, ...] | None = None
     prior: tuple[float, ...] | None = None
+    name = "temperature"
 
     def __post_init__(self) -> None:
-        expect(
-            0 < self.temperature < np.inf, f"temperature {self.temperature} cannot be used: expected a number above 0"
-        )
+        above = 0 < self.temperature < np.inf
+        expect(above, f"temperature {self.temperature} cannot be used: expected a number above 0")
+
+    @classmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        return cls(_HeldOut(log_p, targets, **context).temperature())
 
     def as_affine(self) -> tuple[Any, Any]:
         return 1 / self.temperature, 0.0 if self.bias is None else np.array(self.bias)
@@ -162,32 +158,38 @@ class _Scaling(Calibrator):
     def __str__(self) -> str:
         return f"temperature {self.temperature:.3g}" + ("" if self.bias is None else " and a bias per class")
 
-    @classmethod
-    def _with_bias(cls, held_out: "_HeldOut", directions: csr_array) -> Self:
-        """Fit 1/T and the coefficients of the directions (parameters, C) of the bias."""
-        temperature, bias = held_out.temperature_and_bias(directions)
-        return cls(temperature, tuple(bias.tolist()), held_out.carried(1 / temperature, bias))
-
 
 @register_calibrator
-class Temperature(_Scaling):
-    """softmax(log p / T)."""
+class BiasCorrectedTemperature(Temperature):
+    """softmax(log p / T + b) (Alexandari et al. 2020); the bias of a class that the held-out data lack stays 0."""
 
-    name = "temperature"
+    name = "bias-corrected-temperature"
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        return cls(_HeldOut(log_p, targets, **context).temperature())
+        held_out = _HeldOut(log_p, targets, **context)
+        temperature, bias = held_out.temperature_and_bias(cls.directions(targets, log_p.shape[1], **context))
+        return cls(temperature, tuple(bias.tolist()), held_out.carried(1 / temperature, bias))
+
+    @classmethod
+    def directions(cls, targets: Indices, classes: int, **context: Any) -> csr_array:
+        """What the bias is a sum of: (parameters, C)."""
+        present = np.unique(targets)
+        return csr_array((np.ones(len(present)), (np.arange(len(present)), present)), (len(present), classes))
 
 
 @register_calibrator
-class PriorCorrectedTemperature(_Scaling):
-    """softmax(log p / T - d log n), with n the training counts."""
+class PriorCorrectedTemperature(BiasCorrectedTemperature):
+    """softmax(log p / T - d log n), with n the training counts.
+
+    A rare class has too few held-out samples for a bias of its own, but all rare classes together show how far the
+    model still leans to the head.
+    """
 
     name = "prior-corrected-temperature"
 
     @classmethod
-    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+    def directions(cls, targets: Indices, classes: int, **context: Any) -> csr_array:
         counts = context.get("training_counts")
         if counts is None:
             raise InputError(
@@ -195,22 +197,7 @@ class PriorCorrectedTemperature(_Scaling):
                 "(Classes.from_labels(y_train), --classes counts.csv)"
             )
         log_count = np.log(np.maximum(counts, 1))  # shifting all biases alike changes nothing
-        return cls._with_bias(
-            _HeldOut(log_p, targets, **context), csr_array(np.atleast_2d(log_count.mean() - log_count))
-        )
-
-
-@register_calibrator
-class BiasCorrectedTemperature(_Scaling):
-    """softmax(log p / T + b); the bias of a class that the held-out data lack stays 0."""
-
-    name = "bias-corrected-temperature"
-
-    @classmethod
-    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        present, classes = np.unique(targets), log_p.shape[1]
-        directions = csr_array((np.ones(len(present)), (np.arange(len(present)), present)), (len(present), classes))
-        return cls._with_bias(_HeldOut(log_p, targets, **context), directions)
+        return csr_array(np.atleast_2d(log_count.mean() - log_count))
 
 
 @register_calibrator
@@ -239,10 +226,7 @@ class MatrixScaling(Calibrator):
 @register_calibrator
 @dataclass(frozen=True)
 class Auto(Calibrator):
-    """The first of CHOICES whose cross-validated likelihood is not clearly below the highest one.
-
-    The likelihood is that of the class prior decided for, where it is known.
-    """
+    """The first of CHOICES whose cross-validated likelihood (for the prior decided for) is not clearly too low."""
 
     chosen: str
     parameters: dict[str, Any]
@@ -252,12 +236,14 @@ class Auto(Calibrator):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        classes, held_out = log_p.shape[1], _HeldOut(log_p, targets, **context)
-        parameters = dict(zip(CHOICES, (0, 0, 2, classes, classes**2), strict=True))
-        allowed = [name for name in CHOICES if len(targets) >= SAMPLES_PER_PARAMETER * parameters[name]]
-        if context.get("training_counts") is None and CHOICES[2] in allowed:
-            allowed.remove(CHOICES[2])
-        weights = held_out.target_weights(context.get("target_prior"))
+        classes, target, held_out = log_p.shape[1], context.get("target_prior"), _HeldOut(log_p, targets, **context)
+        wanted = held_out.prior if target is None else target
+        weights = held_out.weights * (wanted / np.maximum(held_out.prior, 1e-300))[targets]
+        weights /= weights.sum()
+        known = 2 if context.get("training_counts") is not None else np.inf
+        parameters = dict(zip(CHOICES, (0, 0, known, classes, classes**2), strict=True))
+        size = 1 / (weights**2).sum()  # the effective one
+        allowed = [name for name in CHOICES if size >= SAMPLES_PER_PARAMETER * parameters[name]]
         each = {name: _cross_validated(CALIBRATORS[name], log_p, targets, context) for name in allowed}
         losses = {name: float(weights @ values) for name, values in each.items()}
         best = min(losses, key=losses.__getitem__)
@@ -316,29 +302,17 @@ class _HeldOut:
         **_: Any,
     ) -> None:
         self.log_p, self.targets, self.rows = np.asarray(log_p, dtype=np.float64), targets, np.arange(len(targets))
-        self.repeats = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        counts = np.bincount(targets, self.repeats, minlength=log_p.shape[1])
-        share = 1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets] if balanced else 1 / self.repeats.sum()
-        self.weights = share * self.repeats  # sum to one
-        self.size = 1 / (self.repeats @ np.square(np.broadcast_to(share, len(targets))))  # effective sample size
+        repeats = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        counts = np.bincount(targets, repeats, minlength=log_p.shape[1])
+        each = 1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets] if balanced else 1 / repeats.sum()
+        self.weights = each * repeats  # sum to one
+        self.size = 1 / (repeats @ np.square(np.broadcast_to(each, len(targets))))  # effective sample size
         self.ridge = STRENGTH / self.size
-        self.prior = counts / counts.sum()  # of the held-out data
-        self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the weighted data
+        self.prior = np.bincount(targets, self.weights, minlength=log_p.shape[1])
+        self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the held-out data
         if train_prior is not None:
-            pseudo, probable = shift_weights(counts, train_prior)
-            self.prior = probable @ ((pseudo + counts) / (pseudo + counts).sum(axis=1, keepdims=True))
-            if balanced:  # by construction; one more sample, spread as the scores' prior: no class is impossible
-                shares = np.bincount(targets, self.weights, minlength=log_p.shape[1])
-                self.offset = np.log(shares / np.maximum(train_prior, 1e-300) + self.ridge) - np.log1p(self.ridge)
-            else:
-                self.offset = np.log(np.maximum(self.prior, 1e-300) / np.maximum(train_prior, 1e-300))
-
-    def target_weights(self, target: Floats | None) -> Floats:
-        """The weight of each sample in data of the target prior; as in fitting where it is not known."""
-        if target is None:
-            return self.weights
-        weights = self.repeats * (target / np.maximum(self.prior, 1e-300))[self.targets]
-        return weights / weights.sum()
+            self.prior = shrunk(self.size * self.prior, train_prior)
+            self.offset = np.log(np.maximum(self.prior, 1e-300) / np.maximum(train_prior, 1e-300))
 
     def carried(self, weight: Any, bias: Any) -> tuple[float, ...]:
         """The class prior that calibrated probabilities carry, from their mean over the held-out data."""
@@ -347,7 +321,7 @@ class _HeldOut:
         return tuple((mean / mean.sum()).tolist())
 
     def loss(self, scores: Floats) -> tuple[float, Floats]:
-        """The negative log-likelihood, and its derivative by the scores (N, C), which are changed."""
+        """The negative log-likelihood, and its derivative by the scores (N, C)."""
         slope = softmax(scores + self.offset)
         loss = -self.weights @ np.log(np.maximum(slope[self.rows, self.targets], 1e-300))
         slope *= self.weights[:, None]  # weight * (p - one-hot)
@@ -373,33 +347,43 @@ class _HeldOut:
         return float(np.exp(min(best + CAUTION / np.sqrt(max(curvature, LOG_T_SPREAD**-2)), bounds[1])))
 
     def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
-        """L-BFGS over (1/T, coefficients of the directions (parameters, C)); convex, so any start will do."""
-        free = directions.shape[0]
-        at_rest = np.eye(1 + free)[0]  # 1/T = 1, no bias
-
-        def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-            drift = parameters - at_rest
-            nll, slope = self.loss(parameters[0] * self.log_p + parameters[1:] @ directions)
-            slopes = np.concatenate([[(slope * self.log_p).sum()], directions @ slope.sum(axis=0)])
-            return nll + self.ridge / 2 * (drift**2).sum(), slopes + self.ridge * drift
-
-        bounds = [(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * free
-        options = {"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9}
-        fitted = minimize(loss, at_rest, jac=True, bounds=bounds, method="L-BFGS-B", options=options).x
-        return float(1 / fitted[0]), fitted[1:] @ directions
+        """1/T and the coefficients of the directions (parameters, C); convex, so any start will do."""
+        found = self._fitted(
+            np.eye(1 + directions.shape[0])[0],  # 1/T = 1, no bias
+            lambda parameters: parameters[0] * self.log_p + parameters[1:] @ directions,
+            lambda slope: np.concatenate([[(slope * self.log_p).sum()], directions @ slope.sum(axis=0)]),
+            bounds=[(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * directions.shape[0],
+            options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
+        )
+        return float(1 / found[0]), found[1:] @ directions
 
     def matrix_and_bias(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """L-BFGS over W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
-        ridge, classes = MATRIX_STRENGTH * self.ridge, self.log_p.shape[1]
-        at_rest = np.vstack([np.eye(classes) / self.temperature(), np.zeros(classes)])  # (C + 1, C): W.T above b
+        """W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
+        classes = self.log_p.shape[1]
+        found = self._fitted(
+            np.vstack([np.eye(classes) / self.temperature(), np.zeros(classes)]),  # (C + 1, C): W.T above b
+            lambda parameters: self.log_p @ parameters[:-1] + parameters[-1],
+            lambda slope: np.vstack([self.log_p.T @ slope, slope.sum(axis=0)]),
+            MATRIX_STRENGTH,
+            options={"maxiter": 500},
+        )
+        return found[:-1].T, found[-1]
 
-        def loss(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def _fitted(
+        self,
+        at_rest: Floats,
+        scores: Callable[[Floats], Floats],
+        slopes: Callable[[Floats], Floats],
+        strength: float = 1.0,
+        **settings: Any,
+    ) -> Floats:
+        """L-BFGS, with a ridge penalty on the distance from `at_rest`; `slopes` is the transpose of `scores`."""
+
+        def loss(flat: Floats) -> tuple[float, Floats]:
             parameters = flat.reshape(at_rest.shape)
-            drift = parameters - at_rest
-            nll, slope = self.loss(self.log_p @ parameters[:-1] + parameters[-1])
-            slopes = np.vstack([self.log_p.T @ slope, slope.sum(axis=0)]) + ridge * drift
-            return nll + ridge / 2 * (drift**2).sum(), slopes.ravel()
+            drift, (nll, slope) = parameters - at_rest, self.loss(scores(parameters))
+            penalty = strength * self.ridge
+            return nll + penalty / 2 * (drift**2).sum(), (slopes(slope) + penalty * drift).ravel()
 
-        found = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
-        fitted = found.reshape(at_rest.shape)
-        return fitted[:-1].T, fitted[-1]
+        found: Floats = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", **settings).x
+        return found.reshape(at_rest.shape)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions, encode_targets
-from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, estimate_prior, joint_table, normalised, shares
-from rfdlc.decide.rules import RULES, WARNINGS, corrected, largest
+from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, estimate_prior, in_words, joint_table, normalised
+from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, explained, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
@@ -38,22 +38,6 @@ NEEDS_TRAIN_PRIOR = (
     "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
     "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration with biases, fitted"
 )
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why each sample was decided as it was: arrays of shape (n_samples,), actions as indices into `actions`."""
-
-    actions: tuple[str, ...]
-    action: Indices
-    value: Floats  # expected utility of the action
-    runner_up: Indices  # the next best action by the same rule
-    runner_up_value: Floats
-    argmax: Indices  # the most probable class
-    probability: Floats  # of that class
-
-    def __len__(self) -> int:
-        return len(self.action)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,6 +87,7 @@ class Decider:
     fitted: Calibrator | None = None
     joint: Any = None
     calibrated_on: Any = None
+    estimate: ClassVar[PriorEstimate | None] = None  # of the target prior
 
     def __post_init__(self) -> None:
         self._check()
@@ -111,22 +96,15 @@ class Decider:
         """Return a copy with other parameters; nothing is fitted again.
 
         A new utility is matched by class name, and so are new `classes` (training counts and groups).
-
-        >>> decider = Decider(Utility.one_hot(["healthy", "ill"]))
-        >>> decider.replace(utility=Utility([[1, 0], [-5, 1]], ["healthy", "ill"])).decide([[0.7, 0.3]]).tolist()
-        [1]
         """
-        new = copy.copy(self)
+        new, old = copy.copy(self), self.utility.classes
         utility = changes.pop("utility", None) or self.utility
         if classes is not None or utility is not self.utility:
-            old = self.utility.classes
             changes["utility"] = utility.with_classes(old if classes is None else classes.in_order(old.names))
         for name, value in changes.items():
             object.__setattr__(new, choose("parameter", name, self.__dataclass_fields__), value)
         new._check(warn="rule" in changes)
         return new
-
-    # -- fitting ----------------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -144,22 +122,18 @@ class Decider:
         """
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, CORRECTED_TWICE)
-        repeats = None if sample_weight is None else _as_weights(sample_weight, "sample_weight", len(y))
+        counts, context = self.utility.classes.counts, {"balanced": balanced, "train_prior": self.train_prior}
+        context["sample_weight"] = (
+            None if sample_weight is None else _as_weights(sample_weight, "sample_weight", len(y))
+        )
+        context["training_counts"] = None if counts is None else np.array(counts)
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
-        fitted, counts = None, self.utility.classes.counts
+        fitted = joint = None
         if self.calibration is not None:
-            fitted = CALIBRATORS[self.calibration].fit(
-                log_softmax(log_p),
-                y,
-                sample_weight=repeats,
-                balanced=balanced,
-                training_counts=None if counts is None else np.array(counts),
-                train_prior=self.train_prior,
-                target_prior=self.target_prior,
-            )
-        joint = None
+            context["target_prior"] = self.target_prior
+            fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
         if len(self.utility.classes) <= CHECKED_CLASSES:
-            joint = joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, repeats)
+            joint = joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, context["sample_weight"])
         return self.replace(fitted=fitted, joint=joint, calibrated_on=checked.fingerprints(y, REMEMBERED))
 
     @property
@@ -170,9 +144,8 @@ class Decider:
         return prior
 
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
-        """The class prior of unlabelled data, by EM, with the BBSE estimate as a check after `fit`."""
-        checked = self.read(scores, logits)
-        calibrated = np.concatenate([p for _, p in self._calibrated(checked)])
+        """The class prior of unlabelled data with its uncertainty; after `fit`, the BBSE estimate is a check."""
+        calibrated = np.concatenate([p for _, p in self._calibrated(self.read(scores, logits))])
         return estimate_prior(calibrated, self._known_prior(), self.joint)
 
     def overlap(self, scores: Scores, targets: Indices) -> float:
@@ -181,13 +154,11 @@ class Decider:
         known = [np.isin(each, found[kind]).mean() for kind, each in self.calibrated_on.items() if kind in found]
         return float(max([*known, 0.0]))
 
-    # -- deciding ---------------------------------------------------------------------------------------------
-
     def decide(self, scores: Any, *, logits: bool = False) -> Indices:
         """The chosen action of each sample (N,), an index into `utility.actions`."""
-        # Linear rules take the correction into their matrix, which saves two passes over the scores.
-        gain = RULES[self.rule](self.utility, self.ratio())
-        return np.concatenate([largest(gain(p)) for _, p in self._calibrated(self.read(scores, logits), self.ratio())])
+        checked, ratio = self.read(scores, logits), self.ratio()
+        gain = RULES[self.rule](self.utility, ratio)  # linear rules take the correction into their matrix
+        return np.concatenate([largest(gain(p)) for _, p in self._calibrated(checked, ratio)])
 
     def decide_probabilities(self, probabilities: Floats) -> Indices:
         """Like `decide`, from probabilities (N, C) that are calibrated and corrected already."""
@@ -209,12 +180,13 @@ class Decider:
 
     def explain(self, scores: Any, *, logits: bool = False) -> Explanation:
         """For each sample the chosen action and its value, the runner-up, and what arg max would have done."""
-        chunks = [self._explained(p) for _, p in self.stream(self.read(scores, logits))]
-        return Explanation(self.utility.actions, *(np.concatenate(column) for column in zip(*chunks, strict=True)))
+        chunks = [explained(self.utility, self.gains(p), p) for _, p in self.stream(self.read(scores, logits))]
+        return Explanation(self.utility.actions, *map(np.concatenate, zip(*chunks, strict=True)))
 
     def explain_probabilities(self, probabilities: Floats) -> Explanation:
         """Like `explain`, from probabilities (N, C) that are calibrated and corrected already."""
-        return Explanation(self.utility.actions, *self._explained(np.asarray(probabilities)))
+        p = np.asarray(probabilities)
+        return Explanation(self.utility.actions, *explained(self.utility, self.gains(p), p))
 
     def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
         """Chunks of corrected probabilities (n, C), each row summing to one; constant memory."""
@@ -223,9 +195,9 @@ class Decider:
 
     def ratio(self) -> Prior | None:
         """The factor (C,) that corrects calibrated probabilities for the target prior; None leaves them alone."""
-        target, carried = self.target_prior, self._known_prior() if self.target_prior is not None else None
-        if carried is None:
+        if self.target_prior is None:
             return None
+        target, carried = self.target_prior, self._known_prior()
         impossible = self.utility.classes.select(np.flatnonzero((carried == 0) & (target > 0)))
         expect(
             not impossible,
@@ -233,8 +205,6 @@ class Decider:
             "samples cannot be corrected for; give it a positive training prior",
         )
         return np.divide(target, carried, out=np.zeros_like(target), where=carried > 0)
-
-    # -- files ------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
@@ -255,8 +225,7 @@ class Decider:
         found = table.get("format"), table.get("version")
         expect(
             found in ((FORMAT, 1), (FORMAT, VERSION)),
-            f"not a decider that this version reads: format {found[0]!r}, version {found[1]!r}; expected {FORMAT!r}, "
-            f"1 or {VERSION}",
+            f"not a decider that this version reads: format and version {found}; expected {FORMAT!r}, 1 or {VERSION}",
         )
         utility, fitted, joint = Utility.from_dict(table["utility"]), table["fitted"], table.get("joint")
         if joint is not None:
@@ -283,8 +252,6 @@ class Decider:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: cannot be read as a decider ({error})") from None
 
-    # -- in words ---------------------------------------------------------------------------------------------
-
     def __repr__(self) -> str:
         state, actions = self.fitted or "not calibrated", len(self.utility.actions)
         return f"Decider({self.rule}, {self.combine}, {state}, {self.decided_for}; {actions} actions)"
@@ -295,11 +262,12 @@ class Decider:
         classes, target = self.utility.classes, self.target_prior
         if target is None:
             return "decided for the class prior that the scores carry"
+        if self.estimate is not None:
+            return f"decided for the estimated class prior {in_words(classes, target, self.estimate.interval())}"
         if np.ptp(target) < 1e-9:
             return "decided for a uniform class prior"
-        if classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9:
-            return "decided for the class prior of the training data"
-        return f"decided for the class prior {shares(classes, target)}"
+        natural = classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9
+        return f"decided for the class prior {'of the training data' if natural else in_words(classes, target)}"
 
     def prior_warning(self, targets: Indices) -> str | None:
         """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
@@ -309,22 +277,19 @@ class Decider:
         if prior is None or np.abs(found - prior).sum() / 2 < FAR + 0.5 * np.sqrt(len(classes) / size):
             return None
         return (
-            f"the samples have the class frequencies {shares(classes, found)}, but decisions are made for the class "
-            f"prior {shares(classes, prior)}: set the target prior (target_prior, --target-prior) to theirs, if it is "
-            "that of future samples"
+            f"the samples have the class frequencies {in_words(classes, found)}, but decisions are made for the class "
+            f"prior {in_words(classes, prior)}: set the target prior (target_prior, --target-prior) to theirs, if it "
+            "is that of future samples"
         )
 
     def utility_interval(self, scores: Any, estimate: PriorEstimate, *, logits: bool = False) -> tuple[float, float]:
         """The 95% interval of the mean expected utility that the uncertainty of an estimated class prior leaves."""
         actions = self.replace(target_prior=estimate).decide(scores, logits=logits)
         p = np.asarray(self.replace(target_prior=None).probabilities(scores, logits=logits), dtype=np.float64)
-        draws = estimate.prior[None] if estimate.draws is None else estimate.draws
         gain = p * self.utility.matrix[:, actions].T  # (N, C)
-        ratios = draws / np.maximum(np.asarray(self.effective_prior), 1e-300)
+        ratios = estimate.draws / np.maximum(self._known_prior(), 1e-300)
         low, high = np.quantile([np.mean((gain @ r) / (p @ r)) for r in ratios], [0.025, 0.975])
         return float(low), float(high)
-
-    # -- reading ----------------------------------------------------------------------------------------------
 
     def read(self, scores: Any, logits: bool = False) -> Scores:
         """Checked scores of any source, with one column per class in the order of the utility."""
@@ -353,15 +318,12 @@ class Decider:
         expect(y.shape == (samples,), f"{y.size} targets for {samples} samples: expected one target per sample")
         return checked, y
 
-    # -- private ----------------------------------------------------------------------------------------------
-
     def _check(self, warn: bool = True) -> None:
         """Bring all parameters into their final form, and fail now rather than at the first decision."""
         utility: Any = self.utility
-        expect(
-            isinstance(utility, Utility),
-            f"utility is a {type(utility).__name__}: expected a Utility, such as Utility(matrix, names)",
-        )
+        kind = type(utility).__name__
+        right = isinstance(utility, Utility)
+        expect(right, f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)")
         choose("combine", self.combine, COMBINATIONS)
         choose("calibration", self.calibration or "none", CALIBRATORS)
         RULES[choose("rule", self.rule, RULES)](utility, None)
@@ -369,18 +331,21 @@ class Decider:
             warnings.warn(WARNINGS[self.rule], stacklevel=4)
         if self.fitted is not None:
             check_affine(self.fitted, len(utility.classes))
-        self._ready("weights", lambda given: _as_weights(given, "weights"))
-        self._ready("train_prior", lambda given: as_prior(given, utility.classes, "train_prior"))
-        self._ready("joint", lambda given: np.asarray(given, dtype=np.float32))
-        self._ready("target_prior", self._as_target)
+        forms = {
+            "weights": lambda given: _as_weights(given, "weights"),
+            "train_prior": lambda given: as_prior(given, utility.classes, "train_prior"),
+            "target_prior": self._as_target,
+            "joint": lambda given: np.asarray(given, dtype=np.float32),
+        }
+        given = {name: getattr(self, name) for name in forms}
+        for name, value in given.items():
+            object.__setattr__(self, name, None if value is None else forms[name](value))
         object.__setattr__(self, "calibrated_on", self.calibrated_on or {})
+        if self.target_prior is not given["target_prior"]:  # the estimate behind it, for its intervals
+            estimate = given["target_prior"] if isinstance(given["target_prior"], PriorEstimate) else None
+            object.__setattr__(self, "estimate", estimate)
         if self.target_prior is not None and (self.fitted or not self.calibration):
             self._known_prior()
-
-    def _ready(self, name: str, form: Any) -> None:
-        """Replace a parameter that is given by its final form."""
-        if getattr(self, name) is not None:
-            object.__setattr__(self, name, form(getattr(self, name)))
 
     def _as_target(self, given: Any) -> Prior | None:
         classes = self.utility.classes
@@ -393,14 +358,6 @@ class Decider:
             raise InputError(NEEDS_TRAIN_PRIOR)
         return self.effective_prior
 
-    def _explained(self, p: Floats) -> tuple[NDArray[Any], ...]:
-        """The columns of an Explanation, from corrected probabilities (n, C)."""
-        gains, values, rows = self.gains(p), p @ self.utility.matrix, np.arange(len(p))
-        first, top = largest(gains), largest(p)
-        gains[rows, first] = -np.inf
-        second = largest(gains)
-        return first, values[rows, first], second, values[rows, second], top, p[rows, top]
-
     def _calibrated(self, scores: Scores, ratio: Prior | None = None) -> Iterator[tuple[slice, Floats]]:
         """Chunks of calibrated probabilities (n, C); of each sample something must be left where `ratio` is 0."""
         for rows, piece in scores.chunks():
@@ -410,12 +367,10 @@ class Decider:
                 p = softmax(self._log_combined(piece, scores.logits))
             else:
                 p = self._mean(softmax(piece) if scores.logits else piece)
-            if ratio is not None and not ratio.all():
-                possible = p[:, ratio > 0].max(axis=1, initial=0) > 0
-                expect(
-                    possible.all(),
-                    f"row {rows.start + int(possible.argmin())} (counted from 0) has all its probability on classes "
-                    "whose target prior is 0, so that nothing is left to decide from: give these classes a small share",
+            for lost in [] if ratio is None or ratio.all() else np.flatnonzero((p[:, ratio > 0] == 0).all(axis=1))[:1]:
+                raise InputError(
+                    f"row {rows.start + lost} (counted from 0) has all its probability on classes whose target prior "
+                    "is 0, so that nothing is left to decide from: give these classes a small share"
                 )
             yield rows, p
 
@@ -428,20 +383,16 @@ class Decider:
     def _mean(self, values: Floats) -> Floats:
         if len(values) == 1:
             return values[0]
-        mean: Floats = (
-            values.mean(axis=0)
-            if self.weights is None
-            else np.tensordot(self.weights.astype(values.dtype), values, axes=1)
+        return (
+            np.tensordot(self.weights.astype(values.dtype), values, axes=1)
+            if self.weights is not None
+            else values.mean(0)
         )
-        return mean
 
 
 def _as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDArray[np.float64]:
     """Weights of particles, which sum to one, or of samples, which count repetitions."""
-    values = np.asarray(given, dtype=np.float64)
-    size = "one per particle" if samples is None else f"one per sample ({samples})"
-    expect(
-        values.ndim == 1 and samples in (None, len(values)) and 0 < values.sum() < np.inf and values.min() >= 0,
-        f"{what} is {values}: expected {size}, numbers of 0 or more, not all 0",
-    )
+    values, size = np.asarray(given, dtype=np.float64), "one per particle" if samples is None else f"{samples} of them"
+    right = values.ndim == 1 and samples in (None, len(values)) and 0 < values.sum() < np.inf and values.min() >= 0
+    expect(right, f"{what} is {values}: expected {size}, numbers of 0 or more, not all 0")
     return normalised(values) if samples is None else values

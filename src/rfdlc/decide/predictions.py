@@ -16,8 +16,9 @@ from rfdlc.errors import InputError, expect, listing
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
-SCORE_KEYS = {"logits": ("logits",), "probabilities": ("probabilities", "probs", "proba")}
-OTHER_KEYS = {
+KEYS = {
+    "logits": ("logits",),
+    "probabilities": ("probabilities", "probs", "proba"),
     "targets": ("targets", "target", "labels", "y"),
     "ids": ("ids", "id"),
     "classes": ("classes", "names"),
@@ -67,8 +68,8 @@ class Predictions:
         uncertainty: ArrayLike | None = None,
         corrected: bool = False,
     ) -> None:
-        if (logits is None) == (probabilities is None):
-            raise InputError("predictions hold either logits or probabilities: expected exactly one of the two")
+        one = (logits is None) != (probabilities is None)
+        expect(one, "predictions hold either logits or probabilities: expected exactly one of the two")
         given: Any = probabilities if logits is None else logits
         self.named = classes is not None  # whether columns have names, or only positions
         self.classes = as_classes(max(1, np.shape(given)[-1] if np.ndim(given) else 0) if classes is None else classes)
@@ -87,12 +88,15 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.scores)
 
+    @property
+    def _kind(self) -> str:
+        return "logits" if self.scores.logits else "probabilities"
+
     def __repr__(self) -> str:
         particles, samples, classes = self.scores.values.shape
-        kind = "logits" if self.scores.logits else "probabilities"
-        known = "with targets" if self.targets is not None else "without targets"
+        known = f"{self._kind}, {'without' if self.targets is None else 'with'} targets"
         plural = "" if particles == 1 else "s"
-        return f"Predictions({particles} particle{plural}, {samples} samples, {classes} classes, {kind}, {known})"
+        return f"Predictions({particles} particle{plural}, {samples} samples, {classes} classes, {known})"
 
     def with_classes(self, classes: Classes) -> "Predictions":
         """The same predictions in the order of `classes`, matched by name where both have names."""
@@ -101,20 +105,13 @@ class Predictions:
             self.classes.in_order(classes.names)
             place, order = classes.encode(list(self.classes.names)), self.classes.encode(list(classes.names))
             values, targets = values[:, :, order], None if targets is None else place[targets]
-        expect(
-            len(self.classes) == len(classes),
-            f"predictions have {len(self.classes)} classes: expected {len(classes)}",
-        )
-        kind = "logits" if self.scores.logits else "probabilities"
         known = {"targets": targets, "ids": self.ids, "uncertainty": self.uncertainty}
-        return Predictions(**{kind: values}, **known, classes=classes, corrected=self.scores.corrected)
-
-    # -- files ------------------------------------------------------------------------------------------------
+        return Predictions(**{self._kind: values}, **known, classes=classes, corrected=self.scores.corrected)
 
     def save(self, path: str | Path) -> None:
         """Write an .npz file that holds plain arrays only."""
         arrays = {
-            "logits" if self.scores.logits else "probabilities": self.scores.values,
+            self._kind: self.scores.values,
             "classes": np.array(json.dumps(self.classes.to_dict(), ensure_ascii=False)) if self.named else None,
             "targets": self.targets,
             "ids": self.ids,
@@ -140,16 +137,14 @@ class Predictions:
         if reader is None or not path.exists():
             trouble = f"unknown kind of file {path.suffix!r}" if path.exists() else "no such file or run folder"
             raise InputError(f"{path}: {trouble}: expected {listing(_READERS)}")
+        names = ""  # a column that is not a class may be why values are wrong
         try:
             loaded = reader(path, None if classes is None else as_classes(classes), logits)
-        except InputError as error:
-            raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
-        try:
+            names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
             for _ in loaded.scores.chunks():  # raises for the first bad value
                 pass
-        except InputError as error:  # a column that is not a class may be why values are wrong
-            names = f"; taken for classes: {listing(loaded.classes.names)}" if loaded.named else ""
-            raise InputError(f"{path}: {error}{names}") from None
+        except InputError as error:
+            raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}{names}") from None
         return loaded
 
 
@@ -157,12 +152,12 @@ def _in_folder(path: Path) -> Path:
     """The predictions of the test split in a run folder; other paths unchanged."""
     if not path.is_dir() or parquet_files(path):
         return path
-    if not (path / "predictions.npz").is_file():
-        raise InputError(
-            f"{path}: has no predictions.npz: its data had no test split, or the training is not finished (then "
-            f"`rfdlc resume {path}`). For labelled samples: `rfdlc predict {path} DATA --out scored.npz`, then "
-            f"scored.npz with --decider {path}/decider.json"
-        )
+    expect(
+        (path / "predictions.npz").is_file(),
+        f"{path}: has no predictions.npz: its data had no test split, or the training is not finished (then "
+        f"`rfdlc resume {path}`). For labelled samples: `rfdlc predict {path} DATA --out scored.npz`, then "
+        f"scored.npz with --decider {path}/decider.json",
+    )
     return path / "predictions.npz"
 
 
@@ -187,18 +182,18 @@ def _is_index(value: Any) -> bool:
 def _from_table(path: Path, classes: Classes | None, logits: bool) -> Predictions:
     """Columns that are neither `id` nor `target` are classes; without `classes`, in their order."""
     file = open_table(path)
-    if "" in file.names:
-        raise InputError(
-            f"column {file.names.index('') + 1} has no name: expected the name of a class, id or target; "
-            "leave an index out (index=False), or call it id"
-        )
+    expect(
+        "" not in file.names,
+        f"column {[*file.names, ''].index('') + 1} has no name: expected the name of a class, id or target; leave an "
+        "index out (index=False), or call it id",
+    )
     if classes is None:
         names = class_columns(file.names)
-        if len(names) < 2:
-            raise InputError(
-                f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it; "
-                "for two classes with one probability add the other one (1 - p)"
-            )
+        expect(
+            len(names) > 1,
+            f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it; for two "
+            "classes with one probability add the other one (1 - p)",
+        )
         classes = Classes(tuple(names))
     column_order(file.names, classes, str(path))
     # A class may be called id, as Indonesian is among languages.
@@ -220,16 +215,14 @@ def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"cannot be read as .npz without pickle: damaged, or it holds objects ({error})") from None
     arrays: dict[str, Any] = {}
-    for name, keys in (SCORE_KEYS | OTHER_KEYS).items():
+    for name, keys in KEYS.items():
         present = [key for key in keys if key in found]
-        if len(present) > 1:
-            raise InputError(f"holds both {present[0]!r} and {present[1]!r}: expected one of them")
-        if present:
-            arrays[name] = found[present[0]]
-    if not set(SCORE_KEYS) & set(arrays):
-        raise InputError(f"holds {listing(found) or 'nothing'}: expected an array 'probabilities' or 'logits'")
-    if logits and "probabilities" in arrays:
-        raise InputError("its array is named probabilities, but logits are asked for: name the array 'logits'")
+        expect(len(present) < 2, f"holds both {' and '.join(map(repr, present))}: expected one of them")
+        arrays |= dict(zip([name], map(found.get, present), strict=False))
+    one = {"logits", "probabilities"} & set(arrays)
+    expect(one, f"holds {listing(found) or 'nothing'}: expected an array 'probabilities' or 'logits'")
+    wrong = logits and "probabilities" in arrays
+    expect(not wrong, "its array is named probabilities, but logits are asked for: name the array 'logits'")
     names = arrays.pop("classes", None)
     own = _classes_in(names, found.get("counts"))
     if names is not None and names.ndim and "targets" in arrays and arrays["targets"].dtype.kind in "iu":

@@ -1,7 +1,7 @@
 """Class priors: the one that scores carry, the one that is decided for, and the correction between them."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,9 @@ from scipy.special import gammaln
 
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.scores import Floats, softmax
-from rfdlc.errors import InputError, choose, listing
+from rfdlc.errors import choose, expect, listing
 from rfdlc.progress import track
+from rfdlc.tables import is_number
 
 Prior = NDArray[np.float64]
 PriorLike = str | ArrayLike | Mapping[str, float]
@@ -22,28 +23,31 @@ DISAGREEMENT = 0.1  # total variation between the two estimates above which the 
 MOST_ITERATIONS, STANDSTILL = 2000, 1e-9  # of EM: enough even for classes that look alike
 NEAR = (3.0, 10.0, 30.0, 100.0, 300.0)  # samples that the carried prior counts for where a shift is small
 FLAT = 10.0  # and a uniform prior where it may be anything: a flat Dirichlet distribution for 10 classes
-BURN_IN, DRAWS, GIBBS_CELLS, MOST_CLASSES = 150, 500, 300_000, 1000  # of posteriors of the prior
+BURN_IN, DRAWS, GIBBS_CELLS = 150, 500, 300_000  # of posteriors of the prior
 NAMED = ("uniform", "train")
 
 
 def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
     """A prior (C,) from "uniform", "train" (the training frequencies), numbers in class order, or {name: share}."""
     if isinstance(given, str) and "=" in given:
-        try:
-            given = {
-                name.strip(): float(share) for name, _, share in (pair.partition("=") for pair in given.split(","))
-            }
-        except ValueError:
-            raise InputError(f"{what} {given!r} is not a prior: expected shares such as cat=0.2,dog=0.8") from None
+        pairs = [pair.partition("=")[::2] for pair in given.split(",")]
+        wrong = [share for _, share in pairs if not is_number(share)]
+        expect(not wrong, f"{what} {given!r} is not a prior: expected shares such as cat=0.2,dog=0.8")
+        given = {name.strip(): float(share) for name, share in pairs}
     if isinstance(given, str):
         choose(what, given, NAMED)
         return np.full(len(classes), 1 / len(classes)) if given == "uniform" else classes.prior.copy()
     named = hasattr(given, "items")  # a table, or a series of pandas such as y.value_counts(): never by position
-    values = np.asarray(_by_name(given, classes, what) if named else given, dtype=np.float64)
-    if values.shape != (len(classes),):
-        raise InputError(f"{what} has shape {values.shape}: expected one number per class ({len(classes)})")
-    if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-        raise InputError(f"{what} holds {values.min()} to {values.max()}: expected shares of 0 or more, not all 0")
+    if named:
+        table = {str(name): share for name, share in given.items()}  # type: ignore[union-attr]
+        classes.encode(list(table), f"{what} class")
+        missing = [name for name in classes.names if name not in table]
+        expect(not missing, f"{what} has no share for {listing(missing)}: expected one for every class")
+        given = [table[name] for name in classes.names]
+    values, count = np.asarray(given, dtype=np.float64), len(classes)
+    expect(values.shape == (count,), f"{what} has shape {values.shape}: expected one number per class ({count})")
+    right = np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0
+    expect(right, f"{what} holds {values.min()} to {values.max()}: expected shares of 0 or more, not all 0")
     return normalised(values)
 
 
@@ -55,10 +59,12 @@ def normalised(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return shares
 
 
-def shares(classes: Classes, prior: Prior, most: int = 4) -> str:
-    """The largest shares of a prior, in words."""
+def in_words(classes: Classes, prior: Prior, interval: tuple[Prior, Prior] | None = None) -> str:
+    """The largest shares of a prior, in words, with 95% intervals if given."""
+    spans = "" if interval is None else " ({:.1%} to {:.1%})"
+    bounds = np.transpose(interval or (prior, prior))
     falling = np.argsort(-prior, kind="stable")
-    return listing([f"{classes.names[c]} {prior[c]:.1%}" for c in falling], most)
+    return listing([f"{classes.names[c]} {prior[c]:.1%}{spans.format(*bounds[c])}" for c in falling], 4)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class PriorEstimate:
 
     prior: Prior
     check: Prior | None
-    draws: Floats | None = None  # (draws, C) of the posterior distribution of the prior
+    draws: Floats  # (draws, C) of the posterior distribution of the prior
 
     @property
     def disagreement(self) -> float | None:
@@ -75,9 +81,8 @@ class PriorEstimate:
         return None if self.check is None else float(np.abs(self.prior - self.check).sum() / 2)
 
     def interval(self, level: float = 0.95) -> tuple[Prior, Prior]:
-        """Lower and upper ends (C,) of the interval of each class; the estimate itself where there are no draws."""
-        draws = self.prior[None] if self.draws is None else self.draws
-        low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        """Lower and upper ends (C,) of the interval of each class."""
+        low, high = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return low, high
 
 
@@ -98,7 +103,8 @@ def estimate_prior(probabilities: Floats, carried: Prior, joint: Floats | None =
     draws, pseudo_counts, prior = _posterior(few, carried, rng)
     if len(few) < len(p):
         prior = _most_probable(likelihood, prior, pseudo_counts)
-        draws = _gaussian(likelihood, prior, pseudo_counts, rng)
+        draws = np.maximum(prior + (draws - draws.mean(axis=0)) * np.sqrt(len(few) / len(p)), 0)  # a Gaussian by then
+        draws /= draws.sum(axis=1, keepdims=True)
     estimate = PriorEstimate(prior, None if joint is None else _bbse(p.mean(axis=0), joint, prior), draws)
     if estimate.disagreement is not None and estimate.disagreement > DISAGREEMENT + 1 / np.sqrt(len(p)):
         warnings.warn(
@@ -109,7 +115,13 @@ def estimate_prior(probabilities: Floats, carried: Prior, joint: Floats | None =
     return estimate
 
 
-def shift_weights(counts: NDArray[Any], carried: Prior) -> tuple[Floats, Floats]:
+def shrunk(counts: Floats, carried: Prior) -> Prior:
+    """The posterior mean of the class prior of labelled samples, from the counts (C,) of their classes."""
+    pseudo, probable = _shifts(counts, carried)
+    return probable @ ((pseudo + counts) / (pseudo + counts).sum(axis=1, keepdims=True))
+
+
+def _shifts(counts: NDArray[Any], carried: Prior) -> tuple[Floats, Floats]:
     """Dirichlet distributions (K, C) of a shifted class prior, and how probable counts (C,) make each of them (K,)."""
     classes = len(carried)
     flat = np.full(classes, min(1.0, FLAT / classes))
@@ -126,7 +138,7 @@ def _posterior(likelihood: Floats, carried: Prior, rng: np.random.Generator) -> 
         reach = np.cumsum(likelihood * prior, axis=1)
         assigned = (rng.random((len(likelihood), 1)) * reach[:, -1:] > reach).sum(axis=1)
         counts = np.bincount(assigned, minlength=len(carried))
-        pseudo, probable = shift_weights(counts, carried)
+        pseudo, probable = _shifts(counts, carried)
         chosen = pseudo[rng.choice(len(pseudo), p=probable)]
         prior = rng.dirichlet(counts + chosen)
         drawn.append((prior, chosen, normalised(counts + chosen)))
@@ -142,19 +154,6 @@ def _most_probable(likelihood: Floats, prior: Prior, pseudo_counts: Floats) -> P
         if moved <= STANDSTILL:
             break
     return prior
-
-
-def _gaussian(likelihood: Floats, prior: Prior, pseudo_counts: Floats, rng: np.random.Generator) -> Floats | None:
-    """Draws (DRAWS, C) of the class prior of many samples, by the curvature of their likelihood."""
-    classes = len(prior)
-    if classes > MOST_CLASSES:
-        return None
-    scaled = likelihood / np.maximum(likelihood @ prior, 1e-300)[:, None]
-    information = scaled.T @ scaled + np.diag(pseudo_counts / np.maximum(prior, 1e-6) ** 2)
-    tangent = np.linalg.svd(np.ones((1, classes)))[2][1:].T  # (C, C - 1): directions that keep the sum
-    factor = np.linalg.cholesky(np.linalg.pinv(tangent.T @ information @ tangent) + 1e-18 * np.eye(classes - 1))
-    draws = np.maximum(prior + rng.normal(size=(DRAWS, classes - 1)) @ (tangent @ factor).T, 0)
-    return draws / draws.sum(axis=1, keepdims=True)
 
 
 def joint_table(probabilities: Floats, targets: Indices, sample_weight: Floats | None = None) -> NDArray[np.float64]:
@@ -175,12 +174,3 @@ def _bbse(mean: Prior, joint: Floats, otherwise: Prior) -> Prior:
     share = weights * held_out
     known = share / max(share.sum(), 1e-300) * otherwise[held_out > 0].sum()
     return np.where(held_out > 0, known, otherwise)
-
-
-def _by_name(given: Any, classes: Classes, what: str) -> Sequence[Any]:
-    shares = {str(name): share for name, share in given.items()}
-    classes.encode(list(shares), f"{what} class")
-    missing = [name for name in classes.names if name not in shares]
-    if missing:
-        raise InputError(f"{what} has no share for {listing(missing)}: expected one for every class")
-    return [shares[name] for name in classes.names]

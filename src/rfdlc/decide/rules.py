@@ -1,9 +1,12 @@
 """Decision rules: each maps probabilities (n, C) to a gain per action (n, A); the largest gain is chosen."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.priors import Prior
@@ -19,6 +22,31 @@ def largest(gains: Floats) -> Indices:
     """The one arg max of the library: the first action of the largest gain for each sample."""
     chosen: Indices = gains.argmax(axis=1)
     return chosen
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why each sample was decided as it was: arrays of shape (n_samples,), actions as indices into `actions`."""
+
+    actions: tuple[str, ...]
+    action: Indices
+    value: Floats  # expected utility of the action
+    runner_up: Indices  # the next best action by the same rule
+    runner_up_value: Floats
+    argmax: Indices  # the most probable class
+    probability: Floats  # of that class
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+def explained(utility: Utility, gains: Floats, p: Floats) -> tuple[NDArray[Any], ...]:
+    """The columns of an Explanation, from gains (n, A) and corrected probabilities (n, C)."""
+    values, rows, first, top = p @ utility.matrix, np.arange(len(p)), largest(gains), largest(p)
+    others = gains.copy()
+    others[rows, first] = -np.inf
+    second = largest(others)
+    return first, values[rows, first], second, values[rows, second], top, p[rows, top]
 
 
 def corrected(p: Floats, ratio: Prior | None) -> Floats:

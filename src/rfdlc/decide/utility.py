@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.errors import InputError, expect, listing, repeated
-from rfdlc.tables import CsvFile, number
+from rfdlc.tables import CsvFile, is_number, number
 
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
@@ -63,10 +63,8 @@ class Utility:
         values = _as_matrix(matrix)
         self.classes = as_classes(len(values) if classes is None else classes)
         count, columns = len(self.classes), values.shape[1]
-        expect(
-            len(values) == count,
-            f"utility has {len(values)} rows but there are {count} classes: expected one row per class",
-        )
+        rows = len(values)
+        expect(rows == count, f"utility has {rows} rows but there are {count} classes: expected one row per class")
         if actions is None:
             actions = [*self.classes.names, ABSTAIN][:columns] if columns in (count, count + 1) else []
         self.actions = tuple(str(name) for name in actions)
@@ -75,13 +73,10 @@ class Utility:
             f"utility has {columns} columns for {count} classes: expected one column per class (and one more to "
             f"abstain), or the names of {columns} actions; got {len(self.actions)} names",
         )
-        doubled = repeated(self.actions)
-        expect(not doubled, f"action {listing(map(repr, doubled))} appears more than once; action names must differ")
+        for name in repeated(self.actions):
+            raise InputError(f"action {name!r} appears more than once; action names must differ")
         _warn_of_misspellings(self.actions, self.classes.names)
         self.matrix = values
-        self.matrix.setflags(write=False)
-
-    # -- construction -----------------------------------------------------------------------------------------
 
     @classmethod
     def one_hot(cls, classes: Classes | Sequence[str] | int) -> "Utility":
@@ -98,9 +93,7 @@ class Utility:
         """
         expect(penalty <= 0, f"penalty {penalty} is not a loss: expected 0 or less, such as -1")
         order = -classes.rank if by_rank else classes.count_array
-        matrix = np.where(order[None, :] > order[:, None], penalty, 0.0)
-        np.fill_diagonal(matrix, 1.0)
-        return cls(matrix, classes)
+        return cls(np.eye(len(classes)) + np.where(order[None, :] > order[:, None], penalty, 0.0), classes)
 
     @classmethod
     def class_sensitive(cls, classes: Classes | Sequence[str], penalties: Mapping[tuple[str, str], float]) -> "Utility":
@@ -117,10 +110,7 @@ class Utility:
     def group_sensitive(
         cls, classes: Classes, true: str | Sequence[str], decided: str | Sequence[str], penalty: float = -1.0
     ) -> "Utility":
-        """One-hot, with `penalty` where a class of the group `true` is decided as one of the group `decided`.
-
-        A group is a name in `classes.groups`, a class, or a list of classes.
-        """
+        """One-hot, with `penalty` where a class of a group (name, class or list) is decided as one of another."""
         expect(penalty <= 0, f"penalty {penalty} is not a loss: expected 0 or less, such as -1")
         rows, columns = classes.members(true), classes.members(decided)
         common = classes.select(np.intersect1d(rows, columns))
@@ -140,14 +130,10 @@ class Utility:
     def with_abstain(self, value: float | ArrayLike, name: str = ABSTAIN) -> "Utility":
         """Add an action that hands the sample over: worth `value` whatever is true, or one value per class."""
         count, values = len(self.classes), np.asarray(value, dtype=float)
-        expect(
-            name not in self.actions,
-            f"utility has an action {name!r} already: leave the new one out, or give it another name",
-        )
-        expect(
-            values.ndim < 2 and values.size in (1, count),
-            f"abstain has {values.size} values: expected one number, or one per class ({count})",
-        )
+        new = name not in self.actions
+        expect(new, f"utility has an action {name!r} already: leave the new one out, or give it another name")
+        fits = values.ndim < 2 and values.size in (1, count)
+        expect(fits, f"abstain has {values.size} values: expected one number, or one per class ({count})")
         column = np.broadcast_to(values.reshape(-1), count)
         return Utility(np.column_stack([self.matrix, column]), self.classes, [*self.actions, name])
 
@@ -158,11 +144,8 @@ class Utility:
             classes = Classes(classes.names, known.counts, classes.groups or known.groups)
         rows = self.classes.encode(list(classes.names))
         place = {name: i for i, name in enumerate(self.actions)}
-        actions = [name for name in classes.names if name in place]
-        actions += [name for name in self.actions if name not in set(actions)]
+        actions = list(dict.fromkeys([*(name for name in classes.names if name in place), *self.actions]))
         return Utility(self.matrix[rows][:, [place[name] for name in actions]], classes, actions)
-
-    # -- files ------------------------------------------------------------------------------------------------
 
     @classmethod
     def read_csv(cls, path: str | Path, classes: Classes | None = None) -> "Utility":
@@ -194,19 +177,15 @@ class Utility:
         """The inverse of `to_dict`."""
         return cls(table["matrix"], Classes.from_json(table["classes"]), table["actions"])
 
-    # -- derived ----------------------------------------------------------------------------------------------
-
     @cached_property
     def decided_class(self) -> Indices:
         """The class that each action decides for, or -1 if it hands the sample over."""
-        place = {name: i for i, name in enumerate(self.classes.names)}
-        return np.array([place.get(action, -1) for action in self.actions], dtype=np.int64)
+        return _places(self.actions, self.classes.names)
 
     @cached_property
     def class_action(self) -> Indices:
         """The action that decides for each class, or -1 if there is none."""
-        place = {name: i for i, name in enumerate(self.actions)}
-        return np.array([place.get(name, -1) for name in self.classes.names], dtype=np.int64)
+        return _places(self.classes.names, self.actions)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Utility) and self.to_dict() == other.to_dict()
@@ -220,6 +199,11 @@ class Utility:
         cells += [[n, *(f"{v:g}" for v in row)] for n, row in zip(self.classes.names, self.matrix, strict=True)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         return "\n".join([title, *("  ".join(c.rjust(w) for c, w in zip(r, widths, strict=True)) for r in cells)])
+
+
+def _places(names: Sequence[str], among: Sequence[str]) -> Indices:
+    place = {name: i for i, name in enumerate(among)}
+    return np.array([place.get(name, -1) for name in names], dtype=np.int64)
 
 
 def _frame_names(axis: Any, given: Any, what: str) -> Any:
@@ -247,6 +231,7 @@ def _as_matrix(matrix: ArrayLike) -> NDArray[np.float64]:
             f"utility holds {values[row, column]} in row {row}, column {column}: expected finite numbers of at most "
             f"{LARGEST:g}; for what must never happen -1e6 is enough if the others are around 1"
         )
+    values.setflags(write=False)
     return values
 
 
@@ -280,13 +265,9 @@ def _read_matrix(file: CsvFile) -> tuple[list[list[float]], list[str], list[str]
         file.decimal == "." or None in signs,
         f"holds both {signs[0]!r} and {signs[1]!r}: expected one decimal sign, and none for thousands",
     )
-    values: list[list[float]] = []
     for line, row in lines:
         expect(len(row) == len(file.names), f" line {line}: {len(row)} cells, expected {len(file.names)}")
         for action, cell in zip(actions, row[1:], strict=True):
-            try:
-                number(cell, file.decimal)
-            except ValueError:
-                raise InputError(f" line {line}, column {action!r}: {cell!r} is not a number") from None
-        values.append([number(cell, file.decimal) for cell in row[1:]])
+            expect(is_number(cell, file.decimal), f" line {line}, column {action!r}: {cell!r} is not a number")
+    values = [[number(cell, file.decimal) for cell in row[1:]] for _, row in lines]
     return values, names, actions
