@@ -190,7 +190,7 @@ def trust_metrics(y: Indices, p: Floats, classes: Classes) -> Pairs:
     for suffix, mask in _regions(y, classes):
         region = outcomes.take(np.flatnonzero(mask))
         yield from read_metrics(region, REGION_METRICS, suffix)
-        yield f"auc_entropy{suffix}", 100 * metrics.error_auc(region.right, -region.entropy)
+        yield f"auc_entropy{suffix}", 100 * metrics.roc_area(region.right, -region.entropy).value
     yield from read_metrics(outcomes, TRUST_METRICS)
 
 
@@ -204,7 +204,7 @@ def paper_uncertainty(y: Indices, p: Floats, logits: Floats, classes: Classes) -
     }
     for name, each in unsure.items():
         for suffix, mask in _regions(y, classes):
-            yield f"paper_auc_{name}{suffix}", 100 * metrics.error_auc(right[mask], -each[mask])
+            yield f"paper_auc_{name}{suffix}", 100 * metrics.roc_area(right[mask], -each[mask]).value
             yield f"paper_ece_{name}{suffix}", 100 * metrics.ece_paper(each[mask], right[mask])
 
 

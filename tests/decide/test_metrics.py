@@ -10,6 +10,7 @@ from scipy.special import softmax
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.decide import metrics, uncertainty
+from rfdlc.decide.intervals import calibration_gap
 from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
 
@@ -56,6 +57,14 @@ def value(name, y, decided, p=None, classes=None, utility=None):
     return METRICS[name].measure(Outcomes.of(utility, y, actions, p))
 
 
+def error_auc(correct, confidence):
+    return metrics.roc_area(correct, confidence).value
+
+
+def ece(confidence, right):
+    return calibration_gap(confidence, right, metrics.bin_of(confidence)).value
+
+
 def average(values):
     return sum(values) / len(values) if values else float("nan")
 
@@ -91,15 +100,15 @@ def test_false_head_rate(name, fraction):
     by_count = sorted(range(len(classes)), key=lambda k: (-classes.counts[k], k))
     head = set(by_count[: int(len(classes) * fraction + 0.5)])
     naive = average([d[i] in head for i in range(len(y)) if y[i] not in head])
-    assert same(metrics.false_head_rates(y, d, classes)[fraction], naive)
+    assert same(value("false_head_rates", y, d, classes=classes)[fraction], naive)
 
 
 def test_false_head_rate_is_about_the_heads_share():
     """Audit 3: at 25% the first 25% of the classes are head and the other 75% are tail."""
     classes = Classes.from_counts([8, 7, 6, 5, 4, 3, 2, 1])
     y, d = np.array([7, 6, 5, 2, 0]), np.array([0, 2, 5, 1, 7])
-    assert metrics.false_head_rates(y, d, classes)[0.25] == 2 / 4  # 7 -> 0 and 2 -> 1; class 0 is head itself
-    assert metrics.false_head_rates(y, d, classes)[0.75] == 2 / 2  # of 7 and 6 both
+    assert value("false_head_rates", y, d, classes=classes)[0.25] == 2 / 4  # 7 -> 0 and 2 -> 1; class 0 is head itself
+    assert value("false_head_rates", y, d, classes=classes)[0.75] == 2 / 2  # of 7 and 6 both
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -130,9 +139,9 @@ def test_detecting_errors(name):
         1.0 if confidence[i] > confidence[j] else 0.5 if confidence[i] == confidence[j] else 0.0
         for i in range(len(y)) for j in range(len(y)) if correct[i] and not correct[j]
     ]  # fmt: skip
-    assert same(metrics.error_auc(correct, confidence), average(pairs))
+    assert same(error_auc(correct, confidence), average(pairs))
     if 0 < correct.sum() < len(y):
-        assert same(metrics.error_auc(correct, confidence), reference.roc_auc_score(correct, confidence))
+        assert same(error_auc(correct, confidence), reference.roc_auc_score(correct, confidence))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -166,7 +175,7 @@ def naive_ece(confidence, correct, bins):
 def test_calibration_errors(name):
     y, _, p, classes = case(name)
     confidence, right = p.max(axis=1), p.argmax(axis=1) == y
-    assert same(metrics.ece(confidence, right), naive_ece(confidence, right, 15))
+    assert same(ece(confidence, right), naive_ece(confidence, right, 15))
     naive = average([naive_ece(p[:, k], y == k, 15) for k in range(len(classes))])
     assert same(value("classwise_ece", y, p.argmax(axis=1), p, classes), naive)
     onehot = np.eye(len(classes))[y]
@@ -253,9 +262,9 @@ class TestEvaluate:
             "mean_regret": (self.utility.matrix.max(axis=1)[y] - self.utility.matrix[y, actions]).mean(),
             "abstention_rate": (d < 0).mean(),
             "kept_accuracy": (d == y)[kept].mean(),
-            "error_auc": metrics.error_auc((d == y)[kept], p[kept, d[kept]]),
+            "error_auc": error_auc((d == y)[kept], p[kept, d[kept]]),
             "risk_coverage_area": metrics.risk_coverage((d == y)[kept], p[kept, d[kept]])[1].mean(),
-            "ece": metrics.ece(confidence, right),
+            "ece": ece(confidence, right),
             "ece_paper": metrics.ece_paper(uncertainty.entropy(p), right),
             "classwise_ece": np.abs(metrics.classwise_gaps(p, y)).sum() / 5000 / 3,
             "brier": metrics.brier(p, y).mean(),
@@ -271,9 +280,9 @@ class TestEvaluate:
             {"many": (d == y)[y == 0].mean(), "medium": (d == y)[y == 1].mean(), "few": (d == y)[y == 2].mean()}
         )
         tail = p.argmax(axis=1) == 2
-        assert result.ece_by_region["tail"] == pytest.approx(metrics.ece(confidence[tail], right[tail]))
-        assert result.ece_by_true_region["tail"] == pytest.approx(metrics.ece(confidence[y == 2], right[y == 2]))
-        assert result.false_head_rates == metrics.false_head_rates(y, d, self.classes)
+        assert result.ece_by_region["tail"] == pytest.approx(ece(confidence[tail], right[tail]))
+        assert result.ece_by_true_region["tail"] == pytest.approx(ece(confidence[y == 2], right[y == 2]))
+        assert result.false_head_rates == value("false_head_rates", y, d, classes=self.classes)
         assert result.false_head_rate == pytest.approx(np.mean(list(result.false_head_rates.values())))
         gap = (p @ self.utility.matrix)[np.arange(5000), actions] - self.utility.matrix[y, actions]
         assert result.utility_gap == pytest.approx(gap.mean())

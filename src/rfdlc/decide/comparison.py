@@ -54,11 +54,10 @@ class Comparison:
         """(metric, a, b, difference, interval, adjusted p) as tables show them; * marks p below 0.05."""
         table: list[tuple[str, ...]] = []
         for d in self.differences:
-            show = METRICS[d.name.partition(".")[0]].format
-            marked = f"{d.p:.3f}{'*' if d.p < SIGNIFICANCE else ''}"
-            table.append(
-                (d.label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", marked)
+            a, b, difference, low, high = map(
+                METRICS[d.name.partition(".")[0]].format, (d.a, d.b, d.difference, d.low, d.high)
             )
+            table.append((d.label, a, b, difference, f"{low} to {high}", f"{d.p:.3f}{'*' * (d.p < SIGNIFICANCE)}"))
         return table
 
     def __rich__(self) -> Any:
@@ -66,11 +65,8 @@ class Comparison:
         from rich.text import Text
 
         held = "models held fixed" if max(self.seeds) == 1 else f"{self.seeds[0]} and {self.seeds[1]} seeds"
-        table = Table(
-            title=f"{self.samples:,} paired samples, {held}",
-            caption=f"p adjusted for {len(self.differences)} comparisons (Holm); * below {SIGNIFICANCE}",
-            title_justify="left",
-        )
+        note = f"p adjusted for {len(self.differences)} comparisons (Holm); * below {SIGNIFICANCE}"
+        table = Table(title=f"{self.samples:,} paired samples, {held}", caption=note, title_justify="left")
         for column in ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p"):
             table.add_column(Text(column))
         for row in self.rows():
@@ -79,12 +75,7 @@ class Comparison:
 
 
 def compare_outcomes(
-    a: Sequence[Outcomes],
-    b: Sequence[Outcomes],
-    names: tuple[str, str] = ("A", "B"),
-    *,
-    bootstrap: int = 300,
-    seed: int = 0,
+    a: Sequence[Outcomes], b: Sequence[Outcomes], names: tuple[str, str] = ("A", "B"), times: int = 300, seed: int = 0
 ) -> Comparison:
     """Compare outcomes of the same samples in the same order, one per seed on each side."""
     same = all(np.array_equal(a[0].targets, other.targets) for other in (*a, *b))
@@ -92,7 +83,7 @@ def compare_outcomes(
     labels = {entry.name: entry.full_label for entry in entries(measure(a[0]))}
     rows = []
     for metric in METRICS.values():
-        left, right = ([metric.estimates(o, bootstrap, seed) for o in side] for side in (a, b))
+        left, right = ([metric.estimates(o, times, seed) for o in side] for side in (a, b))
         for name in [name for name in left[0] if all(name in each for each in (*left, *right))]:
             found = _difference([each[name] for each in left], [each[name] for each in right])
             rows += [] if found is None else [Difference(name, labels[name], *found)]
@@ -107,7 +98,7 @@ def _difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:
         return None
     values = [np.array([each.value for each in side]) for side in (a, b)]
     left, right = (float(side.mean()) for side in values)
-    centre, halves = _by_sample(a, b) if all(each.span is not None for each in (*a, *b)) else _recovered(a, b)
+    centre, halves = _by_sample(a, b) if all(each.unseen is not None for each in (*a, *b)) else _recovered(a, b)
     # Samples within seeds: the variance between seeds is added, with the degrees of freedom of Satterthwaite.
     seeds = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in values if len(side) > 1]
     for i, half in enumerate(halves):
@@ -124,10 +115,10 @@ def _by_sample(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
     """The difference and the distances of its bounds, by the errors of both sides on each sample (Student's t)."""
     left, right = (np.mean([each.influence() for each in side], axis=0) for side in (a, b))
     low, high = student((right - left) * len(left))
-    # One more sample that differs: no two models are certainly equal on few samples (as Agresti and Min 2005).
-    extra = Z * max(each.span for each in (*a, *b)) / min(each.samples for each in (*a, *b))
+    # A sample more that differs: no two models are certainly equal on few samples (as Agresti and Min 2005).
+    unseen = Z * float(np.sqrt(max(each.unseen for each in (*a, *b))))
     value = float(np.mean([each.value for each in b]) - np.mean([each.value for each in a]))
-    return value, [float(np.hypot(low, extra)), float(np.hypot(high, extra))]
+    return value, [float(np.hypot(low, unseen)), float(np.hypot(high, unseen))]
 
 
 def _recovered(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
@@ -137,8 +128,8 @@ def _recovered(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
         centres.append(float(np.mean([each.centre() if each.centre else each.value for each in side])))
         ends.append(np.abs(np.mean([each.interval() for each in side], axis=0) - centres[-1]))
         errors.append(np.mean([each.influence() if each.influence else [0.0] for each in side], axis=0))
-    norm, counted = np.prod(np.linalg.norm(errors, axis=1)), max(np.count_nonzero(errors, axis=1))
-    correlation = float(errors[0] @ errors[1]) / norm - 1 / counted if norm > 0 else 0.0
+    norm = np.prod(np.linalg.norm(errors, axis=1))
+    correlation = float(errors[0] @ errors[1]) / norm if norm > 0 else 0.0
     sides = ((ends[1][0], ends[0][1]), (ends[1][1], ends[0][0]))
     return centres[1] - centres[0], [float(np.sqrt(x**2 + y**2 - 2 * correlation * x * y)) for x, y in sides]
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,21 +34,20 @@ class Entry:
     @property
     def full_label(self) -> str:
         """The label with that of the parent: "accuracy, tail"."""
-        parent = METRICS.get(self.metric.parent or "")
-        return f"{parent.label}, {self.label}" if parent else self.label
+        return f"{METRICS[self.metric.parent].label}, {self.label}" if self.metric.parent else self.label
 
 
-def entries(values: Mapping[str, Any], headline: bool = False) -> Iterator[Entry]:
+def entries(values: Mapping[str, Any], headline: bool = False, most_parts: float = np.inf) -> Iterator[Entry]:
     """The numbers in the values of an evaluation (or in a `metrics.json`), in the order of the registry."""
     for metric in METRICS.values():
         value = values.get(metric.name)
-        if value is None or (headline and not metric.headline):
+        parts = value if isinstance(value, Mapping) else {None: value}
+        if value is None or (headline and not metric.headline) or len(parts) > most_parts:
             continue
-        parts = value.items() if isinstance(value, Mapping) else [(None, value)]
-        for key, number in parts:
+        for key, number in parts.items():
             name = metric.name if key is None else f"{metric.name}.{key}"
-            part = f"{key:.0%}" if isinstance(key, float) else key
-            yield Entry(metric, name, metric.label.format(part), float("nan" if number is None else number))
+            label = metric.label.format(f"{key:.0%}" if isinstance(key, float) else key)
+            yield Entry(metric, name, label, float("nan" if number is None else number))
 
 
 @dataclass(frozen=True)
@@ -105,18 +104,17 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain tables ready for JSON; a metric that is not defined is None."""
         named = {"samples": self.samples, **self.values, "uncertainty": self.uncertainty, "intervals": self.intervals}
-        named["calibration_overlap"] = self.calibration_overlap
-        return {name: _plain(value) for name, value in named.items()}
+        return {name: _plain(value) for name, value in named.items()} | {
+            "calibration_overlap": self.calibration_overlap
+        }
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(metric, value, interval) as tables show them, without metrics that are not defined."""
         rows = []
-        for entry in entries(self.values):
-            parts = self.values[entry.metric.name]
-            if not np.isnan(entry.value) and not (isinstance(parts, Mapping) and len(parts) > MOST_PARTS):
-                show, bounds = entry.metric.format, self.intervals.get(entry.name)
-                label = f"  {entry.label}" if entry.metric.parent else entry.label
-                rows.append((label, show(entry.value), f"{show(bounds[0])} to {show(bounds[1])}" if bounds else ""))
+        for entry in entries(self.values, most_parts=MOST_PARTS):
+            if not np.isnan(entry.value):
+                bounds = " to ".join(map(entry.metric.format, self.intervals.get(entry.name, ())))
+                rows.append(("  " * bool(entry.metric.parent) + entry.label, entry.metric.format(entry.value), bounds))
         return rows
 
     def __str__(self) -> str:
@@ -130,12 +128,10 @@ class Evaluation:
         from rich.text import Text
 
         table = Table(title=f"{self.samples:,} samples", title_justify="left")
-        table.add_column("metric")
-        table.add_column("value", justify="right")
-        if self.intervals:
-            table.add_column(f"{LEVEL:.0%} interval")
+        for column, justify in (("metric", "left"), ("value", "right"), (f"{LEVEL:.0%} interval", "left")):
+            table.add_column(column, justify=justify)  # type: ignore[arg-type]
         for row in self.rows():
-            table.add_row(*map(Text, row[: 3 if self.intervals else 2]))
+            table.add_row(*map(Text, row))
         return table
 
 
@@ -190,10 +186,11 @@ def evaluate(
     known = None if classes is None else as_classes(classes)
     decider = decider_for(decider, utility, known, scores)
     checked, y = decider.read_labelled(scores, targets, logits)
-    own = scores.uncertainty if isinstance(scores, Predictions) else None
-    stored = "uncertainty 'own' is stored in the predictions of some methods, not in these: choose another"
-    expect(uncertainty != "own" or own is not None, stored)
-    outcomes = observe(checked, y, decider, uncertainty, own, groups)
+    outcomes = replace(observe(checked, y, decider, uncertainty), groups=tuple(groups))
+    if uncertainty == "own":
+        own = getattr(scores, "uncertainty", None)
+        expect(own is not None, "uncertainty 'own' is not stored in these predictions, as in those of some methods")
+        outcomes = replace(outcomes, certainty=-np.asarray(own))
     overlap = decider.overlap(checked, y)
     if overlap > 0:
         warnings.warn(

@@ -14,6 +14,7 @@ from rfdlc.decide.classes import Indices
 LEVEL = 0.95
 Z = float(stats.norm.ppf((1 + LEVEL) / 2))
 FEWEST, FEWEST_HITS, FEWEST_ERRORS = 20, 3, 5  # samples behind an interval of a mean, a share, a ranking
+UNSEEN = 0.8  # of a sample more that may differ between two models
 SMOOTHING, DRAWS = 10, 200  # of tests of the calibration error
 NAN = float("nan")
 Interval = tuple[float, float]
@@ -28,8 +29,7 @@ class Estimate:
     value: float
     interval: Callable[[], Interval | None] = lambda: None
     influence: Callable[[], Array] | None = None  # what each sample adds to the error of the value
-    samples: int = 0  # that count
-    span: float | None = None  # how far one more sample could be from the others; None if errors do not add up
+    unseen: float | None = None  # variance of a sample more that differs; None if influences do not tell everything
     centre: Callable[[], float] | None = None  # what the interval is about, where that is not the value
     parts: tuple[Array, Array] | None = None  # of a mean over groups: samples and value of each
 
@@ -53,7 +53,7 @@ def wilson(share: Any, samples: Any) -> tuple[Any, Any]:
     return lower(share), 1 - lower(1 - share)
 
 
-def shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lambda share: share) -> Estimate:
+def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lambda share: share) -> Estimate:
     """The mean over groups of `scale`(share of hits); each sample is in up to K groups (K, N), -1 for none.
 
     The interval comes from those of all groups by recovery of variance estimates (Zou and Donner 2008), where groups
@@ -81,37 +81,39 @@ def shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lambda sha
         low, high = value - bias - halves[0], value - bias + halves[1]
         return max(0.0, min(low, value)), min(1.0, max(high, value))
 
+    slope = (scale(share + 1e-6) - scale(share - 1e-6)) / 2e-6 / present / max(1, seen.sum())
+
     def influence() -> Array:
-        slope = (scale(share + 1e-6) - scale(share - 1e-6)) / 2e-6 / present / max(1, seen.sum())
-        return np.asarray((np.where(inside, slope[groups] * (hits - share[groups]), 0)).sum(axis=0))
+        return np.asarray(np.where(inside, slope[groups] * (hits - share[groups]), 0).sum(axis=0))
 
-    span = 1.0 if len(samples) <= 1 else None
-    return Estimate(value, interval, influence, int(samples.sum()), span, parts=(samples, scale(share)))
+    unseen = UNSEEN * float((slope[seen] ** 2).mean()) if seen.any() else 0.0  # in any of the groups
+    return Estimate(value, interval, influence, unseen, parts=(samples, scale(share)))
 
 
-def mean(values: NDArray[Any], ends: tuple[float, float] | None = None) -> Estimate:
+def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, weight: float = 0.5) -> Estimate:
     """The mean of one value per sample (N,), NaN where it does not count; a share, if all values are 0 or 1.
 
-    `ends` are the smallest and the largest possible value: the interval has one more sample of each.
+    `ends` are the smallest and the largest possible value: the interval has half a sample (`weight`) more of each.
     """
     values = np.asarray(values, dtype=np.float64)
     counts = ~np.isnan(values)
-    known = values[counts]
+    known, size = values[counts], int(counts.sum())
     if np.isin(known, (0, 1)).all():
-        return shares(np.where(counts, 0, -1)[None], values[None] == 1)
+        return group_shares(np.where(counts, 0, -1)[None], values[None] == 1)
     value = float(known.mean())
 
     def interval() -> Interval | None:
-        if len(known) < FEWEST or (ends is None and np.ptp(known) == 0):
+        if size < FEWEST or (ends is None and np.ptp(known) == 0):
             return None
         if ends is None:
             return student(known)
-        more = np.append(known, ends)
-        half = stats.t.ppf((1 + LEVEL) / 2, len(more) - 1) * more.std(ddof=1) / np.sqrt(len(more))
-        return float(min(value, more.mean() - half)), float(max(value, more.mean() + half))
+        more, weights = np.append(known, ends), np.append(np.ones(size), [weight, weight])
+        middle = np.average(more, weights=weights)
+        half = stats.t.ppf((1 + LEVEL) / 2, size) * np.sqrt(weights @ (more - middle) ** 2 / size / (size + 1))
+        return float(min(value, middle - half)), float(max(value, middle + half))
 
-    span = 0.0 if ends is None else float(ends[1] - ends[0])
-    return Estimate(value, interval, lambda: np.nan_to_num(values - value) / len(known), len(known), span)
+    unseen = 0.0 if ends is None else UNSEEN / 2 * ((ends[1] - ends[0]) / size) ** 2
+    return Estimate(value, interval, lambda: np.nan_to_num(values - value) / size, unseen)
 
 
 def student(values: Array) -> Interval:
@@ -126,16 +128,16 @@ def student(values: Array) -> Interval:
 
 
 def ranking(value: float, influence: Array, correct: Mask) -> Estimate:
-    """A number between 0 and 1 that tells how a confidence ranks correct before wrong decisions; normal, as a logit."""
+    """A number between 0 and 1 that tells how a confidence ranks correct before wrong decisions; t of its logit."""
 
     def interval() -> Interval | None:
-        if min(correct.sum(), (~correct).sum()) < FEWEST_ERRORS or not 0 < value < 1:
+        fewest = min(int(correct.sum()), int((~correct).sum()))
+        if fewest < FEWEST_ERRORS or not 0 < value < 1:
             return None
-        error = float(np.linalg.norm(influence)) / (value * (1 - value))
-        low, high = special.expit(special.logit(value) + np.array([-Z, Z]) * error)
-        return float(low), float(high)
+        error = stats.t.ppf((1 + LEVEL) / 2, fewest) * np.linalg.norm(influence) / (value * (1 - value))
+        return float(special.expit(special.logit(value) - error)), float(special.expit(special.logit(value) + error))
 
-    return Estimate(value, interval, lambda: influence, len(correct), 0.0)
+    return Estimate(value, interval, lambda: influence, 0.0)
 
 
 def calibration_gap(confidence: Array, right: Mask, place: Indices, debiased: bool = False) -> Estimate:
@@ -153,11 +155,11 @@ def calibration_gap(confidence: Array, right: Mask, place: Indices, debiased: bo
 
     def interval() -> Interval | None:
         certain = float(confidence.mean())
-        signed = mean(confidence - right, (certain - 1, certain)).interval()
+        signed = mean(confidence - right, (certain - 1, certain), weight=1).interval()
         low, _, high = inverted()
         return None if signed is None else (min(low, value), max(high, value, -signed[0], signed[1]))
 
-    return Estimate(value, interval, centre=lambda: inverted()[1])
+    return Estimate(value, interval, centre=lambda: inverted()[1] if inverted()[0] > 0 else 0.0)
 
 
 def _inverted(confidence: Array, right: Mask, place: Indices) -> tuple[float, float, float]:
@@ -192,7 +194,7 @@ def resampled(value: float, draws: Array) -> Estimate:
     known = ~np.isnan(draws)
     if not known.any():
         return Estimate(value)
-    return Estimate(value, interval, lambda: np.nan_to_num(draws - draws[known].mean()), len(draws))
+    return Estimate(value, interval, lambda: np.nan_to_num(draws - draws[known].mean()))
 
 
 def within_classes(targets: Indices, rng: np.random.Generator) -> Indices:

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.classes import Indices
 from rfdlc.decide.intervals import (
     NAN,
     Array,
     Estimate,
     Mask,
     calibration_gap,
+    group_shares,
     mean,
     ranking,
     resampled,
-    shares,
     within_classes,
 )  # fmt: skip
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
@@ -132,39 +132,18 @@ def readable(value: float) -> str:
 # -- decisions --------------------------------------------------------------------------------------------------
 
 
-def recalls(targets: Indices, decided: Indices, classes: int) -> NDArray[np.float64]:
-    """Accuracy of each class (C,), NaN for a class without samples."""
-    total = np.bincount(targets, minlength=classes)
-    right = np.bincount(targets[decided == targets], minlength=classes)
-    return np.divide(right, total, out=np.full(classes, np.nan), where=total > 0)
-
-
-def false_heads(targets: Indices, decided: Indices, head: Mask) -> NDArray[np.float64]:
-    """1 for a tail sample decided as head, 0 for any other tail sample, NaN for a head sample."""
-    return np.where(head[targets], NAN, (decided >= 0) & head[decided])
-
-
-def false_head_rates(
-    targets: Indices, decided: Indices, classes: Classes, head_fractions: Sequence[float] = HEAD_FRACTIONS
-) -> dict[float, float]:
-    """The share of tail samples decided as head, per head fraction.
+def false_heads(o: "Outcomes", head_fractions: Sequence[float] = HEAD_FRACTIONS) -> dict[float, Array]:
+    """Per head fraction, 1 for a tail sample decided as head, 0 for any other tail sample, NaN for a head sample.
 
     The head is that share of the classes, the most frequent ones. The paper's "tail ratio" of 25% is the head fraction
-    of 25%: the other 75% of the classes are tail.
+    of 25%: the other 75% of the classes are tail. Empty without training counts.
     """
-    return {f: mean(false_heads(targets, decided, classes.head_mask(f))).value for f in head_fractions}
+    heads = {} if o.classes.counts is None else {f: o.classes.head_mask(f) for f in head_fractions}
+    return {f: np.where(head[o.targets], NAN, (o.decided >= 0) & head[o.decided]) for f, head in heads.items()}
 
 
-# -- detecting errors ---------------------------------------------------------------------------------------------
-
-
-def error_auc(correct: Mask, confidence: Floats) -> float:
-    """Probability that a correct decision has a higher confidence than a wrong one, ties counting half (ROC AUC)."""
-    return _roc_area(correct, confidence).value
-
-
-def _roc_area(correct: Mask, confidence: Floats) -> Estimate:
-    """With the influences of DeLong et al. (1988)."""
+def roc_area(correct: Mask, confidence: Floats) -> Estimate:
+    """Probability that a correct decision has a higher confidence than a wrong one, ties counting half (DeLong)."""
     high, low = np.sort(confidence[correct]), np.sort(confidence[~correct])
     if not len(high) or not len(low):
         return Estimate(NAN)
@@ -191,7 +170,7 @@ def risk_coverage(correct: Mask, confidence: Floats) -> tuple[Array, Array]:
     return kept / max(1, len(errors)), np.cumsum(errors) / kept
 
 
-def _risk_area(correct: Mask, confidence: Floats) -> Estimate:
+def risk_area(correct: Mask, confidence: Floats) -> Estimate:
     """The mean over all coverages of the error rate."""
     risk = risk_coverage(correct, confidence)[1]
     if not len(risk):
@@ -212,15 +191,10 @@ def bin_of(confidence: Floats, bins: int = ECE_BINS) -> Indices:
     return np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence, side="left")
 
 
-def ece(confidence: Floats, correct: Mask, bins: int = ECE_BINS) -> float:
-    """Expected calibration error: sum over bins of (n_b / N) |accuracy_b - mean confidence_b| (Guo et al. 2017)."""
-    return calibration_gap(confidence, correct, bin_of(confidence, bins)).value
-
-
 def ece_paper(entropy: Floats, correct: Mask, bins: int = PAPER_ECE_BINS) -> float:
     """The paper's measure: confidence 1 - entropy in nats, bins [lower, upper), samples outside [0, 1) in no bin.
 
-    Those samples stay in the denominator. Kept to reproduce the paper; it is not a calibration error (use `ece`).
+    Those samples stay in the denominator. Kept to reproduce the paper; it is not a calibration error.
     """
     confidence = 1 - np.asarray(entropy, dtype=np.float64)
     inside = (confidence >= 0) & (confidence < 1)
@@ -282,18 +256,13 @@ def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
 def _macro_f1(o: "Outcomes") -> Estimate:
     """Of the samples that are of a class or decided as it, the share s is both: its F1 is 2s / (1 + s)."""
     places = np.stack([o.targets, np.where(o.correct, -1, o.decided)])
-    return shares(places, np.stack([o.correct, np.zeros(len(o), dtype=bool)]), lambda s: 2 * s / (1 + s))
-
-
-def _false_heads(o: "Outcomes") -> dict[float, NDArray[np.float64]]:
-    known = o.classes.counts is not None
-    return {f: false_heads(o.targets, o.decided, o.classes.head_mask(f)) for f in HEAD_FRACTIONS if known}
+    return group_shares(places, np.stack([o.correct, np.zeros(len(o), dtype=bool)]), lambda s: 2 * s / (1 + s))
 
 
 def _false_head_rate(o: "Outcomes") -> Estimate:
     """The mean of the rates that are defined: with two classes, the first 75% are both and leave no tail."""
-    found = np.array(list(_false_heads(o).values())).reshape(-1, len(o))
-    return shares(np.where(np.isnan(found), -1, np.arange(len(found))[:, None]), found == 1)
+    found = np.array(list(false_heads(o).values())).reshape(-1, len(o))
+    return group_shares(np.where(np.isnan(found), -1, np.arange(len(found))[:, None]), found == 1)
 
 
 def _worth(o: "Outcomes", values: NDArray[Any], offset: Any, sign: int = 1, rows: Any = True) -> Estimate:
@@ -322,16 +291,16 @@ for _metric in (
     Metric("accuracy", "accuracy", lambda o: o.correct, unit="%", headline=True),
     Metric("accuracy_by_region", "{}", lambda o: _by_region(o, o.correct), unit="%", parent="accuracy", headline=True),
     Metric("accuracy_by_shots", "{} shot", lambda o: _by_region(o, o.correct, "shots"), unit="%", parent="accuracy"),
-    Metric("balanced_accuracy", "balanced accuracy", lambda o: shares(o.targets[None], o.correct[None]), unit="%"),
+    Metric("balanced_accuracy", "balanced accuracy", lambda o: group_shares(o.targets[None], o.correct[None]), unit="%"),
     Metric("macro_f1", "macro F1", _macro_f1, unit="%"),
     Metric("false_head_rate", "false head rate", _false_head_rate, "lower", "%", headline=True),
-    Metric("false_head_rates", "head = first {}", _false_heads, "lower", "%", "false_head_rate"),
+    Metric("false_head_rates", "head = first {}", false_heads, "lower", "%", "false_head_rate"),
     Metric("mean_utility", "mean utility", lambda o: _worth(o, o.realised, 0), headline=True),
     Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
     Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
     Metric("kept_accuracy", "accuracy where kept", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
-    Metric("error_auc", "error detection AUC", lambda o: _kept(o, _roc_area), unit="%"),
-    Metric("risk_coverage_area", "risk-coverage area", lambda o: _kept(o, _risk_area), "lower", "%"),
+    Metric("error_auc", "error detection AUC", lambda o: _kept(o, roc_area), unit="%"),
+    Metric("risk_coverage_area", "risk-coverage area", lambda o: _kept(o, risk_area), "lower", "%"),
     Metric("ece", "ECE", _ece, "lower", "%", headline=True),
     Metric("ece_debiased", "debiased", lambda o: _ece(o, debiased=True), "lower", "%", "ece"),
     Metric("ece_by_region", "predicted {}",

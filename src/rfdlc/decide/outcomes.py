@@ -14,11 +14,21 @@ from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError
+from rfdlc.errors import expect
 
-UNCERTAINTIES = ("decision-probability", "max-probability", "entropy", "mutual-information", "evidential", "own")
 PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "expected", "entropy", "brier", "nll")
 COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS)
+# What ranks samples for error detection, from the probabilities and the scores of a chunk; None if it needs others.
+UNCERTAINTIES: dict[str, Callable[[Floats, Floats, bool], Floats] | None] = {
+    "decision-probability": None,
+    "max-probability": lambda p, values, logits: -p.max(axis=1),
+    "entropy": lambda p, values, logits: uncertainty.entropy(p),
+    "mutual-information": lambda p, values, logits: uncertainty.mutual_information(
+        uncertainty.particle_probabilities(values, logits)
+    ),
+    "evidential": lambda p, values, logits: uncertainty.evidential(values.mean(axis=0)),
+    "own": None,
+}
 
 
 @dataclass(frozen=True)
@@ -42,12 +52,7 @@ class Outcomes:
 
     @classmethod
     def of(
-        cls,
-        utility: Utility,
-        targets: Indices,
-        actions: Indices,
-        p: Floats | None = None,
-        certainty: Floats | None = None,
+        cls, utility: Utility, targets: Indices, actions: Indices, p: Floats | None = None, certainty: Any = None
     ) -> "Outcomes":
         """Outcomes of given decisions; without probabilities (N, C), metrics that need them raise a TypeError."""
         columns: dict[str, Any] = dict.fromkeys(PROBABILITY_COLUMNS)
@@ -81,6 +86,11 @@ class Outcomes:
         return self.decided == self.targets
 
     @property
+    def right(self) -> NDArray[np.bool_]:
+        """Whether the most probable class is the true one."""
+        return self.likeliest == self.targets
+
+    @property
     def realised(self) -> NDArray[np.float64]:
         """The utility U[true, action] of each decision."""
         return self.utility.matrix[self.targets, self.actions]
@@ -95,11 +105,6 @@ class Outcomes:
         """The smallest and the largest utility of each action."""
         return self.utility.matrix.min(axis=0), self.utility.matrix.max(axis=0)
 
-    @property
-    def right(self) -> NDArray[np.bool_]:
-        """Whether the most probable class is the true one."""
-        return self.likeliest == self.targets
-
     @cached_property
     def probabilities(self) -> Floats:
         """Combined, calibrated and prior-corrected probabilities (N, C), computed on first use."""
@@ -111,28 +116,21 @@ class Outcomes:
         return replace(self, **columns, load_probabilities=lambda: self.probabilities[rows], gaps=None)
 
 
-def observe(
-    scores: Scores,
-    y: Indices,
-    decider: Decider,
-    kind: str = "decision-probability",
-    own: NDArray[np.float64] | None = None,
-    groups: Sequence[tuple[str, str]] = (),
-) -> Outcomes:
+def observe(scores: Scores, y: Indices, decider: Decider, kind: str = "decision-probability") -> Outcomes:
     """Decide scores in one pass, chunk by chunk; `kind` is the uncertainty that ranks samples."""
-    chunks = [
-        Outcomes.of(
-            decider.utility, y[rows], decider.decide_probabilities(p), p, _certainty(kind, p, scores, rows, own)
-        )
-        for rows, p in decider.stream(scores)
-    ]
-    return _joined(chunks, lambda: np.concatenate([p for _, p in decider.stream(scores)]), groups)
+    needs = "uncertainty 'evidential' needs logits, but these are probabilities: choose another"
+    expect(scores.logits or kind != "evidential", needs)
+    rank, parts = UNCERTAINTIES[kind], []
+    for rows, p in decider.stream(scores):
+        certainty = None if rank is None else -rank(p, scores.values[:, rows], scores.logits)
+        parts.append(Outcomes.of(decider.utility, y[rows], decider.decide_probabilities(p), p, certainty))
+    return _joined(parts, lambda: np.concatenate([p for _, p in decider.stream(scores)]))
 
 
-def _joined(parts: Sequence[Outcomes], load: Callable[[], Any], groups: Sequence[tuple[str, str]] = ()) -> Outcomes:
+def _joined(parts: Sequence[Outcomes], load: Callable[[], Any]) -> Outcomes:
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
     gaps = np.sum([part.gaps for part in parts if part.gaps is not None], axis=0)
-    return Outcomes(parts[0].utility, **columns, load_probabilities=load, groups=tuple(groups), gaps=gaps)
+    return Outcomes(parts[0].utility, **columns, load_probabilities=load, gaps=gaps)
 
 
 def cross_fitted(predictions: Any, decider: Decider, *, folds: int = 5, balanced: bool = False) -> Outcomes:
@@ -153,23 +151,3 @@ def cross_fitted(predictions: Any, decider: Decider, *, folds: int = 5, balanced
             parts.append(observe(part, y[inside], fitted))
     found = _joined(parts, lambda: np.concatenate([part.probabilities for part in parts]))
     return found.take(np.argsort(np.concatenate([np.flatnonzero(fold == k) for k in range(folds)])))
-
-
-def _certainty(
-    kind: str, p: Floats, scores: Scores, rows: slice, own: NDArray[np.float64] | None
-) -> NDArray[Any] | None:
-    """Minus the uncertainty of each sample of a chunk; None for the probability of the decision."""
-    if kind == "decision-probability":
-        return None
-    if kind == "max-probability":
-        return p.max(axis=1)
-    if kind == "own" and own is not None:
-        return -own[rows]
-    if kind == "entropy":
-        return -uncertainty.entropy(p)
-    values = scores.values[:, rows]
-    if kind == "mutual-information":
-        return -uncertainty.mutual_information(uncertainty.particle_probabilities(values, scores.logits))
-    if not scores.logits:
-        raise InputError("uncertainty 'evidential' needs logits, but these are probabilities: choose another")
-    return -uncertainty.evidential(values.mean(axis=0))

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.classes import Indices
+from rfdlc.decide.intervals import mean
 from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.utility import Utility
 from rfdlc.integrations.report.embedding import stratified
@@ -22,17 +23,15 @@ MISTAKES = 60
 
 def by_class(run: ReportRun) -> dict[str, Any]:
     """Accuracy and number of samples per class; None for a class without samples."""
-    o = run.outcomes
-    each = metrics.recalls(o.targets, o.decided, len(o.classes)).tolist()
-    samples = np.bincount(o.targets, minlength=len(o.classes)).tolist()
-    return {"accuracy": [value if n else None for value, n in zip(each, samples, strict=True)], "samples": samples}
+    o, size = run.outcomes, len(run.classes)
+    total, right = np.bincount(o.targets, minlength=size), np.bincount(o.targets[o.correct], minlength=size)
+    accuracy = [float(hits / n) if n else None for hits, n in zip(right, total, strict=True)]
+    return {"accuracy": accuracy, "samples": total.tolist()}
 
 
 def false_head_curve(run: ReportRun) -> list[dict[str, float]]:
     """The false head rate at head shares from 5% to 95%, where there are tail samples."""
-    if run.classes.counts is None:
-        return []
-    rates = metrics.false_head_rates(run.outcomes.targets, run.outcomes.decided, run.classes, HEAD_SHARES)
+    rates = {share: mean(wrong).value for share, wrong in metrics.false_heads(run.outcomes, HEAD_SHARES).items()}
     return [{"share": share, "rate": rate} for share, rate in rates.items() if not np.isnan(rate)]
 
 
@@ -106,7 +105,7 @@ def _histogram(values: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, Any]
         name: (np.histogram(values[mask], edges)[0] / max(1, int(mask.sum()))).tolist()
         for name, mask in (("right", right), ("wrong", ~right))
     }
-    auc = metrics.error_auc(right, -values)
+    auc = metrics.roc_area(right, -values).value
     return {"edges": edges.tolist(), **shares, "auc": None if np.isnan(auc) else auc}
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.decide.metrics import recalls
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
@@ -60,22 +59,22 @@ def _axes(pyplot: Any, x: str, y: str, digits: tuple[int | None, int | None] = (
 
     figure, axes = pyplot.subplots(figsize=(WIDTH, HEIGHT))
     axes.set(xlabel=x, ylabel=y)
-    for axis, decimals in zip((axes.xaxis, axes.yaxis), digits, strict=True):
-        axis.set_major_formatter(PercentFormatter(1, decimals=decimals))
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=digits[0]))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=digits[1]))
     return figure, axes
-
-
-def _lines(axes: Any, runs: Sequence[ReportRun], points: Sequence[Sequence[Any]], x: Any, y: Any, **style: Any) -> None:
-    """One line per run; a legend for several."""
-    for i, (run, line) in enumerate(zip(runs, points, strict=True)):
-        across, up = [point[x] for point in line], [point[y] for point in line]
-        axes.plot(across, up, label=run.name, **_run_style(i), **style)
-    if len(runs) > 1:
-        axes.legend()
 
 
 def _run_style(i: int) -> dict[str, Any]:
     return {"color": RUN_COLOURS[i % len(RUN_COLOURS)], "linestyle": RUN_DASHES[i % len(RUN_DASHES)]}
+
+
+def _lines(axes: Any, runs: Sequence[ReportRun], points: Sequence[Any], missing: str = "", **style: Any) -> None:
+    """One line (x, y) per run; a legend for several."""
+    for i, (run, line) in enumerate(zip(runs, points, strict=True)):
+        expect(line, f"{run.name}: {missing}")
+        axes.plot(*zip(*line, strict=True), label=run.name, **_run_style(i), **style)
+    if len(runs) > 1:
+        axes.legend()
 
 
 def _frontier(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
@@ -83,23 +82,19 @@ def _frontier(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     figure, axes = _axes(pyplot, "false head rate", "accuracy", (None, None))
     for run in runs:
         _need_counts(run, "frontier")
-    points = [curves.frontier(run) for run in runs]
-    for run, line in zip(runs, points, strict=True):
-        expect(line, f"{run.name}: the figure 'frontier' needs samples of rare classes; there are none")
-    _lines(axes, runs, points, "false_head_rate", "accuracy", marker="o", markersize=4)
-    for point in points[0]:  # every run has the same penalties
-        place = point["false_head_rate"], point["accuracy"]
-        axes.annotate(f"{point['penalty']:g}", place, (4, 3), textcoords="offset points", fontsize=7)
+    points = [[(p["false_head_rate"], p["accuracy"], p["penalty"]) for p in curves.frontier(run)] for run in runs]
+    missing = "the figure 'frontier' needs samples of rare classes; there are none"
+    _lines(axes, runs, [[point[:2] for point in line] for line in points], missing, marker="o", markersize=4)
+    for x, y, penalty in points[0]:  # every run has the same penalties
+        axes.annotate(f"{penalty:g}", (x, y), (4, 3), textcoords="offset points", fontsize=7)
     axes.margins(0.08)
     return figure
 
 
 def _risk_coverage(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     figure, axes = _axes(pyplot, "coverage (share of samples decided)", "error rate", (0, None))
-    points = [curves.risk_coverage_points(run) for run in runs]
-    for run, line in zip(runs, points, strict=True):
-        expect(line, f"{run.name}: every sample was abstained on: there is no risk to draw")
-    _lines(axes, runs, points, "coverage", "risk")
+    points = [[(p["coverage"], p["risk"]) for p in curves.risk_coverage_points(run)] for run in runs]
+    _lines(axes, runs, points, "every sample was abstained on: there is no risk to draw")
     axes.set(xlim=(0, 1), ylim=(0, None))
     return figure
 
@@ -141,13 +136,13 @@ def _tail(pyplot: Any, runs: Sequence[ReportRun]) -> Any:
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     if len(classes) <= 20:
         below.set_xticks(places, [brief(classes.names[y]) for y in order], rotation=45, ha="right")
-    each = [recalls(run.outcomes.targets, run.outcomes.decided, len(classes))[order] for run in runs]
-    if len(runs) == 1:
+    each = [np.array(curves.by_class(run)["accuracy"], dtype=float)[order] for run in runs]
+    if len(runs) > 1:
+        _lines(below, runs, [list(enumerate(values)) for values in each], linewidth=1)
+    else:
         below.scatter(places, each[0], c=colours, s=14, clip_on=False, zorder=3)
         handles = [pyplot.Rectangle((0, 0), 1, 1, color=REGION_COLOURS[name]) for name in classes.thirds]
         above.legend(handles, list(classes.thirds))
-        return figure
-    _lines(below, runs, [list(enumerate(values)) for values in each], 0, 1, linewidth=1)
     return figure
 
 

@@ -88,18 +88,16 @@ def report(
     ...     report(predictions, out=f"{folder}/report.html").name
     'report.html'
     """
-    prepared = as_runs(runs, utility, decider, classes)
-    write_report(prepared, Path(out), images=images, title=title, bootstrap=bootstrap, seed=seed)
+    write_report(as_runs(runs, utility, decider, classes), Path(out), images, title, bootstrap, seed)
     return Path(out)
 
 
 def write_report(
     runs: Sequence[ReportRun],
     out: Path,
-    *,
-    images: Images | None = None,
+    images: Any = None,
     title: str | None = None,
-    bootstrap: int = BOOTSTRAP,
+    bootstrap: int = 0,
     seed: int = 0,
 ) -> dict[str, Evaluation]:
     """Write the report of runs that share their classes and utility; the evaluations in it, by run."""
@@ -114,14 +112,8 @@ def write_report(
     most = max(1, MOST_CELLS // (len(runs) * len(classes)))
     data: dict[str, Any] = {
         "title": title,
-        "made": {
-            "rfdlc": __version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seed": seed,
-            "bootstrap": bootstrap,
-        },
+        "made": {"rfdlc": __version__, "python": platform.python_version(), "numpy": np.__version__}
+        | {"date": datetime.now(UTC).isoformat(timespec="seconds"), "seed": seed, "bootstrap": bootstrap},
         "level": LEVEL,
         "step": STEP,
         "metrics": [
@@ -148,9 +140,8 @@ def write_report(
         with suppress(InputError):  # other samples than those of the first run: not paired
             paired = compare_runs(runs[:1], [run], bootstrap, seed)
             found["compared"] = {d.name: [d.difference, d.low, d.high, d.p] for d in paired.differences}
-    page = _page(title, data, first.rows())
     with replacing(out) as beside:
-        beside.write_text(page, encoding="utf-8", newline="\n")
+        beside.write_text(_page(title, data, first.rows()), encoding="utf-8", newline="\n")
     return evaluations
 
 
@@ -208,11 +199,15 @@ def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str
     # No character of the data can end a script element or start markup.
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in summary]
+    # Only our own script and style run, pictures are inside the page, and no request can be made.
+    hashes = [
+        "sha256-" + base64.b64encode(hashlib.sha256(each.encode("utf-8")).digest()).decode("ascii")
+        for each in (script, style)
+    ]
+    policy = f"default-src 'none'; script-src '{hashes[0]}'; style-src '{hashes[1]}'; img-src data:; "
     parts = {
         "title": html.escape(title),
-        # Only our own script and style run, pictures are inside the page, and no request can be made.
-        "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
+        "policy": policy + "base-uri 'none'; form-action 'none'",
         "style": style,
         "script": script,
         "data": text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
@@ -224,7 +219,3 @@ def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str
 
 def _asset(name: str) -> str:
     return (files("rfdlc.integrations.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

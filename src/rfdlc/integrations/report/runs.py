@@ -72,53 +72,48 @@ def as_runs(
     classes: Classes | Sequence[str] | None = None,
 ) -> list[ReportRun]:
     """Runs from whatever `report` accepts; a folder has its own decider, unless one is given."""
-    sources: Any = given.values() if isinstance(given, Mapping) else given
-    sources = list(sources) if isinstance(given, Mapping | list | tuple) else [sources]
-    names = map(str, given) if isinstance(given, Mapping) else run_names(sources)
+    several: Any = given if isinstance(given, Mapping | list | tuple) else [given]
+    sources = list(several.values() if isinstance(several, Mapping) else several)
+    names = map(str, several) if isinstance(several, Mapping) else run_names(sources)
     known = None if classes is None else as_classes(classes)
     runs = []
     for name, source in zip(names, sources, strict=True):
-        path, own = Path(source) if isinstance(source, str | Path) else None, decider
-        if isinstance(source, Predictions):
-            predictions = source if known is None else source.with_classes(known)
-        else:
-            expect(
-                path is not None,
-                f"a {type(source).__name__} cannot be reported: expected a run folder, a file of predictions, or "
-                "Predictions(probabilities=..., targets=...)",
-            )
-            expect(Path(source).exists(), f"{path}: no such run folder or file of predictions")
-            predictions = Predictions.load(source, known)
-            if own is None and (Path(source) / "decider.json").is_file():
-                own = Decider.load(source)
-        runs.append(prepared(name, predictions, decider_for(own, utility, known, predictions), path))
+        kind, own = type(source).__name__, decider
+        expected = "expected a run folder, a file of predictions, or Predictions(probabilities=..., targets=...)"
+        expect(isinstance(source, Source), f"a {kind} cannot be reported: {expected}")
+        path = None if isinstance(source, Predictions) else Path(source)
+        expect(path is None or path.exists(), f"{path}: no such run folder or file of predictions")
+        if path is not None:
+            source = Predictions.load(path, known)
+            own = Decider.load(path) if own is None and (path / "decider.json").is_file() else own
+        elif known is not None:
+            source = source.with_classes(known)
+        runs.append(prepared(name, source, decider_for(own, utility, known, source), path))
     return alike(runs)
 
 
 def prepared(name: str, predictions: Predictions, decider: Decider, source: Path | None) -> ReportRun:
     """A run with training counts from its predictions or its folder, if its decider has none."""
-    saved = None if source is None else source / "classes.json"
     if decider.utility.classes.counts is None:
         if predictions.named and predictions.classes.counts is not None:
             decider = decider.replace(classes=predictions.classes)
-        elif saved is not None and saved.is_file():
+        elif source is not None and (source / "classes.json").is_file():
             try:
-                decider = decider.replace(classes=Classes.from_json(saved))
+                decider = decider.replace(classes=Classes.from_json(source / "classes.json"))
             except InputError as error:
-                raise InputError(f"{name}: {saved}: {error}") from None
+                raise InputError(f"{name}: {source / 'classes.json'}: {error}") from None
     return ReportRun(name, predictions, decider, {} if source is None else _recorded(source))
 
 
 def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
     """The runs with the classes and the utility of the first, so that their metrics can be compared."""
     expect(0 < len(runs) <= MOST_RUNS, f"{len(runs)} runs: expected 1 to {MOST_RUNS} in one report")
-    utility = runs[0].decider.utility
+    first, utility = runs[0], runs[0].decider.utility
     for run in runs[1:]:
-        odd = listing(sorted(set(run.classes.names) ^ set(utility.classes.names))) or "another order"
-        same = run.classes.names == utility.classes.names
-        expect(same, f"{run.name}: expected the same classes as in {runs[0].name} (--classes); found {odd}")
-    shared = [replace(run, decider=run.decider.replace(utility=utility, classes=utility.classes)) for run in runs[1:]]
-    return [runs[0], *shared]
+        odd = listing(sorted(set(run.classes.names) ^ set(first.classes.names))) or "another order"
+        same = run.classes.names == first.classes.names
+        expect(same, f"{run.name}: expected the same classes as in {first.name} (--classes); found {odd}")
+    return [first] + [replace(r, decider=r.decider.replace(utility=utility, classes=first.classes)) for r in runs[1:]]
 
 
 def compare(
@@ -140,7 +135,7 @@ def compare(
     utility, decider, classes : optional
         As in `report`.
     bootstrap, seed : int
-        Number of resamples for metrics that are not means, and their seed.
+        Number of resamples for your own metrics that are not means, and their seed.
 
     Returns
     -------
@@ -153,21 +148,20 @@ def compare(
     >>> round(compare(a, b)["accuracy"].difference, 3)
     0.333
     """
-    sides = [list(side) if isinstance(side, list | tuple) else [side] for side in (a, b)]
-    runs = as_runs([*sides[0], *sides[1]], utility, decider, classes)
-    return compare_runs(runs[: len(sides[0])], runs[len(sides[0]) :], bootstrap, seed)
+    left, right = (list(side) if isinstance(side, list | tuple) else [side] for side in (a, b))
+    runs = as_runs([*left, *right], utility, decider, classes)
+    return compare_runs(runs[: len(left)], runs[len(left) :], bootstrap, seed)
 
 
 def compare_runs(a: Sequence[ReportRun], b: Sequence[ReportRun], bootstrap: int = 300, seed: int = 0) -> Comparison:
     """Compare runs, whose samples are matched by id where all have ids."""
-    outcomes = [[run.outcomes for run in side] for side in (a, b)]
+    left, right = ([run.outcomes for run in side] for side in (a, b))
     ids = [run.predictions.ids for run in (*a, *b) if run.predictions.ids is not None]
-    if len(ids) == len(a) + len(b) and all(len(each) == len(set(each.tolist())) for each in ids):
-        outcomes = [[run.outcomes.take(np.argsort(run.ids_of(slice(None)))) for run in side] for side in (a, b)]
+    if len(ids) == len(a) + len(b) and all(len(each) == len(np.unique(each)) for each in ids):
+        left, right = ([run.outcomes.take(np.argsort(run.predictions.ids)) for run in side] for side in (a, b))
         same = all(np.array_equal(np.sort(ids[0]), np.sort(each)) for each in ids)
         expect(same, f"{a[0].name} and {b[0].name} have different ids: expected the same test samples")
-    names = (a[0].name, b[0].name)
-    return compare_outcomes(outcomes[0], outcomes[1], names, bootstrap=bootstrap, seed=seed)
+    return compare_outcomes(left, right, (a[0].name, b[0].name), bootstrap, seed)
 
 
 def run_names(sources: Sequence[Source]) -> list[str]:
