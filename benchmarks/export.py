@@ -33,10 +33,9 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
-from rfdlc.integrations.onnx import parity
-from rfdlc.integrations.onnx.exporting import export
+from rfdlc.integrations.onnx import exporting
+from rfdlc.integrations.onnx.exporting import TIE, TOLERANCE, Rounding, export, measure_rounding
 from rfdlc.integrations.onnx.model import OnnxModel
-from rfdlc.integrations.onnx.parity import TIE, TOLERANCE, Rounding, measure_rounding
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.methods import METHODS
 from rfdlc.training.model import Model
@@ -201,7 +200,7 @@ def main() -> None:
     try:
         for method, backbone, side in cases:
             large = backbone in LARGE
-            parity.SAMPLES = CHECKED if large else 500
+            exporting.SAMPLES = CHECKED if large else 500
             with tempfile.TemporaryDirectory() as folder, quick_groups(large and method == "rf-dlc"):
                 found, well = compare(method, backbone, side, Path(folder))
             print(*(f"{row['what']} {row['value']}" for row in found), sep="\n", flush=True)

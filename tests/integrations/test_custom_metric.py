@@ -59,8 +59,7 @@ def test_report(tmp_path):
 
 def test_model_card():
     pytest.importorskip("torch")
-    from rfdlc.integrations.onnx.card import card
-    from rfdlc.integrations.onnx.parity import Parity
+    from rfdlc.integrations.onnx.exporting import Parity, card
 
     model = rfdlc.Model.load(RUN)
     text = card(model, "model.onnx", "float32", Parity(1, "test samples", 0.0, 0, 0))

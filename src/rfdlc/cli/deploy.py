@@ -1,6 +1,7 @@
 """`rfdlc predict`, `rfdlc export` and `rfdlc serve`: what is done with a trained model."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -94,7 +95,7 @@ def export(
     parity, size, cards = done.parity, done.path.stat().st_size, [str(card) for card in done.cards]
     output(
         json,
-        {"out": str(out), "bytes": size, "precision": precision, "cards": cards, **parity.to_dict()},
+        {"out": str(out), "bytes": size, "precision": precision, "cards": cards, **asdict(parity)},
         f"{out}: {size:,} bytes, {precision}",
         f"parity on {parity.samples:,} {parity.inputs}: {parity.decisions_changed} decisions changed, "
         f"probabilities within {parity.largest_difference:.2g}{parity.rounding or ''}",
@@ -123,7 +124,7 @@ def serve(
     - `rfdlc serve model.onnx --port 9000`
     - `rfdlc serve runs/a --host 0.0.0.0 --token-file token.txt`
     """
-    from rfdlc.integrations.server.limits import Limits
+    from rfdlc.integrations.server.backend import Limits
     from rfdlc.integrations.server.serving import serve as serve_it
 
     limits = Limits(requests=queue, batch=batch, seconds=seconds)

@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.images import resized
-from rfdlc.integrations.onnx import exporting
+from rfdlc.integrations.onnx import graph
+from rfdlc.integrations.onnx.exporting import TOLERANCE, random_samples
 from rfdlc.integrations.onnx.model import CHECKSUM_LENGTH, with_checksum
-from rfdlc.integrations.onnx.parity import TOLERANCE, random_samples
-from rfdlc.integrations.server.backend import open_backend
-from rfdlc.integrations.server.limits import Limits
+from rfdlc.integrations.server.backend import Limits, open_backend
 from rfdlc.integrations.server.requests import Reader
 
 pytest.importorskip("onnxruntime", reason='export tests need pip install "rfdlc[export]"')
@@ -213,14 +212,14 @@ def test_a_file_of_the_previous_version():
 
 
 def test_a_graph_that_is_not_the_model_is_not_written(run, tmp_path, monkeypatch):
-    right = exporting.DecisionGraph
+    right = graph.DecisionGraph
 
     def wrong(model, *rest, **options):
         graph = right(model, *rest, **options)
         graph.head.bias += torch.arange(6) / 10
         return graph
 
-    monkeypatch.setattr(exporting, "DecisionGraph", wrong)
+    monkeypatch.setattr(graph, "DecisionGraph", wrong)
     with pytest.raises(rfdlc.InputError, match="is not the model"):
         rfdlc.export(run, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,7 @@
 """Rounding in 32 bits is told from a graph that is not the model: 64 bits say which of the two it is."""
 
 from contextlib import nullcontext
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from torch import nn
 
 import rfdlc
-from rfdlc.integrations.onnx.parity import Parity, Rounding, measure_parity, measure_rounding, random_samples
+from rfdlc.integrations.onnx.exporting import Parity, Rounding, measure_parity, measure_rounding, random_samples
 
 
 def own_network():
@@ -44,7 +45,7 @@ def test_64_bits_are_asked_only_where_32_differ(trained):
     wrong = off_by(2e-5)
     assert wrong.rounding.graph == pytest.approx(2e-5, rel=0.05)
     assert wrong.rounding.model < 1e-6
-    assert wrong.to_dict()["rounding"]["graph"] == wrong.rounding.graph
+    assert asdict(wrong)["rounding"]["graph"] == wrong.rounding.graph
     with pytest.raises(rfdlc.InputError, match="from 64 bits the graph differs by 2e-05, the model itself by"):
         wrong.check("runs/a")
 

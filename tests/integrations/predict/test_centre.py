@@ -9,8 +9,7 @@ from PIL import Image
 
 import rfdlc
 from rfdlc.data.images import ImageFiles
-from rfdlc.integrations.server.backend import open_backend
-from rfdlc.integrations.server.limits import Limits
+from rfdlc.integrations.server.backend import Limits, open_backend
 from rfdlc.integrations.server.requests import Reader
 
 SIDE = 12

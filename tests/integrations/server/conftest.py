@@ -59,7 +59,7 @@ def serving(backend, limits=None, token=None):
     import uvicorn
 
     from rfdlc.integrations.server.app import create_app
-    from rfdlc.integrations.server.limits import Limits
+    from rfdlc.integrations.server.backend import Limits
     from rfdlc.integrations.server.serving import configured, listen
 
     limits = limits or Limits()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rfdlc
-from rfdlc.integrations.server.limits import Limits
+from rfdlc.integrations.server.backend import Limits
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 

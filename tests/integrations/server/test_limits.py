@@ -13,7 +13,7 @@ import pytest
 
 import rfdlc
 from rfdlc.cli import main
-from rfdlc.integrations.server.limits import Limits
+from rfdlc.integrations.server.backend import Limits
 from rfdlc.integrations.server.serving import check_host, listen, read_token
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')

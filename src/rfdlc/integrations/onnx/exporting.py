@@ -4,33 +4,88 @@ import hashlib
 import io
 import json
 import logging
+import math
+import os
 import warnings
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.export import Dim, ExportedProgram
 
 from rfdlc import __version__
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.load import load
+from rfdlc.data.loader import Normaliser
+from rfdlc.decide.evaluation import entries, evaluate
+from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
-from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose, expect
+from rfdlc.decide.utility import SHOWN_CLASSES, Utility
+from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
-from rfdlc.integrations.onnx.card import write_cards
-from rfdlc.integrations.onnx.graph import DecisionGraph
-from rfdlc.integrations.onnx.model import FORMAT, METADATA_KEY, OUTPUTS, VERSION, Decisions, OnnxModel, with_checksum
-from rfdlc.integrations.onnx.parity import Parity, measure_parity
+from rfdlc.integrations.onnx.graph import serialise
+from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel
 from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.model import Model
 from rfdlc.training.run import Run
 
 PRECISIONS = ("float32", "half", "int8")
-LARGEST = 2**31 - 1  # bytes: the limit of a protobuf message
-QUANTISED_FROM = 256  # elements: biases and scales stay as they are
+SAMPLES = 500
+BATCH = 50  # samples: large images of many particles need much memory
+TOLERANCE = 1e-5  # between probabilities, in 32 bits
+ROUNDINGS = 4  # times the model's own rounding: two right orders of summation differ by about 2
+EXACT_SAMPLES = 20  # those that differ most, computed in 64 bits
+TIE = 1e-4  # of the utility's range: two actions this close are a tie, which rounding may decide
+RECORDED_AGREEMENT = 0.95  # with predictions.npz, which a GPU may have computed in 16 bits
+CARD_MARK = "library_name: rfdlc"
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How far probabilities in 32 bits are from those in 64, of the graph and the model: deep networks amplify it."""
+
+    graph: float
+    model: float
+
+    @property
+    def allowed(self) -> float:
+        return max(TOLERANCE, ROUNDINGS * self.model)
+
+    def __str__(self) -> str:
+        return f"; from 64 bits the graph differs by {self.graph:.2g}, the model itself by {self.model:.2g}"
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The distance of the exported graph from the library over `samples` samples."""
+
+    samples: int
+    inputs: str  # "test samples" or "random samples"
+    largest_difference: float  # between probabilities
+    decisions_changed: int  # ties aside
+    ties: int
+    recorded_agreement: float | None = None  # fraction of decisions equal to those of predictions.npz
+    rounding: Rounding | None = None  # measured where the probabilities differ by more than the tolerance
+
+    def check(self, run: Any) -> None:
+        """Refuse an export in 32 bits that is not the model of the run."""
+        rounding, agreement = self.rounding, self.recorded_agreement
+        near = self.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
+        expect(
+            near and not self.decisions_changed,
+            f"the exported graph is not the model in {run}: over {self.samples} {self.inputs} "
+            f"{self.decisions_changed} decisions differ and probabilities by up to {self.largest_difference:.2g} "
+            f"(allowed {TOLERANCE:g}){rounding or ''}; nothing was written",
+        )
+        few = f"only {agreement or 0:.1%} of the decisions equal those in {run}/predictions.npz"
+        fits = agreement is None or agreement >= RECORDED_AGREEMENT
+        expect(fits, f"{few}: weights, decider or data have changed since; nothing was written")
 
 
 @dataclass(frozen=True)
@@ -44,17 +99,10 @@ class Exported:
 
 
 def export(
-    run: str | Path,
-    out: str | Path,
-    *,
-    utility: Utility | None = None,
-    target_prior: PriorLike | None = None,
-    utility_input: bool = False,
-    resize: bool = False,
-    precision: str = "float32",
-    backbone: OwnBackbone | None = None,
-) -> Exported:
-    """Write a run as one graph from raw samples to actions, unless the graph does not decide as the run does.
+    run: str | Path, out: str | Path, *, utility: Utility | None = None, target_prior: PriorLike | None = None,
+    utility_input: bool = False, resize: bool = False, precision: str = "float32", backbone: OwnBackbone | None = None,
+) -> Exported:  # fmt: skip
+    """Write a run as one graph from raw samples to actions; refused if the graph does not decide as the run does.
 
     Parameters
     ----------
@@ -62,12 +110,11 @@ def export(
         A run folder, and the file to write: ONNX (`.onnx`) or torch.export (`.pt2`).
     utility, target_prior : optional
         Replace the utility of the run's Decider, and the class prior that it decides for.
-    utility_input, resize : bool
+    utility_input, resize
         Whether the utility is an input of the graph instead of a constant; whether it takes images of any size.
-    precision : {"float32", "half", "int8"}
-        "half" computes the networks in 16 bits, "int8" stores weights in 8 bits (ONNX only).
-    backbone : nn.Module or callable, optional
-        The network of a run that was trained with one of the user's own.
+    precision, backbone
+        "float32", "half" (networks in 16 bits) or "int8" (weights in 8 bits, ONNX only); the network of a run that was
+        trained with one of the user's own.
 
     Examples
     --------
@@ -90,7 +137,7 @@ def export(
     with warnings.catch_warnings(action="ignore"), ExitStack() as quiet:
         quiet.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)  # the exporter reports missing optional packages
-        data = _serialise(model, metadata, onnx)
+        data = serialise(model, metadata, onnx)
 
     def decide(inputs: NDArray[Any]) -> Decisions:
         extra = (torch.tensor(model.decider.utility.matrix),) if utility_input else ()
@@ -108,104 +155,122 @@ def export(
 
 def _describe(model: Model) -> dict[str, Any]:
     """What the graph computes, and where it comes from; nothing about the machine."""
-    run, weights = Run(model.path), model.path / "model.safetensors"
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "decider": model.decider.to_dict(),
-        "input_shape": list(model.input_shape),
-        "centre": model.centre,
-        "encoder": None if model.encoder is None else model.encoder.to_dict(),
-        "provenance": {
-            "rfdlc": __version__,
-            "torch": torch.__version__,
-            "run": run.path.resolve().name,
-            "method": run.method_name,
-            "data": run.metadata["data"]["name"],
-            "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None,
-        },
-    }
+    run, weights, encoder = Run(model.path), model.path / "model.safetensors", model.encoder
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None
+    made_by = {"rfdlc": __version__, "torch": torch.__version__, "method": run.method_name}
+    made_from = {"run": run.path.resolve().name, "data": run.metadata["data"]["name"], "weights_sha256": digest}
+    samples = {"input_shape": list(model.input_shape), "centre": model.centre}
+    samples["encoder"] = None if encoder is None else encoder.to_dict()
+    described = {"format": FORMAT, "version": VERSION, "decider": model.decider.to_dict(), **samples}
+    return {**described, "provenance": {**made_by, **made_from}}
 
 
-def _serialise(model: Model, metadata: dict[str, Any], onnx: bool) -> bytes:
-    """The graph as torch.export captures it: any batch, any image size with `resize`, any number of actions."""
-    shape, axes, text = model.input_shape, [{0: "batch"}], json.dumps(metadata, ensure_ascii=False)
-    kind = torch.uint8 if len(shape) == 3 else torch.float32
-    if metadata["resize"]:
-        shape = (shape[0], *(2 * side + 1 for side in shape[1:]))
-        axes[0] |= {2: "height", 3: "width"}
-    arguments = [torch.zeros(2, *shape, dtype=kind)]
-    if metadata["utility_input"]:
-        classes, actions = model.decider.utility.matrix.shape
-        arguments.append(torch.zeros(classes, actions + 1, dtype=torch.float64))
-        axes.append({1: "actions"})
-    graph = DecisionGraph(model, resize=metadata["resize"], half=metadata["precision"] == "half")
-    shapes = tuple({axis: Dim(name) for axis, name in names.items()} for names in axes)
+def measure_parity(model: Model, decide: Callable[[NDArray[Any]], Decisions], *, full: bool = True) -> Parity:
+    """Compare `decide` with the model's own predictions and Decider; `full` if it computes in 32 bits too."""
+    decider, (inputs, recorded) = model.decider, _samples(model)
+    predictions = model.predict(inputs)
+    expected = np.asarray(decider.probabilities(predictions))
+    decided = [decide(some) for some in np.array_split(inputs, -(-len(inputs) // BATCH))]
+    probabilities = np.concatenate([batch.probabilities for batch in decided])
+    actions = np.concatenate([batch.action for batch in decided])
+    finite = np.isfinite(probabilities).all()
+    expect(finite, "the exported graph gives numbers that are not finite: export it in 32 bits")
+    values = np.sort(decider.expected_utility(predictions), axis=1)
+    spread = max(float(np.ptp(decider.utility.matrix)), 1e-12)
+    tied = (values[:, -1] - values[:, -2:].min(axis=1) < TIE * spread) & (values.shape[1] > 1)
+    changed = (actions != decider.decide(predictions)) & ~tied
+    agreement = None if recorded is None else float((decider.decide(recorded) == actions).mean())
+    differences, rounding = np.abs(probabilities - expected).max(axis=1), None
+    if full and differences.max() > TOLERANCE:
+        worst = np.argsort(-differences)[:EXACT_SAMPLES]
+        rounding = measure_rounding(model, inputs[worst], probabilities[worst], expected[worst])
+    kind, largest = "random samples" if recorded is None else "test samples", float(differences.max())
+    return Parity(len(inputs), kind, largest, int(changed.sum()), int(tied.sum()), agreement, rounding)
+
+
+def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], own: NDArray[Any]) -> Rounding:
+    """The graph's answers and the model's own, probabilities (N, C), against what the same weights give in 64 bits."""
+    net = deepcopy(model.net).to("cpu", torch.float64).eval()
+    normalise = Normaliser(model.normalisation, model.input_shape, torch.device("cpu"), torch.float64)
+    samples = normalise(torch.from_numpy(np.ascontiguousarray(inputs)).to(torch.float32))
     with torch.no_grad():
-        program = torch.export.export(graph, tuple(arguments), dynamic_shapes=shapes, strict=False)
-    if onnx:
-        return _onnx_bytes(program, tuple(axes), text, quantised=metadata["precision"] == "int8")
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
-    return buffer.getvalue()
+        exact = np.asarray(model.decider.probabilities(net(samples.unsqueeze(0))[0].numpy(), logits=True))
+    return Rounding(*(float(np.abs(answer - exact).max()) for answer in (graph, own)))
 
 
-def _onnx_bytes(program: ExportedProgram, axes: tuple[dict[int, str], ...], text: str, *, quantised: bool) -> bytes:
-    """An ONNX file with a checksum. Stack traces of nodes are left out: they name files of this machine."""
-    try:
-        import onnx  # noqa: F401
-        from onnxscript import opset18
-    except ImportError:
-        raise InputError('exporting to ONNX needs onnx and onnxscript: pip install "rfdlc[export]"') from None
-
-    def product(values: Any, axes: Any, output_dtype: Any = None) -> Any:  # torch's exporter has no translation
-        return opset18.ReduceProd(values, opset18.Constant(value_ints=list(axes)), keepdims=0)
-
-    exported = torch.onnx.export(
-        program,
-        dynamo=True,
-        verbose=False,
-        input_names=["inputs", "utility"][: len(axes)],
-        output_names=list(OUTPUTS),
-        dynamic_shapes=axes,  # their names, for those who open the file in a viewer
-        custom_translation_table={torch.ops.prims.prod.default: product},
-    )
-    assert exported is not None
-    model = exported.model_proto
-    graph, model.producer_name = model.graph, "rfdlc"
-    values = (*graph.input, *graph.output, *graph.value_info)
-    for entry in (model, graph, *graph.node, *values, *graph.initializer):
-        entry.ClearField("metadata_props")
-        entry.ClearField("doc_string")
-    if quantised:
-        _quantise(graph)
-    model.metadata_props.add(key=METADATA_KEY, value=text)
-    size = model.ByteSize()
-    expect(size <= LARGEST, f"the graph has {size:,} bytes, over the limit of ONNX ({LARGEST:,}): use .pt2")
-    return with_checksum(model.SerializeToString(deterministic=True))
+def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
+    """Test samples with the predictions that the run recorded, if both can be read; else random samples."""
+    with suppress(InputError, KeyError, OSError):  # the data are not on this machine
+        recorded, table = Predictions.load(model.path / "predictions.npz"), Run(model.path).metadata["data"]
+        test = load(table["source"], root=table.get("root"), **table.get("options", {})).splits["test"]
+        if len(test) == len(recorded):
+            first = np.arange(min(SAMPLES, len(test)))
+            few = Predictions(logits=recorded.scores.values[:, first], classes=recorded.classes)
+            inputs = test.take(first).inputs
+            return inputs.decode(model.centre)[0] if isinstance(inputs, ImageFiles) else inputs, few
+    return random_samples(model, SAMPLES), None
 
 
-def _quantise(graph: Any) -> None:
-    """Weights as 8-bit integers with one scale per output channel; arithmetic stays in 32 bits.
+def random_samples(model: Model, count: int) -> NDArray[Any]:
+    """uint8 images, or features around the training mean."""
+    rng = np.random.default_rng(0)
+    if len(model.input_shape) == 3:
+        return rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
+    known = model.normalisation
+    mean, spread = (0.0, 1.0) if known is None else (np.array(known.mean), np.array(known.std))
+    return (rng.normal(size=(count, *model.input_shape)) * spread + mean).astype(np.float32)
 
-    A quarter of the size, and no calibration data are needed. The utility is not a weight: it stays exact.
-    """
-    from onnx import helper, numpy_helper
 
-    kept, nodes = [], []
-    for tensor in graph.initializer:
-        values = numpy_helper.to_array(tensor)
-        utility, small = tensor.name.endswith("utility"), values.ndim < 2 or values.size < QUANTISED_FROM
-        if values.dtype != np.float32 or small or utility:
-            kept.append(tensor)
-            continue
-        axis = 0 if values.ndim == 4 else values.ndim - 1  # where the output channels are
-        largest = np.abs(values).max(axis=tuple(i for i in range(values.ndim) if i != axis), keepdims=True)
-        scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
-        parts = {"int8": np.round(values / scale).astype(np.int8), "scale": scale.reshape(-1)}
-        kept += [numpy_helper.from_array(part, f"{tensor.name}.{name}") for name, part in parts.items()]
-        nodes.append(helper.make_node("DequantizeLinear", [each.name for each in kept[-2:]], [tensor.name], axis=axis))
-    nodes += graph.node
-    del graph.initializer[:], graph.node[:]
-    graph.initializer.extend(kept)
-    graph.node.extend(nodes)
+def write_cards(model: Model, path: Path, precision: str, parity: Parity) -> tuple[Path, ...]:
+    """One beside the exported file and one in the run folder (if it can be written), so that either can be pushed."""
+    text, beside = card(model, path.name, precision, parity), path.with_name("README.md")
+    if beside.exists() and CARD_MARK not in beside.read_text(encoding="utf-8", errors="replace"):
+        beside = path.with_suffix(".md")  # somebody else's README stays
+    places = [place for place in dict.fromkeys((beside, model.path / "README.md")) if os.access(place.parent, os.W_OK)]
+    for place in places:
+        with replacing(place) as new:
+            new.write_text(text, encoding="utf-8")
+    return tuple(places)
+
+
+def card(model: Model, file: str, precision: str, parity: Parity) -> str:
+    """The template card.md, filled in."""
+    run, classes, utility, agreement = Run(model.path), model.classes, model.decider.utility, parity.recorded_agreement
+    name, counts = run.metadata["data"]["name"], classes.counts
+    task = "image-classification" if len(model.input_shape) == 3 else "tabular-classification"
+    metrics, index = "The run has no labelled test predictions, so nothing was measured.", ""
+    recorded = model.path / "predictions.npz"
+    predictions = Predictions.load(recorded, classes) if recorded.exists() else None
+    if predictions is not None and predictions.targets is not None:
+        scored = evaluate(predictions, decider=model.decider, classes=classes)
+        measured = [entry for entry in entries(scored.values) if not math.isnan(entry.value)]
+        rows = [[_plain(entry.full_label), entry.metric.format(entry.value)] for entry in measured]
+        metrics = f"On {scored.samples:,} test samples:\n\n" + _table(["metric", "value"], rows)
+        overall = [{"type": e.name, "value": round(e.value, 4)} for e in measured if e.metric.parent is None]
+        result = {"task": {"type": task}, "dataset": {"name": name, "type": name, "split": "test"}, "metrics": overall}
+        table = [{"name": f"{name} {run.method_name}", "results": [result]}]
+        index = f"model-index: {json.dumps(table)}\n"  # JSON is YAML too, and no name of a data set can break it
+    costs = f"{utility!r}. The full matrix is in the metadata of the exported file."
+    if max(utility.matrix.shape) <= SHOWN_CLASSES:
+        named = zip(utility.classes.names, utility.matrix, strict=True)
+        rows = [[_plain(row), *(f"{value:g}" for value in values)] for row, values in named]
+        costs = _table(["true \\ action", *map(_plain, utility.actions)], rows)
+    counted = f", {sum(counts):,} training samples, {min(counts):,} to {max(counts):,} per class" if counts else ""
+    equal = "" if agreement is None else f" {agreement:.2%} of the decisions equal those recorded in training."
+    template = (files("rfdlc.integrations.onnx") / "card.md").read_text(encoding="utf-8")
+    return template.format(
+        model=model, run=run, parity=parity, file=file, precision=precision, version=__version__, task=task,
+        index=index, metrics=metrics, utility=costs, data=_plain(name), compared=f"{parity.rounding or ''}.{equal}",
+        classes=f"{len(classes)} classes ({_plain(listing(classes.names))}){counted}",
+        command=f"rfdlc serve {file}" if file.endswith(".onnx") else f'torch.export.load("{file}").module()',
+        calibrated=f"was {'' if model.decider.fitted else 'NOT '}calibrated on held-out data like the training data",
+    )  # fmt: skip
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+
+
+def _plain(text: str) -> str:
+    """Names without control characters, and without what Markdown would take for layout."""
+    return "".join(f"\\{c}" if c in "|*_`[]<>#" else c if c.isprintable() else " " for c in text)

@@ -1,34 +1,38 @@
-"""From raw samples to decisions as one torch module: resize -> normalise -> particles -> decide."""
+"""From raw samples to decisions as one torch module (resize -> normalise -> particles -> decide), and as bytes."""
 
+import io
+import json
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import PROBABILITY_FLOOR
-from rfdlc.integrations.onnx.model import check_rule
+from rfdlc.errors import InputError, expect
+from rfdlc.integrations.onnx.model import METADATA_KEY, OUTPUTS, check_rule, with_checksum
 from rfdlc.training.model import Model
+
+LARGEST = 2**31 - 1  # bytes: the limit of a protobuf message
+QUANTISED_FROM = 256  # elements: biases and scales stay as they are
 
 
 class DecisionGraph(nn.Module):
-    """uint8 images (B, channels, H, W) or float features (B, F) -> the outputs of DecisionHead.
-
-    The utility is a constant of the graph, or its second input (C, A) in 64 bits. `half` computes the networks in
-    16 bits; decisions are always computed in 32.
-    """
+    """uint8 images (B, channels, H, W) or features (B, F), and optionally a utility -> the outputs of DecisionHead."""
 
     def __init__(self, model: Model, *, resize: bool = False, half: bool = False) -> None:
         super().__init__()
-        self.kind = torch.float16 if half else torch.float32
-        self.net = deepcopy(model.net).to("cpu", self.kind).eval()
-        self.fit = CentreSquare(model.input_shape[1], model.centre) if resize else nn.Identity()
-        self.normalise = Normaliser(model.normalisation, model.input_shape, torch.device("cpu"), self.kind)
+        kind, shape = torch.float16 if half else torch.float32, model.input_shape
+        self.net = deepcopy(model.net).to("cpu", kind).eval()
+        self.fit = CentreSquare(shape[1], model.centre) if resize else nn.Identity()
+        self.normalise = Normaliser(model.normalisation, shape, torch.device("cpu"), kind)
         with torch.no_grad():  # particles may be combined inside the network
-            logits = self.net(torch.zeros(1, 2, *model.input_shape, dtype=self.kind))  # (1, M, 2, C)
-        self.head = DecisionHead(model.decider, logits.shape[1])
+            particles = self.net(torch.zeros(1, 2, *shape, dtype=kind)).shape[1]  # (1, M, 2, C)
+        self.head = DecisionHead(model.decider, particles)
 
     def forward(self, inputs: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
         samples = self.normalise(self.fit(inputs.to(torch.float32)))
@@ -36,11 +40,7 @@ class DecisionGraph(nn.Module):
 
 
 class DecisionHead(nn.Module):
-    """The torch twin of Decider: particle logits (M, B, C) -> the outputs in the order of OUTPUTS.
-
-    Calibration is the affine map W log p + b of the Decider's calibrator. `uncertainty` is the entropy of the
-    probabilities over log C, `mutual_information` the disagreement of the particles in nats (0 for one particle).
-    """
+    """The torch twin of Decider: particle logits (M, B, C), optionally a utility (C, A) in 64 bits -> OUTPUTS."""
 
     def __init__(self, decider: Decider, particles: int) -> None:
         super().__init__()
@@ -70,10 +70,8 @@ class DecisionHead(nn.Module):
 
     def _scaled(self, combined: Tensor) -> Tensor:
         """W log p (B, C), where W is a number, (C,) or (C, C); a number needs no normalised log p."""
-        if not self.slope.ndim:
-            return combined * self.slope
-        log_p = combined.log_softmax(-1)
-        return log_p * self.slope if self.slope.ndim == 1 else log_p @ self.slope.T
+        log_p = combined.log_softmax(-1) if self.slope.ndim else combined
+        return log_p @ self.slope.T if self.slope.ndim == 2 else log_p * self.slope
 
 
 def centred(utility: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,10 +85,9 @@ def centred(utility: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class CentreSquare(nn.Module):
-    """Images (B, channels, H, W) of any size -> their centre square at `size`, resized as pillow does (bilinear).
+    """Images (B, channels, H, W) of any size -> `share` of their centre square at `size`, as pillow does (bilinear).
 
-    The square has `share` of the shorter side; images that have the size already are left as they are. Two products
-    with matrices of triangle weights: along the width, then the height, each rounded to integers.
+    Images that have the size already are left as they are.
     """
 
     def __init__(self, size: int, share: float = 1.0) -> None:
@@ -125,3 +122,77 @@ def _safe_log(probabilities: Tensor) -> Tensor:
 
 def _entropy(probabilities: Tensor) -> Tensor:
     return -(probabilities * _safe_log(probabilities)).sum(-1)
+
+
+def serialise(model: Model, metadata: dict[str, Any], onnx: bool) -> bytes:
+    """The graph as torch.export captures it: any batch, any image size with `resize`, any number of actions."""
+    shape, axes, text = model.input_shape, [{0: "batch"}], json.dumps(metadata, ensure_ascii=False)
+    kind = torch.uint8 if len(shape) == 3 else torch.float32
+    if metadata["resize"]:
+        shape = (shape[0], *(2 * side + 1 for side in shape[1:]))
+        axes[0] |= {2: "height", 3: "width"}
+    arguments = [torch.zeros(2, *shape, dtype=kind)]
+    if metadata["utility_input"]:
+        classes, actions = model.decider.utility.matrix.shape
+        arguments.append(torch.zeros(classes, actions + 1, dtype=torch.float64))
+        axes.append({1: "actions"})
+    graph = DecisionGraph(model, resize=metadata["resize"], half=metadata["precision"] == "half")
+    shapes = tuple({axis: Dim(name) for axis, name in names.items()} for names in axes)
+    with torch.no_grad():
+        program = torch.export.export(graph, tuple(arguments), dynamic_shapes=shapes, strict=False)
+    if onnx:
+        return _onnx_bytes(program, tuple(axes), text, quantised=metadata["precision"] == "int8")
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
+    return buffer.getvalue()
+
+
+def _onnx_bytes(program: ExportedProgram, axes: tuple[dict[int, str], ...], text: str, *, quantised: bool) -> bytes:
+    """An ONNX file with a checksum. Stack traces of nodes are left out: they name files of this machine."""
+    try:
+        from onnxscript import opset18
+    except ImportError:
+        raise InputError('exporting to ONNX needs onnx and onnxscript: pip install "rfdlc[export]"') from None
+
+    def product(values: Any, axes: Any, output_dtype: Any = None) -> Any:  # torch's exporter has no translation
+        return opset18.ReduceProd(values, opset18.Constant(value_ints=list(axes)), keepdims=0)
+
+    exported = torch.onnx.export(
+        program,
+        dynamo=True,
+        verbose=False,
+        input_names=["inputs", "utility"][: len(axes)],
+        output_names=list(OUTPUTS),
+        dynamic_shapes=axes,  # their names, for those who open the file in a viewer
+        custom_translation_table={torch.ops.prims.prod.default: product},
+    )
+    assert exported is not None
+    model = exported.model_proto
+    graph, model.producer_name = model.graph, "rfdlc"
+    values = (*graph.input, *graph.output, *graph.value_info)
+    for entry in (model, graph, *graph.node, *values, *graph.initializer):
+        entry.ClearField("metadata_props")
+        entry.ClearField("doc_string")
+    if quantised:
+        _quantise(graph)
+    model.metadata_props.add(key=METADATA_KEY, value=text)
+    size = model.ByteSize()
+    expect(size <= LARGEST, f"the graph has {size:,} bytes, over the limit of ONNX ({LARGEST:,}): use .pt2")
+    return with_checksum(model.SerializeToString(deterministic=True))
+
+
+def _quantise(graph: Any) -> None:
+    """Weights, but not the utility, as 8-bit integers with one scale per output channel; arithmetic in 32 bits."""
+    from onnx import helper, numpy_helper
+
+    for tensor in list(graph.initializer):
+        values, name = numpy_helper.to_array(tensor), tensor.name
+        weight = values.dtype == np.float32 and values.ndim > 1 and not name.endswith("utility")
+        if not weight or values.size < QUANTISED_FROM:
+            continue
+        axis = 0 if values.ndim == 4 else values.ndim - 1  # where the output channels are
+        largest = np.abs(values).max(axis=tuple(i for i in range(values.ndim) if i != axis), keepdims=True)
+        scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+        tensor.CopyFrom(numpy_helper.from_array(np.round(values / scale).astype(np.int8), f"{name}.int8"))
+        graph.initializer.append(numpy_helper.from_array(scale.reshape(-1), f"{name}.scale"))
+        graph.node.insert(0, helper.make_node("DequantizeLinear", [f"{name}.int8", f"{name}.scale"], [name], axis=axis))

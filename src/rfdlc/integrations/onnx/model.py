@@ -66,13 +66,7 @@ class OnnxModel:
 
     @classmethod
     def load(cls, path: str | Path) -> "OnnxModel":
-        """Read a `.onnx` file of `rfdlc.export`.
-
-        Raises
-        ------
-        InputError
-            If the file was changed, refers to external data, or has metadata that do not describe its graph.
-        """
+        """Read a `.onnx` file; raises InputError if it was changed or if its metadata do not describe its graph."""
         session = _open(path)
         try:
             metadata = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, ""))
@@ -85,15 +79,7 @@ class OnnxModel:
         return model
 
     def decide(self, inputs: Any, utility: Utility | None = None) -> Decisions:
-        """Decide raw samples.
-
-        Parameters
-        ----------
-        inputs : array-like of shape (N, ...) or mapping
-            uint8 images, float features, or rows of a table as `{column: cells}`.
-        utility : Utility, optional
-            Another utility than the graph's.
-        """
+        """Decide uint8 images, float features or rows of a table (`{column: cells}`), by another `utility` if given."""
         chosen = self.utility if utility is None else utility.with_classes(self.classes)
         decided = self._run(self._read(inputs), chosen)
         wrong = np.flatnonzero(~np.isfinite(decided.probabilities).all(axis=1))
@@ -106,7 +92,7 @@ class OnnxModel:
 
     def _read(self, inputs: Any) -> NDArray[Any]:
         """Samples as the graph takes them."""
-        rows = self.encoder is not None and isinstance(inputs, Mapping)
+        rows = self.encoder and isinstance(inputs, Mapping)
         array = np.asarray(self.encoder.transform(inputs) if self.encoder and rows else inputs)
         sides = ", ".join(map(str, (*self._fixed, *("HW" if self.resize else ""))))
         fits = array.ndim == 1 + len(self.input_shape) and array.shape[1 : 1 + len(self._fixed)] == self._fixed
@@ -148,11 +134,7 @@ def check_rule(decider: Decider) -> None:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """A serialised model, followed by the SHA-256 of its bytes.
-
-    A protobuf message may be followed by further fields: the checksum is one more metadata entry, so that any ONNX
-    runtime reads the file, and damage is found without parsing anything. It does not prove who wrote the file.
-    """
+    """A serialised model, followed by the SHA-256 of its bytes as one more metadata entry, which any runtime reads."""
     return data + CHECKSUM_START + hashlib.sha256(data).hexdigest().encode()
 
 
@@ -167,11 +149,9 @@ def _open(path: str | Path) -> Any:
         raise InputError('reading ONNX files needs onnx and onnxruntime: pip install "rfdlc[export]"') from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    unknown = "it is cut off, was saved by another tool, or is not an export of rfdlc"
-    expect(
-        data[-CHECKSUM_LENGTH:-DIGEST_LENGTH] == CHECKSUM_START,
-        f"{path} has no checksum of rfdlc at its end: {unknown}; write it with `rfdlc export RUN model.onnx`",
-    )
+    found = data[-CHECKSUM_LENGTH:-DIGEST_LENGTH] == CHECKSUM_START
+    missing = f"{path} has no checksum of rfdlc at its end: it is cut off, or was not written by `rfdlc export`"
+    expect(found, f"{missing}; export it again from its run folder")
     damaged = f"{path} was changed after it was exported (its SHA-256 differs): it is damaged or was edited"
     expect(data == with_checksum(data[:-CHECKSUM_LENGTH]), f"{damaged}; export it again from its run folder")
     options = onnxruntime.SessionOptions()

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -19,20 +19,16 @@ from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rfdlc import __version__
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.errors import InputError
-from rfdlc.integrations.server.backend import Answer, Backend, Batcher
-from rfdlc.integrations.server.limits import Limits
+from rfdlc.integrations.server.backend import Answer, Backend, Batcher, Limits
 from rfdlc.integrations.server.metrics import Metrics
-from rfdlc.integrations.server.requests import IMAGE_TYPES, DecideResponse, Question, Reader, Refusal, require
+from rfdlc.integrations.server.requests import IMAGE_TYPES, DecideResponse, Reader, Refusal, require
 
 LOGGER, REQUESTS = logging.getLogger("rfdlc.serve"), logging.getLogger("rfdlc.serve.requests")
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 OPEN = ("/health", "/ready")  # without a token
 PATHS = (*OPEN, "/decide", "/metrics", "/docs", "/openapi.json")
 PORT, LOCAL_HOSTS = re.compile(rb":\d+$"), (b"localhost", b"127.0.0.1", b"[::1]")
@@ -70,7 +66,7 @@ class Service:
             for handler in LOGGER.handlers:
                 handler.flush()
 
-    async def respond(self, scope: Message, receive: Receive) -> Response:
+    async def respond(self, scope: Scope, receive: Receive) -> Response:
         """Admit a request, read its body and answer it, each within its limits."""
         headers, metrics, limits, loop = dict(scope["headers"]), self.metrics, self.limits, asyncio.get_running_loop()
         query, length = scope["query_string"], _content_length(headers)
@@ -78,8 +74,8 @@ class Service:
         require(query in FULL, "query: expected nothing, full=true or full=false")
         require(kind in self.reader.by_type, TYPES, 415)
         require(length <= limits.body, f"the body is too large: expected at most {limits.body:,} bytes", 413)
-        full_queue = metrics.waiting >= limits.requests or self.held + length > limits.held
-        require(not full_queue, "too many requests are waiting: try again in a moment", 429)
+        free = metrics.waiting < limits.requests and self.held + length <= limits.held
+        require(free, "too many requests are waiting: try again in a moment", 429)
         metrics.accepted += 1
         self.held += length
         late, read, reading = (408, "the body was not complete"), self.reader.by_type[kind], None
@@ -98,6 +94,8 @@ class Service:
             raise HTTPException(400, "the connection was closed before the body was complete") from None
         except TimeoutError:
             require(False, f"{late[1]} within {limits.seconds:g} s: try again later", late[0])
+        except InputError:  # types and shapes were checked: what remains is overflow
+            raise HTTPException(422, TOO_LARGE) from None
         finally:
             metrics.answered += 1
             if reading is None:
@@ -107,17 +105,14 @@ class Service:
         metrics.count_decisions(answer)
         return Response(to_json(answer.to_dict(FULL[query])), media_type="application/json")
 
-    async def _answer(self, question: Question) -> Answer:
+    async def _answer(self, question: dict[str, Any]) -> Answer:
         utility, decider = question.pop("utility", None), self.backend.decider
         ((kind, values),) = question.items()
-        try:
-            if kind == "probabilities":
-                answer = Answer.of(decider, np.asarray(decider.probabilities(values)), mutual_information(values))
-            else:
-                assert self.batcher is not None
-                answer = await self.batcher.submit(values)
-        except InputError:  # types and shapes were checked: what remains is overflow
-            raise HTTPException(422, TOO_LARGE) from None
+        if kind == "probabilities":
+            answer = Answer.of(decider, np.asarray(decider.probabilities(values)), mutual_information(values))
+        else:
+            assert self.batcher is not None
+            answer = await self.batcher.submit(values)
         if utility is None:
             return answer
         return Answer.of(decider.replace(utility=utility), answer.probabilities, answer.disagreement)
@@ -129,15 +124,15 @@ class Service:
 class AccessMiddleware:
     """Token, Host and header checks; metrics and one log line per request; a response whatever happens."""
 
-    def __init__(self, app: Any, service: Service, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, service: Service, token: str | None) -> None:
         self.app, self.service = app, service
         self._expected = None if token is None else b"Bearer " + token.encode()
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status, app = time.perf_counter(), 0, self.app
+        began, status, app, path = time.perf_counter(), 0, self.app, scope["path"]
         connection, headers = scope.get("state", {}).get("connection"), dict(scope["headers"])
 
         async def send_and_note(message: Message) -> None:
@@ -148,8 +143,8 @@ class AccessMiddleware:
         if connection is not None:
             connection.begin_request(min(_content_length(headers), DRAINED * self.service.limits.body))
         try:
-            self._check(scope, headers)
-            if scope["path"] == "/decide" and scope["method"] == "POST":  # past the router, whose layers cost a third
+            self._check(path, headers, sum(map(len, chain.from_iterable(scope["headers"]))))
+            if path == "/decide" and scope["method"] == "POST":  # past the router, whose layers cost a third
                 app = await self.service.respond(scope, receive)
             await app(scope, receive, send_and_note)
         except Exception as error:
@@ -164,20 +159,19 @@ class AccessMiddleware:
         finally:
             if connection is not None:
                 connection.end_request()
-        path, seconds = scope["path"] if scope["path"] in PATHS else "other", time.perf_counter() - began
-        self.service.metrics.count_request(path, status, seconds)
-        fields = {"method": scope["method"][:8], "path": path, "status": status, "ms": round(1000 * seconds, 2)}
+        place, seconds = path if path in PATHS else "other", time.perf_counter() - began
+        self.service.metrics.count_request(place, status, seconds)
+        fields = {"method": scope["method"][:8], "path": place, "status": status, "ms": round(1000 * seconds, 2)}
         _log(REQUESTS, "request", logging.INFO if status < 500 else logging.ERROR, **fields)
 
-    def _check(self, scope: Message, headers: dict[bytes, bytes]) -> None:
-        limits, path, host = self.service.limits, scope["path"], headers.get(b"host", b"")
-        size, given = sum(map(len, chain.from_iterable(scope["headers"]))), headers.get(b"authorization", b"")
-        require(size <= limits.headers, f"expected at most {limits.headers:,} bytes of headers", 431)
+    def _check(self, path: str, headers: dict[bytes, bytes], size: int) -> None:
+        most = self.service.limits.headers
+        require(size <= most, f"expected at most {most:,} bytes of headers", 431)
         if self._expected is None:  # or a web page could point its own name at this machine
-            local = PORT.sub(b"", host).lower() in LOCAL_HOSTS
+            local = PORT.sub(b"", headers.get(b"host", b"")).lower() in LOCAL_HOSTS
             require(local, "expected the Host localhost, 127.0.0.1 or [::1]; other names need a token", 400)
-        else:
-            known = path in OPEN or hmac.compare_digest(given, self._expected)
+        elif path not in OPEN:
+            known = hmac.compare_digest(headers.get(b"authorization", b""), self._expected)
             require(known, "expected the header Authorization: Bearer TOKEN, with the server's token", 401)
         # A chunked body has no announced size, and trailers without a bound.
         require(b"transfer-encoding" not in headers, "expected a Content-Length, not a chunked body", 411)
@@ -197,8 +191,8 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.add_middleware(AccessMiddleware, service=service, token=token)
-    content = {"application/json": {"schema": service.reader.model.model_json_schema()}}
-    if backend.files:
+    content = {"application/json": {"schema": service.reader.schema.model_json_schema()}}
+    if service.reader.files:
         content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES}
 
     @app.post(

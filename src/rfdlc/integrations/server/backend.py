@@ -1,4 +1,4 @@
-"""The served model (a run folder or an exported file), the answers made from its probabilities, and their batches."""
+"""The served model (a run folder or an exported file), its limits, its answers, and the batches they are made in."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.table import TableEncoder
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats, softmax
@@ -21,8 +20,24 @@ from rfdlc.integrations.onnx.model import OnnxModel, check_rule
 
 DIGITS = 7  # after the decimal point, in answers
 TURNS = 3  # of the event loop before a batch is formed, so that requests that have arrived are read first
-
 Batch = list[tuple["asyncio.Future[Answer]", NDArray[Any]]]  # samples of requests and their answers
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what clients may send, hold and wait for."""
+
+    requests: int = 256  # accepted and not answered yet; more get 429
+    batch: int = 128  # samples computed together
+    samples: int = 256  # per request
+    actions: int = 1000  # of a utility in a request, where the model has fewer classes
+    body: int = 2**24  # bytes per request
+    held: int = 2**28  # bytes of all bodies in memory; more get 429
+    pixels: int = 25_000_000  # per image, checked before it is decoded
+    total_pixels: int = 100_000_000  # of all images of a request
+    headers: int = 32_768  # bytes
+    connections: int = 512  # idle ones; the one that has been idle longest is closed
+    seconds: float = 10.0  # to send a request, to answer it, and to read the answer
 
 
 @dataclass(frozen=True)
@@ -30,21 +45,9 @@ class Backend:
     """A loaded model. `compute` maps raw samples (N, ...) to corrected probabilities (N, C) and mutual information."""
 
     name: str
+    model: Any  # Model or OnnxModel
     decider: Decider
-    input_shape: tuple[int, ...]
-    encoder: TableEncoder | None
     compute: Callable[[NDArray[Any]], tuple[Floats, Floats]]
-    centre: float = 1.0  # fraction of an image's shorter side that is kept
-
-    @property
-    def images(self) -> bool:
-        """Whether a sample is an image."""
-        return len(self.input_shape) == 3
-
-    @property
-    def files(self) -> bool:
-        """Whether it accepts image files, which are resized to squares."""
-        return self.images and self.input_shape[1] == self.input_shape[2]
 
 
 def open_backend(path: str | Path, utility: Utility | None = None, target_prior: PriorLike | None = None) -> Backend:
@@ -55,16 +58,14 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
     expect(exported or place.is_dir(), expected)
     baked = "an exported graph holds the prior that it decides for: export it again with --target-prior"
     expect(target_prior is None or not exported, baked)
-    if exported:
-        model: Any = OnnxModel.load(place)
-    else:
-        try:
+    try:
+        if not exported:
             from rfdlc.training.assembly import sensible_threads
             from rfdlc.training.model import Model
-        except ImportError:
-            message = 'serving a run folder needs torch: pip install "rfdlc[train]", or serve an exported .onnx file'
-            raise InputError(message) from None
-        model = Model.load(place)
+    except ImportError:
+        message = 'serving a run folder needs torch: pip install "rfdlc[train]", or serve an exported .onnx file'
+        raise InputError(message) from None
+    model: Any = OnnxModel.load(place) if exported else Model.load(place)
     if target_prior is not None:
         model.decider = model.decider.replace(target_prior=target_prior)
 
@@ -82,7 +83,7 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
     sample = np.zeros((1, *model.input_shape), np.uint8 if len(model.input_shape) == 3 else np.float32)
     finite = np.isfinite(compute(sample)[0]).all()
     expect(finite, f"{path} cannot be served: its probabilities are not finite; train or export the model again")
-    return Backend(place.resolve().name, decider, model.input_shape, model.encoder, compute, model.centre)
+    return Backend(place.resolve().name, model, decider, compute)
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,12 @@ class Answer:
     """Decisions for n samples, and what they were made from. Columns are made once per batch, then sliced."""
 
     decider: Decider
-    probabilities: Floats  # (n, C)
-    disagreement: Floats  # (n,)
+    probabilities: Floats  # (n, C), calibrated and corrected
+    disagreement: Floats  # (n,) mutual information
     columns: dict[str, list[Any]]  # one entry per sample each
 
     @classmethod
     def of(cls, decider: Decider, probabilities: Floats, disagreement: Floats) -> "Answer":
-        """Decide from corrected probabilities (n, C) and mutual information (n,)."""
         explained, names = decider.explain_probabilities(probabilities), decider.utility.classes.names
         columns = {
             "action": [explained.actions[i] for i in explained.action.tolist()],
@@ -117,25 +117,17 @@ class Answer:
         """Ready for JSON; `full` adds the tables that were decided from."""
         if not full:
             return self.columns
-        utility = self.decider.utility
-        return self.columns | {
-            "classes": list(utility.classes.names),
-            "probabilities": _listed(self.probabilities),
-            "actions": list(utility.actions),
-            "expected_utilities": _listed(self.probabilities @ utility.matrix),
-        }
+        utility, expected = self.decider.utility, self.probabilities @ self.decider.utility.matrix
+        tables = {"probabilities": _listed(self.probabilities), "expected_utilities": _listed(expected)}
+        return {**self.columns, "classes": utility.classes.names, "actions": utility.actions, **tables}
 
 
-def _listed(values: Floats) -> list[Any]:
-    listed: list[Any] = np.round(values.astype(np.float64), DIGITS).tolist()
-    return listed
+def _listed(values: Floats) -> Any:
+    return np.round(values.astype(np.float64), DIGITS).tolist()
 
 
 class Batcher:
-    """Requests that wait while a batch is computed become the next batch. No request waits for a batch to fill.
-
-    One thread computes, the event loop collects. How much may wait is bounded by the middleware.
-    """
+    """One thread computes; requests that wait become the next batch. No request waits for a batch to fill."""
 
     def __init__(self, backend: Backend, largest: int) -> None:
         self.backend, self.largest = backend, largest
@@ -180,14 +172,13 @@ class Batcher:
         joined, decider, compute = np.concatenate([x for _, x in batch]), self.backend.decider, self.backend.compute
         computing = self._thread.submit(lambda: Answer.of(decider, *compute(joined)))
         try:
-            computed = await asyncio.wrap_future(computing)
+            computed, start = await asyncio.wrap_future(computing), 0
         except Exception as error:  # the request fails, the server goes on
             for each in batch if len(batch) > 1 else ():
                 await self._answer([each])
             if not batch[0][0].done():
                 batch[0][0].set_exception(error)
             return
-        start = 0
         for answer, inputs in batch:
             if not answer.done():
                 answer.set_result(computed.rows(slice(start, start + len(inputs))))

@@ -25,10 +25,8 @@ class Client:
 
     Parameters
     ----------
-    url, token : str
-        The address of the server, such as `http://127.0.0.1:8000`, and its token if it has one.
-    timeout : float, default=30.0
-        Seconds to wait for a response.
+    url, token, timeout
+        The address of the server, such as `http://127.0.0.1:8000`, its token, and the seconds to wait for a response.
 
     Examples
     --------
@@ -45,15 +43,9 @@ class Client:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def decide(
-        self,
-        *,
-        images: Sequence[str | Path | bytes] | None = None,
-        arrays: Any = None,
-        rows: Any = None,
-        probabilities: Any = None,
-        utility: Utility | None = None,
-        full: bool = False,
-    ) -> dict[str, Any]:
+        self, *, images: Sequence[str | Path | bytes] | None = None, arrays: Any = None, rows: Any = None,
+        probabilities: Any = None, utility: Utility | None = None, full: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
         """Decide samples of exactly one kind.
 
         Parameters
@@ -61,15 +53,13 @@ class Client:
         images, arrays, rows, probabilities
             Image files (paths or contents), raw samples (N, ...), rows of a table (a data frame, or lists of cells by
             column), or probabilities (N, C) or (M, N, C) of any model.
-        utility : Utility, optional
-            Another utility than the server's.
-        full : bool, default=False
-            Whether to add classes, actions, probabilities and expected_utilities.
+        utility, full
+            Another utility than the server's; whether to add classes, actions, probabilities and expected_utilities.
 
         Returns
         -------
         dict
-            Columns with one entry per sample: action, expected_utility, argmax, probability, uncertainty and
+            Lists with one entry per sample: action, expected_utility, argmax, probability, uncertainty and
             mutual_information.
         """
         expect(not isinstance(images, str | Path | bytes), "images is one image: expected a list of paths or bytes")
@@ -84,8 +74,7 @@ class Client:
         if utility is not None:
             given["utility"] = {**utility.to_dict(), "classes": list(utility.classes.names)}
         body = json.dumps(given, default=str).encode()  # dates and the like are text in tables too
-        answer: dict[str, Any] = json.loads(self._request("/decide?full=true" if full else "/decide", body))
-        return answer
+        return json.loads(self._request("/decide?full=true" if full else "/decide", body))
 
     def ready(self) -> bool:
         """Whether the server accepts requests now."""
@@ -101,8 +90,7 @@ class Client:
         request = urllib.request.Request(self.url + path, body, self._headers)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                answer: bytes = response.read()
-                return answer
+                return response.read()
         except urllib.error.HTTPError as error:
             pause, detail = error.headers.get("Retry-After", "1"), error.reason
             with suppress(ValueError, KeyError, TypeError, OSError):

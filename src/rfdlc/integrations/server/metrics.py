@@ -32,7 +32,8 @@ class Metrics:
         self._actions = {name: abstentions.labels(name) for name in handed_over}
         self._actions |= {name: decisions.labels(name) for name in self.classes}
         self._uncertainty = Histogram("rfdlc_uncertainty", "Entropy over log C.", buckets=FRACTIONS, registry=registry)
-        self._prior = Gauge("rfdlc_class_prior", f"By EM, about {WINDOW} samples.", ("class",), registry=registry)
+        prior = Gauge("rfdlc_class_prior", f"By EM, about {WINDOW} samples.", ("class",), registry=registry)
+        self._shares = [prior.labels(name) for name in self.classes]
         self._deferred: list[Answer] = []
         carried = decider.effective_prior if decider.target_prior is None else decider.target_prior
         self._carried = None if carried is None else np.maximum(carried, 1e-12)
@@ -40,11 +41,9 @@ class Metrics:
 
     @property
     def waiting(self) -> int:
-        """Requests that were accepted and are not answered yet."""
         return self.accepted - self.answered
 
     def count_request(self, path: str, status: int, seconds: float) -> None:
-        """A response that was sent."""
         self._requests.labels(path, str(status)).inc()
         if path == "/decide":
             self._latency.observe(seconds)
@@ -59,8 +58,8 @@ class Metrics:
         """The page that Prometheus reads."""
         if self._deferred:
             self._flush()
-        for name, value in zip(self.classes, self.prior, strict=True):
-            self._prior.labels(name).set(value)
+        for share, value in zip(self._shares, self.prior, strict=True):
+            share.set(value)
         return generate_latest(self.registry)
 
     def _flush(self) -> None:

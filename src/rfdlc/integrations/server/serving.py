@@ -1,5 +1,6 @@
 """serve: listen on a socket, and refuse to where others could send requests without a token."""
 
+import asyncio
 import ipaddress
 import json
 import logging
@@ -12,33 +13,24 @@ import warnings
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.integrations.server.backend import open_backend
-from rfdlc.integrations.server.limits import Connection, Limits
-
-if TYPE_CHECKING:
-    from uvicorn import Config
+from rfdlc.integrations.server.backend import Limits, open_backend
 
 SHORTEST_TOKEN = 16
 BACKLOG = 2048
+READ_AHEAD = 2**16  # bytes of a body that uvicorn reads before the application runs
 LOG_LINES = 10_000  # that wait to be written; more are dropped, so that an unread pipe cannot stop the server
 
 
 def serve(
-    model: str | Path,
-    *,
-    utility: Utility | None = None,
-    target_prior: PriorLike | None = None,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    token_file: str | Path | None = None,
-    limits: Limits | None = None,
+    model: str | Path, *, utility: Utility | None = None, target_prior: PriorLike | None = None,
+    host: str = "127.0.0.1", port: int = 8000, token_file: str | Path | None = None, limits: Limits | None = None,
     quiet: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first."""
     token = None if token_file is None else read_token(token_file)
     check_host(host, token)
@@ -50,15 +42,19 @@ def serve(
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
     limits = limits or Limits()
     app = create_app(open_backend(model, utility, target_prior), limits, token)
-    listening = listen(host, port)
-    start_logging(quiet)
+    listening, handler = listen(host, port), JsonLines()
+    for name, level in (("rfdlc.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+    logging.getLogger("rfdlc.serve.requests").setLevel(logging.ERROR if quiet else logging.INFO)
     fields = {"host": host, "port": listening.getsockname()[1], "token": token is not None}
     logging.getLogger("rfdlc.serve").info("listening", extra={"fields": fields})
     with warnings.catch_warnings(action="ignore"):  # they would quote utilities that clients send
         uvicorn.Server(configured(app, limits)).run(sockets=[listening])
 
 
-def configured(app: Any, limits: Limits) -> "Config":
+def configured(app: Any, limits: Limits) -> Any:
     """How uvicorn serves the application."""
     from uvicorn import Config
 
@@ -78,10 +74,9 @@ def configured(app: Any, limits: Limits) -> "Config":
 
 def check_host(host: str, token: str | None) -> None:
     """Loopback is for this machine only; every other address needs a token."""
-    try:
+    loopback = host == "localhost"
+    with suppress(ValueError):
         loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
     reachable = f"host {host!r} can be reached from other machines: give --token-file FILE, or listen on 127.0.0.1"
     expect(loopback or token is not None, reachable)
 
@@ -91,11 +86,9 @@ def read_token(path: str | Path) -> str:
     token = ""
     with suppress(OSError, UnicodeDecodeError):
         token = Path(path).read_text(encoding="ascii").strip()
-    expect(
-        len(token) >= SHORTEST_TOKEN and token.isprintable() and " " not in token,
-        f"{path}: expected a file with one line of {SHORTEST_TOKEN} or more ASCII characters without spaces, such as "
-        "`openssl rand -hex 32` prints",
-    )
+    expected = f"expected a file with one line of {SHORTEST_TOKEN} or more ASCII characters without spaces"
+    good = len(token) >= SHORTEST_TOKEN and token.isprintable() and " " not in token
+    expect(good, f"{path}: {expected}, such as `openssl rand -hex 32` prints")
     return token
 
 
@@ -108,6 +101,72 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         message = f"cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port"
         raise InputError(message) from None
+
+
+class Connection(asyncio.Protocol):
+    """One TCP connection: uvicorn's protocol parses HTTP, this one bounds time and bytes around it.
+
+    Outside a request a client has `seconds` to send the headers of the next one and to read the last answer; a write
+    that stalls ends after `seconds` as well. The middleware reports when a request begins and ends.
+    """
+
+    def __init__(self, limits: Limits, idle: "dict[Connection, None]", *, app_state: dict[str, Any], **uvicorn: Any):
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+        self.http = HttpToolsProtocol(app_state={**app_state, "connection": self}, **uvicorn)
+        self.limits, self.idle = limits, idle  # `idle` is shared by all connections, in the order they became idle
+        self._allowance = self._body = 0  # bytes that the client may still send, and those of the body
+        self._lost = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # each ends the connection
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.http.connection_made(transport)
+        self.end_request()
+        if len(self.idle) > self.limits.connections:
+            next(iter(self.idle)).transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._stop("idle")
+        self._stop("stalled")
+        self.http.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._allowance < 0:  # by earlier pieces alone: this one may belong to a request that is about to begin
+            self.transport.abort()
+            return
+        self._allowance -= len(data)
+        self.http.data_received(data)
+
+    def pause_writing(self) -> None:
+        self._start("stalled")
+        self.http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stop("stalled")
+        self.http.resume_writing()
+
+    def begin_request(self, body: int) -> None:
+        """Headers are complete, and `body` bytes follow."""
+        self._stop("idle")
+        self.idle.pop(self, None)
+        self._body = body
+        self._allowance += body
+
+    def end_request(self) -> None:
+        """The answer was written; what is left of the body is read and dropped."""
+        self._allowance = self.limits.headers + READ_AHEAD + min(max(self._allowance, 0), self._body)
+        if not self._lost:
+            self._start("idle")
+            self.idle[self] = None
+
+    def _start(self, timer: str) -> None:
+        self._timers[timer] = asyncio.get_running_loop().call_later(self.limits.seconds, self.transport.abort)
+
+    def _stop(self, timer: str) -> None:
+        if timer in self._timers:
+            self._timers.pop(timer).cancel()
 
 
 class JsonLines(logging.Handler):
@@ -126,22 +185,11 @@ class JsonLines(logging.Handler):
 
     def flush(self) -> None:
         """Wait until all lines are written, for a second at most."""
-        deadline = time.monotonic() + 1
-        while self._lines.unfinished_tasks and time.monotonic() < deadline:
-            time.sleep(0.005)
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, timeout=1)
 
     def _write(self) -> None:
         while True:
             sys.stderr.write(self._lines.get())
             sys.stderr.flush()
             self._lines.task_done()
-
-
-def start_logging(quiet: bool) -> None:
-    """`quiet` leaves out the lines of requests that did not fail."""
-    handler = JsonLines()
-    for name, level in (("rfdlc.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
-    logging.getLogger("rfdlc.serve.requests").setLevel(logging.ERROR if quiet else logging.INFO)
