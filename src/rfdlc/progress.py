@@ -29,11 +29,7 @@ def shown(value: bool = True) -> Iterator[None]:
 
 
 def track(items: Iterable[Item], description: str, total: int | None = None) -> Iterator[Item]:
-    """The items one by one, with a progress bar that goes away at the end where a program asked for bars.
-
-    >>> list(track([1, 2], "Counting"))
-    [1, 2]
-    """
+    """The items one by one, with a progress bar that goes away at the end where a program asked for bars."""
     with live(len(items) if total is None and isinstance(items, Sized) else total, description) as show:
         for item in items:
             yield item

@@ -1,4 +1,4 @@
-"""How every figure looks: settings for matplotlib's `rc_context`, and names that leave room for the figure."""
+"""How every figure looks: settings for matplotlib's `rc_context`, and short names."""
 
 LONGEST_NAME = 24  # letters of a class beside an axis
 
@@ -19,9 +19,5 @@ STYLE = {
 
 
 def brief(name: str) -> str:
-    """The name of a class beside an axis, cut where it would take the room of the figure itself.
-
-    >>> brief("newt"), brief("a" * 30)
-    ('newt', 'aaaaaaaaaaaaaaaaaaaaaaa…')
-    """
+    """The name of a class beside an axis, cut where it would take the place of the figure itself."""
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

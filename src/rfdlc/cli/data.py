@@ -51,8 +51,7 @@ def inspect(
     """
     from rfdlc.data.inspection import Inspection, plot_tail
 
-    if plot is not None:
-        check_writable(plot)
+    check_writable(plot)
     options: dict[str, Any] = {"root": root, "target": target, "groups": groups, "drop": drop or None, "labels": labels}
     options |= {"factor": factor, "profile": profile, "image_size": image_size, "test_fraction": test_fraction}
     options |= {"seed": seed, "skip_broken": skip_broken or None}
@@ -60,7 +59,6 @@ def inspect(
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
         data = rfdlc.load(source, **{name: value for name, value in options.items() if value is not None})
     found = Inspection.of(data)
-    drawn = [] if plot is None else [f"The picture of the tail is in {plot}"]
     if plot is not None:
         plot_tail(data.classes, plot, data.name)
     splits = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
@@ -74,17 +72,11 @@ def inspect(
         _region_table(found),
         "Checks",
         *_checks(found),
-        *drawn,
+        *([] if plot is None else [f"The picture of the tail is in {plot}"]),
     )
     broken = found.broken
     hint = "repair or remove them, or leave them out with --skip-broken"
     expect(skip_broken or not broken, f"{''.join(broken[:1])}; {len(broken)} files are broken: {hint}")
-
-
-def _table(*columns: str, **options: Any) -> Any:
-    from rich.box import SIMPLE_HEAD
-
-    return new_table(*columns, box=SIMPLE_HEAD, title_style="bold", **options)
 
 
 def _class_table(found: "Inspection") -> Any:
@@ -92,7 +84,7 @@ def _class_table(found: "Inspection") -> Any:
 
     classes, splits = found.data.classes, found.data.splits
     counts = {split: found.counts(split) for split in splits}
-    table = _table("rank", "class", *splits, "region", "", title="Classes by training samples", left=2)
+    table = new_table("rank", "class", *splits, "region", "", title="Classes by training samples", left=2)
     table.columns[-1].justify = table.columns[-2].justify = "left"
     region = {int(c): name for name, members in classes.thirds.items() for c in members}
     train, order = counts["train"], classes.order.tolist()
@@ -107,7 +99,7 @@ def _class_table(found: "Inspection") -> Any:
 
 
 def _region_table(found: "Inspection") -> Any:
-    table = _table("region", "classes", "samples", "share", "samples per class", title="Regions")
+    table = new_table("region", "classes", "samples", "share", "samples per class", title="Regions")
     for region in found.regions("thirds") + found.regions("shots"):
         span = f"{region.least:,}" if region.least == region.most else f"{region.least:,} to {region.most:,}"
         cells = f"{region.classes:,}", f"{region.samples:,}", f"{region.samples / len(found.data.train):.1%}", span

@@ -46,12 +46,10 @@ def decide(
     from rfdlc.decide.metrics import readable
     from rfdlc.tables import write_table
 
-    if out is not None:
-        check_writable(out, endings=(".csv", ".parquet"))
-        same = out.exists() and file.exists() and out.samefile(file)
-        expect(not same, f"{out}: this file holds the predictions; choose another file")
-    if save_decider is not None:
-        check_writable(save_decider)
+    check_writable(out, endings=(".csv", ".parquet"))
+    check_writable(save_decider)
+    same = out is not None and out.exists() and file.exists() and out.samefile(file)
+    expect(not same, f"{out}: this file holds the predictions; choose another file")
     predictions, decider = request.prepare(file)
     found = decider.explain(predictions)
     columns = _columns(decider, found, range(len(found)) if predictions.ids is None else predictions.ids.tolist())
@@ -73,16 +71,10 @@ def decide(
     if out is None and json:
         rows = zip(*columns.values(), strict=True)
         summary["decisions"] = [dict(zip(columns, row, strict=True)) for row in rows]
-    told = decider.decided_for
-    output(
-        json,
-        summary,
-        _action_table(decider, found, counts.tolist()),
-        f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max.",
-        *([f"Calibrated: {decider.fitted}."] if decider.fitted else []),
-        f"{told[0].upper()}{told[1:]}.",
-        *([] if out is None else [f"Written to {out}."]),
-    )
+    lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
+    lines += [f"Calibrated: {decider.fitted}."] if decider.fitted else []
+    lines += [f"D{decider.decided_for[1:]}."] + ([] if out is None else [f"Written to {out}."])
+    output(json, summary, _action_table(decider, found, counts.tolist()), *lines)
 
 
 @takes_request

@@ -20,6 +20,8 @@ Pairs = Annotated[
     Argument(metavar="KEY=VALUE", help="Settings; `rfdlc train --settings` lists them.", show_default=False),
 ]
 
+SCORED = {"test": "test", "held_out_balanced": "held out, as if balanced"}
+
 
 def _print_settings(value: bool) -> None:
     if not value:
@@ -86,12 +88,12 @@ def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
         table.add_row(name, f"{1000 * seconds:.3f}", f"{seconds / found.step:.0%}", end_section=name == "optimiser")
     stage = f" of the first of {found.stages} stages" if found.stages > 1 else ""
     again = ", twice with refit" if found.trainings > 1 else ""
-    time = f"{found.step * found.steps:,.1f} s{again}; one evaluation takes {found.evaluation:.2f} s."
-    memory = f"{found.traffic / 1e6:,.1f} MB; at the memory bandwidth of {found.bandwidth / 1e9:,.0f} GB/s"
-    bound = f"that takes {1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound."
-    Console(stderr=True).print(
-        table, f"{found.steps:,} steps{stage} take about {time} A step must move {memory} {bound}", sep="\n"
+    time = f"{found.steps:,} steps{stage} take about {found.step * found.steps:,.1f} s{again}; one evaluation"
+    memory = f"A step must move {found.traffic / 1e6:,.1f} MB; at the memory bandwidth of {found.bandwidth / 1e9:,.0f}"
+    bound = (
+        f"GB/s that takes {1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound"
     )
+    Console(stderr=True).print(table, f"{time} takes {found.evaluation:.2f} s. {memory} {bound}.", sep="\n")
 
 
 def resume(run: RunFolder, json: JsonOption = False) -> None:
@@ -137,14 +139,13 @@ def methods(json: JsonOption = False) -> None:
     - `rfdlc methods`
     - `rfdlc methods --json`
     """
-    from rich.box import SIMPLE
     from rich.text import Text
 
     with ready():
         from rfdlc.training.methods import METHODS
     caption = "M: particles. Cards with formulas and sources: docs/methods.md"
-    style: dict[str, Any] = {"caption": caption, "caption_justify": "left", "box": SIMPLE}
-    table = new_table("method", "description and reference", "M", "stages", "cost", left=2, **style)
+    style: dict[str, Any] = {"caption": caption, "caption_justify": "left", "left": 2}
+    table = new_table("method", "description and reference", "M", "stages", "cost", **style)
     rows: dict[str, dict[str, Any]] = {}
     for name, row in METHODS.items():
         particles, stages = row.settings.get("particles", 1), [stage.trains for stage in row.stages]
@@ -165,12 +166,10 @@ def methods(json: JsonOption = False) -> None:
 def ready() -> Iterator[None]:
     """One clear line where torch is missing, the loss is not a number, or Ctrl-C was pressed."""
     try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise InputError('training needs torch: pip install "rfdlc[train]"') from None
-    from rfdlc.training.loop import TrainingStopped
-    from rfdlc.training.trainer import TrainingInterrupted
-
+        from rfdlc.training.loop import TrainingStopped
+        from rfdlc.training.trainer import TrainingInterrupted
+    except ModuleNotFoundError as error:
+        raise InputError(f'training needs {error.name}: pip install "rfdlc[train]"') from None
     try:
         yield
     except (TrainingStopped, TrainingInterrupted) as error:
@@ -199,23 +198,21 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         return
     from rfdlc.training.run import Run
 
-    run = Run(model.path)
+    run, path = Run(model.path), model.path
     metrics, notes = run.read_json("metrics.json"), run.metadata["data"].get("notes", [])
-    known = {"test": "test", "test_tail_sensitive": "test, tail-sensitive", "held_out_balanced": "held out, balanced"}
-    lines = [f"data: {note}" for note in notes]
-    following = f"predict {model.path} DATA --out predictions.csv"  # the data may have no test split
+    title, columns = None, {name: metrics[key] for key, name in SCORED.items() if key in metrics}
+    lines, following = [f"data: {note}" for note in notes], f"predict {path} DATA --out predictions.csv"
     if "test" in metrics:
-        following = f"evaluate {model.path} --utility tail-sensitive"
-        targets = rfdlc.Predictions.load(model.path).targets
-        warning = None if targets is None else model.decider.prior_warning(targets)
+        following, predictions = f"evaluate {path} --utility tail-sensitive", rfdlc.Predictions.load(path)
+        warning = None if predictions.targets is None else model.decider.prior_warning(predictions.targets)
         lines += [f"warning: {warning}"] if warning else []
-    output(
-        as_json,
-        {"run": str(model.path), "notes": notes, **metrics},
-        metrics_table({title: metrics[name] for name, title in known.items() if name in metrics}),
-        *lines,
-        *(str(model.decider), f"run folder: {model.path}", f"next: rfdlc {following}"),
-    )
+    if "test_tail_sensitive" in metrics:
+        title = "Test samples, utility tail-sensitive: right +1, a false head -1"
+        likely = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes), rule="argmax")
+        found = rfdlc.evaluate(predictions, decider=likely)
+        columns = {"arg max": found.to_dict(), "highest expected utility": metrics["test_tail_sensitive"]}
+    lines += [str(model.decider), f"run folder: {path}", f"next: rfdlc {following}"]
+    output(as_json, {"run": str(path), "notes": notes, **metrics}, metrics_table(columns, title), *lines)
 
 
 def metrics_table(columns: dict[str, dict[str, Any]], title: str | None = None) -> Any:

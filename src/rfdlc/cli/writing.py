@@ -9,8 +9,10 @@ from typing import Any
 from rfdlc.errors import expect
 
 
-def check_writable(path: Path, *, force: bool = True, endings: Sequence[str] = ()) -> None:
-    """Raise before any long work if the result cannot be written there."""
+def check_writable(path: Path | None, *, force: bool = True, endings: Sequence[str] = ()) -> None:
+    """Raise before any long work if the result, where there is one, cannot be written there."""
+    if path is None:
+        return
     ending = path.suffix.lower()
     expect(not endings or ending in endings, f"{path}: cannot be written, expected {' or '.join(endings)}")
     folder = path.absolute().parent
@@ -36,9 +38,10 @@ def output(as_json: bool, table: Mapping[str, Any], *parts: Any) -> None:
 
 def new_table(*columns: str, left: int = 1, title: str | None = None, **options: Any) -> Any:
     """A table whose first columns hold text and the others numbers."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", **options)
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, **options)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", overflow="fold")
     return table

@@ -1,1 +1,1 @@
-"""How decisions reach people: the report, and whatever else is built on the rooms below."""
+"""How models reach people and other tools: predictions, reports, export, a server, scikit-learn."""

@@ -80,8 +80,7 @@ def predict(
     Predicted
         The file and the number of samples in it.
     """
-    path = Path(out)
-    kind = choose("kind of file", path.suffix.lower(), KINDS)
+    path, kind = Path(out), choose("kind of file", Path(out).suffix.lower(), KINDS)
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     alone = world_size == 1 or kind == ".parquet"
     expect(alone, f"{world_size} processes write one file together in Parquet alone: choose .parquet")
@@ -98,16 +97,10 @@ def predict(
         return Predicted(path, len(found), len(samples) - len(found))
     table = Table(model, samples, utility, raw)
     size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
-    job = {
-        "model": _fingerprint(Path(run)),
-        "source": samples.fingerprint,
-        "utility": None if utility is None else utility.to_dict(),
-        "prior": model.decider.decided_for,
-        "columns": table.schema.names,
-        "kind of scores": table.kind,
-        "number of samples": len(samples),
-        "size of parts": size,
-    }
+    job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
+    job |= {"utility": table.decider.utility.to_dict(), "prior": model.decider.decided_for}
+    job |= {"columns": table.schema.names, "kind of scores": table.kind}
+    job |= {"number of samples": len(samples), "size of parts": size}
     parts = Parts(path, table.schema, len(samples), size, job)
     with parts.opened(rank, world_size) as mine:
         done = len(samples) - sum(len(parts.rows(part)) for part in mine)
@@ -141,8 +134,8 @@ class Table:
         expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
         known = {"id": samples.named, "target": samples.labelled}
         names = [name for name in ("id", *classes, "target", *DECIDED, KIND) if known.get(name, True)]
-        prior = decider.effective_prior if decider.target_prior is None else decider.target_prior
-        prior = decider.train_prior if raw else prior
+        corrected_to = decider.effective_prior if decider.target_prior is None else decider.target_prior
+        prior = decider.train_prior if raw else corrected_to
         carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
         self.schema = pyarrow.schema(
             [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names],
@@ -163,17 +156,15 @@ class Table:
     def _columns(self, found: Predictions) -> dict[str, Any]:
         corrected = np.asarray(self.decider.probabilities(found))
         written = corrected if self.written is self.decider else np.asarray(self.written.probabilities(found))
-        columns: dict[str, Any] = dict(zip(found.classes.names, written.T.astype(np.float32), strict=True))
-        columns |= {KIND: [self.kind] * len(found), "id": None if found.ids is None else found.ids.tolist()}
-        if self.samples.labelled and found.targets is not None:
-            columns["target"] = list(found.classes.select(found.targets))
-        if self.one_hot:
-            chosen, values = largest(corrected), corrected.max(axis=1)
-        else:
+        chosen, values = largest(corrected), corrected.max(axis=1)
+        if not self.one_hot:
             explained = self.decider.explain_probabilities(corrected)
             chosen, values = explained.action, explained.value
-        columns["action"] = [self.decider.utility.actions[i] for i in chosen]
-        columns["expected_utility"] = np.asarray(values, dtype=np.float32)
+        columns: dict[str, Any] = dict(zip(found.classes.names, written.T.astype(np.float32), strict=True))
+        columns |= {"action": [self.decider.utility.actions[i] for i in chosen], KIND: [self.kind] * len(found)}
+        columns |= {"expected_utility": np.asarray(values, dtype=np.float32), "id": found.ids}
+        if found.targets is not None:
+            columns["target"] = found.classes.select(found.targets)
         return {name: columns[name] for name in self.schema.names}
 
 

@@ -26,7 +26,6 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.metrics import nll
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats
-from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect
 from rfdlc.integrations.sklearn.labels import DecidingMixin, as_sample_weight, named_prior
 
@@ -132,19 +131,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             "warm_start can only be used where `self.classes_` is the same as in the previous call to fit: it was "
             f"{getattr(self, 'classes_', None)}, `y` has {labels}",
         )
-        self.class_counts_ = np.bincount(split.labels)
-        utility, data, config = self._prepare(split, labels, first)
-        decider = new_decider(METHOD, config, _weighted(data).classes)
-        if decider.calibration is not None or self.early_stopping:
-            data = _with_held_out(data, config)
-        stop: dict[str, Any] = {"stop_by": decider if self.early_stopping else None, "patience": self.patience}
-        before = {} if first else self.weights_
-        weights, _, losses, held_out_losses = _train_particles(data, config, before, {}, **stop)
-        self._keep(weights, {}, losses, held_out_losses)
-        if (held := data.val) is not None:
-            logits = self._particle_logits(held.array)
-            decider = decider.fit(logits, held.labels, logits=True, sample_weight=held.weights)
-        return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
+        return self._train(split, labels, np.bincount(split.labels), first)
 
     def partial_fit(
         self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
@@ -156,16 +143,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         first = not hasattr(self, "weights_")
         _check_partial_fit_first_call(self, classes)
         split, labels = self._read(X, y, sample_weight, None, reset=first, labels=self.classes_)
-        new = np.bincount(split.labels, minlength=len(labels))
-        self.class_counts_ = new if first else new + self.class_counts_
-        utility, data, config = self._prepare(split, labels, first)
-        weights, state, losses = ({}, {}, []) if first else (self.weights_, self.optimiser_, self.loss_curve_)
-        done = len(losses) if state else 0  # after `fit` the epochs of the optimizer start again
-        steady = config.replace(calibration="none", schedule="constant", warmup=0, epochs=done + 1)
-        weights, state, new_losses, _ = _train_particles(data, steady, weights, state, done)
-        self._keep(weights, state, [*losses, *new_losses], [])
-        decider = new_decider(METHOD, steady, data.classes)
-        return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
+        counts = np.bincount(split.labels, minlength=len(labels))
+        return self._train(split, labels, counts if first else counts + self.class_counts_, first, partial=True)
 
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""
@@ -177,11 +156,10 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         `kind` is "entropy" or "max-probability" of the calibrated probabilities, or "mutual-information", the
         disagreement of the networks.
         """
-        choose("kind", kind, _UNCERTAINTIES)
-        parts = []
+        measure, parts = _UNCERTAINTIES[choose("kind", kind, _UNCERTAINTIES)], []
         for logits in self._stream(X):
             calibrated = np.asarray(self.decider_.probabilities(logits, logits=True))
-            parts.append(_UNCERTAINTIES[kind](calibrated, uncertainty.particle_probabilities(logits, True)))
+            parts.append(measure(calibrated, uncertainty.particle_probabilities(logits, True)))
         return np.concatenate(parts)
 
     def __sklearn_tags__(self) -> Any:
@@ -240,22 +218,38 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         moved = _dense(X) - self.offset_ if self.offset_.any() else X
         return _dense(check_array(moved, accept_sparse="csr", dtype=np.float32, input_name="X", estimator=self))
 
-    def _prepare(self, split: Split, labels: NDArray[Any], first: bool) -> tuple[Utility, Dataset, TrainConfig]:
-        """The utility, the samples as a data set, and the settings. Networks that continue keep the feature scale."""
-        utility = self._name_classes(labels, self.class_counts_)
-        config = self._config(len(split), first)
-        self.settings_: TrainConfig = config
-        self.normalisation_: Any = Normalisation.of(split.array) if first else self.normalisation_
-        return utility, Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_), config
-
-    def _keep(self, weights: Any, state: Any, losses: list[float], held_out_losses: list[float]) -> None:
-        self.weights_, self.optimiser_ = weights, state
-        self.loss_curve_, self.held_out_loss_curve_ = losses, held_out_losses
-        self.loss_, self.n_iter_ = losses[-1], len(losses)
+    def _train(self, split: Split, labels: Any, counts: Any, first: bool, partial: bool = False) -> Self:
+        """Train until the last epoch and calibrate; or, `partial`, for one more epoch without calibration."""
+        utility = self._name_classes(labels, counts)
+        config: TrainConfig = self._config(len(split), first)
+        scale: Any = Normalisation.of(split.array) if first else self.normalisation_
+        self.class_counts_, self.settings_, self.normalisation_ = counts, config, scale
+        data = Dataset("arrays", self.named_classes_, split, normalisation=scale)
+        weights, state, losses = ({}, {}, []) if first else (self.weights_, self.optimiser_, self.loss_curve_)
+        done = len(losses) if state else 0  # after `fit` the epochs of the optimizer start again
+        if partial:
+            config = config.replace(calibration="none", schedule="constant", warmup=0, epochs=done + 1)
+        else:
+            state, losses, done = {}, [], 0
+        decider = new_decider(METHOD, config, data.classes if partial else _weighted(data).classes)
+        stops = self.early_stopping and not partial
+        if config.hold_out and (decider.calibration is not None or stops):
+            if data.classes.count_array.max() > 1:
+                data = data.hold_out(config.hold_out, seed=config.seed)
+            else:
+                warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
+        trained = _train_particles(data, config, weights, state, done, decider if stops else None, self.patience)
+        self.weights_, self.optimiser_ = trained[0], trained[1] if partial else {}
+        self.loss_curve_, self.held_out_loss_curve_ = [*losses, *trained[2]], trained[3]
+        self.loss_, self.n_iter_ = self.loss_curve_[-1], len(self.loss_curve_)
+        if (held := data.val) is not None:
+            logits = self._particle_logits(held.array)
+            decider = decider.fit(logits, held.labels, logits=True, sample_weight=held.weights)
+        return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
 
     def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:
         here = self.settings_.replace(device=self.device)
-        net = _network(here, inputs.shape[1:], len(self.classes_), choose_device(self.device), self.weights_)
+        net = _network(here, inputs.shape[1:], len(self.classes_), self.weights_)
         return _logits(net, inputs, self.normalisation_)
 
     def _stream(self, X: Any) -> Iterator[Floats]:
@@ -275,58 +269,43 @@ def _weighted(data: Dataset) -> Dataset:
     return replace(data, classes=Classes.from_counts(np.maximum(1, np.rint(counts)), data.classes.names))
 
 
-def _with_held_out(data: Dataset, config: TrainConfig) -> Dataset:
-    """With samples held out, if wanted and if some class has two samples."""
-    if not config.hold_out:
-        return data
-    if data.classes.count_array.max() < 2:
-        warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
-        return data
-    return data.hold_out(config.hold_out, seed=config.seed)
-
-
 def _train_particles(
-    data: Dataset, config: TrainConfig, weights: Arrays, state: Arrays, done: int = 0, *,
-    stop_by: Decider | None = None, patience: int = 0,
+    data: Dataset, config: TrainConfig, weights: Arrays, state: Arrays, done: int, stop_by: Decider | None,
+    patience: int,
 ) -> tuple[Arrays, Arrays, list[float], list[float]]:  # fmt: skip
     """Train on `data.train`, from `weights` if there are any, and from optimizer `state` after `done` epochs.
 
     With `stop_by`, training ends if the loss of its probabilities on `data.val` has not fallen for `patience` epochs,
-    and the weights are those of the best epoch. Returns weights, optimizer state, and the training and held-out losses
-    of the epochs.
+    and the weights are those of the best epoch. Returns weights, optimizer state, training losses and held-out losses.
     """
-    device = choose_device(config.device)
-    net = _network(config, data.input_shape, len(data.classes), device, weights)
-    stages = build_stages(METHODS[METHOD], config, _weighted(data), (config.seed,), device)
-    losses, held, best = list[float](), list[float](), None
+    net, held = _network(config, data.input_shape, len(data.classes), weights), data.val
+    stages = build_stages(METHODS[METHOD], config, _weighted(data), (config.seed,), choose_device(config.device))
+    losses, held_out, best = list[float](), list[float](), None
     with sensible_threads(net, config):
         for epoch in epochs(net, stages, {name: torch.tensor(array) for name, array in state.items()}, done):
             losses.append(epoch.losses[0])
-            if stop_by is not None and data.val is not None:
-                held.append(_held_out_loss(stop_by, data.val, _logits(net, data.val.array, data.normalisation)))
-                best = _arrays(net.state_dict()) if held[-1] == min(held) else best
-                if len(held) - 1 - int(np.argmin(held)) >= patience:
+            if stop_by is not None and held is not None:
+                held_out.append(_held_out_loss(stop_by, held, _logits(net, held.array, data.normalisation)))
+                best = _arrays(net.state_dict()) if held_out[-1] == min(held_out) else best
+                if len(held_out) - 1 - int(np.argmin(held_out)) >= patience:
                     break
-    return best or _arrays(net.state_dict()), _arrays(epoch.state), losses, held
+    return best or _arrays(net.state_dict()), _arrays(epoch.state), losses, held_out
 
 
 def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
     """Negative log-likelihood; classes weigh the same if the networks train for a uniform prior."""
-    y = held.labels
-    weights = np.ones(len(y)) if held.weights is None else held.weights
+    y, weights = held.labels, np.ones(len(held)) if held.weights is None else held.weights
     if decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9:
         weights = weights / np.bincount(y, weights)[y]
     p = np.asarray(decider.replace(target_prior=None).probabilities(logits, logits=True))
     return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
 
 
-def _network(
-    config: TrainConfig, shape: tuple[int, ...], classes: int, device: torch.device, weights: Arrays
-) -> ParticleNet:
+def _network(config: TrainConfig, shape: tuple[int, ...], classes: int, weights: Arrays) -> ParticleNet:
     net = build_net(config, shape, classes, (config.seed,))
     if weights:
         net.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
-    return place(net, device)
+    return place(net, choose_device(config.device))
 
 
 @torch.no_grad()

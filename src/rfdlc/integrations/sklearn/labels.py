@@ -64,11 +64,7 @@ class DecidingMixin:
 
 
 def label_names(labels: Labels) -> list[str]:
-    """The name of each label: its text; a whole number has one name, whether it is stored as 1 or 1.0.
-
-    >>> label_names(np.array([0.0, 1.0])), label_names(np.array(["cat", "dog"]))
-    (['0', '1'], ['cat', 'dog'])
-    """
+    """The name of each label: its text; a whole number has one name, whether it is stored as 1 or 1.0."""
     whole = labels.dtype.kind == "f" and bool((labels == np.floor(labels)).all())
     return [str(label) for label in (labels.astype(np.int64) if whole else labels).tolist()]
 
@@ -81,11 +77,7 @@ def named_prior(prior: PriorLike) -> PriorLike:
 
 
 def as_utility(given: Any, classes: Classes) -> Utility:
-    """A utility in any form that users may pass, with one row per class of `classes`, in their order.
-
-    The rows of a Utility, a data frame or a CSV file are matched by name; those of an array are in the order of the
-    sorted labels. `one-hot` (also None) and `tail-sensitive` are built from the classes.
-    """
+    """A utility in any form that users may pass, by row in the order of `classes`, matched by name if it has names."""
     if given is None or (isinstance(given, str) and given in _BUILT):
         return Utility.tail_sensitive(classes) if given == "tail-sensitive" else Utility.one_hot(classes)
     utility, present = named_utility(given), classes.names
@@ -120,14 +112,7 @@ def named_utility(given: Any) -> Utility | None:
 
 
 def action_labels(utility: Utility, labels: Labels, abstain_label: Any) -> Labels:
-    """The label that `predict` returns for each action.
-
-    An action that is not a class keeps its name where labels are text. Where they are numbers it is `abstain_label`,
-    one value or `{action: value}`, which must not be the label of a class.
-
-    >>> action_labels(Utility.one_hot(["cat", "dog"]).with_abstain(0.5), np.array(["cat", "dog"]), -1).tolist()
-    ['cat', 'dog', 'abstain']
-    """
+    """The label that `predict` returns for each action; of those that are not classes, `abstain_label` or the name."""
     decided = list(zip(utility.actions, utility.decided_class, strict=True))
     others = [name for name, c in decided if c < 0]
     if not others:

@@ -47,13 +47,6 @@ def make_metric_scorer(
 
     `name` may contain a part, such as "false_head_rates.0.25". The `utility` is by default that of the estimator, or
     "one-hot". `y_train` are labels whose counts say which classes are head and tail, if the utility does not.
-
-    >>> from sklearn.datasets import load_iris
-    >>> from sklearn.model_selection import cross_val_score
-    >>> from sklearn.naive_bayes import GaussianNB
-    >>> X, y = load_iris(return_X_y=True)
-    >>> cross_val_score(GaussianNB(), X, y, scoring=make_metric_scorer("balanced_accuracy"), cv=3).round(2)
-    array([0.92, 0.94, 0.96])
     """
     choose("metric", name.partition(".")[0], METRICS)
     return partial(_score, name=name, utility=utility, y_train=y_train, abstain_label=abstain_label)
@@ -87,11 +80,11 @@ def _score(
 def _known_labels(fitted: Labels, utility: Any) -> Labels:
     """The classes that a utility names, as labels like those of the estimator; else those of the estimator."""
     named = named_utility(utility)
-    if named is None or fitted.dtype.kind not in "iufb":
-        return fitted if named is None else np.unique(named.classes.names)
-    names = np.array(named.classes.names)
-    if fitted.dtype.kind == "b":
-        return np.unique(names == "True")
+    if named is None:
+        return fitted
+    names, kind = np.array(named.classes.names), fitted.dtype.kind
+    if kind not in "iuf":
+        return np.unique(names == "True" if kind == "b" else names)
     try:
         return np.unique(names.astype(np.float64).astype(fitted.dtype))
     except ValueError:

@@ -81,13 +81,9 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
     abstain_label: Any = -1
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
-        """Calibrate out of fold, and fit the estimator to all samples.
-
-        `groups` (N,) are passed to the splitter: samples of one group are never on both sides.
-        """
-        kind, hint = type(self.estimator).__name__, "such as CalibratedClassifierCV(estimator)"
-        able = hasattr(self.estimator, "predict_proba")
-        expect(able, f"{kind} has no predict_proba: expected a classifier with probabilities, {hint}")
+        """Calibrate out of fold, and fit the estimator to all samples. No group of samples is on both sides."""
+        problem = f"{type(self.estimator).__name__} has no predict_proba: expected a classifier with probabilities"
+        expect(hasattr(self.estimator, "predict_proba"), f"{problem}, such as CalibratedClassifierCV(estimator)")
         y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")
         check_classification_targets(y)
         X, y, groups = indexable(X, y, groups)
@@ -149,17 +145,13 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         return Decider(utility, calibration=self.calibration, train_prior=carried, target_prior=target)
 
     def _folds(self, X: Any, y: NDArray[Any], encoded: Indices, weights: Floats | None, groups: Any) -> Iterator[_Fold]:
-        """Models of folds, with their probabilities of the samples that they were not fitted to.
-
-        Samples of a class that is missing from the rest of their fold are left out.
-        """
+        """Models of folds, with their probabilities of the other samples whose classes they have seen."""
         grouped = groups is not None and (self.cv is None or isinstance(self.cv, Integral))
         splitter = StratifiedGroupKFold(self.cv or 5) if grouped else check_cv(self.cv, y, classifier=True)
         for fit_rows, held in splitter.split(X, y, groups):
             weights_here = None if weights is None else weights[fit_rows]
             model = _fitted(self.estimator, _safe_indexing(X, fit_rows), y[fit_rows], weights_here)
-            known = _encode(model.classes_, self.classes_)
-            rows = np.asarray(held)[np.isin(encoded[held], known)]
+            rows = np.asarray(held)[np.isin(encoded[held], _encode(model.classes_, self.classes_))]
             if len(rows):
                 yield model, self._probabilities(model, _safe_indexing(X, rows)), rows
 
@@ -169,11 +161,10 @@ def _fitted(estimator: Any, X: Any, y: NDArray[Any], weights: Floats | None) -> 
     model = clone(estimator)
     if weights is None:
         return model.fit(X, y)
-    if isinstance(model, Pipeline):
-        return model.fit(X, y, **{f"{model.steps[-1][0]}__sample_weight": weights})
-    supported = has_fit_parameter(model, "sample_weight")
+    piped = isinstance(model, Pipeline)
+    supported = piped or has_fit_parameter(model, "sample_weight")
     expect(supported, f"Underlying estimator {type(model).__name__} does not support sample weights.")
-    return model.fit(X, y, sample_weight=weights)
+    return model.fit(X, y, **{f"{model.steps[-1][0]}__sample_weight" if piped else "sample_weight": weights})
 
 
 def _encode(y: NDArray[Any], classes: NDArray[Any]) -> Indices:
