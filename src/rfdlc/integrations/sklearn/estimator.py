@@ -49,7 +49,7 @@ WEIGHTINGS = ("prior", "none", *(form for form in WEIGHT_FORMS if form != "const
 Arrays = Mapping[str, NDArray[Any]]
 _WIDE = (np.float64, np.float32)
 _ROWS = 8192  # predicted together, so that memory stays small
-_UNCERTAINTIES = {
+_UNCERTAINTIES: dict[str, Any] = {
     "entropy": lambda p, particles: uncertainty.entropy(p),
     "max-probability": lambda p, particles: uncertainty.max_probability(p),
     "mutual-information": lambda p, particles: uncertainty.mutual_information(particles),
@@ -222,15 +222,14 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         """Train until the last epoch and calibrate; or, `partial`, for one more epoch without calibration."""
         utility = self._name_classes(labels, counts)
         config: TrainConfig = self._config(len(split), first)
-        scale: Any = Normalisation.of(split.array) if first else self.normalisation_
-        self.class_counts_, self.settings_, self.normalisation_ = counts, config, scale
-        data = Dataset("arrays", self.named_classes_, split, normalisation=scale)
-        weights, state, losses = ({}, {}, []) if first else (self.weights_, self.optimiser_, self.loss_curve_)
+        self.normalisation_: Any = Normalisation.of(split.array) if first else self.normalisation_
+        self.class_counts_, self.settings_ = counts, config
+        data = Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_)
+        weights = {} if first else self.weights_
+        state, losses = ({}, []) if first or not partial else (self.optimiser_, self.loss_curve_)
         done = len(losses) if state else 0  # after `fit` the epochs of the optimizer start again
         if partial:
             config = config.replace(calibration="none", schedule="constant", warmup=0, epochs=done + 1)
-        else:
-            state, losses, done = {}, [], 0
         decider = new_decider(METHOD, config, data.classes if partial else _weighted(data).classes)
         stops = self.early_stopping and not partial
         if config.hold_out and (decider.calibration is not None or stops):
@@ -239,8 +238,10 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             else:
                 warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
         trained = _train_particles(data, config, weights, state, done, decider if stops else None, self.patience)
-        self.weights_, self.optimiser_ = trained[0], trained[1] if partial else {}
-        self.loss_curve_, self.held_out_loss_curve_ = [*losses, *trained[2]], trained[3]
+        self.weights_: Arrays = trained[0]
+        self.optimiser_: Arrays = trained[1] if partial else {}
+        self.loss_curve_: list[float] = [*losses, *trained[2]]
+        self.held_out_loss_curve_ = trained[3]
         self.loss_, self.n_iter_ = self.loss_curve_[-1], len(self.loss_curve_)
         if (held := data.val) is not None:
             logits = self._particle_logits(held.array)
