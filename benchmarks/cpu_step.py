@@ -19,11 +19,12 @@ from torch.nn import functional
 
 from recording import write
 from rfdlc import Classes
-from rfdlc.training.assembly import build_net, sensible_threads
+from rfdlc.training.assembly import method_net, sensible_threads
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
 from rfdlc.training.factories import integrated_gain
 from rfdlc.training.losses import RunLosses
+from rfdlc.training.methods import METHODS
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.step import Step
 
@@ -61,8 +62,9 @@ def separate(settings: TrainConfig, net: ParticleNet, number: int) -> nn.Sequent
 
 def stepper(settings: TrainConfig, batch: tuple[Tensor, Tensor]) -> tuple[Callable[[], None], ParticleNet]:
     """The library's step, and the stack that it trains."""
-    net = build_net(settings, (INPUTS,), CLASSES, (0,))
-    losses = RunLosses([integrated_gain(settings, Classes.from_counts([1] * CLASSES), None)])
+    classes = Classes.from_counts([1] * CLASSES)
+    net = method_net(METHODS["rf-dlc"], settings, (INPUTS,), classes, (0,))
+    losses = RunLosses([integrated_gain(settings, classes, None)])
     step = Step(net, losses, settings)
     execution = Execution(step)
     step.begin_epoch(1, RATE)

@@ -32,7 +32,8 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from recording import write
-from rfdlc.training.assembly import build_net
+from rfdlc.decide.classes import as_classes
+from rfdlc.training.assembly import method_net
 from rfdlc.training.methods import resolve
 from rfdlc.training.networks.particles import ParticleNet
 
@@ -171,8 +172,8 @@ def activations() -> Iterator[Row]:
     """Bytes that the backward pass keeps for one sample more of 224 x 224, by preset: each memory once, no weights."""
     for preset, classes in (("imagenet-lt", 1000), ("inaturalist18", 8142)):
         for again in (False, True):
-            _, settings = resolve("rf-dlc", preset, {"checkpoint_activations": again, "compile": False}, "images")
-            net = build_net(settings, (3, 224, 224), classes, (0,))
+            row, settings = resolve("rf-dlc", preset, {"checkpoint_activations": again, "compile": False}, "images")
+            net = method_net(row, settings, (3, 224, 224), as_classes(classes), (0,))
             weights = sum(weight.numel() for weight in net.parameters()) / 1e6
             what = f"activations of a sample, {preset}" + ", checkpoint_activations" * again
             yield {"what": what, "value": round((kept(net, 4) - kept(net, 2)) / 2e6, 1), "unit": "MB",

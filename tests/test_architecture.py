@@ -32,9 +32,9 @@ ORDER_OF_TRAINING = (
     {"methods"},
     {"step"},
     {"execution"},
-    {"loop"},
     {"assembly", "run"},
-    {"_stacking", "model", "profiling"},
+    {"loop", "model", "profiling"},
+    {"_stacking"},
     {"trainer"},
     {"train"},
 )

@@ -96,7 +96,7 @@ def test_evaluate_reads_the_folder(folder):
 def test_bad_input(tmp_path, folder):
     with pytest.raises(InputError, match="did you mean 'epochs'"):
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
-    with pytest.raises(InputError, match="learning_rate=inf is out of range"):
+    with pytest.raises(InputError, match="learning_rate='inf' is not possible"):
         run("train", "digits-lt", "--out", tmp_path / "x", "learning_rate=inf")
     with pytest.raises(InputError, match="factor='many' is not valid: input should be a valid number"):
         run("train", "digits-lt", "--out", tmp_path / "x", "data.factor=many")

@@ -1,6 +1,5 @@
 """The loop: runs alone and stacked, deferral, optimisers, clipping, averaging, odd data, losses that are no numbers."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import nn
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
-from rfdlc.training.assembly import build_net, build_stages, choose_device, method_net, split_outputs, training_utility
+from rfdlc.training.assembly import build_stages, choose_device, method_net, split_outputs, training_utility
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import TrainingStopped, epochs
@@ -62,7 +61,8 @@ def trained(data, seeds, method="rf-dlc", double=False, **settings):
     parts = build_stages(METHODS[method], chosen, data, seeds, CPU)
     if double:
         net.double()
-        parts = [replace(part, loader=Double(part.loader), losses=part.losses.double()) for part in parts]
+        for part in parts:
+            part.loader, part.losses = Double(part.loader), part.losses.double()
     return net, list(epochs(net, parts, {}))
 
 
@@ -178,7 +178,7 @@ def test_clipping_is_by_run():
 def test_a_step_keeps_the_moving_average():
     data = features([20, 8])
     _, settings = resolve("rf-dlc", "blobs", {"average": 0.5, "widths": (4,), "epochs": 1, "batch_size": 64})
-    net = build_net(settings, data.input_shape, 2, (0,))
+    net = method_net(METHODS["rf-dlc"], settings, data.input_shape, data.classes, (0,))
     before = [p.detach().clone() for p in net.parameters()]
     (part,) = build_stages(METHODS["rf-dlc"], settings, data, (0,), CPU)
     step = Step(net, part.losses, settings)
@@ -237,7 +237,7 @@ def test_a_captured_step_equals_the_eager_one(monkeypatch):
 
     results = []
     for capture in (False, True):
-        net = build_net(settings, data.input_shape, 3, (0, 1))
+        net = method_net(METHODS["rf-dlc"], settings, data.input_shape, data.classes, (0, 1))
         (part,) = build_stages(METHODS["rf-dlc"], settings, data, (0, 1), CPU)
         step = Step(net, part.losses, settings)
         execution = Execution(step)

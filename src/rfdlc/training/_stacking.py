@@ -14,12 +14,13 @@ from torch import Tensor
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.training.assembly import OwnBackbone, Positions, choose_device, method_net, prepare_stage
+from rfdlc.training.assembly import OwnBackbone, Positions, PreparedStage, choose_device, method_net
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import ProcessGroup
 from rfdlc.training.factories import as_they_are, integrated_gain
-from rfdlc.training.loop import Epoch, PreparedStage, of_run, stacked
+from rfdlc.training.loop import Epoch, of_run, stacked
 from rfdlc.training.methods import Stage
+from rfdlc.training.model import Model
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.run import Run
@@ -45,9 +46,8 @@ class Member:
     """One network of a stack and the runs that share it: the first stays to the end, others may leave before."""
 
     runs: list[Run]
-    last_epochs: list[int]  # after which each run leaves
+    model: Model  # of the first; shares the memory of the stack
     data: Dataset  # with its held-out split
-    net: ParticleNet  # shares the memory of the stack
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Stack:
     def unstack(self, epoch: Epoch) -> Iterator[tuple[Run, Member, Epoch, bool]]:
         """Each run that has not left before, with what the epoch is for it, and whether it leaves after it."""
         for number, member in enumerate(self.members):
-            own = epoch.of(number)
-            for run, last in zip(member.runs, member.last_epochs, strict=True):
+            for run in member.runs:
+                last = min(self.end, same_until(member.runs[0], run))
                 if epoch.epoch <= last:
                     run.epoch = epoch.epoch
-                    yield run, member, own, epoch.epoch == last
+                    yield run, member, epoch.of(number), epoch.epoch == last
 
 
 class Stacker:
@@ -94,11 +94,10 @@ class Stacker:
         first = min(waiting, key=lambda run: (run.phase, run.epoch))
         groups: list[list[Run]] = []  # together are runs that are the same training from here on, for a while
         for run in (run for run in waiting if (run.phase, run.epoch) == (first.phase, first.epoch)):
-            same = next((group for group in groups if same_until(group[0], run) > run.epoch), None)
-            if same is None:
-                groups.append([run])
-            else:
-                same.append(run)
+            same = next((group for group in groups if same_until(group[0], run) > run.epoch), [])
+            if not same:
+                groups.append(same)
+            same.append(run)
         groups = [runs for runs in groups if self._signature(runs[0]) == self._signature(first)]
         groups.sort(key=lambda runs: (runs[0].method_name, str(runs[0].config.replace(seed=0))))  # losses side by side
         most = max(1, self.networks // first.config.particles)
@@ -126,16 +125,14 @@ class Stacker:
         for number, own in enumerate(() if alone else nets):
             place(own, device).load_state_dict(of_run(net.state_dict(), number, len(nets)), assign=True)
         samples = [self._samples(run) for run in runs]
-        members = [
-            Member(sharing, [end, *(min(end, same_until(run, other)) for other in sharing[1:])], data, own)
-            for sharing, run, (data, _), own in zip(shared, runs, samples, nets, strict=True)
-        ]
+        parts = zip(shared, nets, samples, strict=True)
+        members = [Member(sharing, Model(sharing[0], own), data) for sharing, own, (data, _) in parts]
         data = samples[0][0] if alone else self.data
         positions = [own for _, own in samples if own is not None and not alone]
         described = [(run.method, run.config, own.classes) for run, (own, _) in zip(runs, samples, strict=True)]
         # with the stage that has just ended: it is finalized after its last checkpoint
         numbers = [i for i, (begin, last) in enumerate(first.spans) if last >= start and begin < end]
-        stages = [prepare_stage(number, described, data, device, self.group, positions) for number in numbers]
+        stages = [PreparedStage(number, described, data, device, self.group, positions) for number in numbers]
         return Stack(members, net, stages, stacked([found.state for found in checkpoints]), start, end)
 
     def _signature(self, run: Run) -> Hashable:
@@ -168,24 +165,29 @@ def stage_signature(run: Run, number: int) -> Hashable:
 
 def same_until(one: Run, other: Run) -> int:
     """The last epoch up to which two runs are the same training, on the same data; 0 if they never are."""
-    combination, same_options = one.method.combination, one.config.method_options == other.config.method_options
-    if combination is not other.method.combination or not (same_options or combination is as_they_are):
-        return 0
-    if _values(one.config, EARLY) != _values(other.config, EARLY):
-        return 0
-    late, same = (_late(one.config), _late(other.config)), 0
-    for mine, theirs, (_, end) in zip(one.method.stages, other.method.stages, one.spans, strict=False):
-        loss = mine.loss or one.method.loss
-        if loss is not (theirs.loss or other.method.loss) or not (same_options or loss is integrated_gain):
-            return same
-        if _training(mine, one.config) != _training(theirs, other.config):
-            return same
-        if late[0] != late[1]:  # until they start, the integrated gain is what it is without them
-            return max(same, int(min(end, late[0][0], late[1][0]))) if loss is integrated_gain else same
-        same = end
-        if mine.finalize is not theirs.finalize or not (same_options or mine.finalize is None):
-            return same
+    same = 0
+    for (mine, end), (theirs, their_end) in zip(_training(one), _training(other), strict=False):
+        same = min(end, their_end) if mine == theirs else same
+        if mine != theirs or end != their_end:
+            break
     return same
+
+
+def _training(run: Run) -> Iterator[tuple[Hashable, int]]:
+    """All that a training does from its beginning, in order, each until an epoch: stages, cut where LATE starts."""
+    method, config, options = run.method, run.config, str(run.config.method_options)
+    late = tuple(getattr(config, name) for name in sorted(LATE))
+    begins = inf if config.weights == "constant" and config.utility == "none" else config.deferred_epoch
+    past: Hashable = method.combination, method.combination is as_they_are or options, _values(config, EARLY)
+    for stage, (start, end) in zip(method.stages, run.spans, strict=True):
+        loss, rate = stage.loss or method.loss, stage.number("learning_rate_factor", config)
+        plain = loss is integrated_gain  # until LATE starts, it is what it is without
+        past = past, end, rate, _kind(stage, config), str(stage.settings), loss, plain or options
+        if plain and start < begins:
+            yield past, int(min(begins, end))
+        if not plain or begins < end:
+            yield (past, begins, late if begins < inf else None), end
+        past = past, stage.finalize, stage.finalize is None or options
 
 
 def _stage_number(run: Run) -> int:
@@ -196,19 +198,6 @@ def _stage_number(run: Run) -> int:
 
 def _values(config: TrainConfig, without: frozenset[str]) -> Hashable:
     return tuple(value for name, value in config if name not in without)
-
-
-def _late(config: TrainConfig) -> tuple[float, Hashable]:
-    """The epoch after which something starts, and what."""
-    if config.weights == "constant" and config.utility == "none":
-        return inf, None
-    return config.deferred_epoch, tuple(getattr(config, name) for name in sorted(LATE))
-
-
-def _training(stage: Stage, config: TrainConfig) -> Hashable:
-    """All that a stage does before it is finalized."""
-    numbers = stage.number("epochs", config), stage.number("learning_rate_factor", config)
-    return numbers, _kind(stage, config), tuple(sorted(stage.settings.items()))
 
 
 def _kind(stage: Stage, config: TrainConfig) -> Hashable:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rfdlc.data.augment import AUGMENTATIONS, Augment
+from rfdlc.data.augment import AUGMENTATIONS, Augment, draw_shares
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import ResidentLoader
@@ -25,12 +25,11 @@ from rfdlc.errors import InputError, expect
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.factories import Matrix
-from rfdlc.training.loop import PreparedStage
 from rfdlc.training.losses import RunLosses
 from rfdlc.training.methods import Method
 from rfdlc.training.networks.backbones import backbone, own
-from rfdlc.training.networks.combinations import Combination
-from rfdlc.training.networks.particles import Combine, ParticleNet
+from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.optimisation import rate
 from rfdlc.training.step import reduced
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
@@ -57,20 +56,11 @@ def method_net(
     method: Method, config: TrainConfig, shape: tuple[int, ...], classes: Classes, seeds: Sequence[int],
     network: OwnBackbone | None = None,
 ) -> ParticleNet:  # fmt: skip
-    """The network of a method with its combination, for len(seeds) runs."""
-    return build_net(config, shape, len(classes), seeds, network, partial(method.combination, config, classes))
-
-
-def build_net(
-    config: TrainConfig, shape: tuple[int, ...], classes: int, seeds: Sequence[int],
-    network: OwnBackbone | None = None, combine: Combine = lambda runs, width: Combination(),
-) -> ParticleNet:  # fmt: skip
     """The network for samples of this shape and len(seeds) runs; `network` is a backbone of the user's own."""
     name = config.backbone
     if ":" in name and network is None:
-        module, _, function = name.partition(":")
         try:
-            network = getattr(import_module(module), function)
+            network = resolve_name(name)
         except (ImportError, AttributeError, ValueError) as error:
             problem = f"setting backbone={name!r} cannot be imported ({error})"
             raise InputError(f"{problem}: expected package.module:function on the path") from None
@@ -81,9 +71,10 @@ def build_net(
         name = "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
     with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
         found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
-        shared = min(config.shared_stages, len(found.stages) - (name == "mlp"))
-        head: dict[str, Any] = {"head": config.head, "head_scale": config.head_scale, "combine": combine}
-        net = ParticleNet(found, classes, particles=config.particles, seeds=seeds, shared_stages=shared, **head)
+        options: dict[str, Any] = {"head": config.head, "head_scale": config.head_scale, "seeds": seeds}
+        options["shared_stages"] = min(config.shared_stages, len(found.stages) - (name == "mlp"))
+        combine = partial(method.combination, config, classes)
+        net = ParticleNet(found, len(classes), particles=config.particles, combine=combine, **options)
     net.recompute = config.checkpoint_activations
     return net
 
@@ -101,36 +92,57 @@ def sensible_threads(net: ParticleNet, config: TrainConfig) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class PreparedStage:
+    """The stage of this number for a stack of runs: what it trains on and for, from the epoch after `start` to `end`.
+
+    Every run has a method, a config and classes of its own, as counted on its samples. `positions` are those of its
+    samples in the training split, one array per run; none where all runs have all of it.
+    """
+
+    def __init__(
+        self, number: int, runs: Sequence[tuple[Method, TrainConfig, Classes]], data: Dataset, device: torch.device,
+        group: ProcessGroup = SINGLE, positions: Sequence[Positions] = (),
+    ) -> None:  # fmt: skip
+        self.stages = [method.stages[number] for method, _, _ in runs]
+        both = list(zip(runs, self.stages, strict=True))
+        self.each = [config.replace(**stage.settings) for (_, config, _), stage in both]
+        self.stage, self.settings = self.stages[0], self.each[0]  # what the runs agree in
+        self.start, self.end = runs[0][0].spans(runs[0][1])[number]
+        drawn: dict[str, Any] = {"seeds": [config.seed for config in self.each], "sampling": self.settings.sampling}
+        drawn["batch_size"] = group.shard_size(self.settings.batch_size, self.settings.accumulate)
+        if isinstance(data.train.inputs, ImageFiles):
+            drawn["view"] = View(jitter=self.settings.jitter)
+        else:
+            drawn |= {"augment": augmentation(self.settings, data.kind), "positions": positions or None}
+        self.loader = _loader(data.train, data.normalisation, self.settings, device, group, **drawn)
+        losses = [
+            (stage.loss or method.loss)(changed, classes, training_utility(config, classes))
+            for ((method, config, classes), stage), changed in zip(both, self.each, strict=True)
+        ]
+        self.losses = RunLosses(losses).to(device)
+
+    def rates(self, epoch: int) -> list[float]:
+        """The learning rate of each run."""
+        rates, done, length = [], epoch - self.start, self.end - self.start
+        for stage, it in zip(self.stages, self.each, strict=True):
+            factor = rate(done, length, it.schedule, warmup=it.warmup, milestones=it.milestones, decay=it.decay)
+            rates.append(it.learning_rate * (stage.number("learning_rate_factor", it) * factor))
+        return rates
+
+    def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
+        """(steps, R, 3): what is drawn for mixing each batch."""
+        alphas = [config.mixup or config.cutmix or 1.0 for config in self.each]
+        drawn = [draw_shares(a, self.loader.steps, seed, epoch) for a, seed in zip(alphas, seeds, strict=True)]
+        return torch.stack(drawn, 1)
+
+
 def build_stages(
     method: Method, config: TrainConfig, data: Dataset, seeds: Sequence[int], device: torch.device,
     group: ProcessGroup = SINGLE,
 ) -> list[PreparedStage]:  # fmt: skip
     """The method's stages with their loaders and losses, which see only the training split."""
     runs = [(method, config.replace(seed=seed), data.classes) for seed in seeds]
-    return [prepare_stage(number, runs, data, device, group) for number in range(len(method.stages))]
-
-
-def prepare_stage(
-    number: int, runs: Sequence[tuple[Method, TrainConfig, Classes]], data: Dataset, device: torch.device,
-    group: ProcessGroup = SINGLE, positions: Sequence[Positions] = (),
-) -> PreparedStage:  # fmt: skip
-    """The stage of this number for a stack of runs, with classes as counted on the samples of each.
-
-    `positions` of those samples in the training split, one per run; none where all runs have all of it.
-    """
-    stages = tuple(method.stages[number] for method, _, _ in runs)
-    configs = tuple(config.replace(**stage.settings) for (_, config, _), stage in zip(runs, stages, strict=True))
-    first, streamed = configs[0], isinstance(data.train.inputs, ImageFiles)
-    drawn: dict[str, Any] = {"batch_size": group.shard_size(first.batch_size, first.accumulate)}
-    drawn |= {"sampling": first.sampling, "seeds": [own.seed for own in configs]}
-    resident = {"augment": augmentation(first, data.kind), "positions": positions or None}
-    drawn |= {"view": View(jitter=first.jitter)} if streamed else resident
-    losses = [
-        (stage.loss or method.loss)(own, classes, training_utility(config, classes))
-        for (method, config, classes), stage, own in zip(runs, stages, configs, strict=True)
-    ]
-    loader = _loader(data.train, data.normalisation, first, device, group, **drawn)
-    return PreparedStage(stages, configs, *runs[0][0].spans(runs[0][1])[number], loader, RunLosses(losses).to(device))
+    return [PreparedStage(number, runs, data, device, group) for number in range(len(method.stages))]
 
 
 def augmentation(config: TrainConfig, kind: str) -> Augment | None:
@@ -174,8 +186,10 @@ def split_outputs(
     net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device,
     group: ProcessGroup = SINGLE,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Logits (R, M, N, C) of a split, on the CPU, and the uncertainty (R, N) that the network's combination states
-    itself, if it does. Labels are not read. Each rank computes its shard of the samples, and rank 0 has the result."""
+    """Logits (R, M, N, C) and, if its combination states it, the uncertainty (R, N) of a split, on the CPU of rank 0.
+
+    Labels are not read. Each rank computes its shard of the samples.
+    """
     bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
     loader = _loader(bare, normalisation, config, device, group, batch_size=EVALUATION_BATCH)
     logits, unsure = [], []

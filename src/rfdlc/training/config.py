@@ -11,7 +11,7 @@ from importlib.resources import files
 from itertools import chain
 from typing import Annotated, Any, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError, field_validator, model_validator
 
 from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.load import all_options
@@ -34,8 +34,6 @@ CHOICES: dict[str, tuple[Collection[str], ...]] = {
 }  # fmt: skip
 
 Share = Annotated[float, Field(ge=0, le=1)]
-AtLeastZero = Annotated[float, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class TrainConfig(BaseModel):
@@ -44,7 +42,7 @@ class TrainConfig(BaseModel):
     Parameters
     ----------
     **values
-        Settings by name; text is parsed as on the command line. All others have their defaults.
+        Settings by name, as text or as values; others have their defaults.
 
     Raises
     ------
@@ -61,14 +59,16 @@ class TrainConfig(BaseModel):
 
     # network
     backbone: str = Field("auto", description="network, or package.module:function; auto: by the shape of a sample")
-    widths: tuple[AtLeastOne, ...] = Field((256, 256), min_length=1, description="hidden widths of an mlp")
+    widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (256, 256), min_length=1, description="hidden widths of an mlp"
+    )
     particles: int = Field(1, ge=1, le=64, description="number of particles M of the ensemble")
     shared_stages: int = Field(0, ge=0, description="number of first stages of the backbone that the particles share")
     head: str = Field("cosine", description="cosine (normalised features and weights) or linear")
     head_scale: float = Field(30.0, ge=1e-3, description="scale of the logits of a cosine head")
     # loss
     weights: str = Field("constant", description="class weights 1/f(n): the form of f")
-    trained_prior: tuple[AtLeastZero, ...] = Field((), description="class prior to train for; empty for uniform")
+    trained_prior: tuple[NonNegativeFloat, ...] = Field((), description="class prior to train for; empty for uniform")
     weight_power: float = Field(0.5, ge=0, description="exponent of f(n) = n^power")
     weight_beta: Share = Field(0.9999, description="beta of the effective number")
     margin: float = Field(0.0, ge=0, description="largest LDAM margin, 0 for none")
@@ -132,7 +132,11 @@ class TrainConfig(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InputError(_one_line(error)) from None
+            first = error.errors()[0]
+            if first["type"] == "value_error":  # ours
+                raise InputError(str(first["ctx"]["error"])) from None
+            problem = f"setting {first['loc'][0]}={first['input']!r} is not possible"
+            raise InputError(f"{problem}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
 
     @field_validator("*", mode="before")
     @classmethod
@@ -167,11 +171,9 @@ class TrainConfig(BaseModel):
         return round(self.deferred * self.epochs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
         return self.model_dump(mode="json")
 
     def replace(self, **values: Any) -> "TrainConfig":
-        """A copy with these values."""
         return TrainConfig(**{**dict(self), **values})
 
     @staticmethod
@@ -189,11 +191,7 @@ class TrainConfig(BaseModel):
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
-    """`key=value` words of a command line.
-
-    >>> parse_pairs(["epochs=20", "head=linear"])
-    {'epochs': '20', 'head': 'linear'}
-    """
+    """`key=value` words of a command line."""
     for pair in pairs:
         expect("=" in pair, f"{pair!r} is not a setting: expected key=value, for example epochs=20")
     return {key.strip().replace("-", "_"): value.strip() for key, value in (pair.split("=", 1) for pair in pairs)}
@@ -202,8 +200,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
 def preset(data_name: str, method: str, kind: str = "") -> Mapping[str, Any]:
     """Settings for a data set of this name from its TOML file: its top-level keys, and its table of the method.
 
-    Data without a preset of their own have that of their kind: `images` or `features` (tables and embeddings).
-    Lists are named as they were published, so that `ImageNet_LT` means imagenet-lt.
+    Data without one have that of their kind: `images` or `features` (tables and embeddings).
     """
     presets, general = _presets(), {"images": "images", "features": "table"}.get(kind, "")
     table = presets.get(plain_name(data_name)) or presets.get(general) or {}
@@ -214,22 +211,3 @@ def preset(data_name: str, method: str, kind: str = "") -> Mapping[str, Any]:
 def _presets() -> dict[str, dict[str, Any]]:
     found = (files("rfdlc.training") / "presets").iterdir()
     return {plain_name(file.name.removesuffix(".toml")): tomllib.loads(file.read_text("utf-8")) for file in found}
-
-
-def _one_line(error: ValidationError) -> str:
-    """The first problem: the setting, its value, and the type and range that are expected."""
-    first = error.errors()[0]
-    if first["type"] == "value_error":  # ours
-        return str(first["ctx"]["error"])
-    name, value = str(first["loc"][0]), first["input"]
-    schema = TrainConfig.model_json_schema()["properties"][name]
-    number = schema.get("items", schema)
-    words = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
-    kind = words.get(number["type"], "name=number pairs")
-    if schema["type"] == "array":
-        kind = f"{'one or more ' if 'minItems' in schema else ''}{kind.removeprefix('a ')}s separated by commas"
-    limits = (("minimum", "at least"), ("maximum", "at most"))
-    bounds = " and ".join(f"{limit} {number[key]}" for key, limit in limits if key in number)
-    ranges = ("greater_than_equal", "less_than_equal", "finite_number", "too_short")
-    problem = f"{value} is out of range" if first["type"] in ranges else f"{value!r} cannot be read"
-    return f"setting {name}={problem}: expected {kind}" + (f", {bounds}" if bounds else "")

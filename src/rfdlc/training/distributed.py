@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import accumulate, groupby
 from uuid import uuid4
 
 import torch
@@ -20,9 +19,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from rfdlc.errors import InputError, expect
 
-BUCKET = 2**25  # bytes per all-reduce: enough for the full bandwidth; several are under way at once
 TIMEOUT = timedelta(minutes=30)  # machines of a large job start minutes apart
-POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -72,17 +69,13 @@ class ProcessGroup:
         return torch.stack(found)
 
     def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one type by their sums over all ranks, in buckets."""
+        """Replace tensors of one type by their sums over all ranks, in one reduction."""
         if self.single:
             return
-        ends = zip(tensors, accumulate(tensor.nbytes for tensor in tensors), strict=True)
-        buckets = [[tensor for tensor, _ in pairs] for _, pairs in groupby(ends, lambda pair: pair[1] // BUCKET)]
-        flat = [torch.cat([tensor.reshape(-1) for tensor in bucket]) for bucket in buckets]
-        pending = [dist.all_reduce(values, async_op=True) for values in flat]
-        for bucket, values, work in zip(buckets, flat, pending, strict=True):
-            work.wait()
-            for tensor, summed in zip(bucket, values.split([t.numel() for t in bucket]), strict=True):
-                tensor.copy_(summed.view(tensor.shape))
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, summed in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(summed.view(tensor.shape))
 
     def average_(self, tensors: Sequence[Tensor]) -> None:
         """Replace floating-point tensors by their mean over all ranks; counters are equal on all ranks already."""
@@ -102,16 +95,9 @@ class ProcessGroup:
         """On rank 0 the shards of all ranks (on the CPU), concatenated in order; a rank may have none."""
         if self.single:
             return shard
-        shapes: list[torch.Size | None] = [None] * self.world_size
-        dist.all_gather_object(shapes, None if shard is None else shard.shape)
-        if not self.main:
-            if shard is not None:
-                dist.send(shard.contiguous(), 0)
-            return None
-        others = {rank: torch.empty(shape) for rank, shape in enumerate(shapes) if rank and shape is not None}
-        for rank, other in others.items():
-            dist.recv(other, rank)
-        found = [*([] if shard is None else [shard]), *others.values()]
+        shards: list[Tensor | None] = [None] * self.world_size
+        dist.gather_object(shard, shards if self.main else None)
+        found = [tensor for tensor in shards if tensor is not None]
         return torch.cat(found, dim) if found else None
 
     @contextmanager
@@ -171,8 +157,8 @@ def process_group() -> Iterator[ProcessGroup]:
     if started_processes() == 1:
         yield SINGLE
         return
-    own = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    group = ProcessGroup(*(int(os.environ.get(name, default)) for name, default in own.items()))
+    names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    group = ProcessGroup(*(int(os.environ.get(name, default)) for name, default in names.items()))
     opened = not dist.is_initialized()
     if opened:
         on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
@@ -203,7 +189,7 @@ def rendezvous(backend: str, rank: int, world_size: int) -> None:
     while others and not store.check([f"{name}/{other}" for other in others]):
         for caller in (f"caller/{other}" for other in others if store.check([f"caller/{other}"])):
             store.set(f"answer/{store.get(caller).decode()}", name)
-        time.sleep(POLL_SECONDS)
+        time.sleep(0.02)
         if time.monotonic() - began > TIMEOUT.total_seconds():
             raise TimeoutError(f"not all of {world_size} processes started within {TIMEOUT}")
     dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size)

@@ -8,29 +8,16 @@ training continued from the end of any epoch is the training that was never inte
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rfdlc.data.augment import draw_shares
-from rfdlc.training.config import TrainConfig
+from rfdlc.training.assembly import PreparedStage
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.execution import Execution, seed_all, torch_settings
-from rfdlc.training.losses import RunLosses
-from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
+from rfdlc.training.optimisation import COLLECTED_FROM, reinitialize_head
 from rfdlc.training.step import Step
-
-
-class Loader(Protocol):
-    """Batches of R runs at once: inputs (R,B,...) ready for the networks, targets (R,B)."""
-
-    @property
-    def steps(self) -> int: ...
-
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
 class TrainingStopped(RuntimeError):
@@ -39,45 +26,6 @@ class TrainingStopped(RuntimeError):
     def __init__(self, message: str, run: int = 0) -> None:
         super().__init__(message)
         self.run = run
-
-
-@dataclass(frozen=True)
-class PreparedStage:
-    """A stage with what it trains on and for, from the epoch after `start` to `end`.
-
-    Every run of a stack has a stage and settings of its own, which may differ in some settings.
-    """
-
-    stages: tuple[Stage, ...]
-    each: tuple[TrainConfig, ...]
-    start: int
-    end: int
-    loader: Loader
-    losses: RunLosses
-
-    @property
-    def stage(self) -> Stage:
-        """Of the first run, as `settings`: what the runs agree in."""
-        return self.stages[0]
-
-    @property
-    def settings(self) -> TrainConfig:
-        return self.each[0]
-
-    def rates(self, epoch: int) -> list[float]:
-        """The learning rate of each run."""
-        rates = []
-        for stage, own in zip(self.stages, self.each, strict=True):
-            done, length = epoch - self.start, self.end - self.start
-            factor = rate(done, length, own.schedule, warmup=own.warmup, milestones=own.milestones, decay=own.decay)
-            rates.append(own.learning_rate * (stage.number("learning_rate_factor", own) * factor))
-        return rates
-
-    def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
-        """(steps, R, 3): what is drawn for mixing each batch."""
-        alphas = [own.mixup or own.cutmix or 1.0 for own in self.each]
-        drawn = [draw_shares(a, self.loader.steps, seed, epoch) for a, seed in zip(alphas, seeds, strict=True)]
-        return torch.stack(drawn, 1)
 
 
 @dataclass(frozen=True)

@@ -61,17 +61,13 @@ class Stage:
         Number of epochs, settings that differ in this stage, and a factor of the learning rate.
     trains
         `"all"` layers, the `"head"`, or the `"router"` of the combination; batch norm of frozen layers is frozen, too.
-    loss
-        By default the loss of the method.
-    reinitialize_head
-        Whether heads start from new weights.
-    weight_averaging
-        Whether weights are replaced by their mean over the last quarter of the epochs when the stage ends (SWA).
+    loss, finalize
+        A loss other than the method's; a function of network and configuration that is called when the stage ends.
+    reinitialize_head, weight_averaging
+        Whether heads start from new weights, and weights end as their mean over the last quarter of epochs (SWA).
     swag_samples
         Number of networks that are sampled around the mean of an earlier stage (SWAG, diagonal covariance) and whose
         logits the loss sees after those of the network itself.
-    finalize
-        Called with the network and the configuration when the stage ends.
     """
 
     epochs: int | str | None = None
@@ -98,17 +94,14 @@ class Method:
     ----------
     summary, reference
         What it does and whose it is, as `rfdlc methods` shows them.
-    settings
-        Its defaults of settings. Presets of data sets and users override them.
-    prior
-        From the configuration and the classes to the class prior that the trained probabilities carry.
+    settings, prior
+        Its settings, which presets of data sets and users override, and a function of the configuration and the
+        classes that returns the class prior which trained probabilities carry.
     loss
         From the configuration, the classes and the matrix of the training utility (or None) to a loss: a function of
         logits (M,B,C), targets (B,) and the epoch that returns one value per sample.
-    stages
-        The stages in order.
-    combination
-        How particles are combined inside the network; by default they are not, and a Decider averages them.
+    stages, combination
+        The stages in order, and how particles are combined inside the network; by default a Decider averages them.
     utility, rule, target_prior
         Those of the Decider that a training leaves behind. Any other utility can follow.
     options
@@ -116,9 +109,6 @@ class Method:
 
     Examples
     --------
-    >>> from rfdlc.methods import METHODS
-    >>> METHODS["crt"].reference
-    'Kang et al. 2020'
     >>> [stage.trains for stage in METHODS["crt"].stages]
     ['all', 'head']
     """
@@ -140,9 +130,8 @@ class Method:
         given = {**values.get("method_options", {}), **{k: v for k, v in values.items() if k in self.options}}
         others = {name for method in METHODS.values() for name in method.options} | set(given)
         foreign = [name for name in (*values, *given) if name in others and name not in self.options]
-        allowed = f"expected one of {listing(self.options, 20) or 'no options'}"
-        every = "`rfdlc methods` lists the options of all methods"
-        expect(not foreign, f"{''.join(foreign[:1])} is not an option of this method: {allowed}; {every}")
+        allowed = f"expected one of {listing(self.options, 20) or 'no options'}; `rfdlc methods` lists those of all"
+        expect(not foreign, f"{''.join(foreign[:1])} is not an option of this method: {allowed}")
         options = {name: option.parse(name, given.get(name, option.default)) for name, option in self.options.items()}
         settings = {name: value for name, value in values.items() if name not in self.options}
         return TrainConfig(**{**settings, "method_options": options})
@@ -189,9 +178,7 @@ METHODS: dict[str, Method] = {
     "la": Method("the prior inside the likelihood", "Menon et al. 2021", {**_PLAIN, "prior_tau": (1.0,)}),
     "balanced-softmax": Method("counts in the softmax: LA, tau 1", "Ren et al. 2020", {**_PLAIN, "prior_tau": (1.0,)}),
     # plain training, another decision
-    "la-posthoc": Method(
-        "cross-entropy; the prior is divided out afterwards", "Menon et al. 2021", _PLAIN, target_prior="uniform"
-    ),
+    "la-posthoc": Method("cross-entropy, the prior divided out", "Menon et al. 2021", _PLAIN, target_prior="uniform"),
     "elkan": Method("cross-entropy, then least expected cost", "Elkan 2001", _PLAIN, utility=Utility.tail_sensitive),
     "reweighted-elkan": Method(
         "class-balanced weights, then least expected cost", "Elkan 2001 after Cui et al. 2019", _CB,

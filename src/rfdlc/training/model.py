@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.samples import Chunk, InputSpec, Samples, of_files, open_samples, split_of
-from rfdlc.data.sources.arrays import as_images, as_inputs
+from rfdlc.data.sources.arrays import as_inputs
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.decider import Decider
@@ -45,13 +44,15 @@ class Model:
     (450,)
     """
 
-    def __init__(self, run: Run, net: ParticleNet, config: TrainConfig) -> None:
-        self.net, self.config, self.path, self.classes = net, config, run.path, run.classes
+    def __init__(self, run: Run, net: ParticleNet) -> None:
+        self.net, self.path, self.classes = net, run.path, run.classes
+        self.device = next(net.parameters()).device
+        self.config = run.config.replace(device=str(self.device))
         self.input_shape, self.normalisation, self.encoder, self.centre = _samples_of(run)
         self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.centre)
         saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
         found = Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
-        self.decider = found or new_decider(run.method_name, config, run.classes)
+        self.decider = found or new_decider(run.method_name, run.config, run.classes)
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
@@ -60,14 +61,13 @@ class Model:
         A run that was trained with a function or module as its `backbone` needs the same again.
         """
         run = Run(path)
-        config = run.config.replace(device=device)
-        net = method_net(run.method, config, _samples_of(run)[0], run.classes, (config.seed,), backbone)
+        net = method_net(run.method, run.config, _samples_of(run)[0], run.classes, (run.config.seed,), backbone)
         try:
             net.load_state_dict(run.weights())
         except RuntimeError as error:
             reason = str(error).splitlines()[-1].strip()
             raise InputError(f"{run.path}: the weights do not fit the network of config.json ({reason})") from None
-        return cls(run, place(net, choose_device(device)), config)
+        return cls(run, place(net, choose_device(device)))
 
     def predict(
         self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
@@ -88,7 +88,7 @@ class Model:
         found = self._split(inputs, split)
         if isinstance(files := found.inputs, ImageFiles):
             return self.predict_samples(of_files(files.root, files.names, found.labels, self._spec, skip_broken))
-        return self._predict_split(found)
+        return self._predict(found)
 
     def open_samples(self, source: str | Path, **options: Any) -> Samples:
         """The samples at a path, in the form that this model needs."""
@@ -106,14 +106,7 @@ class Model:
                 piece = coming.pop().result()
                 if start + size < len(rows):
                     coming.append(reader.submit(samples.read, rows[start + size : start + 2 * size]))
-                yield (self._predict_split(piece.split) if len(piece.split) else None), piece
-
-    def _predict_split(self, split: Split) -> Predictions:
-        shape, own = tuple(split.inputs.shape[1:]), self.input_shape
-        expect(shape == own, f"samples have shape {shape}, but this model was trained on {own}")
-        found = predictions_of(self.net, split, self.normalisation, self.config, self.classes)
-        assert found is not None
-        return found
+                yield (self._predict(piece.split) if len(piece.split) else None), piece
 
     def predict_samples(self, samples: Samples) -> Predictions:
         """Logits of all samples, in memory."""
@@ -128,10 +121,28 @@ class Model:
         logits = np.concatenate([predictions.scores.values for predictions in found], axis=1)
         return Predictions(logits=logits, classes=self.classes, **known)
 
+    def predict_split(self, split: Split | None, group: ProcessGroup = SINGLE) -> Predictions | None:
+        """Predictions of a split, if there is one, with labels where they are known; on rank 0 of several processes."""
+        if split is None:
+            return None
+        logits, unsure = split_outputs(self.net, split, self.normalisation, self.config, self.device, group)
+        if logits is None:
+            return None
+        known: dict[str, Any] = {"targets": split.labels} if split.labels.min(initial=0) >= 0 else {}
+        known |= {"ids": None if split.ids is None else list(split.ids), "classes": self.classes}
+        return Predictions(logits=logits[0].numpy(), uncertainty=None if unsure is None else unsure[0].numpy(), **known)
+
     def decide(self, inputs: Any, utility: Utility | None = None, **where: Any) -> Indices:
         """Actions of highest expected utility, by the calibrated Decider, for this utility or the Decider's own."""
         decider = self.decider if utility is None else self.decider.replace(utility=utility)
         return decider.decide(self.predict(inputs, **where))
+
+    def _predict(self, split: Split) -> Predictions:
+        shape, own = tuple(split.inputs.shape[1:]), self.input_shape
+        expect(shape == own, f"samples have shape {shape}, but this model was trained on {own}")
+        found = self.predict_split(split)
+        assert found is not None
+        return found
 
     def _split(self, inputs: Any, name: str | None) -> Split:
         if isinstance(inputs, Split):
@@ -145,14 +156,11 @@ class Model:
             for name, column in cells.items():
                 several = isinstance(column, Sized) and not isinstance(column, str)
                 expect(several, f"column {name!r} is {column!r}: expected a list of cells, one per row")
-            plain = {name: c.tolist() if hasattr(c, "tolist") else c for name, c in cells.items()}
-            inputs = self.encoder.transform(plain)
-        array: NDArray[Any] = as_array(inputs)
-        if array.dtype == np.uint8 and array.ndim in (3, 4):
-            array = as_images("array", array)
+            inputs = self.encoder.transform({n: c.tolist() if hasattr(c, "tolist") else c for n, c in cells.items()})
+        array = as_inputs("array", as_array(inputs))
         fits = array.shape[1:] == self.input_shape and len(array)
         expect(fits, f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
-        return Split(as_inputs("array", array), np.full(len(array), -1, dtype=np.int64))
+        return Split(array, np.full(len(array), -1, dtype=np.int64))
 
 
 def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableEncoder | None, float]:
@@ -173,29 +181,7 @@ def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableE
 def new_decider(method: str, config: TrainConfig, classes: Classes) -> Decider:
     """A Decider that is not fitted, with the prior that the method's probabilities carry, and its rule."""
     row = find_method(method)
-    target = row.target_prior or config.target_prior
-    return Decider(
-        row.utility(classes),
-        combine=config.combine,
-        calibration=None if config.calibration == "none" else config.calibration,
-        train_prior=row.prior(config, classes),
-        target_prior=None if target == "scores" else target,
-        rule=row.rule,
-    )
-
-
-def predictions_of(
-    net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, classes: Classes,
-    group: ProcessGroup = SINGLE,
-) -> Predictions | None:  # fmt: skip
-    """Predictions of a split, with its labels where they are known. Of several processes, rank 0 has them."""
-    logits, unsure = split_outputs(net, split, normalisation, config, next(net.parameters()).device, group)
-    if logits is None:
-        return None
-    return Predictions(
-        logits=logits[0].numpy(),
-        targets=split.labels if len(split.labels) and split.labels.min() >= 0 else None,
-        ids=None if split.ids is None else list(split.ids),
-        classes=classes,
-        uncertainty=None if unsure is None else unsure[0].numpy(),
-    )
+    target, calibration = row.target_prior or config.target_prior, config.calibration
+    known: dict[str, Any] = {"train_prior": row.prior(config, classes), "combine": config.combine, "rule": row.rule}
+    known |= {"target_prior": None if target == "scores" else target}
+    return Decider(row.utility(classes), calibration=None if calibration == "none" else calibration, **known)

@@ -15,7 +15,6 @@ from rfdlc.data.load import load
 from rfdlc.data.replayed import capture
 from rfdlc.training.assembly import build_stages, choose_device, method_net, sensible_threads, split_outputs
 from rfdlc.training.execution import Execution
-from rfdlc.training.loop import PreparedStage
 from rfdlc.training.methods import resolve
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import Conv, Linear
@@ -56,39 +55,33 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Measure the first stage of a training as `train` would run it, on its own data, without training."""
     given = data if isinstance(data, Dataset) else load(data, root=root, **dict(data_options or {}))
-    row, chosen = resolve(method, given.name, settings, given.kind, len(given.train))
-    device, seeds = choose_device(chosen.device), (chosen.seed,)
-    net = place(method_net(row, chosen, given.input_shape, given.classes, seeds), device)
-    stage = build_stages(row, chosen, given, seeds, device)[0]
+    row, config = resolve(method, given.name, settings, given.kind, len(given.train))
+    device, seeds = choose_device(config.device), (config.seed,)
+    net = place(method_net(row, config, given.input_shape, given.classes, seeds), device)
+    stage = build_stages(row, config, given, seeds, device)[0]
     steps = (stage.end - stage.start) * stage.loader.steps
-    held = given.test or given.val or given.train
-    source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    with sensible_threads(net, chosen):
-        traffic = _traffic(net, stage, reduced(chosen, device))
-        timed = _step_parts(net, stage, steps)
-        evaluation = _seconds(lambda: split_outputs(net, held, given.normalisation, chosen, device), device, once=True)
-    bandwidth = 2 * source.numel() / _seconds(lambda: target.copy_(source), device)  # each byte is read and written
-    return Profile(timed, evaluation, steps, len(row.stages), 1 + chosen.refit, traffic, bandwidth)
-
-
-def _step_parts(net: ParticleNet, stage: PreparedStage, steps: int) -> dict[str, float]:
-    """Forward alone, forward and backward, the whole step: the differences are the parts."""
     step = Step(net, stage.losses, stage.settings, stage.stage, (), stage.each)
     captured = Execution(step, steps).capture
     step.begin_epoch(1, stage.rates(1))
-    inputs, targets = next(iter(stage.loader.epoch(1)))
-    batch = inputs, targets, stage.mixing(net.seeds, 1)[0].to(step.device)
+    batch = *next(iter(stage.loader.epoch(1))), stage.mixing(seeds, 1)[0].to(device)
+    traffic = _traffic(net, batch[0], reduced(config, device))
+    source, target = (torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device) for _ in range(2))
+    held = given.test or given.val or given.train
 
     def loss() -> Tensor:
         mixed = step.mixed(*batch)
         return step.loss(step.logits(mixed.inputs), mixed)
 
-    data = _seconds(lambda: [None for _ in stage.loader.epoch(1)], step.device) / stage.loader.steps
-    forward = _seconds(loss, step.device, captured)
-    both = _seconds(lambda: step.gradients(loss()), step.device, captured)
-    whole = _seconds(lambda: step.compute(*batch), step.device, captured)
-    return {"data": data, "forward": forward, "backward": max(both - forward, 0.0), "optimiser": max(whole - both, 0.0)}
+    with sensible_threads(net, config):  # forward alone, with backward, the whole step: the differences are the parts
+        reading = _seconds(lambda: [None for _ in stage.loader.epoch(1)], device) / stage.loader.steps
+        forward = _seconds(loss, device, captured)
+        both = _seconds(lambda: step.gradients(loss()), device, captured)
+        whole = _seconds(lambda: step.compute(*batch), device, captured)
+        evaluation = _seconds(lambda: split_outputs(net, held, given.normalisation, config, device), device, once=True)
+    bandwidth = 2 * source.numel() / _seconds(lambda: target.copy_(source), device)  # each byte is read and written
+    parts = {"data": reading, "forward": forward, "backward": max(both - forward, 0.0)}
+    parts["optimiser"] = max(whole - both, 0.0)
+    return Profile(parts, evaluation, steps, len(row.stages), 1 + config.refit, traffic, bandwidth)
 
 
 def _seconds(function: Callable[[], Any], device: torch.device, captured: bool = False, once: bool = False) -> float:
@@ -104,14 +97,12 @@ def _seconds(function: Callable[[], Any], device: torch.device, captured: bool =
     return min(times[1:])
 
 
-def _traffic(net: ParticleNet, stage: PreparedStage, half: bool) -> float:
+def _traffic(net: ParticleNet, inputs: Tensor, half: bool) -> float:
     """Bytes that a step must move: outputs of convolutions and affine maps, and the weights."""
-    given: list[int] = []
-    copy = deepcopy(net)
-    for module in copy.modules():
-        if isinstance(module, Conv | Linear):
-            module.register_forward_hook(lambda module, inputs, output: given.append(output.numel()))
+    given, copy = [0], deepcopy(net)
+    for module in (module for module in copy.modules() if isinstance(module, Conv | Linear)):
+        module.register_forward_hook(lambda module, inputs, output: given.append(output.numel()))
     with torch.no_grad():
-        copy.particle_logits(next(iter(stage.loader.epoch(1)))[0])
+        copy.particle_logits(inputs)
     weights = sum(p.numel() for p in net.parameters())
     return PASSES_OF_ACTIVATIONS * (2 if half else 4) * sum(given) + PASSES_OF_WEIGHTS * 4 * weights

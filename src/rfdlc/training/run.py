@@ -39,7 +39,7 @@ from rfdlc.files import read_json
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
 
-FORMAT, READABLE = "rfdlc-run", (1, 2)  # versions; the last one is written
+FORMAT, VERSION, READABLE = "rfdlc-run", 2, (1, 2)
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
 
 Rows = list[dict[str, Any]]
@@ -71,16 +71,17 @@ class Run:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            problem = f"{self.path} cannot be made a run folder ({error.strerror})"
-            raise InputError(f"{problem}: choose another folder") from None
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        hardware = {"platform": platform.platform(), "threads": torch.get_num_threads(), "gpu": gpu}
-        versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+            wrong = f"{self.path} cannot be made a run folder ({error.strerror}): choose another folder"
+            raise InputError(wrong) from None
+        versions = {"rfdlc": __version__, "python": platform.python_version(), "torch": torch.__version__}
+        hardware = {"platform": platform.platform(), "threads": torch.get_num_threads(), "numpy": np.__version__}
+        hardware["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         described = {"method": self.method_name, "settings": self.config.to_dict(), "data": data, **more}
-        config = {"format": FORMAT, "version": READABLE[-1], "rfdlc": __version__, **described}
         self.write_json("classes.json", classes.to_dict())
-        self.write_json("environment.json", {"rfdlc": __version__, **versions, **hardware})
-        self.write_json("config.json", config)  # last: it makes the folder a run
+        self.write_json("environment.json", {**versions, **hardware})
+        self.write_json(
+            "config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **described}
+        )  # last
 
     @property
     def exists(self) -> bool:
@@ -96,8 +97,7 @@ class Run:
         table = self.read_json("config.json")
         expect(table.get("format") == FORMAT, f"{self.path}/config.json is not of a run (expected format {FORMAT})")
         version = f"{self.path} has format version {table.get('version')}, written by rfdlc {table.get('rfdlc')}"
-        readable = " and ".join(map(str, READABLE))
-        expect(table.get("version") in READABLE, f"{version}: this rfdlc {__version__} reads versions {readable}")
+        expect(table.get("version") in READABLE, f"{version}: this rfdlc {__version__} reads versions 1 and 2")
         for name, kind in (("method", str), ("settings", dict), ("data", dict)):
             damaged = f"{self.path}/config.json is damaged: {name!r} is missing or of another kind"
             expect(isinstance(table.get(name), kind), damaged)
@@ -118,25 +118,15 @@ class Run:
 
     @cached_property
     def classes(self) -> Classes:
-        """Names and training counts."""
         return Classes.from_json(self.read_json("classes.json"))
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Start and end epoch of every stage."""
         return self.method.spans(self.config)
 
     @property
     def epochs(self) -> int:
-        """The number of epochs of all stages."""
         return self.spans[-1][1]
-
-    def restore(self) -> Checkpoint | None:
-        """Continue from the last checkpoint, if there is one."""
-        found = self.checkpoint()
-        if found is not None:
-            self.phase, self.epoch, self.history = found.phase, found.epoch, list(found.history)
-        return found
 
     def read_json(self, name: str) -> dict[str, Any]:
         try:

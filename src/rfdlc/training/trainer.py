@@ -28,13 +28,13 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, softmax
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.assembly import OwnBackbone, choose_device, sensible_threads
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
-from rfdlc.training.model import Model, new_decider, predictions_of
+from rfdlc.training.model import Model, new_decider
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
 
@@ -68,8 +68,7 @@ class Trainer:
             data_of(other := Run(run.path), data)
             names = [name for name, value in config if name not in MAY_CHANGE and getattr(other.config, name) != value]
             names += [] if other.method_name == run.method_name else [f"method {other.method_name}"]
-            what = f"it differs in {', '.join(names)}"
-            expect(not names, f"{run.path} holds another run ({what}): choose another folder")
+            expect(not names, f"{run.path} holds another run (it differs in {listing(names)}): choose another folder")
         only = f"{data.name} has a validation split of its own that only calibrates: leave refit out"
         expect(not config.refit or data.val is None, f"refit trains again on held-out samples, but {only}")
         expect(not config.refit or config.hold_out, "refit needs held-out samples to calibrate on: set hold_out=0.1")
@@ -84,24 +83,22 @@ class Trainer:
     def fit(self, runs: Sequence[Run]) -> list[Model]:
         """Train all runs to their ends; the models in the order of the runs."""
         models: dict[Path, Model] = {}
-        for run in runs:
-            self._restore(run)
-        waiting = list(runs)
+        waiting = [self._restored(run) for run in runs]
         while waiting:
             stack = self.stacker.next_stack(waiting)
             saved = time.monotonic()
-            with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, stopping):
+            with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
                 for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group):
                     present = list(stack.unstack(epoch))
                     for run, member, own, _ in present:
                         run.history.append(self._history_row(run, member, own))
-                    stop = self.group.all_any(stopping())  # asked once: all runs stop at the same epoch
+                    stop = self.group.all_any(bool(pressed))  # asked once: all runs stop at the same epoch
                     due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
                     saved = time.monotonic() if due else saved
                     for run, member, own, leaves in present:
-                        _checkpoint(run, member.net, own, stop or leaves, due)
-                    rate, speed = epoch.rates[0], epoch.samples_per_second
-                    show(1, f"loss {epoch.losses[0]:.3f}  rate {rate:.2g}  {speed:,.0f} samples/s")
+                        _checkpoint(run, member.model.net, own, stop or leaves, due)
+                    speed = f"{epoch.samples_per_second:,.0f} samples/s"
+                    show(1, f"loss {epoch.losses[0]:.3f}  rate {epoch.rates[0]:.2g}  {speed}")
                     if stop and epoch.epoch < max(member.runs[0].epochs for member in stack.members):
                         raise KeyboardInterrupt
                     if epoch.epoch == stack.end < stack.stages[-1].end:
@@ -113,15 +110,16 @@ class Trainer:
                     waiting.remove(member.runs[0])
         return [models[run.path] for run in runs]
 
-    def _restore(self, run: Run) -> None:
-        """Go to the last checkpoint, the same on all ranks: a shared file system may show an old one at first."""
+    def _restored(self, run: Run) -> Run:
+        """At the last checkpoint, the same on all ranks: a shared file system may show an old one at first."""
         with self.group.raising_together():
             expect(run.exists, f"{run.path} is not visible: several machines need a run folder that they share")
         for _ in range(SECONDS_UNTIL_FILES_AGREE):
-            found = run.restore()
-            reached = torch.tensor([-1, -1] if found is None else [found.phase, found.epoch])
+            if (found := run.checkpoint()) is not None:
+                run.phase, run.epoch, run.history = found.phase, found.epoch, list(found.history)
+            reached = torch.tensor([run.phase, run.epoch])
             if (self.group.all_gather(reached) == reached).all():
-                return
+                return run
             time.sleep(1)
         raise InputError(f"{run.path}/last.ckpt differs between machines: they must share the run folder")
 
@@ -132,24 +130,19 @@ class Trainer:
         row["samples_per_second"] = round(epoch.samples_per_second, 1)
         every = run.config.evaluate_every
         due = epoch.epoch == run.epochs or (every and epoch.epoch % every == 0)
-        predictions = self._held_out_predictions(run, member) if due else None
+        predictions = member.model.predict_split(member.data.val if due else None, self.group)
         if predictions is None:
             return row
         found = evaluate_balanced(predictions, new_decider(run.method_name, run.config, member.data.classes))
         row |= {"held_out_accuracy": found.accuracy, "held_out_ece": found.ece, "held_out_nll": found.nll}
         return row | diversity(predictions.scores.values)
 
-    def _held_out_predictions(self, run: Run, member: Member) -> Predictions | None:
-        """By all ranks together; rank 0 has them. None where no samples are held out."""
-        held, known = member.data.val, (member.data.normalisation, run.config, self.data.classes)
-        return None if held is None else predictions_of(member.net, held, *known, self.group)
-
     def _end_phase(self, member: Member) -> Model | None:
         """Calibrate where samples were held out; after the last phase, write and score the model."""
-        run, net = member.runs[0], member.net
-        predictions = self._held_out_predictions(run, member)
+        run, model = member.runs[0], member.model
+        predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
-            decider = new_decider(run.method_name, run.config, self.data.classes)
+            decider = new_decider(run.method_name, run.config, run.classes)
             if decider.calibration is not None:  # weighted to the prior that the probabilities carry
                 decider = decider.fit(predictions)
             run.write("decider.json", decider.save)
@@ -157,10 +150,9 @@ class Trainer:
         run.phase, run.epoch = run.phase + 1, 0
         if run.phase <= run.config.refit:
             return None
-        run.write("model.safetensors", save(plain_tensors(net.state_dict())))
+        run.write("model.safetensors", save(plain_tensors(model.net.state_dict())))
         self.group.barrier()  # all ranks read the files
-        device = next(net.parameters()).device
-        model = Model(run, net.eval().requires_grad_(True), run.config.replace(device=str(device)))
+        model = Model(run, model.net.eval().requires_grad_(True))
         score_test(run, model, self.data, self.group)
         self.group.barrier()
         return model
@@ -168,8 +160,7 @@ class Trainer:
 
 def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SINGLE) -> None:
     """The one place where test labels are read: predictions.npz and metrics.json, after everything was chosen."""
-    test, known = data.test, (model.normalisation, model.config, model.classes)
-    predictions = None if test is None else predictions_of(model.net, test, *known, group)
+    predictions = model.predict_split(data.test, group)
     if not group.main:
         return
     metrics: dict[str, Any] = {}
@@ -218,31 +209,15 @@ def _checkpoint(run: Run, net: ParticleNet, epoch: Epoch, now: bool, due: bool) 
 
 
 @contextmanager
-def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], Callable[[], bool]]]:
-    """A progress bar, and whether Ctrl-C was pressed; errors say where the training stopped and how to continue."""
+def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], list[int]]]:
+    """A progress bar, and a list that Ctrl-C fills, read at the end of an epoch; a second one stops at once.
+
+    Errors say where the training stopped and how to continue.
+    """
     first, several = stack.run, len(stack.members) > 1
+    pressed: list[int] = []
     runs = f"{len(stack.members)} runs on " if several else ""
     label = f"Training {runs}{stack.members[0].data.name}" + (" again, on all samples" if first.phase else "")
-    for run in (run for member in stack.members for run in member.runs if stack.start):
-        run.write_history(run.history)  # a crash may have come between the checkpoint and this file
-    with live(stack.end, label, stack.start) as show, _stop_at_epoch_end() as stopping:
-        try:
-            yield show, stopping
-        except TrainingStopped as error:
-            run = stack.members[error.run].runs[0]
-            good = (saved := run.checkpoint()) and f"the last good checkpoint is epoch {saved.epoch} in {run.path}"
-            raise TrainingStopped(f"{error}; {good or 'there is no checkpoint yet'}") from None
-        except KeyboardInterrupt:
-            saved = first.checkpoint()
-            way = "the same call of train_many" if several else f"`rfdlc resume {first.path}`"
-            where = f"stopped after epoch {saved.epoch if saved else 0} of {first.epochs}"
-            raise TrainingInterrupted(f"{where}; continue with {way}") from None
-
-
-@contextmanager
-def _stop_at_epoch_end() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag, read at the end of an epoch; a second one stops at once."""
-    pressed: list[int] = []
 
     def press(signum: int, frame: Any) -> None:
         if pressed:
@@ -254,7 +229,19 @@ def _stop_at_epoch_end() -> Iterator[Callable[[], bool]]:
     main = threading.current_thread() is threading.main_thread()  # which alone handles signals
     previous = signal.signal(signal.SIGINT, press) if main else None
     try:
-        yield lambda: bool(pressed)
+        for run in (run for member in stack.members for run in member.runs if stack.start):
+            run.write_history(run.history)  # a crash may have come between the checkpoint and this file
+        with live(stack.end, label, stack.start) as show:
+            yield show, pressed
+    except TrainingStopped as error:
+        run = stack.members[error.run].runs[0]
+        good = (saved := run.checkpoint()) and f"the last good checkpoint is epoch {saved.epoch} in {run.path}"
+        raise TrainingStopped(f"{error}; {good or 'there is no checkpoint yet'}") from None
+    except KeyboardInterrupt:
+        saved = first.checkpoint()
+        way = "the same call of train_many" if several else f"`rfdlc resume {first.path}`"
+        where = f"stopped after epoch {saved.epoch if saved else 0} of {first.epochs}"
+        raise TrainingInterrupted(f"{where}; continue with {way}") from None
     finally:
         if main:
             signal.signal(signal.SIGINT, previous)

@@ -300,7 +300,7 @@ def test_wrong_input(three, named):
         RFDLCClassifier(hidden=()).fit(X, y)
     with pytest.raises(InputError, match=r"target_prior 'unifrom' is unknown"):
         RFDLCClassifier(**SMALL, target_prior="unifrom").fit(X, y)
-    with pytest.raises(InputError, match="setting particles=0 is out of range"):
+    with pytest.raises(InputError, match="setting particles=0 is not possible"):
         RFDLCClassifier(particles=0).fit(X, y)
     with pytest.warns(UserWarning, match="no class has two samples"):
         RFDLCClassifier(**SMALL).fit(X[:3], [0, 1, 2])

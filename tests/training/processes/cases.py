@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
+from rfdlc.decide.classes import as_classes
 from rfdlc.errors import InputError
 from rfdlc.training import assembly
 from rfdlc.training.assembly import build_stages, method_net
@@ -246,7 +247,8 @@ def test_two_processes_accumulate(two_processes):
 
 def kept_for_backward(**changes):
     """Numbers that a forward pass leaves for the backward pass."""
-    net, kept = assembly.build_net(TrainConfig(backbone="resnet8", **changes), (1, 8, 8), 3, (0,)), []
+    classes, settings, kept = as_classes(3), TrainConfig(backbone="resnet8", **changes), []
+    net = method_net(METHODS["ce"], settings, (1, 8, 8), classes, (0,))
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
         net.particle_logits(torch.zeros(1, 4, 1, 8, 8))
     return sum(kept)

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.table import blurred
 from rfdlc.decide import uncertainty
-from rfdlc.decide.classes import Classes
+from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.metrics import nll
 from rfdlc.decide.priors import PriorLike
@@ -33,7 +33,7 @@ try:
     import torch
 
     from rfdlc.data.loader import ResidentLoader
-    from rfdlc.training.assembly import build_net, build_stages, choose_device, sensible_threads
+    from rfdlc.training.assembly import build_stages, choose_device, method_net, sensible_threads
     from rfdlc.training.config import TrainConfig
     from rfdlc.training.loop import epochs
     from rfdlc.training.losses.terms import WEIGHT_FORMS
@@ -303,7 +303,7 @@ def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
 
 
 def _network(config: TrainConfig, shape: tuple[int, ...], classes: int, weights: Arrays) -> ParticleNet:
-    net = build_net(config, shape, classes, (config.seed,))
+    net = method_net(METHODS[METHOD], config, shape, as_classes(classes), (config.seed,))
     if weights:
         net.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
     return place(net, choose_device(config.device))
