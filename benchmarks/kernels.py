@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recording import write
-from rfdlc.data.replayed import capture
+from rfdlc.data.loader import capture
 from rfdlc.training.networks.fused import kernels, launching
 from rfdlc.training.networks.fused.launching import Rows, Tiles
 

@@ -11,13 +11,11 @@ class InputError(ValueError):
 
 
 def expect(condition: object, message: str) -> None:
-    """Raise InputError with `message` unless `condition` holds."""
     if not condition:
         raise InputError(message)
 
 
 def choose(what: str, given: str, allowed: Iterable[str]) -> str:
-    """`given` if it is allowed, else an error that says what is."""
     allowed = list(allowed)
     hint = "" if given in allowed else suggestion(given, allowed)
     expect(given in allowed, f"{what} {given!r} is unknown: expected one of {listing(allowed, 40)}{hint}")
@@ -25,11 +23,7 @@ def choose(what: str, given: str, allowed: Iterable[str]) -> str:
 
 
 def suggestion(given: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for a near miss, otherwise nothing.
-
-    >>> suggestion("birb", ["bird", "cat"])
-    "; did you mean 'bird'?"
-    """
+    """`; did you mean 'x'?` for a near miss, otherwise nothing."""
     close = get_close_matches(str(given), list(allowed), n=1)  # what is given may be anything
     if close and normalize("NFC", close[0]) == normalize("NFC", str(given)):
         return "; the two look alike, but their accents are encoded otherwise (Unicode NFC, NFD): write both alike"
@@ -43,5 +37,4 @@ def listing(names: Iterable[object], most: int = 8) -> str:
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """The names that appear more than once, sorted."""
     return sorted(name for name, times in Counter(names).items() if times > 1)

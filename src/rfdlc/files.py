@@ -48,7 +48,6 @@ def locked(path: Path, *, wait: bool = True, shared: bool = False) -> Iterator[b
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -53,8 +53,6 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 
 class ArrowFile:
-    """Parquet or Arrow (Feather) files."""
-
     def __init__(self, path: Path) -> None:
         from pyarrow.dataset import dataset
 
@@ -205,7 +203,6 @@ def number(cell: str, decimal: str = ".") -> float:
 
 
 def is_number(cell: str, decimal: str = ".") -> bool:
-    """Whether `number` reads a cell."""
     try:
         return number(cell, decimal) is not None
     except ValueError:

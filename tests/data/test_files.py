@@ -298,7 +298,7 @@ def test_what_does_not_fit_stays_on_disk(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("rfdlc.data.sources.folder.FITS_IN_MEMORY", 1000)
     data = rfdlc.load(folder, test_fraction=0.4)
     assert isinstance(data.train.inputs, ImageFiles)
-    assert data.train.inputs.path(0).is_file()
+    assert (data.train.inputs.root / data.train.inputs.names[0]).is_file()
     assert (data.kind, data.input_shape) == ("images", (3, 40, 40))
     assert data.test is not None
     assert len(data.train) + len(data.test) == 8

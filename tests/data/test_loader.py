@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rfdlc.data.augment import AUGMENTATIONS, Augment
 from rfdlc.data.dataset import Normalisation, Split
-from rfdlc.data.loader import ResidentLoader
-from rfdlc.data.sampling import EpochOrder, batch_slices, seeded, shard
+from rfdlc.data.loader import EpochOrder, ResidentLoader, batch_slices, seeded, shard
 from rfdlc.errors import InputError
 
 

@@ -309,6 +309,12 @@ def test_features_equal_those_of_scikit_learn() -> None:
         assert (encoder.transform(alone)[0] == found[row]).all()
 
 
+def test_an_encoder_by_hand() -> None:
+    encoder = TableEncoder.fit({"age": ["30", "", "50"], "sex": ["f", "m", "f"]})
+    assert encoder.transform({"age": ["?"], "sex": ["x"]}).tolist() == [[40, 1, 0, 0]]
+    assert encoder.features == ("age", "age is missing", "sex = f", "sex = m")
+
+
 def test_cells_and_names_by_hand() -> None:
     assert [as_text(cell) for cell in (" NA ", None, float("nan"), 3)] == [None, None, None, "3"]
     assert str(parse_column("age", ["31", "", "4.5"]).tolist()) == "[31.0, nan, 4.5]"

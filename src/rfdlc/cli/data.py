@@ -101,9 +101,10 @@ def _class_table(found: "Inspection") -> Any:
 def _region_table(found: "Inspection") -> Any:
     table = new_table("region", "classes", "samples", "share", "samples per class", title="Regions")
     for region in found.regions("thirds") + found.regions("shots"):
-        span = f"{region.least:,}" if region.least == region.most else f"{region.least:,} to {region.most:,}"
-        cells = f"{region.classes:,}", f"{region.samples:,}", f"{region.samples / len(found.data.train):.1%}", span
-        table.add_row(MEANING[region.name], *cells, end_section=region.name == "tail")
+        name, classes, samples, least, most = region.values()
+        span = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        cells = f"{classes:,}", f"{samples:,}", f"{samples / len(found.data.train):.1%}", span
+        table.add_row(MEANING[name], *cells, end_section=name == "tail")
     return table
 
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rfdlc.data.sampling import MIXING
-
+ORDER, AUGMENTATION, MIXING = range(3)  # independent streams of random numbers
 Draws = dict[str, Tensor]  # what was drawn for n images: tensors (n, ...)
 GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
 
@@ -226,7 +225,6 @@ class Mixed(NamedTuple):
     lam: Tensor
 
     def micro_batches(self, count: int) -> "list[Mixed]":
-        """Cut into `count` micro-batches, one after the other."""
         if count == 1:
             return [self]
         inputs, targets, partners = (each.tensor_split(count, 1) for each in self[:3])
@@ -240,10 +238,7 @@ def draw_shares(alpha: float, steps: int, seed: int, epoch: int) -> Tensor:
 
 
 def mixup(inputs: Tensor, targets: Tensor, share: Tensor) -> Mixed:
-    """`lam * x + (1 - lam) * x'`; share (R, 3) is one step of `draw_shares`.
-
-    The partner is the neighbour in the batch: batches are shuffled already, so it is as random as any.
-    """
+    """`lam * x + (1 - lam) * x'`; share (R, 3) is one step of `draw_shares`, x' the neighbour in the shuffled batch."""
     lam = share[:, 0].to(inputs)
     weight = lam.view(-1, *[1] * (inputs.ndim - 1))
     return Mixed(weight * inputs + (1 - weight) * inputs.roll(1, 1), targets, targets.roll(1, 1), lam)

@@ -28,10 +28,7 @@ class Normalisation:
 
     @classmethod
     def of(cls, inputs: NDArray[Any] | ImageFiles) -> "Normalisation":
-        """Measured on uint8 images (N, channels, H, W) or features (N, F); for files the usual values of photographs.
-
-        A constant channel or feature keeps its scale.
-        """
+        """Measured on uint8 images (N, channels, H, W) or features (N, F); of files, the usual one of photographs."""
         if isinstance(inputs, ImageFiles):
             return PHOTOGRAPHS if inputs.channels == 3 else GREY_PHOTOGRAPHS
         if inputs.ndim == 4:
@@ -178,10 +175,7 @@ class Dataset:
         return "images" if len(self.input_shape) == 3 else "features"
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
-        """Move a stratified fraction of the training samples into `val`; where groups are known, no group is divided.
-
-        The classes are counted again.
-        """
+        """Move a stratified fraction of train into `val`, groups as a whole; the classes are counted again."""
         expect(self.val is None, f"{self.name} has validation samples already: hold_out needs val=None")
         kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups)
         fix = "add samples, or do without (test_fraction=0 for data without a test split, hold_out=0 for training)"
@@ -190,15 +184,8 @@ class Dataset:
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)
 
-    def with_test(self, fraction: float, seed: int = 0) -> "Dataset":
-        """For data without splits: hold out a fraction for `test`, as `hold_out` does, and add a note that says so."""
-        moved = self.hold_out(fraction, seed)
-        notes = (*self.notes, held_out_note(len(self.train) - len(moved.train), len(self.train), seed))
-        return replace(moved, val=None, test=moved.val, normalisation=Normalisation.of(moved.train.inputs), notes=notes)
-
 
 def held_out_note(held: int, samples: int, seed: int) -> str:
-    """The note for data without a test split."""
     return f"the data has no test split: {held} of {samples} samples were held out for it (seed {seed})"
 
 
@@ -212,3 +199,31 @@ def choose_split(name: str, splits: Collection[str], wanted: str | None) -> str:
     chosen = wanted or next((split for split in reversed(SPLITS) if split in splits), "")
     expect(chosen in splits, f"{name} has no split {chosen!r}: it has {', '.join(splits) or 'none'}")
     return chosen
+
+
+def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
+    """uint8 images as (N, channels, H, W), or finite float32 features (N, F)."""
+    if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
+        return as_images(where, inputs)
+    expect(
+        inputs.ndim == 2 and inputs.dtype.kind in "iufb",
+        f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: expected numbers (N, features), "
+        "or uint8 images (N, H, W), (N, H, W, 3) or (N, 3, H, W)",
+    )
+    with np.errstate(over="ignore"):  # too large values become infinite, and are reported below
+        features = inputs.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    told = f"row {next(iter(wrong), 0)} has a missing, infinite or too large value ({len(wrong)} rows have)"
+    expect(not len(wrong), f"{where}: {told}: fill them first, with numbers up to {np.finfo(np.float32).max:.1e}")
+    return features
+
+
+def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """uint8 (N, H, W), (N, H, W, channels) or (N, channels, H, W), with 1 or 3 channels, as (N, channels, H, W)."""
+    if images.ndim == 3:
+        return images[:, None]
+    if images.shape[1] in (1, 3):
+        return images
+    rule = f"{where}: images have shape {images.shape}: expected 1 or 3 channels, (N, H, W[, channels])"
+    expect(images.shape[-1] in (1, 3), rule)
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))

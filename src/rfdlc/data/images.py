@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,16 +82,12 @@ class ImageFiles:
         """(N, channels, size, size), the shape of the decoded images."""
         return len(self), self.channels, self.size, self.size
 
-    def path(self, index: int) -> Path:
-        """Where image `index` is."""
-        return self.root / self.names[index]
-
     def decode(self, centre: float = 1.0) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
         """All images in memory, of each the `centre` share of its shorter side; and which are broken, and why."""
         images = np.zeros(self.shape, dtype=np.uint8)
 
         def fill(index: int) -> None:
-            with open_image(self.path(index)) as image:
+            with open_image(self.root / self.names[index]) as image:
                 images[index] = planes(fitted(image, self.size, self.channels, centre))
 
         return images, attempt(fill, range(len(self)), "Decoding images")[1]
@@ -100,21 +97,20 @@ def attempt(
     function: Callable[[int], Result], items: Sequence[int], description: str
 ) -> tuple[dict[int, Result], dict[int, BrokenImage]]:
     """`function` of each item on all cores, with a progress bar: the results, and what was broken."""
-    done: dict[int, Result] = {}
-    broken: dict[int, BrokenImage] = {}
 
-    def tried(item: int) -> None:
+    def tried(item: int) -> Result | BrokenImage:
         try:
-            done[item] = function(item)
+            return function(item)
         except BrokenImage as error:
-            broken[item] = error
+            return error
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # threads are enough, since pillow decodes without the GIL
         # In portions: a pool makes an object for each item that it is given at once.
         portions = (items[i : i + 4096] for i in range(0, len(items), 4096))
-        for _ in track((_ for portion in portions for _ in pool.map(tried, portion)), description, total=len(items)):
-            pass
-    return done, broken
+        results = chain.from_iterable(pool.map(tried, portion) for portion in portions)
+        found = dict(zip(items, track(results, description, total=len(items)), strict=True))
+    broken = {item: result for item, result in found.items() if isinstance(result, BrokenImage)}
+    return {i: result for i, result in found.items() if not isinstance(result, BrokenImage)}, broken
 
 
 def open_image(path: Path) -> "Image":
@@ -158,15 +154,12 @@ def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Ima
 
 
 def view(image: "Image", box: Box, size: int, channels: int) -> "Image":
-    """What is inside the box, decoded, resized to `size` (bilinear, antialiased) and turned upright.
-
-    A large JPEG is decoded at a fraction of its size that leaves twice as many pixels as needed.
-    """
+    """What is inside the box, decoded, resized to `size` (bilinear, antialiased) and turned upright."""
     from PIL import Image
 
     width, height = image.size
     needed = 2 * size / min(box[2] - box[0], box[3] - box[1])
-    if needed <= 0.5:
+    if needed <= 0.5:  # a large JPEG is decoded at a fraction of its size that leaves twice as many pixels as needed
         image.draft(None, (math.ceil(width * needed), math.ceil(height * needed)))
     image = decoded(image, channels)
     across, down = image.size[0] / width, image.size[1] / height  # 1 unless it was decoded smaller

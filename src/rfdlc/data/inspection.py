@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +19,6 @@ from rfdlc.style import STYLE, brief
 EXAMPLES = 5
 COLOURS = {"head": "#1b6ca8", "med": "#6aa84f", "tail": "#d1495b"}
 MOST_NAMES = 40  # more class names than this cannot be read on one axis
-
-
-class Region(NamedTuple):
-    """Some classes together: how many, their training samples, and the range of their counts."""
-
-    name: str
-    classes: int
-    samples: int
-    least: int
-    most: int
 
 
 @dataclass(frozen=True)
@@ -61,18 +51,17 @@ class Inspection:
         named = ([f"{n}: {(data.splits[n].ids or range(i + 1))[i]}" for n, i in kind] for kind in (splits, labels))
         return cls(data, len(several), *map(tuple, named), shared, tuple(broken))
 
-    def regions(self, kind: str) -> list[Region]:
+    def regions(self, kind: str) -> list[dict[str, Any]]:
         """thirds: head, med and tail by rank of the classes; shots: many, medium and few by training samples."""
         members = self.data.classes.thirds if kind == "thirds" else self.data.classes.shots
         own = {name: self.data.classes.count_array[place] for name, place in members.items() if len(place)}
-        return [Region(name, len(n), int(n.sum()), int(n.min()), int(n.max())) for name, n in own.items()]
+        measured = {"classes": len, "samples": np.sum, "least": np.min, "most": np.max}
+        return [{"name": name} | {what: int(of(n)) for what, of in measured.items()} for name, n in own.items()]
 
     def counts(self, split: str) -> NDArray[np.int64]:
-        """Samples of each class in a split."""
         return np.bincount(self.data.splits[split].labels, minlength=len(self.data.classes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
         data, classes = self.data, self.data.classes
         counts = {split: self.counts(split).tolist() for split in data.splits}
         return {
@@ -85,7 +74,8 @@ class Inspection:
                 {"name": name, "rank": int(classes.rank[c])} | {split: counts[split][c] for split in counts}
                 for c, name in enumerate(classes.names)
             ],
-            **{kind: [region._asdict() for region in self.regions(kind)] for kind in ("thirds", "shots")},
+            "thirds": self.regions("thirds"),
+            "shots": self.regions("shots"),
             "repeated_samples": self.repeated,
             "samples_in_several_splits": _counted(self.across_splits),
             "samples_with_several_labels": _counted(self.across_labels),
@@ -107,7 +97,7 @@ def _hashes(split: Split) -> tuple[dict[int, int], list[str]]:
         return {place: _hash(row) for place, row in enumerate(files)}, []
 
     def content(place: int) -> int:
-        with open_image(files.path(place)) as image:
+        with open_image(files.root / files.names[place]) as image:
             pixels = np.asarray(decoded(image, files.channels))
         return _hash(np.concatenate([np.array(pixels.shape, dtype=np.int64).view(np.uint8), pixels.reshape(-1)]))
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
-from rfdlc.data.dataset import Dataset, split_name
-from rfdlc.data.sources import arrays, cifar, digits, folder, listing, medmnist, table
+from rfdlc.data.dataset import Dataset, Normalisation, held_out_note, split_name
+from rfdlc.data.sources import arrays, folder, listing, longtailed, table
 from rfdlc.errors import InputError, expect, suggestion
 from rfdlc.errors import listing as told
 from rfdlc.tables import SUFFIXES as OF_TABLES
@@ -37,7 +37,6 @@ class Source(NamedTuple):
     recognises: Callable[[Path], bool]
 
     def matches(self, path: Path) -> bool:
-        """Whether what lies at an existing path is in this format."""
         suffix = not self.suffixes or (path.is_file() and path.suffix.lower() in self.suffixes)
         return suffix and self.recognises(path)
 
@@ -75,13 +74,14 @@ register_source(folder.read, recognises=Path.is_dir)
 register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
 register_source(table.read, recognises=is_table)
 register_source(listing.read, recognises=lambda path: path.is_dir() and bool(listing.find(path)))
-register_source(cifar.read, names=_named(cifar.find, cifar.LAYOUTS), recognises=cifar.recognises)
+named = _named(longtailed.find_cifar, longtailed.LAYOUTS)
+register_source(longtailed.read_cifar, names=named, recognises=longtailed.is_cifar)
 register_source(arrays.read, suffixes=[".npz"])
 register_source(arrays.read_npy, suffixes=[".npy"])
 register_source(listing.read, names=_named(listing.find_named, listing.NAMES), suffixes=[".txt"])
-named = _named(medmnist.find, medmnist.CLASS_NAMES)
-register_source(medmnist.read, names=named, suffixes=[".npz"], recognises=medmnist.recognises)
-register_source(digits.read, names={"digits-lt": Path})
+named = _named(arrays.find_medmnist, arrays.MEDMNIST)
+register_source(arrays.read_medmnist, names=named, suffixes=[".npz"], recognises=arrays.is_medmnist)
+register_source(longtailed.read_digits, names={"digits-lt": Path})
 
 
 def load(
@@ -121,8 +121,11 @@ def load(
         return data
     if checked["groups"] is not None:
         data = _with_groups(data, Path(checked["groups"]).expanduser())
-    fraction = checked["test_fraction"]
-    return data.with_test(fraction, checked["seed"]) if list(data.splits) == ["train"] and fraction else data
+    if list(data.splits) != ["train"] or not checked["test_fraction"]:
+        return data
+    moved = data.hold_out(checked["test_fraction"], checked["seed"])
+    notes = (*data.notes, held_out_note(len(moved.val or ()), len(data.train), checked["seed"]))
+    return replace(moved, val=None, test=moved.val, normalisation=Normalisation.of(moved.train.inputs), notes=notes)
 
 
 def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
@@ -144,7 +147,6 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
 
 
 def known_names() -> set[str]:
-    """The data sets that have a name."""
     return {name for known in SOURCES for name in known.names}
 
 
@@ -157,7 +159,6 @@ def options_of(reader: Reader) -> list[str]:
 
 
 def all_options() -> set[str]:
-    """The options of all formats."""
     return {*COMMON, *(option for known in SOURCES for option in options_of(known.read))}
 
 
@@ -175,7 +176,6 @@ def _words(value: Any) -> Any:
 
 
 def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[str, Any]:
-    """The given options, converted to the types that the reader declares."""
     try:
         found = _model(reader).model_validate(options)
     except ValidationError as error:
@@ -196,10 +196,7 @@ def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[
 
 
 def _with_groups(data: Dataset, path: Path) -> Dataset:
-    """Every sample with its group, from a CSV with the columns `split,index,GROUP` or `id,GROUP`.
-
-    GROUP may have any name, such as lesion. Every sample must have a group; rows for other samples are ignored.
-    """
+    """Every sample with its group, from a file in GROUPS_FORMAT; rows for other samples are ignored."""
     cells = {name: [str(cell) for cell in column.to_pylist()] for name, column in read_columns(path).items()}
     columns = {name.lower(): own for name, own in cells.items()}
     by_index = {"split", "index"} <= columns.keys()

@@ -1,6 +1,7 @@
 """ResidentLoader: a data set that fits stays on the device, and whole epochs are prepared there in bulk."""
 
-from collections.abc import Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,13 +10,134 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rfdlc.data.augment import Augment, Draws
+from rfdlc.data.augment import AUGMENTATION, ORDER, Augment, Draws
 from rfdlc.data.dataset import Normalisation, Split
-from rfdlc.data.replayed import Replayed
-from rfdlc.data.sampling import AUGMENTATION, ORDER, EpochOrder, batch_slices, seeded, shard
+from rfdlc.errors import choose, expect
 
+SAMPLINGS = ("shuffle", "balanced", "sqrt")
 # A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.
 BYTES_AT_ONCE = 2**28
+
+# -- the order of an epoch: which sample comes when, for every run and rank, from (seed, epoch) alone ------------------
+
+
+def seeded(stream: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator that depends on (stream, seed, epoch) and the kind of device, and on nothing that ran before."""
+    state = np.random.SeedSequence([stream, seed, epoch]).generate_state(1, np.uint64)
+    return torch.Generator(device).manual_seed(int(state[0] >> np.uint64(1)))
+
+
+class EpochOrder:
+    """Draws the sample indices of an epoch, always as many as there are samples.
+
+    shuffle: each sample once. balanced: with replacement, every class equally often. sqrt: with replacement, class c
+    in proportion to the square root of its count. With `weights` (N,), which need shuffle, a sample appears
+    N w / sum(w) times, rounded up or down at random (systematic sampling), so that equal weights change nothing.
+    """
+
+    def __init__(self, labels: Tensor, sampling: str = "shuffle", weights: Tensor | None = None) -> None:
+        unfit = f"sampling {sampling!r} cannot be combined with sample weights: use sampling='shuffle'"
+        expect(weights is None or sampling == "shuffle", unfit)
+        self.sampling = choose("sampling", sampling, SAMPLINGS)
+        self._ends = None if weights is None else torch.cumsum(weights.double() * (len(weights) / weights.sum()), 0)
+        self.count = len(labels)
+        self._by_class = torch.argsort(labels, stable=True)
+        self._sizes = torch.bincount(labels)
+        self._starts = torch.cumsum(self._sizes, 0) - self._sizes
+        self._weights = torch.where(self._sizes > 0, self._sizes.double() ** (0.5 if sampling == "sqrt" else 0.0), 0.0)
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Sample indices (N,) on the generator's device, which must be that of the labels."""
+        device = generator.device
+        if self.sampling == "shuffle":
+            order = torch.randperm(self.count, generator=generator, device=device)
+            if self._ends is None:
+                return order
+            # Each sample as often as one of N evenly spaced points falls into its interval.
+            offset = torch.rand((), generator=generator, device=device, dtype=torch.float64)
+            points = torch.arange(self.count, device=device) + offset
+            return torch.searchsorted(self._ends, points, right=True).clamp_(max=self.count - 1)[order]
+        classes = torch.multinomial(self._weights, self.count, replacement=True, generator=generator)
+        sizes = self._sizes[classes]
+        within = (torch.rand(self.count, generator=generator, device=device, dtype=torch.float64) * sizes).long()
+        return self._by_class[self._starts[classes] + within]
+
+
+def batch_slices(
+    count: int, batch_size: int, *, rank: int = 0, world_size: int = 1, drop_last: bool = False
+) -> list[slice]:
+    """Where the batches of one rank lie in the order of an epoch: all ranks together use every sample once.
+
+    Every rank has the same number of batches, as gradient averaging needs. The samples of the last step are divided
+    evenly; where fewer remain than there are ranks, they join the step before, whose batches are then one larger
+    on some ranks. `drop_last` leaves them out instead (different ones each epoch, since the order changes).
+    """
+    few = f"{count} samples cannot be divided among {world_size} ranks: use at most {count} processes"
+    expect(count >= world_size, few)
+    across = batch_size * world_size
+    full, remainder = divmod(count, across)
+    starts = [step * across for step in range(full)]
+    slices = [slice(start + rank * batch_size, start + (rank + 1) * batch_size) for start in starts]
+    if drop_last or not remainder:
+        return slices
+    start = full * across
+    if remainder < world_size:  # too few for a batch on every rank
+        slices, start = slices[:-1], starts[-1]
+    first, last = (start + turn * (count - start) // world_size for turn in (rank, rank + 1))
+    return [*slices, slice(first, last)]
+
+
+def shard(count: int, rank: int = 0, world_size: int = 1, batch_size: int = 1) -> range:
+    """The samples that a rank evaluates: whole batches, contiguous; all ranks in turn give every sample once."""
+    batches = -(-count // batch_size)
+    first, last = (batches * turn // world_size * batch_size for turn in (rank, rank + 1))
+    return range(min(first, count), min(last, count))
+
+
+# -- CUDA graphs: a hundred small kernels take longer to launch than to run --------------------------------------------
+
+
+def capture(function: Callable[[], Any], warm_up: int = 1, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph that does what `function` does, on the same memory, and what the captured call returned."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm_up):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # an older graph that is freed while this one is captured would spoil it
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            found = function()
+    finally:
+        if collecting:
+            gc.enable()
+    return graph, found
+
+
+class Replayed:
+    """A pure function of tensors whose shapes do not change, captured at its first call on a GPU."""
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.function = function
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if not tensors[0].is_cuda:
+            return self.function(*tensors)
+        if self.graph is None:
+            self.given = tuple(tensor.clone() for tensor in tensors)
+            self.graph, self.found = capture(lambda: self.function(*self.given))
+        for buffer, value in zip(self.given, tensors, strict=True):
+            buffer.copy_(value, non_blocking=True)
+        self.graph.replay()
+        return tuple(result.clone() for result in self.found)  # the next replay writes where this one did
+
+
+# -- loaders -----------------------------------------------------------------------------------------------------------
 
 
 class Normaliser:
@@ -31,7 +153,6 @@ class Normaliser:
         self._scale, self._shift, self._dtype = scale.float().to(device), (-mean / std).float().to(device), dtype
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Normalised inputs of the requested type."""
         return (inputs * self._scale).add_(self._shift).to(self._dtype)
 
 
@@ -76,10 +197,7 @@ class EpochLoader:
 
 
 class ResidentLoader(EpochLoader):
-    """Batches for R runs at once: inputs (R, B, channels, H, W) or (R, B, F), augmented and normalised, targets (R, B).
-
-    Options are those of EpochLoader.
-    """
+    """Batches of R runs: augmented, normalised inputs (R, B, channels, H, W) or (R, B, F), and targets (R, B)."""
 
     def __init__(
         self, split: Split, normalisation: Normalisation | None = None, *,
@@ -124,7 +242,6 @@ class ResidentLoader(EpochLoader):
             yield self._normalised(self.inputs[rows]), self.targets[rows]
 
     def _together(self, places: Tensor, names: tuple[str, ...], order: Tensor, *draws: Tensor) -> tuple[Tensor, ...]:
-        """The samples at these places of an epoch, prepared together."""
         picked = (drawn.flatten(0, 1)[places] for drawn in draws)
         return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)))
 

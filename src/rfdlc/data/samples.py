@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SKIPPING, Dataset, Split, choose_split
+from rfdlc.data.dataset import SKIPPING, Dataset, Split, as_inputs, choose_split
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.images import BrokenImage, ImageFiles, PackedText
 from rfdlc.data.load import find_reader, known_names, load, options_of
@@ -57,7 +57,6 @@ class Samples:
 
     @property
     def labelled(self) -> bool:
-        """Whether all labels are known."""
         return bool(len(self)) and int(self.labels.min()) >= 0
 
 
@@ -161,7 +160,7 @@ def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
     def read(rows: range) -> Chunk:
         here = slice(rows.start, rows.stop)
         texts = None if ids is None else [str(text) for text in as_array(ids[here])]
-        values = arrays.as_inputs(f"{path}, from row {rows.start} on", np.array(inputs[here]))
+        values = as_inputs(f"{path}, from row {rows.start} on", np.array(inputs[here]))
         return Chunk(Split(values, labels[here], texts))
 
     return Samples(labels, ids is not None, _state(path), read)
@@ -197,7 +196,6 @@ def _digest(given: Iterable[NDArray[Any]]) -> str:
 
 
 def _state(path: Path) -> str:
-    """Size and time of a file, or of those in a folder."""
     files = (parquet_files(path) or sorted(path.glob("*.npy"))) if path.is_dir() else [path]
     states = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     return hashlib.sha256("\n".join(states).encode()).hexdigest()[:32]

@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from rfdlc.data.augment import GREY
+from rfdlc.data.augment import AUGMENTATION, GREY
 from rfdlc.data.dataset import Normalisation, Split
 from rfdlc.data.images import Box, BrokenImage, ImageFiles, decoded, fitted, open_image, planes, view
 from rfdlc.data.loader import EpochLoader
-from rfdlc.data.sampling import AUGMENTATION
 from rfdlc.errors import InputError, expect
 
 if TYPE_CHECKING:
@@ -91,6 +90,7 @@ def recoloured(image: "Image", brightness: float, contrast: float, saturation: f
 
 # One batch for a worker: which images, and for training (epoch, place of the first in the epoch).
 _Request = tuple[NDArray[np.int64], tuple[int, int] | None]
+_Loader = DataLoader[tuple[Tensor, str]]
 
 
 class StreamedLoader(EpochLoader):
@@ -125,7 +125,7 @@ class StreamedLoader(EpochLoader):
         requests: list[_Request] = [(np.array(batch), None) for batch in self._evaluated]
         return self._received(self._new_loader(requests, keep=False), requests)
 
-    def _new_loader(self, requests: list[_Request], *, keep: bool) -> "DataLoader[tuple[Tensor, str]]":
+    def _new_loader(self, requests: list[_Request], *, keep: bool) -> _Loader:
         return DataLoader(
             self._batches,
             sampler=requests,
@@ -138,9 +138,7 @@ class StreamedLoader(EpochLoader):
             generator=torch.Generator(),  # else every iteration would advance the caller's generator
         )
 
-    def _received(
-        self, loader: "DataLoader[tuple[Tensor, str]]", requests: list[_Request]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _received(self, loader: _Loader, requests: list[_Request]) -> Iterator[tuple[Tensor, Tensor]]:
         for (indices, _), (images, trouble) in zip(requests, loader, strict=True):
             if trouble:
                 raise BrokenImage(f"{trouble}. Repair or remove it; rfdlc inspect finds all such files")
@@ -164,7 +162,7 @@ class _Batches(TorchDataset[tuple[Tensor, str]]):
         images = np.empty((len(indices), *shape), dtype=np.uint8)
         try:
             for place, index in enumerate(indices.tolist()):
-                with open_image(self.files.path(index)) as image:
+                with open_image(self.files.root / self.files.names[index]) as image:
                     if training is None:
                         shown = fitted(image, shape[-1], shape[0], self.view.evaluated)
                     else:  # Python's generator: numpy's takes four times as long to seed

@@ -30,7 +30,6 @@ def blurred(column: NDArray[Any]) -> bool:
 
 
 def as_text(value: Any) -> str | None:
-    """A cell as text, None where it is missing."""
     text = "" if value is None else str(value).strip()
     return None if text.lower() in MISSING else text
 
@@ -128,7 +127,6 @@ class ColumnCode:
 
     @property
     def features(self) -> dict[str, str]:
-        """Name and kind of the features that the column becomes."""
         if self.median is not None:
             return {self.name: "number"} | ({f"{self.name} is missing": "flag"} if self.flags_missing else {})
         return {f"{self.name} = {'(missing)' if value is None else value}": "category" for value in self._places}
@@ -158,12 +156,7 @@ class ColumnCode:
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """Rows of a table -> float32 features (N, F): fitted on the training rows, then the same for every other row.
-
-    >>> encoder = TableEncoder.fit({"age": ["30", "", "50"], "sex": ["f", "m", "f"]})
-    >>> encoder.transform({"age": ["?"], "sex": ["x"]}).tolist(), encoder.features
-    ([[40.0, 1.0, 0.0, 0.0]], ('age', 'age is missing', 'sex = f', 'sex = m'))
-    """
+    """Rows of a table -> float32 features (N, F): fitted on the training rows, then the same for every other row."""
 
     columns: tuple[ColumnCode, ...]
 
@@ -174,7 +167,6 @@ class TableEncoder:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the features, in order."""
         return tuple(feature for column in self.columns for feature in column.features)
 
     @property
@@ -194,11 +186,9 @@ class TableEncoder:
         return np.concatenate(features, axis=1, dtype=np.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists and tables, ready for JSON."""
         return {"columns": [{**asdict(column), "categories": list(column.categories)} for column in self.columns]}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "TableEncoder":
-        """From what `to_dict` gave."""
         columns = [{**column, "categories": tuple(column["categories"])} for column in table["columns"]]
         return cls(tuple(ColumnCode(**column) for column in columns))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from rfdlc.data.replayed import capture
+from rfdlc.data.loader import capture
 from rfdlc.training.step import Step
 
 WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid

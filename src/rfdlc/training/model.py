@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.samples import Chunk, InputSpec, Samples, of_files, open_samples, split_of
-from rfdlc.data.sources.arrays import as_inputs
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.decider import Decider

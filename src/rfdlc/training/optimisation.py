@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from rfdlc.data.sampling import seeded
+from rfdlc.data.loader import seeded
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.stack import Linear, reset
 

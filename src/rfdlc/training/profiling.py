@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
-from rfdlc.data.replayed import capture
+from rfdlc.data.loader import capture
 from rfdlc.training.assembly import build_stages, choose_device, method_net, sensible_threads, split_outputs
 from rfdlc.training.execution import Execution
 from rfdlc.training.methods import resolve

@@ -143,7 +143,7 @@ def test_sample_weights(three):
 
 
 def test_weighted_order_appears_as_often_as_it_weighs():
-    from rfdlc.data.sampling import EpochOrder, seeded
+    from rfdlc.data.loader import EpochOrder, seeded
 
     weights = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, 5.5])
     expected = (weights * 6 / weights.sum()).numpy()

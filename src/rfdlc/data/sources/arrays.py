@@ -14,8 +14,10 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PositiveInt
 
-from rfdlc.data.dataset import Dataset, Split, split_name
+from rfdlc.data.dataset import SPLITS, Dataset, Split, as_images, as_inputs, split_name
+from rfdlc.data.images import resized
 from rfdlc.data.table import blurred
 from rfdlc.decide.classes import Classes, as_array, is_missing, numbered
 from rfdlc.errors import InputError, expect, listing
@@ -26,6 +28,22 @@ Arrays = dict[str, NDArray[Any]]
 ROLES = dict.fromkeys(("x", "features", "embeddings", "inputs", "data", "images"), "x")
 ROLES |= dict.fromkeys(("y", "labels", "targets", "label", "target"), "y")
 ROLES |= {"groups": "groups", "group": "groups", "ids": "ids", "id": "ids", "names": "names", "classes": "names"}
+ORGANS = "bladder,femur-left,femur-right,heart,kidney-left,kidney-right,liver,lung-left,lung-right,pancreas,spleen"
+# The files of MedMNIST hold numbers only. These are the names in its own description.
+MEDMNIST = {
+    "dermamnist": "akiec,bcc,bkl,df,mel,nv,vasc",
+    "pathmnist": "adipose,background,debris,lymphocytes,mucus,smooth muscle,normal colon mucosa,"
+    "cancer-associated stroma,colorectal adenocarcinoma epithelium",
+    "octmnist": "choroidal neovascularization,diabetic macular edema,drusen,normal",
+    "pneumoniamnist": "normal,pneumonia",
+    "breastmnist": "malignant,normal or benign",
+    "bloodmnist": "basophil,eosinophil,erythroblast,immature granulocyte,lymphocyte,monocyte,neutrophil,platelet",
+    "organamnist": ORGANS,
+    "organcmnist": ORGANS,
+    "organsmnist": ORGANS,
+    "retinamnist": "0,1,2,3,4",
+    "tissuemnist": "0,1,2,3,4,5,6,7",
+}
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
 
@@ -55,14 +73,47 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     return from_arrays(name, arrays)
 
 
+# -- MedMNIST: `.npz` files of 2D images with one label each, in their own keys and splits -----------------------------
+
+
+def is_medmnist(path: Path) -> bool:
+    """Whether an `.npz` has MedMNIST's keys: images and labels of each split, and nothing else, such as names."""
+    keys = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+    known = {f"{split}_{role}.npy" for split in SPLITS for role in ("images", "labels")}
+    return {"train_images.npy", "train_labels.npy"} <= set(keys) <= known
+
+
+def find_medmnist(root: Path, name: str) -> Path:
+    """The file of a named MedMNIST in a folder: `dermamnist.npz`, or the one larger version there is."""
+    plain = root / f"{name}.npz"
+    found = [plain] if plain.is_file() else sorted(root.glob(f"{name}_*.npz"))
+    fix = f"there are several, name one by its path: {listing(found)}" if found else "download it from medmnist.com"
+    expect(len(found) == 1, f"{name} was not found as {plain}: {fix}, or give its folder with root (--root)")
+    return found[0]
+
+
+def read_medmnist(path: Path, *, image_size: PositiveInt | None = None) -> Dataset:
+    """The file's own splits and natural tail, classes in the file's order; resized on request."""
+    arrays, ids = open_arrays(path), {}
+    labels = {key: values for key, values in arrays.items() if key.endswith("_labels")}
+    integers = all(values.dtype.kind in "iu" for values in labels.values())
+    expect(integers, f"{path}: has labels that are not integers: expected one class number per image")
+    largest = max(int(values.max(initial=0)) for values in labels.values())
+    known = MEDMNIST.get(_words(path.stem)[0], "").split(",")
+    names = known if len(known) > largest else numbered(largest, f"{path}: ")
+    for key, values in arrays.items():
+        split, _, role = key.partition("_")
+        ids[f"{split}_ids"] = [f"{split}/{i}" for i in range(len(labels[f"{split}_labels"]))]
+        if image_size is not None and role == "images":
+            arrays[key] = resized(as_images(f"{path}, {key}", values), image_size)
+    return from_arrays(path.stem, {**arrays, **ids, "names": names})
+
+
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
 def open_arrays(path: Path, *, streamed: bool = False) -> dict[str, Any]:
-    """The arrays of an `.npz`, an `.npy` with the `y.npy` beside it, or a folder of `.npy` files, by name.
-
-    With `streamed`, rows of inputs are read on demand.
-    """
+    """Arrays of an `.npz`, an `.npy` (and the `y.npy` beside it) or a folder, by name; `streamed` inputs on demand."""
     if path.is_dir():
         return {file.stem: _open(file, streamed) for file in sorted(path.glob("*.npy"))}
     if path.suffix.lower() == ".npz":
@@ -206,31 +257,3 @@ def column(where: str, what: str, values: NDArray[Any]) -> NDArray[Any]:
     hint = " (for one-hot: argmax)" if what == "labels" else ""
     expect(flat.ndim == 1, f"{where}: {what} have shape {values.shape}: expected one per sample{hint}")
     return flat
-
-
-def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
-    """uint8 images as (N, channels, H, W), or finite float32 features (N, F)."""
-    if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
-        return as_images(where, inputs)
-    expect(
-        inputs.ndim == 2 and inputs.dtype.kind in "iufb",
-        f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: expected numbers (N, features), "
-        "or uint8 images (N, H, W), (N, H, W, 3) or (N, 3, H, W)",
-    )
-    with np.errstate(over="ignore"):  # too large values become infinite, and are reported below
-        features = inputs.astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
-    told = f"row {next(iter(wrong), 0)} has a missing, infinite or too large value ({len(wrong)} rows have)"
-    expect(not len(wrong), f"{where}: {told}: fill them first, with numbers up to {np.finfo(np.float32).max:.1e}")
-    return features
-
-
-def as_images(where: str, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """uint8 (N, H, W), (N, H, W, channels) or (N, channels, H, W), with 1 or 3 channels, as (N, channels, H, W)."""
-    if images.ndim == 3:
-        return images[:, None]
-    if images.shape[1] in (1, 3):
-        return images
-    rule = f"{where}: images have shape {images.shape}: expected 1 or 3 channels, (N, H, W[, channels])"
-    expect(images.shape[-1] in (1, 3), rule)
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -134,7 +134,7 @@ def read_images(
         grey = grey and all(is_grey for _, is_grey in found.values())
     _check_broken(gone, skip_broken)
     expect(sizes, f"{name}: no image in {root} can be used ({len(gone)} are broken)")
-    side, channels = image_size or default_size(sizes), 1 if grey else 3
+    (side, size_note), channels = _side(sizes, image_size), 1 if grey else 3
     files = {split: ImageFiles(root, PackedText(e.name for e in own), side, channels) for split, own in usable.items()}
     fits = sum(math.prod(own.shape) for own in files.values()) <= FITS_IN_MEMORY
     splits = {}
@@ -144,29 +144,24 @@ def read_images(
         decoded = Split(images, np.array([entry.label for entry in usable[split]], dtype=np.int64), own.names)
         splits[split] = decoded.take(np.setdiff1d(np.arange(len(own)), [*wrong])) if wrong else decoded
     _check_broken(gone, skip_broken)
-    notes = [*notes, *_size_note(sizes, side)]
+    notes = [*notes, *size_note]
     notes += [f"{len(gone)} broken files, lines or folders were skipped, the first: {gone[0]}"] if gone else []
     return replace(Dataset.of(name, class_names, splits, notes, normalisation), skipped=tuple(gone))
 
 
 def _check_broken(broken: Sequence[str], skip_broken: bool) -> None:
-    """Raise for broken files unless they are to be skipped; many are named at once."""
     named = "; ".join(broken[:MOST_NAMED]) + (f"; ... ({len(broken)} in all)" if len(broken) > MOST_NAMED else "")
     fix = f"Repair or remove what is broken, or leave it out with {SKIPPING}"
     expect(skip_broken or not broken, f"{named}. {fix}")
 
 
-def default_size(sizes: Iterable[tuple[int, int]]) -> int:
-    """The side of the square that suits these images: theirs if they share a small one, else a common one below it."""
-    (width, height), *others = set(sizes)
-    if not others and width == height <= 64:
-        return width
-    typical = float(np.median([min(width, height), *(min(pair) for pair in others)]))
-    return max((side for side in (32, 64, 128, 224) if side <= typical), default=32)
-
-
-def _size_note(sizes: set[tuple[int, int]], side: int) -> list[str]:
-    least, *_, most = (f"{width}x{height}" for width, height in sorted([*sizes] * 2, key=math.prod))
-    come = f"images of {least}" if len(sizes) == 1 else f"images from {least} to {most} ({len(sizes)} sizes)"
+def _side(sizes: set[tuple[int, int]], image_size: int | None) -> tuple[int, list[str]]:
+    """The side of the square that images become, by default their own if it is small, and a note where it is not."""
+    least, *_, most = sorted([*sizes] * 2, key=math.prod)
+    typical = float(np.median([min(size) for size in sizes]))
+    usual = max((side for side in (32, 64, 128, 224) if side <= typical), default=32)
+    side = image_size or (least[0] if len(sizes) == 1 and least[0] == least[1] <= 64 else usual)
+    small, large = (f"{width}x{height}" for width, height in (least, most))
+    come = f"images of {small}" if len(sizes) == 1 else f"images from {small} to {large} ({len(sizes)} sizes)"
     note = f"{come} become {side}x{side}: the shorter side resized, the centre kept; image_size sets another size"
-    return [] if sizes == {(side, side)} else [note]
+    return side, [] if sizes == {(side, side)} else [note]

@@ -41,7 +41,12 @@ def read(
     if target is None:
         expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
         target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
-    _check_roles(where, table, [column for column in (target, groups, split, *drop) if column is not None])
+    columns_named = [column for column in (target, groups, split, *drop) if column is not None]
+    for column in columns_named:
+        absent_column = f"{where}: there is no column {column!r}: it has {listing(table)}{suggestion(column, table)}"
+        expect(column in table, absent_column)
+        once = f"{where}: column {column!r} is named twice: expected others for each of target, groups, split and drop"
+        expect(columns_named.count(column) == 1, once)
     absent = _missing(table[target])
     told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}"
     expect(skip_broken or not absent, f"{told}; remove them, or leave them out with {SKIPPING}")
@@ -105,7 +110,6 @@ class TableRows:
         return self._count
 
     def __getitem__(self, wanted: range) -> Table:
-        """Cells by column."""
         from pyarrow import Table, concat_tables
 
         if wanted.start < self._at:
@@ -129,16 +133,7 @@ class TableRows:
 # -- what the columns mean ---------------------------------------------------------------------------------------------
 
 
-def _check_roles(where: str, table: Table, columns: Sequence[str]) -> None:
-    for column in columns:
-        told = f"{where}: there is no column {column!r}: it has {listing(table)}"
-        expect(column in table, f"{told}{suggestion(column, table)}")
-        once = f"{where}: column {column!r} is named twice: expected others for each of target, groups, split and drop"
-        expect(columns.count(column) == 1, once)
-
-
 def _missing(cells: Any) -> list[int]:
-    """The rows, from 1 on, that have no value in a column."""
     return [row for row, text in enumerate(text_column(cells), 1) if text is None]
 
 
@@ -159,7 +154,6 @@ def _classes(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
 
 
 def _positions(where: str, column: str, cells: Any) -> dict[str, NDArray[np.int64]]:
-    """The rows of each split, by the column that names them."""
     texts = text_column(cells).tolist()
     splits = [split_name(str(text)) for text in texts]
     row = splits.index(None) if None in splits else 0
@@ -170,7 +164,6 @@ def _positions(where: str, column: str, cells: Any) -> dict[str, NDArray[np.int6
 
 
 def split_column(names: Iterable[str]) -> str | None:
-    """The column that names the split of each row, if there is one."""
     return next((name for name in names if name.lower() == "split"), None)
 
 

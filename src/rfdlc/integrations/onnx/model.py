@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.sources.arrays import as_inputs
+from rfdlc.data.dataset import as_inputs
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider

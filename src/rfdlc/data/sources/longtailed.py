@@ -1,8 +1,10 @@
-"""CIFAR-10 and CIFAR-100 in their original pickle files, made long-tailed. The files are parsed, never unpickled."""
+"""Data sets made long-tailed: scikit-learn's digits, and CIFAR-10 and CIFAR-100 in their original pickle files.
+
+Pickle files are parsed, never unpickled.
+"""
 
 import pickletools
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,22 @@ from rfdlc.errors import InputError, expect, listing
 
 # The values that every published CIFAR-LT result was normalised with.
 NORMALISATION = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+
+def read_digits(root: Path, *, factor: float = 20, profile: Profile = "exponential", seed: int = 0) -> Dataset:
+    """8x8 grey digits: a balanced test split of 45 per class, and the other images subsampled to the profile."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    labels = digits.target.astype(np.int64)
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, None]  # 0..16 -> 0..255
+    everything = Split(images, labels, [f"digit-{i}" for i in range(len(labels))])
+    test = subset(labels, np.full(10, 45), seed=0)  # the same for every seed, so that results compare
+    rest = everything.take(np.setdiff1d(np.arange(len(labels)), test))
+    # From the smallest class, so that every class can follow the profile exactly.
+    counts = profile_counts(int(np.bincount(rest.labels).min()), 10, factor, profile)
+    train = rest.take(subset(rest.labels, counts, seed))
+    return Dataset.of("digits-lt", [str(d) for d in range(10)], {"train": train, "test": everything.take(test)})
 
 
 class _Layout(NamedTuple):
@@ -39,12 +57,11 @@ LAYOUTS = {
 }
 
 
-def recognises(path: Path) -> bool:
-    """Whether this folder holds one of the two."""
+def is_cifar(path: Path) -> bool:
     return any(layout.complete(path) for layout in LAYOUTS.values())
 
 
-def find(root: Path, name: str) -> Path:
+def find_cifar(root: Path, name: str) -> Path:
     """The file with the class names of a named data set, in `root` or in its usual folder there."""
     layout = LAYOUTS[name]
     found = [folder / layout.meta for folder in (root / layout.folder, root) if layout.complete(folder)]
@@ -54,8 +71,8 @@ def find(root: Path, name: str) -> Path:
     return found[0]
 
 
-def read(path: Path, *, factor: float | None = None, profile: Profile = "exponential", seed: int = 0) -> Dataset:
-    """A folder, completely or by a factor; or what `find` returned, by default with factor 100."""
+def read_cifar(path: Path, *, factor: float | None = None, profile: Profile = "exponential", seed: int = 0) -> Dataset:
+    """A folder, completely or by a factor; or what `find_cifar` returned, by default with factor 100."""
     name, layout = next(item for item in LAYOUTS.items() if path.name == item[1].meta or item[1].complete(path))
     folder, factor = (path, factor) if path.is_dir() else (path.parent, 100.0 if factor is None else factor)
     named = _table(folder / layout.meta).get(layout.names)
@@ -95,8 +112,8 @@ def _batch(path: Path, layout: _Layout) -> Split:
 # -- pickle files as data ----------------------------------------------------------------------------------------------
 #
 # A pickle is a program for a stack machine. These files need few of its instructions, and here all of them only build
-# lists, texts and numbers. A call stays a record of its name and arguments: nothing is looked up, imported, called or
-# built, and `_matrix` makes the array from its bytes. Values are converted only where they are used, so that a small
+# lists, texts and numbers. A call stays a list of its name, arguments and state: nothing is looked up, imported, called
+# or built, and `_matrix` makes the array from its bytes. Values are converted only where they are used, so that a small
 # file cannot ask for much memory.
 
 # All names in a pickled numpy array; the last is how Python 3 writes bytes for Python 2.
@@ -111,25 +128,11 @@ class _Refused(Exception):
     pass
 
 
-@dataclass(eq=False)
-class _Call:
-    """A call that was not made: the name of its function, its arguments, and the state for its result."""
-
-    name: str
-    arguments: Any = None
-    state: Any = None
-
-    def __post_init__(self) -> None:
-        if self.name not in _NAMES:
-            raise _Refused(self.name.replace(" ", "."))
-
-
 class _Pairs(list[Any]):
     """A dict as its keys and values in turn: keys may be calls."""
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """The dict in a pickle file, its keys as text."""
     try:
         found = _parsed(path.read_bytes())
         if isinstance(found, _Pairs):
@@ -143,7 +146,7 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def _parsed(content: bytes) -> Any:
-    """The value that a pickle describes, with calls as records."""
+    """The value that a pickle describes."""
     stacks: list[list[Any]] = [[]]  # a mark begins another one
     memo: dict[Any, Any] = {}
     for opcode, argument, _ in pickletools.genops(content):
@@ -179,11 +182,14 @@ def _parsed(content: bytes) -> Any:
                 items[0].extend(items[1:])
                 push(items[0])
             case "GLOBAL" | "STACK_GLOBAL":
-                push(_Call(argument or " ".join(str(_text(word)) for word in items)))
+                wanted = argument or " ".join(str(_text(word)) for word in items)
+                if wanted not in _NAMES:
+                    raise _Refused(wanted.replace(" ", "."))
+                push([wanted])
             case "REDUCE":
-                push(_Call(items[0].name, items[1]))
+                push([*items[0], items[1]])
             case "BUILD":
-                items[0].state = items[1]
+                items[0].append(items[1])
                 push(items[0])
             case name:
                 raise _Refused(f"the instruction {name}")
@@ -194,7 +200,7 @@ def _parsed(content: bytes) -> Any:
 def _matrix(value: Any) -> NDArray[np.uint8] | None:
     """A uint8 matrix from the record of a pickled one; None for other values."""
     match value:
-        case _Call(name=name, state=(_, (int(rows), int(columns)), _Call(arguments=(kind, *_)), by_column, raw)):
+        case [name, _, (_, (int(rows), int(columns)), [_, (kind, *_), *_], by_column, raw)]:
             content = _bytes(raw)
             sized = content and rows > 0 and rows * columns == len(content)
             if name in _RECONSTRUCT and kind in ("u1", b"u1") and content and sized:
@@ -207,12 +213,11 @@ def _bytes(value: Any) -> bytes | None:
     match value:
         case bytes():
             return value
-        case _Call(name="_codecs encode", arguments=(str(text), *_)) if text.isascii() or max(text) < "\u0100":
+        case ["_codecs encode", (str(text), *_)] if text.isascii() or max(text) < "\u0100":
             return text.encode("latin-1")
     return None
 
 
 def _text(value: Any) -> str | None:
-    """A short text; None for other values."""
     content = value.encode("utf-8", "replace") if isinstance(value, str) else _bytes(value)
     return None if content is None or len(content) > LONGEST_TEXT else content.decode("utf-8", "replace")
