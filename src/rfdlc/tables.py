@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,33 +50,21 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
-
-
 class ArrowFile:
     def __init__(self, path: Path) -> None:
         from pyarrow.dataset import dataset
 
         self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
         files, partitioning = (parquet_files(path), "hive") if path.is_dir() else ([path], None)
-        with self._explained():
+        with _explained(path, self._kind):
             self._dataset = dataset(list(map(str, files)), format=self._kind.lower(), partitioning=partitioning)
         self.names = [name for name in self._dataset.schema.names if not PANDAS_INDEX.fullmatch(name)]
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
-        with self._explained():
+        with _explained(self.path, self._kind):
             yield from self._dataset.to_batches(columns=self.names, batch_size=BATCH_ROWS, **ahead)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        from pyarrow import ArrowException
-
-        try:
-            yield
-        except (OSError, ArrowException) as error:
-            told = f"cannot be read as {self._kind}: truncated, damaged or another kind of file"
-            raise InputError(f"{self.path}: {told} ({error})") from None
 
 
 class CsvFile:
@@ -84,7 +72,7 @@ class CsvFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._text() as file:
+        with _explained(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(islice(file, 10 * HEAD_LINES))
         self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
         self._delimiter = delimiter_of(lines)
@@ -117,7 +105,7 @@ class CsvFile:
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield line number and cells of every row that is not blank, after the header; slow, for small files."""
-        with self._text() as file:
+        with _explained(self.path, "CSV in UTF-8"), self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
             rows = ((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row))
             yield from islice(rows, 1, None)
@@ -133,14 +121,15 @@ class CsvFile:
                 expect(known, f"{where}, column {name!r}: {cell!r} is not a number")
         expect(not line or error is None, f"{self.path}: cannot be read as CSV ({error})")
 
-    @contextmanager
-    def _text(self) -> Iterator[TextIO]:
-        try:
-            with open(self.path, newline="", encoding="utf-8-sig") as file:
-                yield file
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-            raise InputError(f"{self.path}: cannot be read as CSV in UTF-8 ({reason})") from None
+
+@contextmanager
+def _explained(path: Path, kind: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError, NotImplementedError, csv.Error) as error:  # pyarrow's errors are of these
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        told = f"cannot be read as {kind} ({reason}): it may be truncated, damaged or another kind of file"
+        raise InputError(f"{path}: {told}") from None
 
 
 def _with_points(batch: Any, numbers: Collection[str] | None) -> Any:
@@ -210,8 +199,6 @@ def is_number(cell: str, decimal: str = ".") -> bool:
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
-
-
 def open_writer(path: Path, schema: Any, kind: str, repeated: Sequence[str] = ()) -> Any:
     """Open a file of a kind (`.parquet` or `.csv`) to write tables to; `repeated` are columns with few values."""
     from pyarrow.csv import CSVWriter

@@ -81,7 +81,7 @@ def test_broken_files_stop_it_or_are_counted(
 def test_damage_behind_a_good_header_is_found_in_files_that_are_streamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rfdlc.data.sources.folder.FITS_IN_MEMORY", 10)
+    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 10)
     pixels = np.random.default_rng(0).integers(0, 256, (6, 40, 40), dtype=np.uint8)
     for i in range(6):
         path = tmp_path / "ab"[i % 2] / f"{i}.png"

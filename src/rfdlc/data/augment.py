@@ -1,9 +1,8 @@
 """Augmentation of whole batches on the device: crop, flip, rotation, random policies, cutout; and mixup and CutMix.
 
-Random numbers are drawn separately from their use: `draw` gives the parameters of many images at once, and
-`augment(images, draws)` is a pure function of tensors that never waits for the device and can be captured in a CUDA
-graph. All geometric operations are composed into one affine map (B, 2, 3) from a place in the result to the place in
-the source, in pixels from the centre, so that pixels are sampled once.
+`draw` gives the random parameters of many images at once; `augment(images, draws)` is a pure function of tensors that
+never waits for the device and can be captured in a CUDA graph. All geometric operations are composed into one affine
+map (B, 2, 3) from a place in the result to that in the source, in pixels from the centre: pixels are sampled once.
 """
 
 import math
@@ -19,9 +18,8 @@ ORDER, AUGMENTATION, MIXING = range(3)  # independent streams of random numbers
 Draws = dict[str, Tensor]  # what was drawn for n images: tensors (n, ...)
 GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
 
+
 # -- affine maps -------------------------------------------------------------------------------------------------------
-
-
 def _affine(*entries: Tensor) -> Tensor:
     """Matrices (B, 2, 3) from their six entries, row by row, each (B,)."""
     return torch.stack([torch.stack(row, 1) for row in (entries[:3], entries[3:])], 1)
@@ -48,8 +46,7 @@ def _nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
     """Images (B, C, H, W) of any type, cropped and then seen through `matrix` (B, 2, 3), by one gather.
 
     The crop has the size of the image and lies `offset` (B, 2) pixels below and to the right of it; what is outside of
-    the image or of the crop is zero. Products and sums are kept apart from comparisons, which are slow to broadcast on
-    a CPU.
+    the image or of the crop is zero. Comparisons are kept apart, since they are slow to broadcast on a CPU.
     """
     height, width = images.shape[-2:]
     row, down = _axis(matrix[:, 1], height, width, offset[:, 0], height)
@@ -76,8 +73,6 @@ def _sum(line: Tensor, height: int, width: int, constant: Tensor) -> Tensor:
 
 
 # -- colour: pixels (B, C, H, W) on 0..255 and a signed strength (B, 1, 1, 1) in -1..1 -> pixels -----------------------
-
-
 def _blend(pixels: Tensor, other: Tensor | float, strength: Tensor) -> Tensor:
     """Towards `other` (strength > 0) or away from it, by up to 90%."""
     return (pixels + 0.9 * strength * (other - pixels)).clamp(0, 255)
@@ -193,16 +188,14 @@ class Augment:
                 matrix = torch.stack([matrix[:, 0] * sign[:, None], matrix[:, 1]], 1)
             offset = draws["crop"] - self.crop_padding if self.crop_padding else matrix.new_zeros(len(pixels), 2)
             pixels = _nearest(pixels, matrix, offset.to(matrix))
-        return pixels * ~self._square(draws["cutout"], *pixels.shape[-2:])[:, None] if self.cutout else pixels
-
-    def _square(self, centre: Tensor, *sizes: int) -> Tensor:
-        """(B, H, W): a square around `centre` (B, 2), a fraction of height and width; it may reach over the edge."""
-        down, across = (
-            torch.arange(size, device=centre.device) - ((centre[:, i] * size).floor() - self.cutout // 2)[:, None]
-            for i, size in enumerate(sizes)
-        )
-        rows, columns = ((place >= 0) & (place < self.cutout) for place in (down, across))
-        return rows[:, :, None] & columns[:, None, :]
+        if not self.cutout:
+            return pixels
+        inside = []  # (B, H) and (B, W): a square around the centre, which may reach over the edge
+        for i, size in enumerate(pixels.shape[-2:]):
+            first = (draws["cutout"][:, i] * size).floor() - self.cutout // 2
+            place = torch.arange(size, device=pixels.device) - first[:, None]
+            inside.append((place >= 0) & (place < self.cutout))
+        return pixels * ~(inside[0][:, :, None] & inside[1][:, None, :])[:, None]
 
 
 AUGMENTATIONS = {
@@ -213,9 +206,8 @@ AUGMENTATIONS = {
     "trivialaugment": Augment(crop_padding=4, flip=True, policy=Policy(layers=1, magnitude=1.0)),
 }
 
+
 # -- mixup and CutMix: pairs of samples in a batch; the loss is `lam * a + (1 - lam) * b` ------------------------------
-
-
 class Mixed(NamedTuple):
     """Mixed inputs (R, B, ...), both targets (R, B), and the weight of the first (R,)."""
 

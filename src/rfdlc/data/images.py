@@ -35,8 +35,7 @@ class BrokenImage(InputError):
 class PackedText(Sequence[str]):
     """An immutable sequence of texts in two arrays: all bytes, and where each text ends.
 
-    A million paths cost little, and forked workers share them: reading strings in a list changes their reference
-    counts, which copies its memory page by page in every worker.
+    Forked workers share it: reading strings in a list changes reference counts, which copies memory page by page.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -51,8 +50,6 @@ class PackedText(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         place = range(len(self))[index]  # raises IndexError, counts from the end
-        if isinstance(place, range):
-            return self.take(place)
         content, ends = self.packed
         start = int(ends[place - 1]) if place else 0
         return content[start : int(ends[place])].tobytes().decode("utf-8", "surrogateescape")

@@ -11,9 +11,8 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from rfdlc.data.dataset import Dataset, Normalisation, held_out_note, split_name
-from rfdlc.data.sources import arrays, folder, listing, longtailed, table
-from rfdlc.errors import InputError, expect, suggestion
-from rfdlc.errors import listing as told
+from rfdlc.data.sources import arrays, image_files, longtailed, table
+from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
 from rfdlc.tables import is_table, read_columns
 
@@ -70,15 +69,16 @@ def _named(find: Callable[..., Path], names: Iterable[str]) -> dict[str, Finder]
     return {name: partial(find, name=name) for name in names}
 
 
-register_source(folder.read, recognises=Path.is_dir)
+register_source(image_files.read_folder, recognises=Path.is_dir)
 register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
 register_source(table.read, recognises=is_table)
-register_source(listing.read, recognises=lambda path: path.is_dir() and bool(listing.find(path)))
+register_source(image_files.read_list, recognises=lambda path: path.is_dir() and bool(image_files.find_lists(path)))
 named = _named(longtailed.find_cifar, longtailed.LAYOUTS)
 register_source(longtailed.read_cifar, names=named, recognises=longtailed.is_cifar)
 register_source(arrays.read, suffixes=[".npz"])
 register_source(arrays.read_npy, suffixes=[".npy"])
-register_source(listing.read, names=_named(listing.find_named, listing.NAMES), suffixes=[".txt"])
+named = _named(image_files.find_named_list, image_files.NAMES)
+register_source(image_files.read_list, names=named, suffixes=[".txt"])
 named = _named(arrays.find_medmnist, arrays.MEDMNIST)
 register_source(arrays.read_medmnist, names=named, suffixes=[".npz"], recognises=arrays.is_medmnist)
 register_source(longtailed.read_digits, names={"digits-lt": Path})
@@ -137,13 +137,13 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
     for each in SOURCES:
         if str(source).lower() in each.names:
             return each.read, each.names[str(source).lower()](inside)
-    known = f"known are {told(names, 40)}{suggestion(str(source), names)}"
+    known = f"known are {listing(names, 40)}{suggestion(str(source), names)}"
     expect(path.exists(), f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
     for each in SOURCES:
         if each.matches(path):
             return each.read, path
     suffixes = dict.fromkeys((*OF_TABLES, *(suffix for each in SOURCES for suffix in each.suffixes)))
-    raise InputError(f"{path}: files of this kind are not read: expected {told(suffixes, 20)}, or a folder of images")
+    raise InputError(f"{path}: files of this kind are not read: expected {listing(suffixes, 20)}, or a folder")
 
 
 def known_names() -> set[str]:
@@ -151,8 +151,6 @@ def known_names() -> set[str]:
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
-
-
 def options_of(reader: Reader) -> list[str]:
     """The options of a reader: its keyword-only parameters."""
     return [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -187,14 +185,12 @@ def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[
                 source if isinstance(source, str | Path) else "data in memory",
                 ["root", *_model(reader).model_fields],
             )
-            message = f"{what} has no option {name!r}: expected one of {told(known, 40)}{suggestion(name, known)}"
+            message = f"{what} has no option {name!r}: expected one of {listing(known, 40)}{suggestion(name, known)}"
         raise InputError(message) from None
     return {name: getattr(found, name) for name in found.model_fields_set}
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
-
-
 def _with_groups(data: Dataset, path: Path) -> Dataset:
     """Every sample with its group, from a file in GROUPS_FORMAT; rows for other samples are ignored."""
     cells = {name: [str(cell) for cell in column.to_pylist()] for name, column in read_columns(path).items()}
@@ -203,7 +199,7 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
     key = next((name for name in IDS if name in columns), "")
     rest = [name for name in columns if name not in ({"split", "index"} if by_index else {key})]
     clear = (by_index or key) and ("group" in rest or len(rest) == 1)
-    expect(clear, f"{path}: has the columns {told(cells)}: expected {GROUPS_FORMAT}")
+    expect(clear, f"{path}: has the columns {listing(cells)}: expected {GROUPS_FORMAT}")
     names = columns.get(key, [])
     if by_index:
         pairs = zip(columns["split"], columns["index"], strict=True)

@@ -18,9 +18,8 @@ SAMPLINGS = ("shuffle", "balanced", "sqrt")
 # A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.
 BYTES_AT_ONCE = 2**28
 
+
 # -- the order of an epoch: which sample comes when, for every run and rank, from (seed, epoch) alone ------------------
-
-
 def seeded(stream: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator that depends on (stream, seed, epoch) and the kind of device, and on nothing that ran before."""
     state = np.random.SeedSequence([stream, seed, epoch]).generate_state(1, np.uint64)
@@ -68,9 +67,8 @@ def batch_slices(
 ) -> list[slice]:
     """Where the batches of one rank lie in the order of an epoch: all ranks together use every sample once.
 
-    Every rank has the same number of batches, as gradient averaging needs. The samples of the last step are divided
-    evenly; where fewer remain than there are ranks, they join the step before, whose batches are then one larger
-    on some ranks. `drop_last` leaves them out instead (different ones each epoch, since the order changes).
+    Every rank has equally many. The samples of the last step are divided evenly; where fewer remain than there are
+    ranks, they join the step before, or `drop_last` leaves them out (others each epoch, since the order changes).
     """
     few = f"{count} samples cannot be divided among {world_size} ranks: use at most {count} processes"
     expect(count >= world_size, few)
@@ -95,8 +93,6 @@ def shard(count: int, rank: int = 0, world_size: int = 1, batch_size: int = 1) -
 
 
 # -- CUDA graphs: a hundred small kernels take longer to launch than to run --------------------------------------------
-
-
 def capture(function: Callable[[], Any], warm_up: int = 1, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph that does what `function` does, on the same memory, and what the captured call returned."""
     side = torch.cuda.Stream()
@@ -138,8 +134,6 @@ class Replayed:
 
 
 # -- loaders -----------------------------------------------------------------------------------------------------------
-
-
 class Normaliser:
     """`x * scale + shift` over samples (..., channels, H, W) on the scale 0..255, or features (..., F)."""
 
@@ -157,10 +151,10 @@ class Normaliser:
 
 
 class EpochLoader:
-    """What both loaders share: the samples of every batch for R = len(seeds) runs, on each rank.
+    """What both loaders share: which samples make the batches of R = len(seeds) runs, on each rank.
 
-    Run r depends on (seeds[r], epoch) alone. The last batch of an epoch may be smaller. `positions` are the samples of
-    each run, equally many, where a run does not use all. `drawn_on` is the device that draws the order.
+    Run r depends on (seeds[r], epoch) alone. `positions` are the samples of each run, equally many, where it does not
+    use all. `drawn_on` is the device that draws the order.
     """
 
     def __init__(
@@ -173,11 +167,9 @@ class EpochLoader:
         self.targets = torch.from_numpy(split.labels).to(drawn_on)  # (N,)
         weights = None if split.weights is None else torch.from_numpy(split.weights).to(drawn_on)
         self._chosen = None if positions is None else torch.from_numpy(np.stack(positions)).to(drawn_on)
-        if self._chosen is None:
-            self._orders = [EpochOrder(self.targets, sampling, weights)] * len(self.seeds)
-        else:
-            of_runs = [(self.targets[own], None if weights is None else weights[own]) for own in self._chosen]
-            self._orders = [EpochOrder(labels, sampling, own) for labels, own in of_runs]
+        own = [slice(None)] if self._chosen is None else self._chosen
+        known = [EpochOrder(self.targets[at], sampling, None if weights is None else weights[at]) for at in own]
+        self._orders = known * len(self.seeds) if self._chosen is None else known
         self.count = self._orders[0].count  # samples per run and epoch
         self.slices = batch_slices(self.count, batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
         mine = shard(len(split), rank, world_size, batch_size)

@@ -40,9 +40,8 @@ def hold_out_indices(
 ) -> tuple[Indices, Indices]:
     """Split positions into (kept, held out): about `fraction` of every class, seeded.
 
-    A class with two samples has at least one on each side; one with a single sample keeps it. With `groups` (N,), no
-    group is on both sides, and a class in two or more groups is kept on both sides wherever groups of several classes
-    allow it.
+    A class with two samples is on both sides, one with a single sample is kept. With `groups` (N,), no group is on
+    both sides, but a class in two or more groups is, wherever groups of several classes allow it.
     """
     expect(0 < fraction < 1, f"hold-out fraction {fraction} is out of range: expected 0 < fraction < 1")
     if groups is not None:

@@ -13,7 +13,7 @@ from rfdlc.data.dataset import SKIPPING, Dataset, Split, as_inputs, choose_split
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.images import BrokenImage, ImageFiles, PackedText
 from rfdlc.data.load import find_reader, known_names, load, options_of
-from rfdlc.data.sources import arrays, folder, listing
+from rfdlc.data.sources import arrays, image_files
 from rfdlc.data.sources.table import TableRows, names_rows
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, as_array
@@ -79,11 +79,11 @@ def open_samples(
     if place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES:
         return _folder(place, spec, split, skip_broken)
     reader, found = find_reader(source, root)
-    if reader is folder.read:
+    if reader is image_files.read_folder:
         return _folder(found, spec, split, skip_broken)
-    if reader is listing.read:
+    if reader is image_files.read_list:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
-        named = listing.find_listed_images(listing.list_file(found, split, whole=whole), spec.classes.names)
+        named = image_files.find_listed_images(image_files.list_file(found, split, whole=whole), spec.classes.names)
         return of_files(*named, spec, skip_broken)
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
@@ -101,7 +101,7 @@ def split_of(data: Dataset, split: str | None, classes: Classes) -> Split:
 
 def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) -> Samples:
     """A folder named after a class labels its images."""
-    root, below, names = folder.find_images(path, split)
+    root, below, names = image_files.find_images(path, split)
     place = {name: i for i, name in enumerate(spec.classes.names)}
     inside = (name.removeprefix(below).split("/") for name in names)
     labels = np.fromiter((place.get(steps[0], UNKNOWN) if len(steps) > 1 else UNKNOWN for steps in inside), np.int64)

@@ -30,17 +30,13 @@ DRAWN = 2 * TRIES + 6  # uniform numbers per view: area and proportions per try,
 
 @dataclass(frozen=True)
 class View:
-    """How a training view is drawn: a crop of `area` of the image in proportions up to `ratio`, a flip, colour jitter.
+    """How a training view is drawn; the default is the paper's for ImageNet-LT, iNaturalist uses jitter 0."""
 
-    The default is the paper's for ImageNet-LT; iNaturalist uses jitter 0. `evaluated` is the fraction of the shorter
-    side that evaluation keeps: 224 / 256 is what resize 256 and centre crop 224 leave.
-    """
-
-    area: tuple[float, float] = (0.08, 1.0)
-    ratio: float = 4 / 3
+    area: tuple[float, float] = (0.08, 1.0)  # of the crop, as a fraction of the image
+    ratio: float = 4 / 3  # largest proportion of its sides
     flip: bool = True
-    jitter: float = 0.4
-    evaluated: float = 224 / 256
+    jitter: float = 0.4  # of brightness, contrast and saturation
+    evaluated: float = 224 / 256  # of the shorter side in evaluation: what resize 256 and centre crop 224 leave
 
     def training(self, image: "Image", size: int, channels: int, drawn: Sequence[float]) -> "Image":
         """A random view, size x size, from DRAWN uniform numbers."""
@@ -94,10 +90,9 @@ _Loader = DataLoader[tuple[Tensor, str]]
 
 
 class StreamedLoader(EpochLoader):
-    """The interface of ResidentLoader for one run: inputs (1, B, channels, size, size), targets (1, B).
+    """The interface of ResidentLoader for one run; `workers=0` decodes in this process.
 
-    What is drawn for an image depends on (seed, epoch, its place in the epoch) alone, not on workers or ranks. Workers
-    return bytes through shared memory; `workers=0` decodes in this process.
+    What is drawn for an image depends on (seed, epoch, its place in the epoch) alone, not on workers or ranks.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ def as_text(value: Any) -> str | None:
 
 def text_column(cells: Cells) -> Column:
     """Cells as text, None where they are missing."""
-    if _is_arrow(cells):
+    if hasattr(cells, "null_count"):
         return _arrow_texts(cells).to_numpy(zero_copy_only=False)
     return np.array([as_text(cell) for cell in cells], dtype=object)
 
@@ -53,7 +53,7 @@ def parse_column(name: str, cells: Cells) -> Column:
 
 
 def _numbers(cells: Cells) -> NDArray[np.float64] | None:
-    if _is_arrow(cells):
+    if hasattr(cells, "null_count"):  # a column of pyarrow
         from pyarrow import ArrowException, compute, float64, types
 
         for clean in () if types.is_boolean(cells.type) else (False, True):  # most columns need no cleaning
@@ -66,10 +66,6 @@ def _numbers(cells: Cells) -> NDArray[np.float64] | None:
     with suppress(ValueError):
         return np.array([np.nan if text is None else number(text) for text in map(as_text, cells)], dtype=np.float64)
     return None
-
-
-def _is_arrow(cells: Cells) -> bool:
-    return type(cells).__module__.startswith("pyarrow")
 
 
 def _arrow_texts(column: Any) -> Any:

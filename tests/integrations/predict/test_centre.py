@@ -34,7 +34,7 @@ def run(photos, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "streamed"
     with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patched.setattr("rfdlc.data.sources.folder.FITS_IN_MEMORY", 0)
+        patched.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 0)
         data = rfdlc.load(photos, image_size=SIDE)
         assert isinstance(data.train.inputs, ImageFiles)
         settings = {"epochs": 2, "widths": (8,), "backbone": "mlp", "hold_out": 0.2, "workers": 0, "device": "cpu"}
@@ -52,7 +52,7 @@ def test_paths_are_seen_as_training_saw_them(run, photos, monkeypatch):
     model._spec = replace(model._spec, centre=1.0)
     otherwise = model.predict(photos).scores.values
     assert np.abs(otherwise - recorded.scores.values).max() > 0.01
-    monkeypatch.setattr("rfdlc.data.sources.folder.FITS_IN_MEMORY", 0)
+    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 0)
     streamed = rfdlc.load(photos)  # too many for the memory: seen by this model as one of them is
     assert np.array_equal(model.predict(streamed).scores.values, otherwise)
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app
-from rfdlc.data.sources import folder
+from rfdlc.data.sources import image_files
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer
 
@@ -73,7 +73,7 @@ def test_a_command_started_again_goes_on_only_under_torchrun(tmp_path, monkeypat
 @pytest.fixture
 def lists(tmp_path, monkeypatch):
     """A folder as ImageNet-LT comes: JPEGs of any size and three lists; decoded while training, as they do not fit."""
-    monkeypatch.setattr(folder, "FITS_IN_MEMORY", 0)
+    monkeypatch.setattr(image_files, "FITS_IN_MEMORY", 0)
     rng = np.random.default_rng(0)
     for part, counts in {"train": (20, 9, 5), "val": (4, 4, 4), "test": (5, 5, 5)}.items():
         lines = []

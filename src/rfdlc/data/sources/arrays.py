@@ -38,11 +38,9 @@ MEDMNIST = {
     "pneumoniamnist": "normal,pneumonia",
     "breastmnist": "malignant,normal or benign",
     "bloodmnist": "basophil,eosinophil,erythroblast,immature granulocyte,lymphocyte,monocyte,neutrophil,platelet",
-    "organamnist": ORGANS,
-    "organcmnist": ORGANS,
-    "organsmnist": ORGANS,
     "retinamnist": "0,1,2,3,4",
     "tissuemnist": "0,1,2,3,4,5,6,7",
+    **dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), ORGANS),
 }
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
@@ -74,8 +72,6 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
 
 
 # -- MedMNIST: `.npz` files of 2D images with one label each, in their own keys and splits -----------------------------
-
-
 def is_medmnist(path: Path) -> bool:
     """Whether an `.npz` has MedMNIST's keys: images and labels of each split, and nothing else, such as names."""
     keys = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
@@ -110,8 +106,6 @@ def read_medmnist(path: Path, *, image_size: PositiveInt | None = None) -> Datas
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-
-
 def open_arrays(path: Path, *, streamed: bool = False) -> dict[str, Any]:
     """Arrays of an `.npz`, an `.npy` (and the `y.npy` beside it) or a folder, by name; `streamed` inputs on demand."""
     if path.is_dir():
@@ -180,8 +174,6 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 # -- what the arrays mean ----------------------------------------------------------------------------------------------
-
-
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     """A data set from arrays whose keys name split and role."""
     found = by_split(name, {key: as_array(array) for key, array in arrays.items()})

@@ -131,8 +131,6 @@ class TableRows:
 
 
 # -- what the columns mean ---------------------------------------------------------------------------------------------
-
-
 def _missing(cells: Any) -> list[int]:
     return [row for row, text in enumerate(text_column(cells), 1) if text is None]
 

@@ -1,24 +1,42 @@
-"""Image folders, `root/CLASS/*.png` or `root/{train,val,test}/CLASS/*.png`; and images by name, as lists have them."""
+"""Images in files: folders, `root/CLASS/*.png` or `root/{train,val,test}/CLASS/*.png`, and lists of `path label`.
+
+ImageNet-LT, Places-LT and iNaturalist 2018 come as lists.
+"""
 
 import math
 import os
+import re
+import warnings
+from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from rfdlc.data.dataset import SKIPPING, Dataset, Normalisation, Split, choose_split, split_name
 from rfdlc.data.images import GREY, SUFFIXES, ImageFiles, PackedText, attempt, open_image
-from rfdlc.errors import expect, listing
+from rfdlc.decide.classes import MOST_NUMBERED
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
 
 FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
 HEADERS_READ = 50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
 MOST_NAMED = 10  # broken files in a message
 ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
+# How many images and classes published data sets have, and with which values one of them is normalised.
+PUBLISHED = {
+    "imagenetlt": {"train images": 115_846, "val images": 20_000, "test images": 50_000, "classes": 1_000},
+    "placeslt": {"train images": 62_500, "val images": 7_300, "test images": 36_500, "classes": 365},
+    "inaturalist18": {"train images": 437_513, "val images": 24_426, "classes": 8_142},
+}
+NORMALISATIONS = {"inaturalist18": Normalisation((0.466, 0.471, 0.380), (0.195, 0.194, 0.192))}
+NAMES = {"imagenet-lt": "ImageNet_LT", "places-lt": "Places_LT"}  # as the authors call the lists
+NAMES |= dict.fromkeys(("inaturalist18", "inaturalist2018"), "iNaturalist18")
 
 
 class Entry(NamedTuple):
@@ -29,7 +47,7 @@ class Entry(NamedTuple):
     origin: str = ""
 
 
-def read(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
+def read_folder(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
     """One folder per class, sorted by name; hidden files and files that are not images are ignored."""
     root = path.resolve()
     places = _split_folders(root)
@@ -165,3 +183,156 @@ def _side(sizes: set[tuple[int, int]], image_size: int | None) -> tuple[int, lis
     come = f"images of {small}" if len(sizes) == 1 else f"images from {small} to {large} ({len(sizes)} sizes)"
     note = f"{come} become {side}x{side}: the shorter side resized, the centre kept; image_size sets another size"
     return side, [] if sizes == {(side, side)} else [note]
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+def find_lists(folder: Path) -> dict[str, dict[str, Path]]:
+    """List files in a folder: {what precedes the split in the name: {split: file}}."""
+    found: dict[str, dict[str, Path]] = defaultdict(dict)
+    for path in sorted(folder.glob("*.txt")):
+        stem, split = _stem_and_split(path)
+        if split is not None:
+            found[stem][split] = path
+    return {stem: files for stem, files in found.items() if "train" in files}
+
+
+def find_named_list(root: Path, name: str) -> Path:
+    """The training list of a data set by its name, such as imagenet-lt."""
+    found = [files["train"] for stem, files in find_lists(root).items() if plain_name(stem) == plain_name(name)]
+    wanted = f"expected its lists there, such as {NAMES[name]}_train.txt; give their folder with root (--root)"
+    expect(found, f"{name} was not found in {root}: {wanted}")
+    return found[0]
+
+
+def read_list(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
+    """A training list (of a folder, the one in it) and, beside it, those of val and test; paths are relative to it."""
+    path = list_file(path, "train") if path.is_dir() else path
+    stem, split = _stem_and_split(path)
+    files = find_lists(path.parent).get(stem, {}) if split is not None else {"train": path}
+    beside = path.with_name(f"{stem}_train.txt")
+    expect(path in files.values(), f"{path}: there is no training list beside it: expected {beside}")
+    root = path.parent.resolve()
+    broken: list[str] = []
+    listed = {name: _list_entries(file, root, broken) for name, file in files.items()}
+    usable = any(listed.values()) or (broken and not skip_broken)
+    expect(usable, f"{path}: holds no usable line: expected lines of 'path label', such as 'train/a.jpg 0'")
+    names, plain = _class_names(listed), plain_name(stem)
+    counts = {f"{name} images": len(own) for name, own in listed.items()} | {"classes": len(names)}
+    wrong = [
+        f"{counts.get(n, 0)} {n} (published: {k})" for n, k in PUBLISHED.get(plain, {}).items() if counts.get(n) != k
+    ]
+    notes = [f"{path.parent}: differs from the published data set: {', '.join(wrong)}"] if wrong else []
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    normalisation = NORMALISATIONS.get(plain)
+    return read_images(stem or path.stem, root, listed, names, image_size, skip_broken, notes, broken, normalisation)
+
+
+def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
+    """The file itself, or the list of a split, of a folder or where the file stands for a `whole` data set."""
+    if path.is_file() and split is None and not whole:
+        return path
+    stems = find_lists(path if path.is_dir() else path.parent)
+    several = f"{path}: holds lists of several data sets ({listing(stems)}): give the path of one list"
+    expect(path.is_file() or len(stems) == 1, several)
+    files = next(iter(stems.values())) if path.is_dir() else stems.get(_stem_and_split(path)[0], {})
+    return files[choose_split(str(path), files, split)]
+
+
+def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedText, NDArray[np.int64]]:
+    """Images to predict, line by line: root, names and labels (-1: none). Does not check that files exist.
+
+    A label is a class index of the model; where the image lies in a folder named after a class, both must agree.
+    """
+    root, labels = path.parent.resolve(), array("q")
+    place = {name: i for i, name in enumerate(class_names)}
+
+    def names() -> Iterator[str]:
+        for origin, line in _lines(path):
+            try:
+                unlabelled = _is_image(line)
+                name, label = _parsed(f"{line} 0" if unlabelled else line, root)
+                label = -1 if unlabelled else label
+                count, folder = len(class_names), place.get(_folder_of(name), label)
+                expect(label < count, f"label {label} is out of range: the model has {count} classes")
+                told = (
+                    f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of another"
+                )
+                fix = f"class ({class_names[folder]!r}): correct the labels or leave them out"
+                expect(unlabelled or folder == label, f"{told} {fix}")
+            except InputError as error:
+                raise InputError(f"{origin}{error}") from None
+            labels.append(label)
+            yield name
+
+    packed = PackedText(track(names(), f"Reading {path.name}"))
+    expect(len(packed), f"{path}: holds no usable line: expected lines of 'path' or 'path label'")
+    return root, packed, np.frombuffer(labels, dtype=np.int64)
+
+
+def _stem_and_split(path: Path) -> tuple[str, str | None]:
+    """(`ImageNet_LT`, `train`) of `ImageNet_LT_train.txt`."""
+    match = re.fullmatch(r"(?:(.*)[_\-. ])?([A-Za-z]+)", path.stem)
+    split = split_name(match.group(2)) if match else None
+    return (str(match.group(1) or ""), split) if match and split else (path.stem, None)
+
+
+def plain_name(name: str) -> str:
+    """A data set's name as `imagenetlt`, without differences of spelling between lists, folders and people."""
+    return re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
+
+
+def _list_entries(path: Path, root: Path, broken: list[str]) -> list[Entry]:
+    listed: list[Entry] = []
+    contents: dict[str, frozenset[str]] = {}  # of each folder, read once: much faster than one call per file
+    for origin, line in _lines(path):
+        try:
+            name, label = _parsed(line, root)
+            folder, _, file = name.rpartition("/")
+            if folder not in contents:
+                contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
+            expect(file in contents[folder], f"there is no file {root / name}")
+            listed.append(Entry(name, label, origin))
+        except InputError as error:
+            broken.append(f"{origin}{error}")
+    return listed
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines and where they are, without empty ones and comments."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(map(str.strip, file), 1):
+                if line and not line.startswith("#"):
+                    yield f"{path}, line {number}: ", line
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as lines of 'path label' in UTF-8 ({error})") from None
+
+
+def _parsed(line: str, root: Path) -> tuple[str, int]:
+    """Name and label; the label is what follows the last space, so that paths may have spaces."""
+    name, *rest = line.rsplit(None, 1)
+    label = "".join(rest)
+    expect(label, f"expected 'path label', got {line!r}")
+    number = re.fullmatch(r"[0-9]{1,9}", label)
+    expect(number, f"the label {label!r} is not a number: expected 'path label' with a class from 0 on")
+    large = f"the label {label} is too large: expected class numbers from 0 on, below {MOST_NUMBERED:,}"
+    expect(int(label) < MOST_NUMBERED, large)
+    leaves = name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
+    expect(not leaves, f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it")
+    return name, int(label)
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0].rpartition("/")[2]
+
+
+def _class_names(listed: dict[str, list[Entry]]) -> list[str]:
+    """The folder that holds a class's images where each class has its own, otherwise numbers."""
+    folders: dict[int, set[str]] = defaultdict(set)
+    for entry in (entry for entries in listed.values() for entry in entries):
+        folders[entry.label].add(_folder_of(entry.name))
+    count = 1 + max(folders, default=0)
+    alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
+    names = [next(iter(folders[c])) for c in range(count)] if alone else []
+    return names if len(set(names)) == count and all(names) else [str(c) for c in range(count)]
