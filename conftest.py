@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-NEED_TRITON = ("convolutions", "kernels", "launching")
+NEED_TRITON = ("convolutions", "kernels")
 collect_ignore = [] if find_spec("triton") else [f"src/rfdlc/training/networks/fused/{name}.py" for name in NEED_TRITON]

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from recording import write
 from rfdlc.data.loader import capture
-from rfdlc.training.networks.fused import kernels, launching
-from rfdlc.training.networks.fused.launching import Rows, Tiles
+from rfdlc.training.networks.fused import convolutions, kernels
+from rfdlc.training.networks.fused.convolutions import Rows, Tiles
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/training"))
 import plain_kernels as plain  # type: ignore[import-not-found]
@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace) -> None:
     for networks in (3, 15):
         for table, by_channels in TRIED.items():
             for channels, variants in by_channels.items():
-                used = getattr(launching, table).get(channels)
+                used = getattr(convolutions, table).get(channels)
                 for variant in [used] if options.brief and used else variants:
                     for operation, time in timed(table, networks, channels, variant).items():
                         what = f"{operation}, {networks} networks, {channels} channels: {variant}"
@@ -82,9 +82,9 @@ def timed(table: str, networks: int, channels: int, variant: Any) -> dict[str, f
     x, dy = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
     w = torch.randn(networks * channels, channels, 3, 3, device="cuda").div_(3 * channels**0.5).bfloat16()
     w = w.contiguous(memory_format=torch.channels_last)
-    before = {name: getattr(launching, name) for name in TRIED}
+    before = {name: getattr(convolutions, name) for name in TRIED}
     for name in before:
-        setattr(launching, name, {channels: variant} if name == table else {} if "ROWS" in name else before[name])
+        setattr(convolutions, name, {channels: variant} if name == table else {} if "ROWS" in name else before[name])
     try:
         if "GRADIENT" in table:
             check(kernels.weight_gradient(dy, x, 1), plain.weight_gradient(dy.float(), x.float(), 1))
@@ -97,7 +97,7 @@ def timed(table: str, networks: int, channels: int, variant: Any) -> dict[str, f
         }
     finally:
         for name, table_before in before.items():
-            setattr(launching, name, table_before)
+            setattr(convolutions, name, table_before)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from rfdlc.training.networks.stack import BatchNorm
+from rfdlc.training.networks.operations import EPSILON, MOMENTUM
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
@@ -33,10 +33,10 @@ def statistics(
 ) -> Tensor:
     mean, squares = (partial.sum(1) / count).unbind(1)
     variance = squares - mean**2
-    inverse = (variance + BatchNorm.epsilon).rsqrt()
+    inverse = (variance + EPSILON).rsqrt()
     scale = gamma.view_as(mean) * inverse
-    running_mean.lerp_(mean.flatten().to(running_mean), BatchNorm.momentum)
-    running_variance.lerp_((variance * count / (count - 1)).flatten().to(running_variance), BatchNorm.momentum)
+    running_mean.lerp_(mean.flatten().to(running_mean), MOMENTUM)
+    running_variance.lerp_((variance * count / (count - 1)).flatten().to(running_variance), MOMENTUM)
     return torch.stack([scale, beta.view_as(mean) - mean * scale, mean, inverse])
 
 

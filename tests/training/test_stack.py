@@ -100,7 +100,7 @@ class PlainBottleneck(nn.Module):
 @pytest.mark.parametrize("groups", [1, 4])
 def test_bottleneck_stack_equals_plain_blocks(groups):
     torch.manual_seed(0)
-    stack = Bottleneck(3, 6, 8, 16, 2, groups).double()
+    stack = Bottleneck(3, 6, 16, 2, middle=8, groups=groups).double()
     reset(stack, (0, 1, 2))
     x = torch.randn(3, 4, 6, 8, 8, dtype=torch.float64)
     ours = stack(IN_CHANNELS.fold(x))

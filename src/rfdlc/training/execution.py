@@ -14,7 +14,6 @@ from rfdlc.data.loader import capture
 from rfdlc.training.step import Step
 
 WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
-Batch = tuple[Tensor, Tensor, Tensor]  # inputs (R,B,...), targets (R,B), what is drawn for mixing (R,3)
 
 
 class Execution:
@@ -31,29 +30,29 @@ class Execution:
             shard = -(-settings.batch_size // processes.world_size)
             step.forward = _compiled(step.forward, -(-shard // settings.accumulate))
         self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
-        self.graphs: dict[tuple[int, ...], tuple[Batch, torch.cuda.CUDAGraph]] = {}
+        self.graphs: dict[tuple[int, ...], tuple[list[Tensor], torch.cuda.CUDAGraph]] = {}
         # what other processes do, and random numbers that are put back, cannot be captured
         capturable = processes.single and not settings.checkpoint_activations
         self.capture = self.capturing and on_gpu and steps >= WORTH_CAPTURING and capturable
 
-    def __call__(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
+    def __call__(self, *batch: Tensor) -> None:
+        """Of inputs (R,B,...), targets (R,B), and what is drawn for mixing (R,3)."""
         self.step.steps += 1
+        shape = tuple(batch[0].shape)
+        if self.capture and shape not in self.graphs:
+            self._capture(shape, [tensor.clone() for tensor in batch])
         if not self.capture:
-            return self.step.compute(inputs, targets, mix)
-        shape = tuple(inputs.shape)
-        if shape not in self.graphs and not self._captured(shape, (inputs, targets, mix)):
-            return self.step.compute(inputs, targets, mix)
+            return self.step.compute(*batch)
         static, graph = self.graphs[shape]
-        for buffer, value in zip(static, (inputs, targets, mix), strict=True):
+        for buffer, value in zip(static, batch, strict=True):
             buffer.copy_(value, non_blocking=True)
         return graph.replay()
 
-    def _captured(self, shape: tuple[int, ...], batch: Batch) -> bool:
-        """Capture the step for this shape of batch: true where that worked. Warm-up steps are undone."""
+    def _capture(self, shape: tuple[int, ...], static: list[Tensor]) -> None:
+        """Capture the step for this shape of batch; where that fails, steps run eagerly. Warm-up steps are undone."""
         step = self.step
         live = [*step.net.parameters(), *step.net.buffers(), step.total, step.good, *step.state.values()]
         saved = [tensor.detach().clone() for tensor in live]
-        static: Batch = (batch[0].clone(), batch[1].clone(), batch[2].clone())
         try:
             graph, _ = capture(lambda: step.compute(*static), 3, self.pool)  # one replays at a time: they share memory
             self.graphs[shape] = (static, graph)
@@ -63,7 +62,6 @@ class Execution:
         with torch.no_grad():
             for tensor, value in zip(live, saved, strict=True):
                 tensor.copy_(value)
-        return self.capture
 
 
 def _compiled(forward: Callable[[Tensor], Tensor], samples: int) -> Callable[[Tensor], Tensor]:

@@ -34,30 +34,52 @@ def integrated_gain(config: TrainConfig, classes: Classes, utility: Matrix | Non
     return terms.CompositeLoss(shifts, parts)
 
 
+def diverse_experts(config: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
+    """RIDE's first stage."""
+    likelihood = terms.NegativeLogLikelihood(_weights(config, classes), config.deferred_epoch)
+    return experts.DiverseExperts(_margin(config, classes), likelihood, _diversity(config, classes))
+
+
+def evidential_experts(config: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
+    """TLC. Its weights are scaled to sum to C, since its mean is not divided by their sum."""
+    weights, options = _weights(config, classes), config.method_options
+    annealing = (config.deferred_epoch + options["annealing"]) / options["divergence"]
+    parts = _margin(config, classes), weights * len(weights) / weights.sum(), _diversity(config, classes)
+    return experts.EvidentialExperts(*parts, annealing, options["threshold"], options["eta"])
+
+
 def _margin(config: TrainConfig, classes: Classes) -> terms.Margin:
-    scale = config.head_scale if config.head == "cosine" else 1.0
-    return terms.Margin(terms.margins(classes.count_array, config.margin), scale)
+    margins = terms.margins(classes.count_array, config.margin)
+    return terms.Margin(margins, config.head_scale if config.head == "cosine" else 1.0)
 
 
-def _target(config: TrainConfig, classes: Classes) -> Matrix:
-    """The class prior aimed at, (C,)."""
-    given = np.array(config.trained_prior or (1.0,) * len(classes), dtype=np.float64)
+def _diversity(config: TrainConfig, classes: Classes) -> experts.Diversity:
+    """Temperatures C p(c) s + 1 - s, divided by their maximum: frequent classes may differ more."""
+    frequency, share = np.exp(terms.log_prior(classes.count_array)), config.method_options["temperature_share"]
+    heat = len(classes) * frequency * share + 1 - share
+    return experts.Diversity(heat / heat.max(), config.method_options["diversity"], config.deferred_epoch)
+
+
+def _target(config: TrainConfig, classes: Classes) -> Matrix | None:
+    """The class prior aimed at, (C,), if one is given."""
+    if not config.trained_prior:
+        return None
+    given = np.array(config.trained_prior, dtype=np.float64)
     fits = len(given) == len(classes) and (given > 0).all()
     expect(fits, f"trained_prior has {len(given)} numbers: expected {len(classes)}, one above 0 for each class")
     return given / given.sum()
 
 
 def _weights(config: TrainConfig, classes: Classes) -> Matrix:
-    target = _target(config, classes) if config.trained_prior and config.weights != "constant" else None
+    target = _target(config, classes) if config.weights != "constant" else None
     power, beta = config.weight_power, config.weight_beta
     return terms.class_weights(classes.count_array, config.weights, power=power, beta=beta, target_prior=target)
 
 
 def _log_prior_ratio(config: TrainConfig, classes: Classes) -> Matrix:
     """log p_train - log p_target; a uniform target only adds a constant, which no softmax sees."""
-    target = np.log(_target(config, classes)) if config.trained_prior else 0.0
-    ratio: Matrix = terms.log_prior(classes.count_array) - target
-    return ratio
+    target = _target(config, classes)
+    return terms.log_prior(classes.count_array) - (0.0 if target is None else np.log(target))
 
 
 def carried_prior(config: TrainConfig, classes: Classes) -> Matrix:
@@ -70,38 +92,13 @@ def carried_prior(config: TrainConfig, classes: Classes) -> Matrix:
     drawn = {"shuffle": 1.0, "sqrt": 0.5, "balanced": 0.0}[config.sampling]
     tau = float(np.mean(config.prior_tau)) if config.prior_tau else 0.0
     logs = drawn * np.log(samples) + np.log(_weights(config, classes)) - tau * _log_prior_ratio(config, classes)
-    prior: Matrix = np.exp(logs - logs.max())
+    prior = np.exp(logs - logs.max())
     return prior / prior.sum()
 
 
 def uniform(config: TrainConfig, classes: Classes) -> Matrix:
     """The prior that balanced sampling of a last stage leaves."""
     return np.full(len(classes), 1 / len(classes))
-
-
-# -- experts -------------------------------------------------------------------------------------------------------
-
-
-def diverse_experts(config: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
-    """RIDE's first stage."""
-    likelihood = terms.NegativeLogLikelihood(_weights(config, classes), config.deferred_epoch)
-    return experts.DiverseExperts(_margin(config, classes), likelihood, _diversity(config, classes))
-
-
-def evidential_experts(config: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
-    """TLC. Its weights are scaled to sum to C, since its mean is not divided by their sum."""
-    weights, options = _weights(config, classes), config.method_options
-    annealing = (config.deferred_epoch + options["annealing"]) / options["divergence"]
-    scaled, diversity = weights * len(weights) / weights.sum(), _diversity(config, classes)
-    numbers = {"annealing": annealing, "threshold": options["threshold"], "eta": options["eta"]}
-    return experts.EvidentialExperts(_margin(config, classes), scaled, diversity, **numbers)
-
-
-def _diversity(config: TrainConfig, classes: Classes) -> experts.Diversity:
-    """Temperatures C p(c) s + 1 - s, divided by their maximum: frequent classes may differ more."""
-    frequency, share = np.exp(terms.log_prior(classes.count_array)), config.method_options["temperature_share"]
-    heat = len(classes) * frequency * share + 1 - share
-    return experts.Diversity(heat / heat.max(), config.method_options["diversity"], config.deferred_epoch)
 
 
 def as_they_are(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:

@@ -122,7 +122,7 @@ def test_shared_statistics_are_those_of_torch():
     results = []
     for normalise in (
         lambda mean, variance: functional.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5),
-        lambda mean, variance: shared_norm(x, mean, variance, weight, bias, 0.1, 1e-5, SINGLE),
+        lambda mean, variance: shared_norm(x, mean, variance, weight, bias, SINGLE),
     ):
         mean, variance = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         y = normalise(mean, variance)

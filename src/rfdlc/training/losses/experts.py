@@ -44,7 +44,7 @@ class DiverseExperts(nn.Module):
 
 
 class Routing(Constants):
-    """RIDE's router: logits have one more column, the router's scores; the last expert's is not used.
+    """RIDE's router, whose scores are one more column of the logits; the last expert's is not used.
 
     A score should be high where the mean of the experts so far is wrong and that of more experts is right: binary
     cross-entropy with such cases weighed `positive` times, a mean over samples and scores.
@@ -62,11 +62,8 @@ class Routing(Constants):
 
 
 def dirichlet_divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(Dirichlet(a) || Dirichlet(1)), a = 1 + exp(z) but for the true class, whose a is 1: (M, B).
-
-    In float64: exp(30 cos) spans thirteen digits, and the terms cancel.
-    """
-    z = logits.double()
+    """KL(Dirichlet(a) || Dirichlet(1)), a = 1 + exp(z) but for the true class, whose a is 1: (M, B)."""
+    z = logits.double()  # exp(30 cos) spans thirteen digits, and the terms cancel
     true = torch.arange(z.shape[-1], device=z.device) == target[:, None]  # (B, C)
     a = 1 + z.masked_fill(true, -torch.inf).exp()
     total = a.sum(-1, keepdim=True)
@@ -77,33 +74,29 @@ def dirichlet_divergence(logits: Tensor, target: Tensor) -> Tensor:
 class EvidentialExperts(Constants):
     """TLC: a sum over experts of the mean loss of the samples on which an expert is engaged (Li et al. 2022).
 
-    Loss: w(y) margin-adjusted NLL + epoch/annealing * Dirichlet divergence - diversity. Expert i is engaged on a
-    sample while the uncertainty of those before it is above `threshold` times the batch's largest. That batch is the
-    micro-batch at hand on all `processes`, which the step sets.
+    Loss: w(y) margin-adjusted NLL + epoch/annealing * Dirichlet divergence - diversity. An expert is engaged while the
+    uncertainty of those before it is above `threshold` times the largest in the micro-batch, over all `processes`.
     """
 
     weights_from_logits, processes = True, SINGLE
 
     def __init__(
-        self, margin: Margin, weights: ArrayLike, diversity: Diversity, *,
-        annealing: float, threshold: float, eta: float,
-    ) -> None:  # fmt: skip
+        self, margin: Margin, weights: ArrayLike, diversity: Diversity, annealing: float, threshold: float, eta: float
+    ) -> None:
         super().__init__(weights=as_tensor(weights))
         self.margin, self.diversity = margin, diversity
         self.annealing, self.threshold, self.eta = annealing, threshold, eta
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
-        shifted = self.margin(logits, target)
+        shifted, held = self.margin(logits, target), logits.detach()
         started = epoch > self.diversity.after
         weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
         loss = -weights * true_class(shifted.log_softmax(-1), target)  # (M, B)
         loss = loss + epoch / self.annealing * dirichlet_divergence(shifted, target)
-        held = logits.detach()
         loss = loss - self.diversity(logits, weighed(held, self.eta)[0], epoch)
         unsure = engagement(held)[:-1]  # (M, B)
-        most = unsure.amax(-1, keepdim=True)
-        engaged = (unsure > self.threshold * self.processes.all_max(most)).to(loss.dtype)
-        return list(zip(loss, engaged, strict=True))  # a mean for each expert
+        most = self.processes.all_max(unsure.amax(-1, keepdim=True))
+        return list(zip(loss, (unsure > self.threshold * most).to(loss.dtype), strict=True))  # a mean for each expert
 
 
 class NestedExperts(Constants):
@@ -136,7 +129,6 @@ class SelfDistillation(nn.Module):
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
         log_p = logits.log_softmax(-1)  # (M + S*M, B, C)
-        drawn = log_p[self.particles :].detach().exp().unflatten(0, (-1, self.particles))
-        teacher = drawn.mean(0)  # (M, B, C)
+        teacher = log_p[self.particles :].detach().exp().unflatten(0, (-1, self.particles)).mean(0)  # (M, B, C)
         gap = (torch.xlogy(teacher, teacher) - teacher * log_p[: self.particles]).sum(-1)
         return [(self.strength * gap,), (-true_class(log_p, target),)]

@@ -4,7 +4,7 @@ A backbone is a list of stages. Each stage builds itself for any number of netwo
 can be shared by the particles of a run (`particles.py`). The last stage gives features, one vector per sample.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -32,20 +32,22 @@ class Backbone:
     fused: bool = False  # whether its stages take IMAGES_IN_FRONT as well, where kernels for that are there
 
 
-# -- ResNet-32 for 32 x 32 images (He et al. 2016, section 4.2) ------------------------------------------------
+# -- residual networks: for 32 x 32 images (He et al. 2016, section 4.2), ResNet-50 and its relatives ------------------
 
 
 class Stem(nn.Module):
-    """3 x 3 convolution, batch norm, ReLU."""
+    """3 x 3 convolution, batch norm, ReLU; or 7 x 7 with stride 2, and then a 3 x 3 maximum with stride 2."""
 
-    def __init__(self, networks: int, inputs: int, outputs: int) -> None:
+    def __init__(self, networks: int, inputs: int, outputs: int, kernel: int = 3) -> None:
         super().__init__()
-        self.conv, self.norm = Conv(networks, inputs, outputs, 3), BatchNorm(networks, outputs)
+        self.large = kernel > 3
+        self.conv, self.norm = Conv(networks, inputs, outputs, kernel, 1 + self.large), BatchNorm(networks, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 5:
-            return fused.run([(fused.Unit(), self.conv, self.norm)], x)
-        return self.norm(self.conv(x)).relu_()
+            return fused.run([fused.Unit(self.conv, self.norm)], x)
+        active = self.norm(self.conv(x)).relu_()
+        return functional.max_pool2d(active, 3, 2, 1) if self.large else active
 
 
 class BasicBlock(nn.Module):
@@ -61,11 +63,8 @@ class BasicBlock(nn.Module):
         y = self.norm1(self.conv1(x)).relu_()
         return (self.norm2(self.conv2(y)) + self.shortcut(x)).relu_()
 
-    def units(self) -> list[fused.Wired]:
-        return [
-            (fused.Unit(self.stride), self.conv1, self.norm1),
-            (fused.Unit(residual=True), self.conv2, self.norm2),
-        ]
+    def units(self) -> list[fused.Unit]:
+        return [fused.Unit(self.conv1, self.norm1), fused.Unit(self.conv2, self.norm2, residual=True)]
 
     def shortcut(self, x: Tensor) -> Tensor:
         """Padded over the last axis, network by network, so that channels-last memory stays channels-last."""
@@ -80,64 +79,14 @@ class BasicBlocks(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 5:
-            blocks = [block for block in self if isinstance(block, BasicBlock)]
-            return fused.run([unit for block in blocks for unit in block.units()], x)
+            return fused.run([unit for block in self for unit in block.units()], x)  # type: ignore[operator]
         return super().forward(x)
-
-
-class Pooled(nn.Module):
-    """A last stage, averaged over pixels: (B, K*C, H, W) -> (B, K*C), or (K, B, H, W, C) -> (K, B, C)."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.body(x).mean((2, 3))
-        return pooled
-
-
-def _basic(inputs: int, outputs: int, blocks: int, stride: int) -> Stage:
-    def build(networks: int) -> nn.Module:
-        first = BasicBlock(networks, inputs, outputs, stride)
-        return BasicBlocks(first, *(BasicBlock(networks, outputs, outputs, 1) for _ in range(blocks - 1)))
-
-    return build
-
-
-def small_resnet(channels: int, blocks: int = 5) -> Backbone:
-    """CIFAR ResNet of 6 * blocks + 2 layers (ResNet-32: 5 blocks). Stages: stem, 16, 32 and 64 channels."""
-    return Backbone(
-        IN_CHANNELS,
-        (
-            lambda networks: Stem(networks, channels, 16),
-            _basic(16, 16, blocks, 1),
-            _basic(16, 32, blocks, 2),
-            lambda networks: Pooled(_basic(32, 64, blocks, 2)(networks)),
-        ),
-        width=64,
-        fused=True,
-    )
-
-
-# -- ResNet-50 and its relatives -------------------------------------------------------------------------------
-
-
-class ImageNetStem(nn.Module):
-    """7 x 7 convolution with stride 2, batch norm, ReLU, 3 x 3 maximum with stride 2."""
-
-    def __init__(self, networks: int, inputs: int) -> None:
-        super().__init__()
-        self.conv, self.norm = Conv(networks, inputs, 64, 7, 2), BatchNorm(networks, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.max_pool2d(self.norm(self.conv(x)).relu_(), 3, 2, 1)
 
 
 class Bottleneck(nn.Module):
     """1 x 1, 3 x 3 (grouped in ResNeXt), 1 x 1; a projection where the shape changes."""
 
-    def __init__(self, networks: int, inputs: int, middle: int, outputs: int, stride: int, groups: int) -> None:
+    def __init__(self, networks: int, inputs: int, outputs: int, stride: int, *, middle: int, groups: int) -> None:
         super().__init__()
         self.conv1, self.norm1 = Conv(networks, inputs, middle, 1), BatchNorm(networks, middle)
         self.conv2, self.norm2 = Conv(networks, middle, middle, 3, stride, groups), BatchNorm(networks, middle)
@@ -151,45 +100,59 @@ class Bottleneck(nn.Module):
         return (self.norm3(self.conv3(y)) + self.shortcut(x)).relu_()
 
 
-def _bottlenecks(inputs: int, width: int, blocks: int, stride: int, groups: int, base: int) -> Stage:
-    middle, outputs = width * base // 64 * groups, 4 * width
+class Pooled(nn.Module):
+    """A last stage, averaged over pixels: (B, K*C, H, W) -> (B, K*C), or (K, B, H, W, C) -> (K, B, C)."""
 
-    def build(networks: int) -> nn.Module:
-        first = Bottleneck(networks, inputs, middle, outputs, stride, groups)
-        rest = (Bottleneck(networks, outputs, middle, outputs, 1, groups) for _ in range(blocks - 1))
-        return nn.Sequential(first, *rest)
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
 
-    return build
-
-
-def large_resnet(
-    channels: int, widths: tuple[int, ...] = (64, 128, 256, 512), groups: int = 1, base: int = 64
-) -> Backbone:
-    """ResNet-50 (He et al. 2016); with groups 32 and base 4 ResNeXt-50 (Xie et al. 2017). Stages: stem, then four.
-
-    The paper's slim ResNet-50 has widths 64, 128, 192, 384.
-    """
-    inputs = (64, *(4 * width for width in widths))
-    stages = [
-        _bottlenecks(i, w, n, 1 + (k > 0), groups, base)
-        for k, (i, w, n) in enumerate(zip(inputs, widths, (3, 4, 6, 3), strict=False))
-    ]
-    last = stages[-1]
-    first: Stage = lambda networks: ImageNetStem(networks, channels)  # noqa: E731
-    return Backbone(IN_CHANNELS, (first, *stages[:-1], lambda networks: Pooled(last(networks))), width=4 * widths[-1])
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).mean((2, 3))
 
 
-# -- tables and embeddings -------------------------------------------------------------------------------------
+Row = tuple[Callable[..., nn.Module], int, int]  # block (networks, inputs, outputs, stride), how many, outputs
 
 
-def mlp(features: int, widths: tuple[int, ...] = (256, 256)) -> Backbone:
+def _resnet(stem: Stage, inputs: int, rows: Sequence[Row], row: type[nn.Sequential] = nn.Sequential) -> Backbone:
+    """A stem, then rows of blocks; the size halves where a row begins, but for the first."""
+
+    def stage(networks: int, number: int, inputs: int) -> nn.Module:
+        block, count, outputs = rows[number]
+        first = block(networks, inputs, outputs, 1 + (number > 0))
+        blocks = row(first, *(block(networks, outputs, outputs, 1) for _ in range(count - 1)))
+        return blocks if number < len(rows) - 1 else Pooled(blocks)
+
+    widths = [inputs, *(outputs for _, _, outputs in rows)]
+    stages = [partial(stage, number=number, inputs=width) for number, width in enumerate(widths[:-1])]
+    return Backbone(IN_CHANNELS, (stem, *stages), widths[-1], fused=row is BasicBlocks)
+
+
+def small_resnet(channels: int, blocks: int = 5) -> Backbone:
+    """CIFAR ResNet of 6 * blocks + 2 layers (ResNet-32: 5 blocks). Stages: stem, 16, 32 and 64 channels."""
+    rows = [(BasicBlock, blocks, outputs) for outputs in (16, 32, 64)]
+    return _resnet(partial(Stem, inputs=channels, outputs=16), 16, rows, BasicBlocks)
+
+
+def large_resnet(channels: int, widths: Sequence[int] = (64, 128, 256, 512), groups: int = 1) -> Backbone:
+    """ResNet-50 (He et al. 2016), with 32 groups ResNeXt-50 32x4d (Xie et al. 2017). Stages: stem, then four."""
+    middle = 2 if groups > 1 else 1
+    blocks = [partial(Bottleneck, middle=middle * width, groups=groups) for width in widths]
+    rows = [(block, count, 4 * width) for block, count, width in zip(blocks, (3, 4, 6, 3), widths, strict=True)]
+    return _resnet(partial(Stem, inputs=channels, outputs=64, kernel=7), 64, rows)
+
+
+# -- tables and embeddings ---------------------------------------------------------------------------------------------
+
+
+def mlp(features: int, widths: tuple[int, ...]) -> Backbone:
     """A multilayer perceptron: one stage per hidden layer. Inputs of any shape are flattened."""
-    flat = Layout(lambda x: x.flatten(2), IN_FRONT.spread, IN_FRONT.unfold)
+    flat = Layout(lambda x: x.flatten(2), IN_FRONT.spread)
     stages = tuple(partial(Hidden, inputs=i, outputs=o) for i, o in pairwise((features, *widths)))
-    return Backbone(flat, stages, width=widths[-1])
+    return Backbone(flat, stages, widths[-1])
 
 
-# -- a network of the user's own -------------------------------------------------------------------------------
+# -- a network of the user's own ---------------------------------------------------------------------------------------
 
 
 class Copies(nn.Module):
@@ -244,18 +207,18 @@ def own(make: Callable[[], nn.Module] | nn.Module, example: Tensor) -> Backbone:
         f"the backbone returns {shape or type(features).__name__} for a batch of shape {tuple(example.shape)}: "
         "expected features (batch, width); end it with pooling and flattening, without a classifier",
     )
-    return Backbone(IN_FRONT, (lambda networks: Copies(build, networks),), width=features.shape[1])
+    return Backbone(IN_FRONT, (partial(Copies, build),), width=features.shape[1])
 
 
-# -- by name ---------------------------------------------------------------------------------------------------
+# -- by name -----------------------------------------------------------------------------------------------------------
 
 BACKBONES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], Backbone]] = {
     "resnet8": lambda shape, widths: small_resnet(shape[0], blocks=1),
     "resnet20": lambda shape, widths: small_resnet(shape[0], blocks=3),
     "resnet32": lambda shape, widths: small_resnet(shape[0]),
     "resnet50": lambda shape, widths: large_resnet(shape[0]),
-    "resnet50-slim": lambda shape, widths: large_resnet(shape[0], widths=(64, 128, 192, 384)),
-    "resnext50": lambda shape, widths: large_resnet(shape[0], groups=32, base=4),
+    "resnet50-slim": lambda shape, widths: large_resnet(shape[0], widths=(64, 128, 192, 384)),  # the paper's
+    "resnext50": lambda shape, widths: large_resnet(shape[0], groups=32),
     "mlp": lambda shape, widths: mlp(int(torch.Size(shape).numel()), widths),
 }
 

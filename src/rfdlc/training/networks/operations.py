@@ -4,8 +4,7 @@ The gradient by x of x @ w is g @ w^T. Common BLAS libraries multiply by a trans
 than by a plain one when matrices are as small as here, so the weights, the smallest of the three, are transposed first.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,21 +16,19 @@ from torch.utils.checkpoint import checkpoint
 
 from rfdlc.training.distributed import ProcessGroup
 
-EPSILON = 1e-5  # of layer norm and batch norm
+EPSILON, MOMENTUM = 1e-5, 0.1  # of layer norm and batch norm; of running statistics
 aten = torch.ops.aten
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ weight + bias: (K, B, inputs), (K, inputs, outputs), (K, 1, outputs) -> (K, B, outputs)."""
-    result: Tensor = _Affine.apply(x, weight, bias) if by_hand(x, weight) else torch.baddbmm(bias, x, weight)
-    return result
+    return _Affine.apply(x, weight, bias) if by_hand(x, weight) else torch.baddbmm(bias, x, weight)
 
 
 def cosines(x: Tensor, weight: Tensor, scale: float) -> Tensor:
     """scale * cos(x, weight): (K, B, features), (K, features, classes) -> (K, B, classes)."""
     if by_hand(x, weight):
-        result: Tensor = _Cosines.apply(x, weight, scale)
-        return result
+        return _Cosines.apply(x, weight, scale)
     inverse = (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()  # multiplied last: by C numbers, not F
     return torch.bmm(x, functional.normalize(weight, dim=1)) * (scale * inverse)
 
@@ -85,16 +82,12 @@ class _Cosines(torch.autograd.Function):
         return by_input, by_weight, None
 
 
-# -- a hidden layer: half as many passes over memory as autograd makes, sums over the batch as products with ones ---
+class HiddenLayer(torch.autograd.Function):
+    """Affine map, layer norm, ReLU: (K, B, inputs) -> (K, B, outputs).
 
+    Half as many passes over memory as autograd makes; sums over the batch are products with ones.
+    """
 
-def hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Affine map, layer norm, ReLU: (K, B, inputs) -> (K, B, outputs)."""
-    result: Tensor = _Hidden.apply(x, weight, bias, scale, shift)
-    return result
-
-
-class _Hidden(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         before = torch.baddbmm(bias, x, weight)
@@ -126,7 +119,7 @@ class _SharedNorm(torch.autograd.Function):
     """Normalise by the mean and variance over all processes; two vectors a channel are exchanged in each direction."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, processes: ProcessGroup) -> Any:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, processes: ProcessGroup) -> Any:
         values = x.to(weight.dtype)
         variance, mean = torch.var_mean(values, PIXELS, correction=0)
         samples = (values[:, :1].numel() * torch.ones_like(mean[:1])).expand_as(mean)
@@ -134,7 +127,7 @@ class _SharedNorm(torch.autograd.Function):
         total = counts.sum(0)
         mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total  # within and between processes
-        scale = (variance + eps).rsqrt()
+        scale = (variance + EPSILON).rsqrt()
         ctx.save_for_backward(x, weight, mean, scale, total)
         ctx.processes = processes
         shape = (1, -1, 1, 1)
@@ -151,22 +144,21 @@ class _SharedNorm(torch.autograd.Function):
         sums = torch.stack([given.sum(PIXELS), (given * normed).sum(PIXELS)])
         along_one, along_normed = (ctx.processes.all_sum(sums) / total).view(2, *shape[:1], -1, 1, 1)
         found = (given - along_one - normed * along_normed) * (scale * weight).view(shape)
-        return found.to(x.dtype), sums[1], sums[0], None, None
+        return found.to(x.dtype), sums[1], sums[0], None
 
 
 def shared_norm(
-    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, momentum: float, eps: float,
-    processes: ProcessGroup,
-) -> Tensor:  # fmt: skip
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, processes: ProcessGroup
+) -> Tensor:
     """(B, channels, H, W) normalised; running statistics are updated as torch does, with the unbiased variance."""
-    normed, seen_mean, seen_variance, total = _SharedNorm.apply(x, weight, bias, eps, processes)
+    normed, seen_mean, seen_variance, total = _SharedNorm.apply(x, weight, bias, processes)
     with torch.no_grad():
-        mean.lerp_(seen_mean, momentum)
-        variance.lerp_(seen_variance * total / (total - 1).clamp(min=1), momentum)
+        mean.lerp_(seen_mean, MOMENTUM)
+        variance.lerp_(seen_variance * total / (total - 1).clamp(min=1), MOMENTUM)
     return normed
 
 
-# -- activations recomputed in the backward pass: less memory for about a third more work --------------------------
+# -- activations recomputed in the backward pass: less memory for about a third more work ------------------------------
 
 
 def recomputed(module: nn.Module, x: Tensor) -> Tensor:
@@ -176,21 +168,10 @@ def recomputed(module: nn.Module, x: Tensor) -> Tensor:
     """
     if not (module.training and torch.is_grad_enabled()):
         return module(x)
-    again = [False]
-
-    @contextmanager
-    def second() -> Iterator[None]:
-        again[0] = True
-        yield
-
-    def passes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), second()
+    passes = count()
 
     def run(values: Tensor) -> Tensor:
-        if not again[0]:
-            return module(values)
-        copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        return functional_call(module, copies, (values,))
+        again = next(passes) > 0
+        return functional_call(module, {name: b.clone() for name, b in module.named_buffers() if again}, (values,))
 
-    result: Tensor = checkpoint(run, x, use_reentrant=False, context_fn=passes)
-    return result
+    return checkpoint(run, x, use_reentrant=False)

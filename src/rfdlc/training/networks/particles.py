@@ -34,7 +34,6 @@ class CosineHead(nn.Module):
 
 
 HEADS = ("cosine", "linear")
-CHANNELS_LAST = {4: (0, 2, 3, 1), 5: (0, 1, 3, 4, 2)}  # order in memory by rank; 5: stacked weights of copies
 Combine = Callable[[int, int], Combination]  # (runs, width of the features) -> a combination
 
 
@@ -83,10 +82,8 @@ class ParticleNet(nn.Module):
         return layout.unfold(self._through(self.branches, spread), self.runs * self.particles)
 
     def _through(self, stages: nn.Sequential, x: Tensor) -> Tensor:
-        if not self.recompute:
-            return stages(x)
         for stage in stages:
-            x = recomputed(stage, x)
+            x = recomputed(stage, x) if self.recompute else stage(x)
         return x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,8 +130,6 @@ def place(net: ParticleNet, device: torch.device, channels_last: bool | None = N
     moved = net.to(device)
     if (device.type == "cuda") if channels_last is None else channels_last:
         for tensor in (*moved.parameters(), *moved.buffers()):
-            order = CHANNELS_LAST.get(tensor.ndim)
-            if order is not None:
-                back = [order.index(axis) for axis in range(tensor.ndim)]
-                tensor.data = tensor.data.permute(order).contiguous().permute(back)
+            if tensor.ndim in (4, 5):  # 5: stacked weights of copies
+                tensor.data = tensor.data.movedim(-3, -1).contiguous().movedim(-1, -3)
     return moved

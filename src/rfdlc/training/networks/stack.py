@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rfdlc.training.distributed import ProcessGroup
-from rfdlc.training.networks.operations import EPSILON, affine, by_hand, hidden_layer, shared_norm
+from rfdlc.training.networks.operations import EPSILON, MOMENTUM, HiddenLayer, affine, by_hand, shared_norm
 
 Generators = Sequence[torch.Generator]  # one per run
 
@@ -48,7 +48,9 @@ class BatchNorm(nn.Module):
     """
 
     shared: ProcessGroup | None = None
-    momentum, epsilon = 0.1, EPSILON
+    momentum = MOMENTUM
+    mean: Tensor
+    variance: Tensor
 
     def __init__(self, networks: int, channels: int) -> None:
         super().__init__()
@@ -56,14 +58,12 @@ class BatchNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("variance", torch.ones(size))
-        self.mean: Tensor
-        self.variance: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         own = self.mean, self.variance, self.weight, self.bias
         if self.training and self.shared is not None:
-            return shared_norm(x, *own, self.momentum, self.epsilon, self.shared)
-        return functional.batch_norm(x, *own, self.training, self.momentum, self.epsilon)
+            return shared_norm(x, *own, self.shared)
+        return functional.batch_norm(x, *own, self.training, self.momentum, EPSILON)
 
 
 class Linear(nn.Module):
@@ -104,7 +104,7 @@ class Hidden(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not by_hand(x, self.map.weight):
             return self.norm(self.map(x)).relu()
-        return hidden_layer(x, self.map.weight, self.map.bias, self.norm.weight, self.norm.bias)
+        return HiddenLayer.apply(x, self.map.weight, self.map.bias, self.norm.weight, self.norm.bias)
 
 
 def share_statistics(module: nn.Module, processes: ProcessGroup) -> None:
@@ -119,9 +119,8 @@ def reset(module: nn.Module, seeds: Sequence[int]) -> None:
     """Draw the weights of every layer that has any to draw; run r uses seeds[r] alone, in module order."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     for layer in module.modules():
-        draw = getattr(layer, "reset", None)
-        if draw is not None:
-            draw(generators)
+        if hasattr(layer, "reset"):
+            layer.reset(generators)
 
 
 @dataclass(frozen=True)
@@ -130,36 +129,27 @@ class Layout:
 
     fold: Callable[[Tensor], Tensor]  # (R, B, ...) -> stacked for R networks
     spread: Callable[[Tensor, int, int], Tensor]  # stacked for R, (R, M) -> stacked for R*M
-    unfold: Callable[[Tensor, int], Tensor]  # pooled features stacked for K -> (K, B, F)
-
-
-def _fold_channels(x: Tensor) -> Tensor:
-    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+    unfold: Callable[[Tensor, int], Tensor] = lambda x, networks: x  # pooled features stacked for K -> (K, B, F)
 
 
 def _spread_channels(x: Tensor, runs: int, particles: int) -> Tensor:
-    batch, _, *size = x.shape  # written over the last axis, so that channels-last stays channels-last
+    """Written over the last axis, so that channels-last stays channels-last."""
+    batch, _, *size = x.shape
     pixels = x.permute(0, 2, 3, 1).unflatten(-1, (runs, 1, -1))
-    wide = pixels.expand(batch, *size, runs, particles, pixels.shape[-1]).flatten(3)
-    return wide.permute(0, 3, 1, 2)
+    return pixels.expand(batch, *size, runs, particles, pixels.shape[-1]).flatten(3).permute(0, 3, 1, 2)
 
 
 IN_CHANNELS = Layout(
-    _fold_channels, _spread_channels, lambda x, networks: x.unflatten(1, (networks, -1)).transpose(0, 1)
+    lambda x: x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last),
+    _spread_channels,
+    lambda x, networks: x.unflatten(1, (networks, -1)).transpose(0, 1),
 )
-
-
-def _fold_in_front(x: Tensor) -> Tensor:
-    return x.movedim(2, -1).to(torch.get_autocast_dtype(x.device.type)).contiguous()
-
-
-def _spread_in_front(x: Tensor, runs: int, particles: int) -> Tensor:
-    """(R, ...) -> (R*M, ...); of one run without a copy."""
-    return x.expand(particles, *x.shape[1:]) if runs == 1 else x.repeat_interleave(particles, 0)
-
-
 # Images with the networks in front and channels last, (K, B, H, W, C): what fused stages take
 IMAGES_IN_FRONT = Layout(
-    _fold_in_front, lambda x, runs, particles: x.repeat_interleave(particles, 0), lambda x, networks: x
+    lambda x: x.movedim(2, -1).to(torch.get_autocast_dtype(x.device.type)).contiguous(),
+    lambda x, runs, particles: x.repeat_interleave(particles, 0),
 )
-IN_FRONT = Layout(lambda x: x, _spread_in_front, lambda x, networks: x)
+IN_FRONT = Layout(  # one run is spread without a copy
+    lambda x: x,
+    lambda x, runs, particles: x.expand(particles, *x.shape[1:]) if runs == 1 else x.repeat_interleave(particles, 0),
+)

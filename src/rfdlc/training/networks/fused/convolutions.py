@@ -1,16 +1,46 @@
-"""Convolutions of many small networks as Triton kernels, and their gradients.
+"""How kernels are compiled and launched; convolutions of many small networks as Triton kernels, and their gradients.
 
 Every program works on one network. Images lie networks first and channels last, (K, B, H, W, C), so that a tile of
-pixels is one piece of memory.
+pixels is one piece of memory. A kernel is compiled once for every size of batch, and starts while the one before it
+ends.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial as bound
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rfdlc.training.networks.fused import launching
-from rfdlc.training.networks.fused.launching import Kernel, after_the_one_before
+SIZES = ("batch", "pixels", "tiles", "sets", "programs", "count", "share", "networks")
+# From Hopper on, programs of a kernel can take their places while the last ones of the kernel before are at work
+OVERLAPPING = tl.constexpr(torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9)
+
+
+@triton.jit
+def wait_turn():
+    """Wait until the kernel before has written all its results. Every kernel begins with it, reading nothing before.
+
+    From here on the next kernel may be launched, which begins with the same.
+    """
+    if OVERLAPPING:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+class Kernel:
+    """A kernel in one machine code: the shorter last batch of an epoch needs no compilation of its own."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        names = [name for name in signature(function).parameters if name in SIZES]
+        self.compiled = triton.jit(function, do_not_specialize=names)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        return bound(self.compiled[grid], **({"launch_pdl": True} if OVERLAPPING.value else {}))
 
 
 @triton.jit
@@ -40,7 +70,7 @@ def _convolve_rows(
     matrix product, which sees the window of GROUP + 2 pixels around them: some products are with zero, but a pixel
     is loaded (GROUP + 2) / GROUP times instead of nine.
     """
-    after_the_one_before()
+    wait_turn()
     part, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
     parts: tl.constexpr = H // ROWS
     across: tl.constexpr = W // GROUP
@@ -90,7 +120,7 @@ def _convolve_tiles(
     A pixel of the gradient of a strided convolution sees few of the nine: which ones depends on whether row and
     column are even, so that a program has pixels of one kind alone.
     """
-    after_the_one_before()
+    wait_turn()
     tile, network, kind = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     STEP: tl.constexpr = STRIDE if TRANSPOSED else 1
     count = tile * BLOCK + tl.arange(0, BLOCK)
@@ -143,7 +173,7 @@ def _weight_gradient_rows(
     GROUP: tl.constexpr, WINDOW: tl.constexpr, IMAGES: tl.constexpr,
 ):  # fmt: skip
     """Products of all pixels in groups with those in their windows: partial (K, programs, 3, GROUP * CY, window)."""
-    after_the_one_before()
+    wait_turn()
     part, network = tl.program_id(0), tl.program_id(1).to(tl.int64)
     across: tl.constexpr = W // GROUP
     m, k, n = tl.arange(0, IMAGES * across), tl.arange(0, WINDOW), tl.arange(0, GROUP * CY)
@@ -179,7 +209,7 @@ def _gather_weight_gradient(
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Sum over programs and over the pixels of a group: (K, CY, 9, CX)."""
-    after_the_one_before()
+    wait_turn()
     place, network = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
     cx, tap, cy = place % CX, (place // CX) % 9, place // (9 * CX)
     size: tl.constexpr = WINDOW * GROUP * CY
@@ -201,7 +231,7 @@ def _weight_gradient_tiles(
     CX: tl.constexpr, CX_BLOCK: tl.constexpr, CY: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row of the kernel (three weights), over one share of the pixels: partial (K, splits, 3, CY, 3 * CX)."""
-    after_the_one_before()
+    wait_turn()
     split, down, network = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     cx, cy = tl.arange(0, CX_BLOCK), tl.arange(0, CY)
     dy += network * pixels * CY
@@ -233,6 +263,50 @@ def _weight_gradient_tiles(
     tl.store(at + 2 * CX, right, mask=used)
 
 
+# -- how a convolution is cut into programs: row by row of the images, or tile by tile of their pixels ----------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    group: int  # neighbouring pixels that are one row of the matrix product
+    programs: int  # wanted, about
+    warps: int
+    ahead: int  # loads in flight
+    tallest: int = 64  # rows of the matrix product: 64, or more where there are programs enough
+
+    def images(self, width: int, of: int) -> int:
+        """Images that a program works on side by side, of all there are."""
+        tall = 64
+        while tall < self.tallest and of * width // (2 * tall * self.group) >= self.programs:
+            tall *= 2
+        return max(1, tall * self.group // width)
+
+    def parts(self, sets: int, height: int) -> int:
+        """Into how many parts an image is cut, so that there are programs enough."""
+        parts = 1
+        while sets * parts < self.programs and height // parts > 4 and height % (2 * parts) == 0:
+            parts *= 2
+        return parts
+
+    def window(self, channels: int) -> int:
+        """Values that a row of the product sees: group + 2 pixels, up to a power of two that hardware can multiply."""
+        return max(16, triton.next_power_of_2((self.group + 2) * channels))
+
+
+class Tiles(NamedTuple):
+    pixels: int
+    warps: int
+    ahead: int
+
+
+# By the channels made; chosen by measuring on an H200 (benchmarks/README.md)
+ROWS = {16: Rows(2, 400, 4, 4), 32: Rows(2, 200, 4, 3)}
+TILES = {16: Tiles(128, 4, 2), 32: Tiles(128, 4, 3), 64: Tiles(128, 4, 3)}
+GRADIENT_ROWS = {16: Rows(2, 200, 4, 4, tallest=128), 32: Rows(1, 200, 8, 4, tallest=128)}
+GRADIENT_TILES = {16: Tiles(64, 4, 2), 32: Tiles(64, 4, 2), 64: Tiles(64, 4, 2)}
+GRADIENT_PROGRAMS = 512
+
+
 # -- the functions that stages call ----------------------------------------------------------------------------
 
 
@@ -243,7 +317,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
     """
     networks, batch, height, width, _ = x.shape
     y = x.new_empty(networks, batch, height // stride, width // stride, len(weight) // networks)
-    return y, _convolve(x, weight, y, stride, False)
+    return y, _convolve(x, weight, y, stride)
 
 
 def input_gradient(dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | None = None) -> Tensor:
@@ -253,34 +327,33 @@ def input_gradient(dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | N
     """
     networks, batch, height, width, _ = dy.shape
     dx = dy.new_empty(networks, batch, height * stride, width * stride, weight.shape[1])
-    _convolve(dy, weight, dx, stride, True, shortcut)
+    _convolve(dy, weight, dx, stride, shortcut, transposed=True)
     return dx
 
 
 def _convolve(
-    x: Tensor, weight: Tensor, y: Tensor, stride: int, transposed: bool, shortcut: Tensor | None = None
+    x: Tensor, weight: Tensor, y: Tensor, stride: int, shortcut: Tensor | None = None, transposed: bool = False
 ) -> Tensor:
     networks, batch, height, width, channels = y.shape
-    inputs, sums = x.shape[4], not transposed
-    rows = launching.ROWS.get(channels)
+    sums, rows = not transposed, ROWS.get(channels)
+    shape = {"H": height, "W": width, "CX": x.shape[4], "CY": channels, "TRANSPOSED": transposed, "SUMS": sums}
     if stride == 1 and rows is not None and width % rows.group == 0:
         images = rows.images(width, networks * batch)
         parts = rows.parts(networks * triton.cdiv(batch, images), height)
         programs = triton.cdiv(batch, images) * parts
         partial = x.new_empty((networks, programs, 2, channels) if sums else 0, dtype=torch.float32)
         _convolve_rows[(programs, networks)](
-            x, weight, y, partial, batch, H=height, W=width, CX=inputs, CY=channels, TRANSPOSED=transposed, SUMS=sums,
-            GROUP=rows.group, WINDOW=rows.window(inputs), IMAGES=images, ROWS=height // parts,
-            num_warps=rows.warps, num_stages=rows.ahead,
+            x, weight, y, partial, batch, **shape, GROUP=rows.group, WINDOW=rows.window(x.shape[4]), IMAGES=images,
+            ROWS=height // parts, num_warps=rows.warps, num_stages=rows.ahead,
         )  # fmt: skip
         return partial
-    tiling, step, pixels = launching.TILES[channels], stride if transposed else 1, batch * height * width
+    tiling, step, pixels = TILES[channels], stride if transposed else 1, batch * height * width
     tiles = triton.cdiv(pixels // step**2, tiling.pixels)
     partial = x.new_empty((networks, tiles, 2, channels) if sums else 0, dtype=torch.float32)
     _convolve_tiles[(tiles, networks, step**2)](
-        x, weight, y, partial, shortcut, pixels, tiles, H=height, W=width, HX=x.shape[2], WX=x.shape[3],
-        CX=inputs, CX_BLOCK=max(16, inputs), CY=channels, STRIDE=stride, TRANSPOSED=transposed, SUMS=sums,
-        SHORTCUT=shortcut is not None, BLOCK=tiling.pixels, num_warps=tiling.warps, num_stages=tiling.ahead,
+        x, weight, y, partial, shortcut, pixels, tiles, **shape, HX=x.shape[2], WX=x.shape[3], STRIDE=stride,
+        CX_BLOCK=max(16, x.shape[4]), SHORTCUT=shortcut is not None, BLOCK=tiling.pixels,
+        num_warps=tiling.warps, num_stages=tiling.ahead,
     )  # fmt: skip
     return partial
 
@@ -289,7 +362,7 @@ def weight_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:
     """(K*outputs, C, 3, 3) in float32, channels last in memory."""
     networks, batch, height, width, channels = dy.shape
     inputs, shape = x.shape[4], {"H": height, "W": width, "CX": x.shape[4], "CY": channels}
-    rows = launching.GRADIENT_ROWS.get(channels)
+    rows = GRADIENT_ROWS.get(channels)
     if stride == 1 and rows is not None and width % rows.group == 0:
         images = rows.images(width, networks * batch)
         sets = max(1, triton.cdiv(batch, images) * networks // rows.programs)
@@ -300,8 +373,8 @@ def weight_gradient(dy: Tensor, x: Tensor, stride: int) -> Tensor:
             num_warps=rows.warps, num_stages=rows.ahead,
         )  # fmt: skip
     else:
-        pixels, tiling, group, window = batch * height * width, launching.GRADIENT_TILES[channels], 1, 3 * inputs
-        programs = max(1, min(launching.GRADIENT_PROGRAMS // (3 * networks), pixels // (4 * tiling.pixels)))
+        pixels, tiling, group, window = batch * height * width, GRADIENT_TILES[channels], 1, 3 * inputs
+        programs = max(1, min(GRADIENT_PROGRAMS // (3 * networks), pixels // (4 * tiling.pixels)))
         share = triton.cdiv(triton.cdiv(pixels, programs), tiling.pixels) * tiling.pixels
         programs = triton.cdiv(pixels, share)
         partial = x.new_empty((networks, programs, 3, channels, window), dtype=torch.float32)

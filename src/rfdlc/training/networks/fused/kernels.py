@@ -1,19 +1,18 @@
 """The operations of fused stages on a GPU: batch norm, ReLU and shortcuts here, convolutions in `convolutions.py`.
 
-Tests compare them with the same functions in torch.
-
 Sums over pixels (statistics of batch norm, their gradients) are partial sums, one per program, added up in a fixed
 order, so that results do not change from run to run.
 """
+
+from math import prod
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rfdlc.training.networks.fused.convolutions import convolve, input_gradient, weight_gradient
-from rfdlc.training.networks.fused.launching import Kernel, after_the_one_before
-from rfdlc.training.networks.stack import BatchNorm
+from rfdlc.training.networks.fused.convolutions import Kernel, convolve, input_gradient, wait_turn, weight_gradient
+from rfdlc.training.networks.operations import EPSILON, MOMENTUM
 
 __all__ = [
     "activate", "convolve", "gate", "input_gradient", "norm_gradient", "norm_input_gradient", "statistics",
@@ -41,7 +40,7 @@ def _statistics(
     EPSILON: tl.constexpr, MOMENTUM: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """result (4, K, C): scale, shift, mean, 1 / deviation."""
-    after_the_one_before()
+    wait_turn()
     network = tl.program_id(0)
     total, squares = _added(partial + network.to(tl.int64) * tiles * (2 * C), tiles, C, BLOCK)
     at = network * C + tl.arange(0, C)
@@ -62,7 +61,7 @@ def _statistics(
 @Kernel
 def _norm_gradient(partial, known, result, tiles, count, networks, C: tl.constexpr, BLOCK: tl.constexpr):
     """result (5, K, C): factors of gradient, values and one in the gradient by the values; those of gamma and beta."""
-    after_the_one_before()
+    wait_turn()
     network = tl.program_id(0)
     total, products = _added(partial + network.to(tl.int64) * tiles * (2 * C), tiles, C, BLOCK)
     at, size = network * C + tl.arange(0, C), networks * C
@@ -92,7 +91,7 @@ def _activate(
     SHORTCUT: tl.constexpr, PADDING: tl.constexpr, CS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """relu(scale y + shift + shortcut)."""
-    after_the_one_before()
+    wait_turn()
     network, pixel, c, inside, here = _tile(pixels, C, BLOCK)
     at = network * C + c
     scale, shift = tl.load(known + at), tl.load(known + networks * C + at)
@@ -114,7 +113,7 @@ def _gate(
     SHORTCUT: tl.constexpr, ACTIVE: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient that passes a ReLU, and of its products with y. With ACTIVE it is written as well."""
-    after_the_one_before()
+    wait_turn()
     network, _, c, inside, here = _tile(pixels, C, BLOCK)
     gradient = tl.load(dz + here, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(y + here, mask=inside, other=0.0).to(tl.float32)
@@ -138,7 +137,7 @@ def _norm_input_gradient(
     gradient, y, known, factors, result, pixels, networks,
     GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    after_the_one_before()
+    wait_turn()
     network, _, c, inside, here = _tile(pixels, C, BLOCK)
     at, size = network * C + c, networks * C
     a, b, constant = tl.load(factors + at), tl.load(factors + size + at), tl.load(factors + 2 * size + at)
@@ -162,7 +161,7 @@ def statistics(
     result = partial.new_empty(4, networks, channels)
     _statistics[(networks,)](
         partial, gamma, beta, running_mean, running_variance, result, tiles, count, networks,
-        EPSILON=BatchNorm.epsilon, MOMENTUM=BatchNorm.momentum, C=channels, BLOCK=4096 // channels, num_warps=8,
+        EPSILON=EPSILON, MOMENTUM=MOMENTUM, C=channels, BLOCK=4096 // channels, num_warps=8,
     )  # fmt: skip
     return result
 
@@ -179,12 +178,12 @@ def norm_gradient(partial: Tensor, count: int, known: Tensor) -> Tensor:
 
 def activate(y: Tensor, known: Tensor, shortcut: Tensor | None = None) -> Tensor:
     """relu(batch norm of y + shortcut): the shortcut as it is, or every other pixel of it with padded channels."""
-    networks, batch, height, width, channels = y.shape
-    pixels, block, z = batch * height * width, _block(channels), torch.empty_like(y)
-    kind = 0 if shortcut is None else 1 if shortcut.shape == y.shape else 2
+    _, _, height, width, channels = y.shape
+    grid, pixels, block = _cut(y)
+    kind, z = 0 if shortcut is None else 1 if shortcut.shape == y.shape else 2, torch.empty_like(y)
     narrow = shortcut.shape[4] if shortcut is not None else 0
-    _activate[(triton.cdiv(pixels, block), networks)](
-        y, known, shortcut, z, pixels, networks, H=height, W=width, C=channels,
+    _activate[grid](
+        y, known, shortcut, z, pixels, len(y), H=height, W=width, C=channels,
         SHORTCUT=kind, PADDING=(channels - narrow) // 2, CS=narrow, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return z
@@ -196,28 +195,26 @@ def gate(dz: Tensor, shortcut: Tensor | None, active: Tensor | None, y: Tensor, 
     `active` is what the ReLU gave. Without it and without a shortcut, whether it was open is found from y again, and
     dz is returned as it came: `norm_input_gradient` gates it.
     """
-    networks, batch, height, width, channels = y.shape
-    pixels, block = batch * height * width, _block(channels)
-    tiles = triton.cdiv(pixels, block)
-    partial = y.new_empty((networks, tiles, 2, channels), dtype=torch.float32)
+    grid, pixels, block = _cut(y)
+    partial = y.new_empty((len(y), grid[0], 2, y.shape[4]), dtype=torch.float32)
     result = dz if active is None else torch.empty_like(y)
-    _gate[(tiles, networks)](
-        dz, shortcut, active, y, known, result, partial, pixels, tiles, networks,
-        SHORTCUT=shortcut is not None, ACTIVE=active is not None, C=channels, BLOCK=block, num_warps=4,
+    _gate[grid](
+        dz, shortcut, active, y, known, result, partial, pixels, grid[0], len(y),
+        SHORTCUT=shortcut is not None, ACTIVE=active is not None, C=y.shape[4], BLOCK=block, num_warps=4,
     )  # fmt: skip
     return result, partial
 
 
 def norm_input_gradient(gradient: Tensor, y: Tensor, known: Tensor, factors: Tensor, gated: bool) -> Tensor:
     """Gradient by the values y before batch norm, of the gradient after it (`gated`), or after its ReLU."""
-    networks, batch, height, width, channels = y.shape
-    pixels, block, result = batch * height * width, _block(channels), torch.empty_like(y)
-    _norm_input_gradient[(triton.cdiv(pixels, block), networks)](
-        gradient, y, known, factors, result, pixels, networks, GATED=gated, C=channels, BLOCK=block, num_warps=4
+    (grid, pixels, block), result = _cut(y), torch.empty_like(y)
+    _norm_input_gradient[grid](
+        gradient, y, known, factors, result, pixels, len(y), GATED=gated, C=y.shape[4], BLOCK=block, num_warps=4
     )
     return result
 
 
-def _block(channels: int) -> int:
-    """Pixels of a program that only reads and writes: 16 KiB of bfloat16."""
-    return 8192 // channels
+def _cut(y: Tensor) -> tuple[tuple[int, int], int, int]:
+    """The grid of a kernel that only reads and writes, pixels of a network, and of a program: 16 KiB of bfloat16."""
+    pixels, block = prod(y.shape[1:4]), 8192 // y.shape[4]
+    return (triton.cdiv(pixels, block), len(y)), pixels, block

@@ -5,11 +5,11 @@ before its ReLU. What the backward pass needs beside the parameters is what the 
 values of each unit before batch norm and after its ReLU.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,67 +17,63 @@ from torch import Tensor
 from rfdlc.training.networks.stack import BatchNorm, Conv
 
 OF_A_UNIT = 5  # tensors: weight, gamma, beta, running mean, running variance
+Wiring = list[tuple[int, bool]]  # stride of each unit, and whether it is residual
 
 
-@dataclass(frozen=True)
-class Unit:
-    """How a unit is wired: its stride, and whether the input of the unit before it is added."""
+class Unit(NamedTuple):
+    """A convolution, its batch norm, and whether the input of the unit before it is added."""
 
-    stride: int = 1
+    conv: Conv
+    norm: BatchNorm
     residual: bool = False
 
 
-Wired = tuple[Unit, Conv, BatchNorm]
-
-
-def run(units: Sequence[Wired], x: Tensor) -> Tensor:
-    """A chain of (wiring, convolution, batch norm) on images (K, B, H, W, C), in training mode."""
-    tensors = [t for _, conv, norm in units for t in (conv.weight, norm.weight, norm.bias, norm.mean, norm.variance)]
-    result: Tensor = _Chain.apply([unit for unit, _, _ in units], x, *tensors)
-    return result
+def run(units: Sequence[Unit], x: Tensor) -> Tensor:
+    """A chain of units on images (K, B, H, W, C), in training mode."""
+    tensors = [t for conv, norm, _ in units for t in (conv.weight, norm.weight, norm.bias, norm.mean, norm.variance)]
+    return _Chain.apply([(unit.conv.stride, unit.residual) for unit in units], x, *tensors)
 
 
 class _Chain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, units: list[Unit], x: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, wiring: Wiring, x: Tensor, *tensors: Tensor) -> Tensor:
         ops, actives, befores, norms = kernels(), [x], [], []
         weights = _as(x.dtype, tensors[::OF_A_UNIT])
-        for number, (unit, weight) in enumerate(zip(units, weights, strict=True)):
+        for number, ((stride, residual), weight) in enumerate(zip(wiring, weights, strict=True)):
             norm = tensors[OF_A_UNIT * number + 1 : OF_A_UNIT * (number + 1)]
-            y, partial = ops.convolve(actives[-1], weight, unit.stride)
+            y, partial = ops.convolve(actives[-1], weight, stride)
             known = ops.statistics(partial, y[0, ..., 0].numel(), *norm)
-            actives.append(ops.activate(y, known, actives[-2] if unit.residual else None))
+            actives.append(ops.activate(y, known, actives[-2] if residual else None))
             befores.append(y)
             norms.append(known)
-        ctx.units, ctx.needs_input = units, x.requires_grad
+        ctx.wiring, ctx.needs_input = wiring, x.requires_grad
         ctx.save_for_backward(*weights, *actives, *befores, *norms)
         return actives[-1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        units, saved, ops = ctx.units, ctx.saved_tensors, kernels()
-        count = len(units)
+        saved, ops, count = ctx.saved_tensors, kernels(), len(ctx.wiring)
         weights, actives = saved[:count], saved[count : 2 * count + 1]
         befores, norms = saved[2 * count + 1 : 3 * count + 1], saved[3 * count + 1 :]
         found: list[Tensor | None] = [None] * (OF_A_UNIT * count)
         gradient, shortcut = gradient.contiguous(), None
-        with _Beside(gradient) as beside:
-            for number in reversed(range(count)):
-                unit, x, y, known = units[number], actives[number], befores[number], norms[number]
-                active = actives[number + 1] if unit.residual else None
-                through, partial = ops.gate(gradient, shortcut if unit.residual else None, active, y, known)
+        with _beside(gradient) as beside:
+            for number, (stride, residual) in reversed(list(enumerate(ctx.wiring))):
+                x, y, known = actives[number], befores[number], norms[number]
+                active = actives[number + 1] if residual else None
+                through, partial = ops.gate(gradient, shortcut if residual else None, active, y, known)
                 factors = ops.norm_gradient(partial, y[0, ..., 0].numel(), known)
-                dy = ops.norm_input_gradient(through, y, known, factors, unit.residual)
+                dy = ops.norm_input_gradient(through, y, known, factors, residual)
                 at = OF_A_UNIT * number
-                found[at] = beside(ops.weight_gradient, dy, x, unit.stride)
+                found[at] = beside(ops.weight_gradient, dy, x, stride)
                 found[at + 1 : at + 3] = factors[3].flatten(), factors[4].flatten()
                 if number == 0 and not ctx.needs_input:
                     return None, None, *found
                 # What goes around a block joins where the block began: in its first convolution where the size
                 # halves there, else in the gate of the unit before it
-                halving = unit.stride > 1
-                gradient = ops.input_gradient(dy, weights[number], unit.stride, shortcut if halving else None)
-                shortcut = through if unit.residual else None if halving else shortcut
+                halving = stride > 1
+                gradient = ops.input_gradient(dy, weights[number], stride, shortcut if halving else None)
+                shortcut = through if residual else None if halving else shortcut
         return None, gradient if shortcut is None else gradient + shortcut, *found
 
 
@@ -89,32 +85,28 @@ def _as(dtype: torch.dtype, weights: Sequence[Tensor]) -> list[Tensor]:
     return copies
 
 
-class _Beside:
-    """Work that nothing waits for, on a stream of its own: weight gradients run while the others go down the chain.
+@contextmanager
+def _beside(like: Tensor) -> Iterator[Callable[..., Tensor]]:
+    """Calls that nothing waits for, on a stream of their own: weight gradients run while others go down the chain.
 
-    What it reads is kept until both streams have met, or the allocator would give it away.
+    What they read is kept until both streams have met, or the allocator would give it away.
     """
+    if not like.is_cuda:
+        yield lambda function, *arguments: function(*arguments)
+        return
+    stream, kept = _side_stream(like.device), list[Any]()
 
-    def __init__(self, like: Tensor) -> None:
-        self.kept: list[Any] = []
-        self.stream = _side_stream(like.device) if like.is_cuda else None
-
-    def __enter__(self) -> "_Beside":
-        return self
-
-    def __call__(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        if self.stream is None:
-            return function(*arguments)
-        self.stream.wait_stream(torch.cuda.current_stream())
-        self.kept.append(arguments)
-        with torch.cuda.stream(self.stream):
+    def call(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             result = function(*arguments)
-        self.kept.append(result)
+        kept.append((arguments, result))
         return result
 
-    def __exit__(self, *reason: object) -> None:
-        if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
+    try:
+        yield call
+    finally:
+        torch.cuda.current_stream().wait_stream(stream)
 
 
 @cache
