@@ -13,8 +13,7 @@ from rfdlc.training.losses.terms import (
     FLOORS,
     REPULSIONS,
     CompositeLoss,
-    ExpectedGain,
-    LogGain,
+    Gain,
     Margin,
     NegativeLogLikelihood,
     PriorInLikelihood,
@@ -102,19 +101,19 @@ def test_utility_terms(sample, epoch):
     weights = class_weights(COUNTS)
     terms = {
         "row by sample": (
-            LogGain(UTILITY, 0.3, sample_weights=weights, after=3),
+            Gain(UTILITY, 0.3, sample_weights=weights, after=3),
             lambda log_p, y: (sum(UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3, weights[y]),
         ),
         "authors": (
-            LogGain(UTILITY, 0.3, column_weights=weights, after=3),
+            Gain(UTILITY, 0.3, column_weights=weights, after=3),
             lambda log_p, y: (sum(weights[c] * UTILITY[y, c] * log_p[c] for c in range(C)) / 0.3, 1.0),
         ),
         "bounded": (
-            ExpectedGain(UTILITY, 0.3, sample_weights=weights, after=3),
+            Gain(UTILITY, 0.3, bounded=True, sample_weights=weights, after=3),
             lambda log_p, y: (sum(UTILITY[y, c] * math.exp(log_p[c]) for c in range(C)) / 0.3, weights[y]),
         ),
         "column": (
-            LogGain(UTILITY.T, 0.3, after=3),
+            Gain(UTILITY.T, 0.3, after=3),
             lambda log_p, y: (sum(UTILITY[c, y] * log_p[c] for c in range(C)) / 0.3, 1.0),
         ),
     }
@@ -144,9 +143,9 @@ def test_gradients_of_every_term(sample, epoch):
     shifts = [Margin(margins(COUNTS), 3.0), PriorInLikelihood(log_prior(COUNTS), (0.0, 1.0, 2.0))]
     terms = [
         NegativeLogLikelihood(weights, 5),
-        LogGain(UTILITY, 0.5, sample_weights=weights, after=5),
-        LogGain(UTILITY, 0.5, column_weights=weights, after=5),
-        ExpectedGain(UTILITY, 0.5, sample_weights=weights, after=5),
+        Gain(UTILITY, 0.5, sample_weights=weights, after=5),
+        Gain(UTILITY, 0.5, column_weights=weights, after=5),
+        Gain(UTILITY, 0.5, bounded=True, sample_weights=weights, after=5),
     ]
     for term in terms:
         loss = CompositeLoss(shifts, [term])

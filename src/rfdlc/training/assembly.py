@@ -197,8 +197,8 @@ def split_outputs(
     with torch.autocast(device.type, torch.bfloat16, enabled=reduced(config, device)):
         for inputs, _ in loader.in_order():
             particles = net.outputs(inputs.expand(net.runs, *inputs.shape))  # every run sees the same samples
-            logits.append(net.combination(*particles).float())
-            found = net.combination.uncertainty(*particles)
+            combined, found = net.combination(*particles)
+            logits.append(combined.float())
             unsure += [] if found is None else [found.float()]
     both = ((logits, 2), (unsure, 1))
     of_samples, of_uncertainty = (group.gather(torch.cat(t, dim).cpu() if t else None, dim) for t, dim in both)

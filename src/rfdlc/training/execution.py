@@ -4,7 +4,7 @@ A graph belongs to one shape of batch: the shorter last batch of an epoch has a 
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -27,8 +27,10 @@ class Execution:
         synchronised = settings.batch_norm == "sync" and not processes.single  # inside of the networks, layer by layer
         net.fused = net.fusable and steps >= WORTH_FUSING and not synchronised
         if settings.compile and on_gpu and step.stage.trains == "all" and not net.fused and not synchronised:
-            shard = -(-settings.batch_size // processes.world_size)
-            step.forward = _compiled(step.forward, -(-shard // settings.accumulate))
+            # for full micro-batches alone: compiling another shape costs more than it saves
+            full = -(-settings.batch_size // processes.world_size // settings.accumulate)
+            eager, compiled = step.forward, torch.compile(step.forward, dynamic=False)
+            step.forward = lambda inputs: (compiled if inputs.shape[1] == full else eager)(inputs)
         self.pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self.graphs: dict[tuple[int, ...], tuple[list[Tensor], torch.cuda.CUDAGraph]] = {}
         # what other processes do, and random numbers that are put back, cannot be captured
@@ -62,12 +64,6 @@ class Execution:
         with torch.no_grad():
             for tensor, value in zip(live, saved, strict=True):
                 tensor.copy_(value)
-
-
-def _compiled(forward: Callable[[Tensor], Tensor], samples: int) -> Callable[[Tensor], Tensor]:
-    """Compiled for batches of this many samples alone: compiling another shape costs more than it saves."""
-    compiled = torch.compile(forward, dynamic=False)
-    return lambda inputs: compiled(inputs) if inputs.shape[1] == samples else forward(inputs)
 
 
 @contextmanager

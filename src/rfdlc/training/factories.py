@@ -27,10 +27,10 @@ def integrated_gain(config: TrainConfig, classes: Classes, utility: Matrix | Non
         shifts.append(_margin(config, classes))
     parts: list[nn.Module] = [terms.NegativeLogLikelihood(weights, after, config.focal)]
     if utility is not None:
-        gain = terms.ExpectedGain if config.utility_form == "bounded" else terms.LogGain
-        matrix = utility.T if config.utility_form == "column" else utility
+        matrix, bounded = utility.T if config.utility_form == "column" else utility, config.utility_form == "bounded"
         given = {"samples": {"sample_weights": weights}, "columns": {"column_weights": weights}, "none": {}}
-        parts.append(gain(matrix, config.alpha, after=after, **given[config.utility_weights]))
+        chosen = given[config.utility_weights]
+        parts.append(terms.Gain(matrix, config.alpha, bounded=bounded, after=after, **chosen))
     return terms.CompositeLoss(shifts, parts)
 
 

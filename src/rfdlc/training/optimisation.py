@@ -1,8 +1,8 @@
 """What happens to weights: the update of a step, the learning rate of an epoch, averages and new heads.
 
 Optimisers are written here because a captured step needs learning rates as tensors, runs of a stack may have a rate, a
-decay and a gradient norm each, and a checkpoint keeps every tensor of their `state`. An update is one fused operation
-for all parameters, or, where runs have rates or decays of their own, one per run on its slices of the parameters.
+decay and a gradient norm each, and a checkpoint keeps every tensor of a `state`. An update is one fused operation for
+all parameters, which then share the first rate, or one per run on its slices of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,7 @@ Tensors = list[Tensor]
 
 
 class Sgd:
-    """v = momentum * v + g; p -= rate * (g + momentum * v), with g = gradient + decay * p.
-
-    `decays` is one for all runs, which then share the first rate, or one per run.
-    """
+    """v = momentum * v + g; p -= rate * (g + momentum * v), with g = gradient + decay * p. One decay, or per run."""
 
     def __init__(self, parameters: Tensors, decays: Sequence[float], momentum: float = 0.9) -> None:
         self.decays, self.momentum = decays, momentum
@@ -112,10 +109,7 @@ SAMPLED_WEIGHTS = 3  # a stream of random numbers beside those of order, augment
 
 
 class EpochMean:
-    """Mean and mean square of weights at the ends of epochs: SWA, and SWAG with a diagonal covariance.
-
-    Izmailov et al. 2018; Maddox et al. 2019. `state` is what a checkpoint keeps.
-    """
+    """Mean and mean square of weights at the ends of epochs: SWA (Izmailov et al. 2018), SWAG (Maddox et al. 2019)."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self.weights = list(weights)
@@ -124,7 +118,6 @@ class EpochMean:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Take the weights as they are now into the mean."""
         means, squares, (count,) = self.state.values()
         count += 1
         for weight, mean, square in zip(self.weights, means, squares, strict=True):
@@ -140,10 +133,7 @@ class EpochMean:
 
 
 class SampledNetworks:
-    """S networks whose body is sampled around a network's own (SWAG), with that network's head.
-
-    Sampled again in each epoch from (seed, epoch), so that only the deviations must be kept.
-    """
+    """S networks whose body is sampled around a network's own (SWAG) in each epoch, with that network's head."""
 
     def __init__(self, net: ParticleNet, deviations: Sequence[Tensor], samples: int) -> None:
         self.net, self.samples = net, samples

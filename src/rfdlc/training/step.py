@@ -27,15 +27,11 @@ class Step:
     """Forward, loss, repulsion, backward, update. `compute` it; read `mean_losses()` at the end of an epoch."""
 
     def __init__(
-        self,
-        net: ParticleNet,
-        losses: RunLosses,
-        settings: TrainConfig,
-        stage: Stage = Stage(),  # noqa: B008, a frozen record
+        self, net: ParticleNet, losses: RunLosses, settings: TrainConfig, stage: Stage = Stage(),  # noqa: B008
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
         each: Sequence[TrainConfig] = (),  # of every run, where they differ in what a run may have of its own
         processes: ProcessGroup = SINGLE,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.net, self.losses, self.settings, self.stage, self.processes = net, losses, settings, stage, processes
         losses.share(processes)
         each = each or [settings] * net.runs
@@ -81,9 +77,7 @@ class Step:
         count = min(self.settings.accumulate, targets.shape[1])
         if self.settings.accumulate > 1:  # as many on every process: they may exchange numbers inside of a micro-batch
             count = self.processes.all_min(count)
-        losses: list[Tensor] = []
-        gradients: list[Tensor] = []
-        batch = None
+        losses, gradients, batch = list[Tensor](), list[Tensor](), None
         for micro in self.mixed(inputs, targets, mix).micro_batches(count):
             logits = self.logits(micro.inputs)
             if batch is None and (count > 1 or not self.processes.single):
@@ -105,12 +99,9 @@ class Step:
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def loss(self, logits: Tensor, micro: Mixed, batch: GlobalBatch | None = None) -> Tensor:
-        """Of each run, (R,). That of mixed samples is weighed between both labels.
-
-        Where samples are a micro-batch of a global batch, it is their contribution to the global batch's.
-        """
+        """Of each run, (R,), or the contribution of a micro-batch to that of a global batch."""
         losses: Tensor = self.losses(logits, micro.targets, self.epoch, batch)  # (R,)
-        if self.mixing is not None:
+        if self.mixing is not None:  # weighed between both labels
             others = self.losses(logits, micro.partners, self.epoch, batch)
             losses = micro.lam * losses + (1 - micro.lam) * others
         if self.repulsions is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import reduce as fold
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +40,10 @@ class CrossEntropy(NamedTuple):
 
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor | Term | CrossEntropy | Sequence[Tensor | Term | CrossEntropy]]
-Item = TypeVar("Item")
 
 
 def true_class(values: Tensor, target: Tensor) -> Tensor:
-    """(M, B, C) at the target (B,): (M, B)."""
-    return values.gather(-1, target.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)
+    return values.gather(-1, target.expand(len(values), -1).unsqueeze(-1)).squeeze(-1)  # (M, B, C) -> (M, B)
 
 
 def terms_of(result: Any) -> list[Term | CrossEntropy]:
@@ -105,17 +103,16 @@ class GlobalBatch:
 
 
 class RunLosses(nn.Module):
-    """One loss per run: (logits (R,M,B,C), targets (R,B), epoch) -> (R,).
+    """One loss per run: (logits (R,M,B,C), targets (R,B), epoch) -> (R,), or a micro-batch's part of a `GlobalBatch`.
 
-    Neighbours of one form (the same modules, numbers of their own) take one call, so that five seeds of a method launch
-    as many kernels as one. With a `GlobalBatch`, the contribution of a micro-batch to the loss of the global batch.
+    Neighbours of one form (the same modules, numbers of their own) take one call: five seeds launch no more than one.
     """
 
     processes = SINGLE
 
     def __init__(self, losses: Sequence[Loss]) -> None:
         super().__init__()
-        groups = neighbours([_module(loss) for loss in losses], _form)
+        groups = [list(group) for _, group in groupby(map(_module, losses), _form)]
         self.sizes = [len(group) for group in groups]
         self.groups = nn.ModuleList(_Alike(group) for group in groups)
 
@@ -141,10 +138,7 @@ class RunLosses(nn.Module):
 
     @torch.no_grad()
     def global_batch(self, logits: Tensor, targets: Tensor, epoch: Tensor, micro_batches: int) -> GlobalBatch:
-        """Of all processes. `targets` (R,B) are this process's; of `logits`, of a micro-batch, the shape is read.
-
-        Weights follow from targets, so that zeros do for the logits of micro-batches that are still to come.
-        """
+        """Of all processes, from this one's targets (R,B). Weights follow from them: of `logits` the shape is read."""
         size = logits.new_full((1,), targets.shape[1])
         blank = logits.new_zeros(*logits.shape[:2], targets.shape[1], logits.shape[3])
         terms = [() if group.weights_from_logits else group(*own, epoch) for group, *own in self._split(blank, targets)]
@@ -155,14 +149,13 @@ class RunLosses(nn.Module):
         return GlobalBatch(size[0], [[next(summed).view_as(each) for each in own] for own in totals], micro_batches)
 
     def _split(self, *of_runs: Tensor) -> list[tuple[Any, ...]]:
-        """Each group with what belongs to its runs."""
         if len(self.groups) == 1:
             return [(self.groups[0], *of_runs)]
         return list(zip(self.groups, *(tensor.split(self.sizes) for tensor in of_runs), strict=True))
 
 
 class _Alike(nn.Module):
-    """Losses of one form: the first one's code, mapped over runs with every run's own buffers."""
+    """Losses of one form: the first one's code, mapped over runs with every run's own buffers, to (R, ...)."""
 
     def __init__(self, losses: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -174,7 +167,6 @@ class _Alike(nn.Module):
             self.register_buffer(f"stacked_{i}", torch.stack([own[name] for own in buffers]))
 
     def forward(self, logits: Tensor, targets: Tensor, epoch: Tensor) -> tuple[Term, ...]:
-        """Terms with a leading axis of runs."""
         if self.runs == 1:
             terms = per_sample(self.first(logits.squeeze(0), targets.squeeze(0), epoch))
             return tuple(tuple(tensor.unsqueeze(0) for tensor in term) for term in terms)
@@ -184,27 +176,14 @@ class _Alike(nn.Module):
 
 
 def _module(loss: Loss) -> nn.Module:
-    if isinstance(loss, nn.Module):
-        return loss
-    module = nn.Module()
-    module.forward = loss
+    module = loss if isinstance(loss, nn.Module) else nn.Module()
+    if module is not loss:
+        module.forward = loss
     return module
 
 
-def neighbours(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
-    """Items in their order, cut where the key changes.
-
-    >>> neighbours([1, 3, 2, 5], lambda n: n % 2)
-    [[1, 3], [2], [5]]
-    """
-    return [list(group) for _, group in groupby(items, key)]
-
-
 def _form(loss: nn.Module) -> Hashable:
-    """Equal for losses that differ in the numbers of their buffers alone.
-
-    Plain attributes steer the code; an attribute of any other kind is like no other.
-    """
+    """Equal for losses that differ in the numbers of their buffers alone: attributes steer the code."""
     plain, parts = (bool, int, float, str, type(None)), []
     for name, part in loss.named_modules():
         public = {key: value for key, value in vars(part).items() if not key.startswith("_") and key != "training"}

@@ -93,7 +93,7 @@ class EvidentialExperts(Constants):
         weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
         loss = -weights * true_class(shifted.log_softmax(-1), target)  # (M, B)
         loss = loss + epoch / self.annealing * dirichlet_divergence(shifted, target)
-        loss = loss - self.diversity(logits, weighed(held, self.eta)[0], epoch)
+        loss = loss - self.diversity(logits, weighed(held, self.eta)[0][0], epoch)
         unsure = engagement(held)[:-1]  # (M, B)
         most = self.processes.all_max(unsure.amax(-1, keepdim=True))
         return list(zip(loss, (unsure > self.threshold * most).to(loss.dtype), strict=True))  # a mean for each expert

@@ -2,10 +2,10 @@
 
 What starts late compares with `epoch`, a 0-d tensor that counts from 1, so that one captured graph serves a whole
 training. What the runs of a stack may have of their own is a buffer: one call then serves all of them (`RunLosses`).
-Mixup needs nothing here: the step weighs the losses of both targets.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.training.losses import CrossEntropy, Term, neighbours
+from rfdlc.training.losses import CrossEntropy, Term
 
 # -- numbers of classes, from their counts -----------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ WEIGHT_FORMS: dict[str, Callable[[Array, float, float], Array]] = {
     "sqrt": lambda n, power, beta: np.sqrt(n),
     "log": lambda n, power, beta: np.log1p(n),
     "power": lambda n, power, beta: n**power,
-    "effective": lambda n, power, beta: -np.expm1(n * np.log(beta)) / (1 - beta),
+    "effective": lambda n, power, beta: -np.expm1(n * np.log(beta)) / (1 - beta),  # (1 - beta^n) / (1 - beta)
 }
 
 
@@ -35,10 +35,7 @@ def class_weights(
     counts: ArrayLike, form: str = "linear", *,
     power: float = 0.5, beta: float = 0.9999, target_prior: ArrayLike | None = None,
 ) -> Array:  # fmt: skip
-    """p_target(y) / f(n_y), up to a constant: the discrepancy ratio of the paper.
-
-    f is n (linear), n^power, sqrt(n), log(1 + n), the effective number (1 - beta^n) / (1 - beta), or one.
-    A class without samples counts as if it had one. Without `target_prior` it is uniform.
+    """p_target(y) / f(n_y), up to a constant: the discrepancy ratio of the paper. By default the target is uniform.
 
     >>> class_weights([100, 4, 0], "linear").tolist()
     [0.01, 0.25, 1.0]
@@ -59,14 +56,12 @@ def margins(counts: ArrayLike, largest: float = 0.5) -> Array:
 
 
 def log_prior(counts: ArrayLike) -> Array:
-    """log of the training frequencies."""
     n = _samples(counts)
     return np.log(n / n.sum())
 
 
 def _samples(counts: ArrayLike) -> Array:
-    """A class without samples counts as if it had one."""
-    return np.maximum(np.asarray(counts, dtype=np.float64), 1.0)
+    return np.maximum(np.asarray(counts, dtype=np.float64), 1.0)  # a class without samples counts as if it had one
 
 
 # -- what is done to logits before any term ----------------------------------------------------------------------------
@@ -111,7 +106,6 @@ class PriorInLikelihood(Constants):
 
 
 def as_tensor(values: ArrayLike) -> Tensor:
-    """In the default precision."""
     return torch.tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())
 
 
@@ -119,10 +113,7 @@ def as_tensor(values: ArrayLike) -> Tensor:
 
 
 class NegativeLogLikelihood(Constants):
-    """-(1 - p(y))^focal log p(y), weighted by class after epoch `after`.
-
-    `focal` above 0 is the focal loss (Lin et al. 2017).
-    """
+    """-(1 - p(y))^focal log p(y), weighted by class after epoch `after`; the focal loss is by Lin et al. 2017."""
 
     def __init__(self, weights: ArrayLike, after: int = 0, focal: float = 0.0) -> None:
         super().__init__(after=torch.tensor(after), weights=as_tensor(weights))
@@ -141,35 +132,27 @@ class NegativeLogLikelihood(Constants):
         return values, *of_samples
 
 
-class LogGain(Constants):
-    """-1/alpha sum_c U[y,c] log p(c): the paper's utility term, from the row of U, after epoch `after`.
+class Gain(Constants):
+    """-1/alpha sum_c U[y,c] log p(c), the paper's utility term, after epoch `after`. It has no bound where U < 0.
 
-    It has no lower bound where U < 0, which ruins calibration; `ExpectedGain` is bounded. `column_weights` are the
-    authors' 1/n of the column's class inside the sum, and the mean is over samples. `sample_weights` weigh samples by
-    their own class.
+    With `bounded`, p(c) instead of its log: minus the expected utility of acting at random from p. `sample_weights`
+    weigh samples by their own class, the authors' `column_weights` classes inside the sum.
     """
 
     def __init__(
-        self, utility: ArrayLike, alpha: float, *,
-        sample_weights: ArrayLike | None = None, column_weights: ArrayLike | None = None, after: int = 0,
+        self, utility: ArrayLike, alpha: float, *, bounded: bool = False, after: int = 0,
+        sample_weights: ArrayLike | None = None, column_weights: ArrayLike | None = None,
     ) -> None:  # fmt: skip
         matrix = as_tensor(utility) / alpha
         gain = matrix if column_weights is None else matrix * as_tensor(column_weights)
         weights = {} if sample_weights is None else {"weights": as_tensor(sample_weights)}
         super().__init__(after=torch.tensor(after), gain=gain, **weights)
-        self.weighted = bool(weights)
+        self.bounded, self.weighted = bounded, bool(weights)
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
         started = (epoch > self.after).to(log_p.dtype)
-        values = -started * (log_p * self.gain[target]).sum(-1)  # (M, B)
+        values = -started * ((log_p.exp() if self.bounded else log_p) * self.gain[target]).sum(-1)  # (M, B)
         return (values, self.weights[target]) if self.weighted else (values,)
-
-
-class ExpectedGain(LogGain):
-    """-1/alpha sum_c p(c) U[y,c]: minus the expected utility of acting at random from p. Bounded."""
-
-    def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
-        return super().forward(log_p.exp(), target, epoch)  # the same sum, over p instead of log p
 
 
 class CompositeLoss(nn.Module):
@@ -215,7 +198,7 @@ class Repulsions:
     """The repulsion of each run by its own (kind, tau, strength): (R,)."""
 
     def __init__(self, settings: Sequence[tuple[str, float, float]], device: torch.device) -> None:
-        groups = neighbours(settings, itemgetter(0))
+        groups = [list(group) for _, group in groupby(settings, itemgetter(0))]
         self.kinds, self.sizes = [group[0][0] for group in groups], [len(group) for group in groups]
         self.numbers = [torch.tensor([own[1:] for own in group], device=device).unbind(1) for group in groups]
 

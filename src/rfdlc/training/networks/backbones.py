@@ -1,7 +1,7 @@
 """Backbones as stacks of K networks: ResNet-32 for small images, ResNet-50, slim ResNet-50, ResNeXt-50, an MLP.
 
-A backbone is a list of stages. Each stage builds itself for any number of networks, so that the first few
-can be shared by the particles of a run (`particles.py`). The last stage gives features, one vector per sample.
+A backbone is a list of stages. Each stage builds itself for any number of networks, so that the first few can be shared
+by the particles of a run. The last stage gives features, one vector per sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -142,9 +142,6 @@ def large_resnet(channels: int, widths: Sequence[int] = (64, 128, 256, 512), gro
     return _resnet(partial(Stem, inputs=channels, outputs=64, kernel=7), 64, rows)
 
 
-# -- tables and embeddings ---------------------------------------------------------------------------------------------
-
-
 def mlp(features: int, widths: tuple[int, ...]) -> Backbone:
     """A multilayer perceptron: one stage per hidden layer. Inputs of any shape are flattened."""
     flat = Layout(lambda x: x.flatten(2), IN_FRONT.spread)
@@ -158,8 +155,7 @@ def mlp(features: int, widths: tuple[int, ...]) -> Backbone:
 class Copies(nn.Module):
     """K copies of any module that maps a batch to features, run one after the other: (K, B, ...) -> (K, B, F).
 
-    Their parameters and buffers are stacked along dimension 0 like all others; each copy is called with views of its
-    own slice, so that statistics that a module updates in place (batch norm's) are kept.
+    Each is called with views of its slices of the stack, so that what it updates in place (batch norm's) is kept.
     """
 
     def __init__(self, make: Callable[[], nn.Module], networks: int) -> None:
@@ -194,7 +190,7 @@ def _flat(name: str) -> str:
 
 
 def own(make: Callable[[], nn.Module] | nn.Module, example: Tensor) -> Backbone:
-    """A user's network as a backbone of one stage; the feature width is found by a dry run on `example` (B, ...).
+    """A user's network as a backbone of one stage; a dry run on `example` (B, ...) finds the width of its features.
 
     A function makes a fresh network for each particle; a module (a pretrained one, say) is copied as it is.
     """
@@ -209,8 +205,6 @@ def own(make: Callable[[], nn.Module] | nn.Module, example: Tensor) -> Backbone:
     )
     return Backbone(IN_FRONT, (partial(Copies, build),), width=features.shape[1])
 
-
-# -- by name -----------------------------------------------------------------------------------------------------------
 
 BACKBONES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], Backbone]] = {
     "resnet8": lambda shape, widths: small_resnet(shape[0], blocks=1),

@@ -1,10 +1,8 @@
-"""How particles become what a network predicts: logits (R,M,B,C) and features (R,M,B,F) -> logits (R,M',B,C).
+"""How particles become what a network predicts: logits (R,M,B,C), features (R,M,B,F) -> logits (R,M',B,C), uncertainty.
 
 Most methods leave their particles as they are and a Decider averages them. Experts that are routed, weighed sample by
 sample or silent on some classes are combined inside the network, M' = 1, so that whoever predicts, calibrates, exports
-or serves needs to know nothing of it. A combination may have weights of its own, which a stage trains.
-
-`uncertainty` is a combination's own for each sample, (R,B), or None; `measures` is its name.
+or serves needs to know nothing of it. The uncertainty of each sample, (R,B), is a combination's own, called `measures`.
 """
 
 import numpy as np
@@ -16,24 +14,22 @@ from torch.nn import functional
 from rfdlc.decide.classes import Classes
 from rfdlc.training.networks.stack import Linear
 
+Combined = tuple[Tensor, Tensor | None]
+
 
 class Combination(nn.Module):
     """Every particle as it is."""
 
     measures = ""
 
-    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
-        return logits
-
-    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None:
-        return None
+    def forward(self, logits: Tensor, features: Tensor) -> Combined:
+        return logits, None
 
 
 class Router(Combination):
     """Ask one expert after the other while the answer so far looks wrong; predict the mean of those asked.
 
-    After expert i, the features of that expert (normalised, to `hidden` units) and the largest mean logits so far give
-    a score; above 0 the next expert is asked (Wang et al. 2021, section 3.3 and its code).
+    Features of expert i and the largest mean logits so far give a score (Wang et al. 2021, section 3.3 and its code).
     """
 
     measures = "experts_used"
@@ -53,20 +49,14 @@ class Router(Combination):
         best = (logits.cumsum(1)[:, :-1] / asked).topk(self.choices, dim=-1).values  # (R, M-1, B, choices)
         seen = functional.normalize(features[:, :-1], dim=-1).flatten(0, 1)
         hidden = self.hidden(seen).relu().unflatten(0, (runs, particles - 1))
-        scores: Tensor = self.score(torch.cat([best, hidden], -1).flatten(1, 2))
+        scores = self.score(torch.cat([best, hidden], -1).flatten(1, 2))
         return scores.unflatten(1, (particles - 1, -1))[..., 0]
 
-    def used(self, logits: Tensor, features: Tensor) -> Tensor:
-        """(R, M, B): 1 where an expert is asked, 0 where not; the first always is."""
+    def forward(self, logits: Tensor, features: Tensor) -> Combined:
         asked = (self.scores(logits, features) > 0).to(logits.dtype).cumprod(1)
-        return torch.cat([torch.ones_like(asked[:, :1]), asked], 1)
-
-    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
-        used = self.used(logits, features)[..., None]
-        return (used * logits).sum(1, keepdim=True) / used.sum(1, keepdim=True)
-
-    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None:
-        return self.used(logits, features).sum(1)
+        used = torch.cat([torch.ones_like(asked[:, :1]), asked], 1)  # (R, M, B): the first always is
+        wide = used[..., None]
+        return (wide * logits).sum(1, keepdim=True) / wide.sum(1, keepdim=True), used.sum(1)
 
 
 def engagement(logits: Tensor) -> Tensor:
@@ -78,18 +68,18 @@ def engagement(logits: Tensor) -> Tensor:
     log_classes = torch.full_like(logits[..., 0], logits.shape[-1]).log()
     log_strength = torch.logaddexp(logits.logsumexp(-1), log_classes)  # (..., M, B)
     belief, unsure = (logits - log_strength[..., None]).exp(), (log_classes - log_strength).exp()
-    previous, before = belief[..., :-1, :, :], unsure[..., :-1, :]
-    after = unsure[..., 1:, :]
+    before, after = unsure[..., :-1, :], unsure[..., 1:, :]
     # 1 - conflict, written without a difference of numbers near 1
-    harmony = before + after - before * after + (previous * belief[..., 1:, :, :]).sum(-1)
+    harmony = before + after - before * after + (belief[..., :-1, :, :] * belief[..., 1:, :, :]).sum(-1)
     factors = torch.cat([torch.ones_like(unsure[..., :1, :]), unsure[..., :1, :], after / harmony], -2)
     return factors.cumprod(-2)
 
 
-def weighed(logits: Tensor, eta: float) -> Tensor:
-    """sum_i a_i z_i with a = softmax over experts of w_i / eta: (..., M, B, C) -> (..., 1, B, C)."""
-    shares = (engagement(logits)[..., :-1, :] / eta).softmax(-2)
-    return (shares[..., None] * logits).sum(-3, keepdim=True)
+def weighed(logits: Tensor, eta: float) -> tuple[Tensor, Tensor]:
+    """sum_i a_i z_i with a = softmax over experts of w_i / eta: (..., M, B, C) -> (..., 1, B, C); and the last w."""
+    engaged = engagement(logits)
+    shares = (engaged[..., :-1, :] / eta).softmax(-2)
+    return (shares[..., None] * logits).sum(-3, keepdim=True), engaged[..., -1, :]
 
 
 class Evidential(Combination):
@@ -101,11 +91,8 @@ class Evidential(Combination):
         super().__init__()
         self.eta = eta
 
-    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, features: Tensor) -> Combined:
         return weighed(logits, self.eta)
-
-    def uncertainty(self, logits: Tensor, features: Tensor) -> Tensor | None:
-        return engagement(logits)[..., -1, :]
 
 
 def nested_groups(classes: Classes, experts: int) -> NDArray[np.float64]:
@@ -121,11 +108,12 @@ def nested_groups(classes: Classes, experts: int) -> NDArray[np.float64]:
 class GroupMean(Combination):
     """For every class the mean logit of the experts that speak for it."""
 
+    speaks: Tensor
+
     def __init__(self, groups: NDArray[np.float64]) -> None:
         super().__init__()
-        self.speaks: Tensor
-        # follows from the classes: not part of the saved weights
-        self.register_buffer("speaks", torch.as_tensor(groups, dtype=torch.float32)[:, None], persistent=False)
+        speaks = torch.as_tensor(groups, dtype=torch.float32)[:, None]
+        self.register_buffer("speaks", speaks, persistent=False)  # follows from the classes
 
-    def forward(self, logits: Tensor, features: Tensor) -> Tensor:
-        return (self.speaks * logits).sum(1, keepdim=True) / self.speaks.sum(0)
+    def forward(self, logits: Tensor, features: Tensor) -> Combined:
+        return (self.speaks * logits).sum(1, keepdim=True) / self.speaks.sum(0), None

@@ -1,8 +1,4 @@
-"""Operations of stacked layers with backward passes of their own: faster on a CPU, smaller, or over processes.
-
-The gradient by x of x @ w is g @ w^T. Common BLAS libraries multiply by a transposed matrix several times more slowly
-than by a plain one when matrices are as small as here, so the weights, the smallest of the three, are transposed first.
-"""
+"""Operations of stacked layers with backward passes of their own: faster on a CPU, smaller, or over processes."""
 
 from itertools import count
 from typing import Any
@@ -17,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from rfdlc.training.distributed import ProcessGroup
 
 EPSILON, MOMENTUM = 1e-5, 0.1  # of layer norm and batch norm; of running statistics
+PIXELS, CHANNELS = (0, 2, 3), (1, -1, 1, 1)  # axes of (B, channels, H, W), and the shape of one value per channel
 aten = torch.ops.aten
 
 
@@ -40,6 +37,7 @@ def by_hand(x: Tensor, weight: Tensor) -> bool:
 
 
 def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+    """g @ w^T: BLAS libraries multiply such small matrices several times faster by a plain one than by a transposed."""
     return gradient.bmm(weight.mT.contiguous())
 
 
@@ -83,10 +81,7 @@ class _Cosines(torch.autograd.Function):
 
 
 class HiddenLayer(torch.autograd.Function):
-    """Affine map, layer norm, ReLU: (K, B, inputs) -> (K, B, outputs).
-
-    Half as many passes over memory as autograd makes; sums over the batch are products with ones.
-    """
+    """Affine map, layer norm, ReLU in half as many passes over memory as autograd makes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -101,7 +96,7 @@ class HiddenLayer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale, before, normed, mean, inverse, active = ctx.saved_tensors
-        ones = gradient.new_ones(len(x), 1, x.shape[1])
+        ones = gradient.new_ones(len(x), 1, x.shape[1])  # a product with them is a sum over the batch
         gated = aten.threshold_backward(gradient, active, 0)
         by_scale, by_shift = ones.bmm(normed.mul_(gated)), ones.bmm(gated)
         statistics = before.shape[-1:], mean, inverse, None, None, (True, False, False)
@@ -110,13 +105,8 @@ class HiddenLayer(torch.autograd.Function):
         return by_input, x.mT.bmm(by_before), ones.bmm(by_before), by_scale, by_shift
 
 
-# -- batch norm with the statistics of the global batch, of which every process has a shard ------------------------
-
-PIXELS = (0, 2, 3)  # of (B, channels, H, W)
-
-
 class _SharedNorm(torch.autograd.Function):
-    """Normalise by the mean and variance over all processes; two vectors a channel are exchanged in each direction."""
+    """Batch norm with the mean and variance of the global batch, of which every process has a shard."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, processes: ProcessGroup) -> Any:
@@ -130,20 +120,18 @@ class _SharedNorm(torch.autograd.Function):
         scale = (variance + EPSILON).rsqrt()
         ctx.save_for_backward(x, weight, mean, scale, total)
         ctx.processes = processes
-        shape = (1, -1, 1, 1)
-        normed = (values - mean.view(shape)) * (scale * weight).view(shape) + bias.view(shape)
+        normed = (values - mean.view(CHANNELS)) * (scale * weight).view(CHANNELS) + bias.view(CHANNELS)
         ctx.mark_non_differentiable(mean, variance, total)
         return normed.to(x.dtype), mean, variance, total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, weight, mean, scale, total = ctx.saved_tensors
-        shape = (1, -1, 1, 1)
         given = gradients[0].to(weight.dtype)
-        normed = (x.to(weight.dtype) - mean.view(shape)) * scale.view(shape)
+        normed = (x.to(weight.dtype) - mean.view(CHANNELS)) * scale.view(CHANNELS)
         sums = torch.stack([given.sum(PIXELS), (given * normed).sum(PIXELS)])
-        along_one, along_normed = (ctx.processes.all_sum(sums) / total).view(2, *shape[:1], -1, 1, 1)
-        found = (given - along_one - normed * along_normed) * (scale * weight).view(shape)
+        along_one, along_normed = (ctx.processes.all_sum(sums) / total).view(2, *CHANNELS)
+        found = (given - along_one - normed * along_normed) * (scale * weight).view(CHANNELS)
         return found.to(x.dtype), sums[1], sums[0], None
 
 
@@ -158,14 +146,8 @@ def shared_norm(
     return normed
 
 
-# -- activations recomputed in the backward pass: less memory for about a third more work ------------------------------
-
-
 def recomputed(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)`, of which only `x` is kept for the backward pass.
-
-    Statistics count a batch once: the second pass updates copies of them.
-    """
+    """`module(x)`, of which only `x` is kept; the second pass updates copies of statistics: they count a batch once."""
     if not (module.training and torch.is_grad_enabled()):
         return module(x)
     passes = count()

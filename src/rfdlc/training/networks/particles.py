@@ -24,7 +24,6 @@ class CosineHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(networks, features, classes))
 
     def reset(self, generators: Generators) -> None:
-        """Uniform directions, of length one."""
         for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
             part.uniform_(-1, 1, generator=generator)
         self.weight.copy_(functional.normalize(self.weight, dim=1))
@@ -44,25 +43,18 @@ class ParticleNet(nn.Module):
     """
 
     recompute = False  # keep the inputs of stages alone for the backward pass
+    fused = False  # whether a training step may use fused stages
 
     def __init__(
-        self,
-        backbone: Backbone,
-        classes: int,
-        *,
-        particles: int = 1,
-        seeds: Sequence[int] = (0,),
-        shared_stages: int = 0,
-        head: str = "cosine",
-        head_scale: float = 30.0,
+        self, backbone: Backbone, classes: int, *, particles: int = 1, seeds: Sequence[int] = (0,),
+        shared_stages: int = 0, head: str = "cosine", head_scale: float = 30.0,
         combine: Combine = lambda runs, width: Combination(),
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         most = len(backbone.stages)
         expect(shared_stages <= most, f"shared_stages {shared_stages} is not possible: the backbone has {most} stages")
         self.seeds, self.runs, self.particles = tuple(seeds), len(seeds), particles
         self.layout, self.fusable = backbone.layout, backbone.fused
-        self.fused = False  # whether a training step may use fused stages
         networks = self.runs * particles
         self.trunk = nn.Sequential(*(stage(self.runs) for stage in backbone.stages[:shared_stages]))
         self.branches = nn.Sequential(*(stage(networks) for stage in backbone.stages[shared_stages:]))
@@ -87,26 +79,18 @@ class ParticleNet(nn.Module):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.combination(*self.outputs(x))
+        return self.combination(*self.outputs(x))[0]
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F)."""
-        features = self.features(x).to(self.head.weight.dtype)
-        return self._logits(features), self._by_run(features)
+        """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F), in full precision."""
+        features, kind = self.features(x).to(self.head.weight.dtype), x.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            logits = self.head(features)
+        return self._by_run(logits), self._by_run(features)
 
     def particle_logits(self, x: Tensor) -> Tensor:
         """What losses see: (R, M, B, C)."""
-        return self._logits(self.features(x))
-
-    def _logits(self, features: Tensor) -> Tensor:
-        """In the weights' precision, whatever features were in."""
-        kind = features.device.type
-        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            return self._by_run(self.head(features.to(self.head.weight.dtype)))
-
-    def _by_run(self, values: Tensor) -> Tensor:
-        """(R*M, ...) -> (R, M, ...)."""
-        return values.view(self.runs, self.particles, *values.shape[1:])
+        return self.outputs(x)[0]
 
     def routing(self, x: Tensor) -> Tensor:
         """What a router's loss sees: logits and, as a last column, its scores (0 for the last expert)."""
@@ -114,15 +98,18 @@ class ParticleNet(nn.Module):
         scores = functional.pad(self.combination.scores(logits, features), (0, 0, 0, 1))  # type: ignore[operator]
         return torch.cat([logits, scores[..., None]], -1)
 
-    def parts(self, name: str) -> list[nn.Module]:
-        """What a stage trains: all particles, their heads alone, or the router of its combination."""
-        body: list[nn.Module] = [self.trunk, self.branches, self.head]
-        return {"all": body, "head": body[2:], "router": [self.get_submodule("combination")]}[name]
+    def _by_run(self, values: Tensor) -> Tensor:
+        return values.view(self.runs, self.particles, *values.shape[1:])  # (R*M, ...) -> (R, M, ...)
 
     @property
     def head_weights(self) -> Tensor:
         """(R, M, F, C): what the paper's repulsion acts on."""
         return self._by_run(self.head.weight)
+
+    def parts(self, name: str) -> list[nn.Module]:
+        """What a stage trains: all particles, their heads alone, or the router of its combination."""
+        body: list[nn.Module] = [self.trunk, self.branches, self.head]
+        return {"all": body, "head": body[2:], "router": [self.get_submodule("combination")]}[name]
 
 
 def place(net: ParticleNet, device: torch.device, channels_last: bool | None = None) -> ParticleNet:

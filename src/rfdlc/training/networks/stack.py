@@ -1,11 +1,8 @@
 """Layers that hold K networks as one: grouped convolutions and batched matrix products.
 
-Dimension 0 of every parameter and buffer runs over the networks, run by run, so that `tensor.chunk(R)` is
-the state of each of R runs. A run's draws depend on its own generator alone: a network has the same
-weights whether it is built by itself or inside a stack.
-
-Images are folded into channels, (B, K*C, H, W): convolutions then are grouped and memory stays channels-last.
-Everything else leads with the networks, (K, B, F).
+Dimension 0 of every parameter and buffer runs over the networks, run by run, so that `tensor.chunk(R)` is the state of
+each of R runs. A network has the same weights whether it is built by itself or inside a stack. Images are folded into
+channels, (B, K*C, H, W), so that convolutions are grouped; everything else leads with the networks, (K, B, F).
 """
 
 from collections.abc import Callable, Sequence
@@ -42,10 +39,7 @@ class Conv(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation of K networks' channels: each network's statistics are its own.
-
-    Those of one process, or of the whole batch where `shared` says which processes have a share of it.
-    """
+    """Batch normalisation of K networks' channels, by the samples of this process or of all `shared` ones."""
 
     shared: ProcessGroup | None = None
     momentum = MOMENTUM
@@ -54,10 +48,10 @@ class BatchNorm(nn.Module):
 
     def __init__(self, networks: int, channels: int) -> None:
         super().__init__()
-        size = networks * channels
-        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("variance", torch.ones(size))
+        zeros = torch.zeros(networks * channels)
+        self.weight, self.bias = nn.Parameter(torch.ones_like(zeros)), nn.Parameter(zeros.clone())
+        self.register_buffer("mean", zeros)
+        self.register_buffer("variance", torch.ones_like(zeros))
 
     def forward(self, x: Tensor) -> Tensor:
         own = self.mean, self.variance, self.weight, self.bias

@@ -1,8 +1,7 @@
 """How kernels are compiled and launched; convolutions of many small networks as Triton kernels, and their gradients.
 
 Every program works on one network. Images lie networks first and channels last, (K, B, H, W, C), so that a tile of
-pixels is one piece of memory. A kernel is compiled once for every size of batch, and starts while the one before it
-ends.
+pixels is one piece of memory. A kernel is compiled once for all sizes of batch, and starts while the one before ends.
 """
 
 from collections.abc import Callable
@@ -23,10 +22,7 @@ OVERLAPPING = tl.constexpr(torch.cuda.is_available() and torch.cuda.get_device_c
 
 @triton.jit
 def wait_turn():
-    """Wait until the kernel before has written all its results. Every kernel begins with it, reading nothing before.
-
-    From here on the next kernel may be launched, which begins with the same.
-    """
+    """Wait until the kernel before has written its results; the next one, which begins alike, may be launched."""
     if OVERLAPPING:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

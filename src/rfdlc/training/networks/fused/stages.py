@@ -1,8 +1,7 @@
 """Convolution, batch norm and ReLU in residual blocks of K networks, forward and backward in as few passes as can be.
 
-A stage is a chain of units: convolution, batch norm, ReLU; every second unit of a residual stage adds a shortcut
-before its ReLU. What the backward pass needs beside the parameters is what the forward pass has written anyway: the
-values of each unit before batch norm and after its ReLU.
+Every second unit of a residual stage adds a shortcut before its ReLU. What the backward pass needs beside parameters is
+what the forward pass has written anyway: the values of each unit before batch norm and after its ReLU.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from torch import Tensor
 from rfdlc.training.networks.stack import BatchNorm, Conv
 
 OF_A_UNIT = 5  # tensors: weight, gamma, beta, running mean, running variance
+_side_stream = cache(torch.cuda.Stream)  # of a device
 Wiring = list[tuple[int, bool]]  # stride of each unit, and whether it is residual
 
 
@@ -107,11 +107,6 @@ def _beside(like: Tensor) -> Iterator[Callable[..., Tensor]]:
         yield call
     finally:
         torch.cuda.current_stream().wait_stream(stream)
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 @cache
