@@ -101,6 +101,39 @@ def test_evaluate_prints_what_the_library_computes(run, folder):
     assert "false head rate" in out
 
 
+def test_labels_from_a_file(run, folder):
+    """Matched by id or path, in any order; also where ids are paths and the labels are named by file."""
+    frame = pandas.read_csv("test.csv")
+    frame.drop(columns="target").to_csv("bare.csv", index=False)
+    labels = frame[["id", "target"]].sample(frac=1, random_state=0)
+    labels.to_csv("labels.csv", index=False)
+    labels.rename(columns={"id": "Path", "target": "label"}).to_parquet("labels.parquet")
+    expected = run("evaluate", "test.csv", "--json")[1]
+    for file in ("labels.csv", "labels.parquet"):
+        assert run("evaluate", "bare.csv", "--labels", file, "--json")[1] == expected
+    frame.drop(columns="target").assign(id="photos/" + frame["id"]).to_csv("paths.csv", index=False)
+    assert run("evaluate", "paths.csv", "--labels", "labels.csv", "--json")[1] == expected
+    compared = json.loads(run("compare", "bare.csv", "bare.csv", "--labels", "labels.csv", "--json")[1])
+    assert {row["difference"] for row in compared["differences"]} == {0}
+    assert run("report", "bare.csv", "--labels", "labels.csv", "--bootstrap", 0)[0] == 0
+    folders = [f"{i}/test-{i % 200}" for i in range(400)]  # two files of one name
+    frame.drop(columns="target").assign(id=folders).to_csv("folders.csv", index=False)
+    labels[:-1].to_csv("short.csv", index=False)
+    pandas.concat([labels, labels[:1]]).to_csv("twice.csv", index=False)
+    frame[["id", "cat"]].to_csv("none.csv", index=False)
+    frame.drop(columns=["target", "id"]).to_csv("nameless.csv", index=False)
+    for file, labels_file, message in (
+        ("bare.csv", "short.csv", "has none"),
+        ("bare.csv", "twice.csv", "has several"),
+        ("bare.csv", "none.csv", "expected id (or path) and target"),
+        ("nameless.csv", "labels.csv", "has no ids"),
+        ("folders.csv", "labels.csv", "has several"),
+    ):
+        code, _, err = run("evaluate", file, "--labels", labels_file)
+        assert code == 2
+        assert message in err
+
+
 def test_priors_on_the_command_line(run, folder):
     base = ("decide", "test.csv", "-u", "U.csv", "-c", "counts.csv", "--json", "--train-prior")
     base = (*base, "cat=0.7,dog=0.2,newt=0.1", "--target-prior")

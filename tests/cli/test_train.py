@@ -53,6 +53,58 @@ def test_train_says_what_was_done_to_the_data(tmp_path):
     assert all(f"data: {note}\n" in shown for note in notes)
 
 
+def test_the_final_table_has_one_utility(folder):
+    shown = run("resume", folder).stdout
+    told = json.loads(run("evaluate", folder, "--utility", "tail-sensitive", "--rule", "argmax", "--json").stdout)
+    decided = json.loads((folder / "metrics.json").read_text())["test_tail_sensitive"]
+    assert "utility tail-sensitive" in shown
+    row = next(line for line in shown.splitlines() if "mean utility" in line).split()
+    assert row[-2:] == [f"{told['mean_utility']:.3f}", f"{decided['mean_utility']:.3f}"]
+
+
+def test_groups_are_a_data_option(tmp_path):
+    rows = [f"{k % 7},{'ab'[k % 3 == 0]},w{k // 4}" for k in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["v,outcome,who", *rows]))
+    out = tmp_path / "run"
+    words = ["train", tmp_path / "t.csv", "--target", "outcome", "--groups", "who", "--out", out, *SMALL]
+    assert run(*words).exit_code == 0
+    assert json.loads((out / "config.json").read_text())["data"]["options"] == {"target": "outcome", "groups": "who"}
+    assert [column.name for column in Model.load(out).encoder.columns] == ["v"]
+    with pytest.raises(InputError, match="groups is an option and not a setting: write --groups who"):
+        run("train", tmp_path / "t.csv", "groups=who")
+
+
+def test_force_replaces_a_run_only_if_a_new_one_begins(tmp_path):
+    out = tmp_path / "run"
+    for words in (["--method", "ce"], ["--force"]):
+        assert run("train", "digits-lt", "--out", out, *SMALL, *words).exit_code == 0
+    assert json.loads((out / "config.json").read_text())["method"] == "rf-dlc"
+    with pytest.raises(InputError, match="holds a run already"):
+        run("train", "digits-lt", "--out", out, *SMALL)
+    with pytest.raises(InputError, match="factor"):
+        run("train", "digits-lt", "--out", out, "--force", "data.factor=many")
+    assert run("fork", out, "--out", tmp_path / "f", *SMALL).exit_code == 0
+    assert run("fork", out, "--out", tmp_path / "f", *SMALL, "--force", "penalty=-0.5").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "run"]
+
+
+def test_predictions_of_a_labelled_table_keep_the_labels(tmp_path):
+    rows = [f"p{k},{k % 5 + 10 * (k % 3 == 0)},{'ab'[k % 3 == 0]}" for k in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,v,outcome", *rows]))
+    run("train", tmp_path / "t.csv", "--target", "outcome", "--out", tmp_path / "run", "epochs=20", "widths=8")
+    assert run("predict", tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / "p.csv").exit_code == 0
+    lines = [line.replace('"', "").split(",") for line in (tmp_path / "p.csv").read_text().splitlines()]
+    assert lines[0] == ["id", "a", "b", "target", "action", "expected_utility", "rfdlc_scores"]
+    assert [line[3] for line in lines[1:]] == [row[-1] for row in rows]
+    for line in lines[1:]:
+        assert line[4] == ("a" if float(line[1]) >= float(line[2]) else "b")
+        assert float(line[5]) == max(float(line[1]), float(line[2]))
+    assert json.loads(run("evaluate", tmp_path / "p.csv", "--json").stdout)["samples"] == 60
+    (tmp_path / "bare.csv").write_text("id,v\np1,3\n")
+    run("predict", tmp_path / "run", tmp_path / "bare.csv", "--out", tmp_path / "q.csv")
+    assert "target" not in (tmp_path / "q.csv").read_text()
+
+
 def test_json_is_all_there_is_on_stdout(folder, tmp_path):
     told = json.loads(run("resume", folder, "--json").stdout)
     assert told["run"] == str(folder)

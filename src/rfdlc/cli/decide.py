@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import JsonOption, Request, SeedOption, takes_request
+from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import expect
 from rfdlc.files import replacing
@@ -80,20 +80,21 @@ def decide(
 @takes_request
 def evaluate(
     file: File,
-    request: Request,
+    request: LabelledRequest,
     rate: Annotated[list[str] | None, Option(help=RATE)] = None,
     uncertainty: Annotated[str, Option(help=UNCERTAINTIES)] = "decision-probability",
     bootstrap: Annotated[int, Option(help="Number of resamples for 95% intervals, such as 500.")] = 0,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
-    """Score predictions and the decisions made from them; the file needs a `target` column.
+    """Score predictions and the decisions made from them; the file needs a `target` column, or --labels.
 
     **Examples**
 
     - `rfdlc evaluate probs.csv --utility U.csv`
     - `rfdlc evaluate probs.csv -u tail-sensitive -c counts.csv --calibrate val.csv --bootstrap 500`
-    - `rfdlc evaluate runs/a --costs costs.csv --json`
+    - `rfdlc evaluate probs.csv --labels labels.csv --json`
+    - `rfdlc evaluate runs/a --costs costs.csv`
     """
     predictions, decider = request.prepare(file)
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
@@ -113,7 +114,7 @@ def evaluate(
 @takes_request
 def report(
     files: Files,
-    request: Request,
+    request: LabelledRequest,
     out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     title: Annotated[str | None, Option(help="Heading of the report.")] = None,
     images: Annotated[Path | None, Option(help="Folder with the image files named by the ids, for thumbnails.")] = None,
@@ -143,7 +144,7 @@ def report(
 def plot(
     files: Files,
     kind: Annotated[str, Option("--kind", "-k", help="frontier, reliability, tail, confusion or risk-coverage.")],
-    request: Request,
+    request: LabelledRequest,
     out: Annotated[Path, Option("--out", "-o", help="The file to write: .svg, .pdf or .png.")] = Path("figure.svg"),
     json: JsonOption = False,
 ) -> None:
@@ -167,7 +168,7 @@ def plot(
 def compare(
     a: Annotated[str, Argument(help="A run folder or predictions with a `target` column; several seeds with commas.")],
     b: Annotated[str, Argument(help="The same for the other side: the same test samples.")],
-    request: Request,
+    request: LabelledRequest,
     bootstrap: Annotated[int, Option(help="Resamples for metrics that are not means.")] = 300,
     seed: SeedOption = 0,
     json: JsonOption = False,
@@ -187,7 +188,7 @@ def compare(
     output(json, found.to_dict(), found)
 
 
-def _runs(files: list[Path], request: Request) -> "list[ReportRun]":
+def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
     """Each file with the same options, as `evaluate` reads them."""
     from rfdlc.integrations.report.runs import alike, prepared, run_names
 

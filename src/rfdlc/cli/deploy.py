@@ -33,8 +33,8 @@ def predict(
     The source is a folder of images (with or without class folders), a list of images, one image, a table, arrays, or a
     data set by name. Tables are written in parts, in constant memory: after an interruption the same command continues.
     Under torchrun each process predicts a share. Tables have one column per class with the calibrated and corrected
-    probabilities (with `--raw` the model's own), `id` and `target` if they are known, and with `--utility` also
-    `action` and `expected_utility`. An .npz file contains the logits of every particle and is made in memory.
+    probabilities (with `--raw` the model's own), `id` and `target` if they are known, and the decided `action` with its
+    `expected_utility`. An .npz file contains the logits of every particle and is made in memory.
 
     **Examples**
 

@@ -1,6 +1,7 @@
 """The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
 import csv
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import InputError, expect, listing, repeated
 
 BUILDERS = ("one-hot", "tail-sensitive")
 _NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
@@ -21,6 +22,7 @@ _CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell th
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
+LABELS = "True classes: CSV or Parquet with columns id (or path) and target, instead of a `target` column in FILE."
 ABSTAIN = "Add the action `abstain` with this value for every class; -0.2 is a cost of 0.2."
 CALIBRATORS = "`temperature` (the default), `bias-` or `prior-corrected-temperature`, `matrix-scaling`."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
@@ -35,7 +37,7 @@ Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column o
 Groups = Annotated[str | None, Option(help="CSV file or column of a table: samples that belong together.")]
 Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")]
 SkipBroken = Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, and report them.")]
-Force = Annotated[bool, Option("--force", help="Replace an existing file.")]
+Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help=ABSTAIN)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
@@ -120,6 +122,38 @@ class Request(UtilityRequest):
         estimated = self.target_prior == "estimate"
         target = decider.estimate_prior(predictions) if estimated else read_prior(self.target_prior, "target prior")
         return predictions, decider.replace(target_prior=target)
+
+
+@dataclass(frozen=True)
+class LabelledRequest(Request):
+    """The same, for commands that compare decisions with labels."""
+
+    labels: Annotated[Path | None, Option(help=LABELS)] = None
+
+    def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
+        """With the labels of a file, matched by id: as it is, or by the name of the file where it is a path."""
+        predictions, decider = super().prepare(file)
+        if self.labels is None:
+            return predictions, decider
+        from rfdlc.data.load import IDS
+        from rfdlc.data.sources.table import TARGETS
+        from rfdlc.decide.predictions import encode_targets
+
+        columns = {name.lower(): cells for name, cells in _columns(self.labels).items()}
+        key, target = (next((name for name in names if name in columns), "") for names in (IDS, TARGETS))
+        problem = f"{self.labels}: has the columns {listing(columns)}"
+        expect(key and target, f"{problem}: expected id (or path) and target, one row per sample")
+        known = [] if predictions.ids is None else predictions.ids.tolist()
+        expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
+        for part in (str, os.path.basename):
+            ids, names = [part(name) for name in known], [part(name) for name in columns[key]]
+            label_of = dict(zip(names, columns[target], strict=True))
+            absent = [name for name in ids if name not in label_of]
+            if not absent and len(label_of) == len(names) and len({*ids}) == len({*known}):
+                predictions.targets = encode_targets([label_of[name] for name in ids], predictions.classes)
+                return predictions, decider
+        wrong = f"{listing(absent or repeated(names) or repeated(ids), 3)} {'has none' if absent else 'has several'}"
+        raise InputError(f"{self.labels}: expected one row for each id of {file}; {wrong}")
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

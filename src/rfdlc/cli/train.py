@@ -1,5 +1,7 @@
 """`rfdlc train`, `resume` and `fork`: trainings and the run folders they leave; `rfdlc methods`."""
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import Drop, Groups, JsonOption, Root, RunFolder, SkipBroken, Source, Target
+from rfdlc.cli.request import Drop, Force, Groups, JsonOption, Root, RunFolder, SkipBroken, Source, Target
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect
 from rfdlc.progress import speaks
@@ -48,6 +50,7 @@ def train(
         bool, Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
     ] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
+    force: Force = False,
     json: JsonOption = False,
 ) -> None:
     """Train on long-tailed data; calibrate on held-out data; keep everything in a run folder.
@@ -73,7 +76,9 @@ def train(
         given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
         if profile:
             _show_profile(source, named, given)
-        _report(rfdlc.train(source, named, out, **given), json)
+        with _making(out, force):
+            model = rfdlc.train(source, named, out, **given)
+        _report(model, json)
 
 
 def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
@@ -113,6 +118,7 @@ def fork(
     out: Annotated[Path, Option("--out", "-o", help="The run folder to make.")] = Path("runs/fork"),
     at: Annotated[int | None, Option("--at", help="Epoch of a kept checkpoint (setting `keep`).")] = None,
     method: Annotated[str | None, Option("--method", "-m", help="Continue as another method.")] = None,
+    force: Force = False,
     json: JsonOption = False,
 ) -> None:
     """Continue from another run's checkpoint with other settings: what differs only later shares what came before.
@@ -124,7 +130,9 @@ def fork(
     """
     with ready():
         changes = _chosen(settings, ("out", "at"))
-        _report(rfdlc.fork(run, out, at=at, method=changes.pop("method", method), **changes), json)
+        with _making(out, force):
+            model = rfdlc.fork(run, out, at=at, method=changes.pop("method", method), **changes)
+        _report(model, json)
 
 
 def methods(json: JsonOption = False) -> None:
@@ -176,6 +184,22 @@ def ready() -> Iterator[None]:
         if speaks():
             print(f"rfdlc: {error}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, TrainingStopped) else 130) from None
+
+
+@contextmanager
+def _making(out: Path, force: bool) -> Iterator[None]:
+    """With `force`, a run that is in the folder is removed, if a new one takes its place."""
+    expect(not force or "RANK" not in os.environ, "--force is for one process, not for torchrun: remove the folder")
+    replaced = out.with_name(f".{out.name}.replaced") if force and (out / "config.json").exists() else None
+    if replaced is not None:
+        os.replace(out, replaced)
+    try:
+        yield
+    finally:
+        if replaced is not None and out.exists():
+            shutil.rmtree(replaced)
+        elif replaced is not None:
+            os.replace(replaced, out)
 
 
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.images import BrokenImage, ImageFiles, PackedText
 from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, image_files
-from rfdlc.data.sources.table import TableRows, names_rows
+from rfdlc.data.sources.table import TARGETS, TableRows, names_rows
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect
-from rfdlc.tables import is_table, parquet_files
+from rfdlc.tables import is_table, open_table, parquet_files
 
 UNKNOWN = -1  # the label of a sample whose class is not known
 
@@ -31,6 +31,7 @@ class InputSpec:
     input_shape: tuple[int, ...]
     encoder: TableEncoder | None = None
     centre: float = 1.0  # the fraction of an image's shorter side that is used
+    target: str | None = None  # the class column of the training table, where it was named
 
 
 class Chunk(NamedTuple):
@@ -75,7 +76,7 @@ def open_samples(
         wanted = "a folder, a list or an array of images" if images else ".npy or .npz"
         trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
         expect(spec.encoder, f"{place} is a table, but this model was trained on {trained}: expected {wanted}")
-        return _table(place, spec.encoder, split)
+        return _table(place, spec, split)
     if place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES:
         return _folder(place, spec, split, skip_broken)
     reader, found = find_reader(source, root)
@@ -130,18 +131,21 @@ def of_files(
     return Samples(labels, True, _digest([*names.packed, labels]), read)
 
 
-def _table(path: Path, encoder: Any, split: str | None) -> Samples:
-    """Rows encoded as the training rows were. A column that only names rows gives the ids; labels are not read."""
-    rows = TableRows(path, split)
+def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
+    """Rows encoded as the training rows were. Of the other columns, one that only names rows gives the ids."""
+    encoder: Any = spec.encoder
     features = {column.name for column in encoder.columns}
-    identity = next((name for name in rows.names if name not in features and names_rows(name)), None)
+    others = [name for name in open_table(path).names if name not in features]
+    targets = [name for name in others if (name.lower() in TARGETS if spec.target is None else name == spec.target)]
+    identity = next((name for name in others if names_rows(name)), None)
+    rows = TableRows(path, split, targets[0] if len(targets) == 1 else None, spec.classes.names)
 
     def read(wanted: range) -> Chunk:
         cells = rows[wanted]
         ids = None if identity is None else [str(cell) for cell in cells[identity].to_pylist()]
-        return Chunk(Split(encoder.transform(cells), np.full(len(wanted), UNKNOWN), ids))
+        return Chunk(Split(encoder.transform(cells), rows.labels[wanted.start : wanted.stop], ids))
 
-    return Samples(np.full(len(rows), UNKNOWN), identity is not None, _state(path), read)
+    return Samples(rows.labels, identity is not None, _state(path), read)
 
 
 def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:

@@ -48,7 +48,8 @@ class Model:
         self.device = next(net.parameters()).device
         self.config = run.config.replace(device=str(self.device))
         self.input_shape, self.normalisation, self.encoder, self.centre = _samples_of(run)
-        self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.centre)
+        target = run.metadata["data"].get("options", {}).get("target")
+        self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.centre, target)
         saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
         found = Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
         self.decider = found or new_decider(run.method_name, run.config, run.classes)

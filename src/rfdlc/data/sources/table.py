@@ -92,15 +92,23 @@ def _of_frame(frame: Any) -> Table:
 
 
 class TableRows:
-    """Rows of a table that are read in ascending order, a range at a time; with `split`, the rows of that split."""
+    """Rows of a table that are read in ascending order, a range at a time; with `split`, the rows of that split.
 
-    def __init__(self, path: Path, split: str | None = None) -> None:
+    `labels` are the indices of the cells of the column `target` among `classes`, -1 for others.
+    """
+
+    def __init__(
+        self, path: Path, split: str | None = None, target: str | None = None, classes: Sequence[str] = ()
+    ) -> None:
         self._file, self._split = open_table(path), split
         self.names = self._file.names
         self._column = split_column(self.names)
         known = split is None or self._column is not None
         expect(known, f"{path} has no split {split!r}: expected a column 'split' that says it row by row")
-        self._count = sum(batch.num_rows for batch in self._batches())
+        place = {name: i for i, name in enumerate(classes)}
+        columns = (text_column(batch.column(target)) if target else [""] * len(batch) for batch in self._batches())
+        self.labels = np.array([place.get(text, -1) for column in columns for text in column], dtype=np.int64)
+        self._count = len(self.labels)
         expect(self._count, f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
         self._coming: Iterator[Any] = iter(())
         self._held: Any = None  # a table with the rows from `_at` on
