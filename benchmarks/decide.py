@@ -19,6 +19,7 @@ import rfdlc
 from recording import write
 
 SAMPLES, CLASSES, REPETITIONS = 1_000_000, 100, 7
+MANY_SAMPLES, MANY = 2_000, 10_000
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -80,6 +81,13 @@ def rows() -> Iterator[dict[str, object]]:
     yield ratio_row("decide, temperature fitted (log and exp of every number)", ours, reference, bare, 1.3) | {
         "required": ""
     }
+
+    many = rng.random((MANY_SAMPLES, MANY), dtype=np.float32)
+    many /= many.sum(axis=1, keepdims=True)
+    large = rfdlc.Utility.tail_sensitive(rfdlc.Classes.from_counts(np.arange(MANY, 0, -1)))
+    table, decider = large.matrix.astype(np.float32), rfdlc.Decider(large)
+    ours, reference = in_turns(lambda: decider.decide(many), lambda: (many @ table).argmax(axis=1), 3)
+    yield ratio_row(f"decide, {MANY_SAMPLES:,} x {MANY:,} float32", ours, reference, bare, 1.5)
 
     peak = 1 + extra_memory(lambda: plain.decide(p)) / p.nbytes
     yield {

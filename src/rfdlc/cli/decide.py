@@ -65,7 +65,7 @@ def decide(
         "actions": dict(zip(found.actions, counts.tolist(), strict=True)),
         "mean_expected_utility": value,
         "changed_from_argmax": changed,
-        **_summary(decider),
+        **_summary(decider, predictions),
         "out": None if out is None else str(out),
     }
     if out is None and json:
@@ -73,7 +73,8 @@ def decide(
         summary["decisions"] = [dict(zip(columns, row, strict=True)) for row in rows]
     lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
     lines += [f"Calibrated: {decider.fitted}."] if decider.fitted else []
-    lines += [f"D{decider.decided_for[1:]}."] + ([] if out is None else [f"Written to {out}."])
+    lines += [f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
+    lines += [] if out is None else [f"Written to {out}."]
     output(json, summary, _action_table(decider, found, counts.tolist()), *lines)
 
 
@@ -104,8 +105,8 @@ def evaluate(
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
     result = rfdlc.evaluate(predictions, decider=decider, classes=known, groups=pairs, **options)
     hint = "For head, tail and false head rate give training counts: --classes counts.csv"
-    lines = [repr(decider)] if result.accuracy_by_region else [repr(decider), hint]
-    output(json, result.to_dict() | {"decider": _summary(decider)}, result, *lines)
+    lines = [f"{decider!r}{decider.left_open(predictions)}"] + ([] if result.accuracy_by_region else [hint])
+    output(json, result.to_dict() | {"decider": _summary(decider, predictions)}, result, *lines)
     warning = None if json else decider.prior_warning(decider.read_labelled(predictions, None)[1])
     if warning:
         warnings.warn(warning, stacklevel=1)
@@ -205,10 +206,14 @@ def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[s
     return columns | {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
 
 
-def _summary(decider: "rfdlc.Decider") -> dict[str, Any]:
+def _summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> dict[str, Any]:
     """What was fitted and corrected, for JSON."""
-    target, names = decider.target_prior, decider.utility.classes.names
-    return {
+    target, names, estimate, intervals = decider.target_prior, decider.utility.classes.names, decider.estimate, {}
+    if estimate is not None:
+        bounds = zip(*(end.tolist() for end in estimate.interval()), strict=True)
+        intervals["target_prior_interval"] = dict(zip(names, bounds, strict=True))
+        intervals["expected_utility_interval"] = decider.utility_interval(predictions, estimate)
+    return intervals | {
         "rule": decider.rule,
         "combine": decider.combine,
         "calibration": str(decider.fitted) if decider.fitted else None,

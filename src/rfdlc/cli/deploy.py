@@ -54,13 +54,13 @@ def predict(
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
             raise
     listed = done.skipped_file and str(done.skipped_file)
-    lines = [f"{done.samples:,} samples: {out}"]
+    lines = [f"{done.samples:,} samples, {done.decided_for}: {out}"]
     if done.skipped:
         lines.append(f"{done.skipped:,} broken ones were left out{f': {listed}' if listed else ''}")
     if not done.complete:
         lines = ["this process has finished its share; the last one to finish writes the file"]
     summary = {"out": str(out), "samples": done.samples, "complete": done.complete, "skipped": done.skipped}
-    output(json, summary | {"skipped_file": listed, "run": str(run)}, *lines)
+    output(json, summary | {"skipped_file": listed, "run": str(run), "decided_for": done.decided_for}, *lines)
 
 
 @takes_request

@@ -108,7 +108,10 @@ class Request(UtilityRequest):
         built = self.costs is None and self.utility in (None, *BUILDERS)
         utility = self.read_utility(known if predictions.named or built else None, saved)
         prior = None if self.train_prior is None else read_prior(self.train_prior, "training prior")
-        changes = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule, "train_prior": prior}
+        estimated = self.target_prior == "estimate"
+        target = None if self.target_prior is None or estimated else read_prior(self.target_prior, "target prior")
+        changes = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
+        changes |= {"train_prior": prior, "target_prior": target}
         given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
         if saved is None:
             decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(predictions.classes), **given)
@@ -117,11 +120,9 @@ class Request(UtilityRequest):
         if self.calibrate is not None:
             held_out = rfdlc.Predictions.load(self.calibrate, classes, logits=self.logits)
             decider = decider.fit(held_out, balanced=self.balanced)
-        if self.target_prior is None:
-            return predictions, decider
-        estimated = self.target_prior == "estimate"
-        target = decider.estimate_prior(predictions) if estimated else read_prior(self.target_prior, "target prior")
-        return predictions, decider.replace(target_prior=target)
+        if estimated:
+            decider = decider.replace(target_prior=decider.estimate_prior(predictions))
+        return predictions, decider
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def read_classes(spec: str) -> "rfdlc.Classes":
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:
     """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with columns class,share: by name, never by position."""
-    if spec in ("uniform", "train"):
+    if spec in ("uniform", "train", "estimate"):
         return spec
     if "=" in spec:
         pairs = [item.partition("=") for item in spec.split(",")]

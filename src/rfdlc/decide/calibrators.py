@@ -28,9 +28,15 @@ COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out sa
 LOG_T_MEAN, LOG_T_SPREAD, CAUTION = 0.25, 0.5, 1.0
 STRENGTH = 1.0  # of a unit Gaussian on 1/T - 1 and on each bias: as weak as one sample, and keeps them finite
 MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
-CHOICES = ("temperature", "none", "prior-corrected-temperature", "bias-corrected-temperature", "matrix-scaling")
-FOLDS, CLEARLY = 5, 2.0  # of cross-validation; standard errors below the best that a simpler calibrator may be
-SAMPLES_PER_PARAMETER = 10  # held-out samples, below which a calibrator is not tried
+# What `auto` chooses from, and the held-out samples below which it is not tried: a polynomial of the number of classes.
+SAMPLES_NEEDED = {
+    "temperature": (0,),
+    "none": (50,),
+    "prior-corrected-temperature": (20,),
+    "bias-corrected-temperature": (5, 20),
+    "matrix-scaling": (2, 0, 50),
+}
+FOLDS, CLEARLY = 5, 2.0  # of cross-validation; standard errors that a gain in likelihood must exceed
 
 
 class Calibrator(Protocol):
@@ -226,7 +232,10 @@ class MatrixScaling(Calibrator):
 @register_calibrator
 @dataclass(frozen=True)
 class Auto(Calibrator):
-    """The first of CHOICES whose cross-validated likelihood (for the prior decided for) is not clearly too low."""
+    """The temperature, or a later one of SAMPLES_NEEDED whose cross-validated likelihood is clearly higher.
+
+    The likelihood is that of the class prior decided for, if it is known, without classes that the held-out data lack.
+    """
 
     chosen: str
     parameters: dict[str, Any]
@@ -237,23 +246,26 @@ class Auto(Calibrator):
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
         classes, target, held_out = log_p.shape[1], context.get("target_prior"), _HeldOut(log_p, targets, **context)
-        wanted = held_out.prior if target is None else target
-        weights = held_out.weights * (wanted / np.maximum(held_out.prior, 1e-300))[targets]
+        present = np.bincount(targets, minlength=classes) > 0  # nothing is learnt about other classes
+        target = None if target is None else target * present
+        weights = held_out.weights * (1.0 if target is None else target[targets] / held_out.prior[targets])
         weights /= weights.sum()
-        known = 2 if context.get("training_counts") is not None else np.inf
-        parameters = dict(zip(CHOICES, (0, 0, known, classes, classes**2), strict=True))
         size = 1 / (weights**2).sum()  # the effective one
-        allowed = [name for name in CHOICES if size >= SAMPLES_PER_PARAMETER * parameters[name]]
-        each = {name: _cross_validated(CALIBRATORS[name], log_p, targets, context) for name in allowed}
+        needed = {name: np.polyval(SAMPLES_NEEDED[name], classes) for name in SAMPLES_NEEDED}
+        if context.get("training_counts") is None:
+            needed["prior-corrected-temperature"] = np.inf
+        each = {
+            name: _cross_validated(CALIBRATORS[name], log_p, targets, context | {"target_prior": target})
+            for name in SAMPLES_NEEDED
+            if size >= needed[name]
+        }
+        chosen = next(iter(each))
+        for name, losses in each.items():
+            gain = each[chosen] - losses
+            mean = weights @ gain
+            if mean > CLEARLY * np.sqrt(weights**2 @ (gain - mean) ** 2):
+                chosen = name
         losses = {name: float(weights @ values) for name, values in each.items()}
-        best = min(losses, key=losses.__getitem__)
-
-        def clearly_behind(name: str) -> bool:
-            difference = each[name] - each[best]
-            mean = weights @ difference
-            return bool(mean > CLEARLY * np.sqrt(weights**2 @ (difference - mean) ** 2))
-
-        chosen = next(name for name in allowed if name == best or not clearly_behind(name))
         fitted = CALIBRATORS[chosen].fit(log_p, targets, **context)
         return cls(chosen, fitted.to_dict(), losses, fitted.prior)
 

@@ -175,8 +175,7 @@ class Decider:
 
     def probabilities(self, scores: Any, *, logits: bool = False) -> Floats:
         """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no Decider takes them again."""
-        chunks = [p for _, p in self.stream(self.read(scores, logits))]
-        return np.concatenate(chunks).view(CorrectedProbabilities)
+        return np.concatenate([p for _, p in self.stream(self.read(scores, logits))]).view(CorrectedProbabilities)
 
     def explain(self, scores: Any, *, logits: bool = False) -> Explanation:
         """For each sample the chosen action and its value, the runner-up, and what arg max would have done."""
@@ -291,6 +290,11 @@ class Decider:
         low, high = np.quantile([np.mean((gain @ r) / (p @ r)) for r in ratios], [0.025, 0.975])
         return float(low), float(high)
 
+    def left_open(self, scores: Any) -> str:
+        """What an estimated class prior leaves open, in words that follow `decided_for`."""
+        ends = None if self.estimate is None else self.utility_interval(scores, self.estimate)
+        return "" if ends is None else f": a mean expected utility from {ends[0]:.3g} to {ends[1]:.3g} (95% interval)"
+
     def read(self, scores: Any, logits: bool = False) -> Scores:
         """Checked scores of any source, with one column per class in the order of the utility."""
         if isinstance(scores, Predictions):
@@ -314,16 +318,13 @@ class Decider:
         if targets is None:
             raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
         checked, y = self.read(scores, logits), encode_targets(targets, self.utility.classes)
-        samples = len(checked)
-        expect(y.shape == (samples,), f"{y.size} targets for {samples} samples: expected one target per sample")
+        expect(y.shape == (len(checked),), f"{y.size} targets for {len(checked)} samples: expected one per sample")
         return checked, y
 
     def _check(self, warn: bool = True) -> None:
         """Bring all parameters into their final form, and fail now rather than at the first decision."""
-        utility: Any = self.utility
-        kind = type(utility).__name__
-        right = isinstance(utility, Utility)
-        expect(right, f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)")
+        utility, kind = self.utility, type(self.utility).__name__
+        expect(isinstance(utility, Utility), f"utility is a {kind}: expected a Utility, such as Utility(matrix, names)")
         choose("combine", self.combine, COMBINATIONS)
         choose("calibration", self.calibration or "none", CALIBRATORS)
         RULES[choose("rule", self.rule, RULES)](utility, None)

@@ -35,6 +35,11 @@ def as_prior(given: PriorLike, classes: Classes, what: str) -> Prior:
         expect(not wrong, f"{what} {given!r} is not a prior: expected shares such as cat=0.2,dog=0.8")
         given = {name.strip(): float(share) for name, share in pairs}
     if isinstance(given, str):
+        expect(
+            given != "estimate",
+            f"{what} cannot be estimated here, where samples come one by one: estimate it from a file (`rfdlc predict "
+            "RUN DATA --target-prior estimate`, Decider.estimate_prior) and give the numbers, such as cat=0.2,dog=0.8",
+        )
         choose(what, given, NAMED)
         return np.full(len(classes), 1 / len(classes)) if given == "uniform" else classes.prior.copy()
     named = hasattr(given, "items")  # a table, or a series of pandas such as y.value_counts(): never by position

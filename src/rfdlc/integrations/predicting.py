@@ -18,7 +18,7 @@ import torch
 
 from rfdlc.data.samples import Samples
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.priors import PriorEstimate, PriorLike
 from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, KIND, RAW
 from rfdlc.decide.utility import Utility
@@ -30,6 +30,7 @@ from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.model import Model
 
 KINDS = (".npz", ".parquet", ".csv")
+MOST_ESTIMATED, BLOCKS = 20_000, 20  # samples from which a class prior is estimated, and where they are taken from
 TEXTS = ("id", "target", "action", KIND)  # columns of text; all others hold numbers
 PART_ROWS, PART_VALUES = 4096, 2**22  # of a part, the smaller of the two: what a kill costs, and what is in memory
 JOB = "job.json"
@@ -45,6 +46,7 @@ class Predicted:
     path: Path
     samples: int  # rows of the file
     skipped: int  # broken samples that were left out
+    decided_for: str  # the class prior, in words
     complete: bool = True  # False where other processes still have parts to do: the last one writes the file
     skipped_file: Path | None = None  # names the broken samples
 
@@ -68,7 +70,8 @@ def predict(
     split, root
         `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
     utility, target_prior
-        What a table is decided for: the utility and the class prior; by default those of the run.
+        What a table is decided for: the utility and the class prior ("estimate": from these samples); by default
+        those of the run.
     raw
         Write the model's own probabilities to a table, for a decider to calibrate and correct later.
     skip_broken, backbone
@@ -87,14 +90,15 @@ def predict(
     decided = "a utility decides for tables: write .parquet or .csv, or decide later with `rfdlc decide FILE.npz`"
     expect(utility is None or kind != ".npz", decided)
     model = Model.load(run, backbone=backbone, device=_device())
-    if target_prior is not None:
-        model.decider = model.decider.replace(target_prior=target_prior)
     samples = model.open_samples(source, split=split, root=root, skip_broken=skip_broken)
+    if target_prior is not None:
+        estimated = isinstance(target_prior, str) and target_prior == "estimate"
+        model.decider = model.decider.replace(target_prior=_estimated(model, samples) if estimated else target_prior)
     if kind == ".npz":
         found = model.predict_samples(samples)
         with replacing(path) as beside:
             found.save(beside)
-        return Predicted(path, len(found), len(samples) - len(found))
+        return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for)
     table = Table(model, samples, utility, raw)
     size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
     job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
@@ -115,7 +119,8 @@ def predict(
             raise
         complete = parts.join() or not parts.folder.exists()
     skipped = parts.skipped.read_bytes().count(b"\n") if complete and parts.skipped.exists() else 0
-    return Predicted(path, len(samples) - skipped, skipped, complete, parts.skipped if skipped else None)
+    listed, prior = parts.skipped if skipped else None, model.decider.decided_for
+    return Predicted(path, len(samples) - skipped, skipped, prior, complete, listed)
 
 
 class Table:
@@ -306,6 +311,16 @@ class Parts:
             os.unlink(self.folder / name)
         if self.folder.exists():
             self.folder.rmdir()
+
+
+def _estimated(model: Model, samples: Samples) -> PriorEstimate:
+    """The class prior of the samples; of many, from blocks that are spread evenly."""
+    blocks = 1 if len(samples) <= MOST_ESTIMATED else BLOCKS
+    size = min(len(samples), MOST_ESTIMATED) // blocks
+    starts = np.linspace(0, len(samples) - size, blocks).astype(int).tolist()
+    pieces = (piece for start in starts for piece in model.predict_pieces(samples, range(start, start + size)))
+    logits = [predictions.scores.values for predictions, _ in pieces if predictions is not None]
+    return model.decider.estimate_prior(np.concatenate(logits, axis=1), logits=True)
 
 
 def _device() -> str:

@@ -175,7 +175,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
         "calibration": calibration,
         "carried_prior": _listed(decider.effective_prior),
-        "decided_for": decider.decided_for,
+        "decided_for": decider.decided_for + decider.left_open(run.predictions),
         "target_prior": _listed(decider.target_prior),
         "made": json.loads(json.dumps(run.made), parse_constant=str),  # JSON has no infinities
         "embedded": {  # the samples that the page itself decides
