@@ -32,7 +32,6 @@ def open_table(path: Path) -> "ArrowFile | CsvFile":
 
 
 def is_table(path: Path) -> bool:
-    """Whether a path is a file with the suffix of a table, or a folder of Parquet files."""
     return bool(parquet_files(path)) if path.is_dir() else path.is_file() and path.suffix.lower() in SUFFIXES
 
 
@@ -162,16 +161,15 @@ def read_numbers(
     values, words = list[NDArray[np.float64]](), {name: list[str]() for name in texts}
     total = file.path.stat().st_size // BLOCK_BYTES + 1
     for batch in track(file.batches(numbers), f"Reading {file.path.name}", total):
-        columns = {name: batch.column(name) for name in numbers}
-        for name, column in columns.items():
-            told, empty = f"{file.path}: column {name!r}", column.null_count
-            expect(not empty, f"{told} has {empty} empty cells: expected a number in each")
-            kind = column.to_numpy(zero_copy_only=False).dtype.kind
-            expect(kind in "fiub", f"{told} holds {column.type}, not numbers")
-        floats = [column.to_numpy(zero_copy_only=False).astype(np.float64, copy=False) for column in columns.values()]
-        values.append(np.stack(floats, axis=1))
-        for name, cells in words.items():
-            cells += [str(cell).strip() for cell in batch.column(name).to_pylist()]
+        values.append(np.empty((batch.num_rows, len(numbers))))
+        for place, name in enumerate(numbers):
+            column, told = batch.column(name), f"{file.path}: column {name!r}"
+            expect(not column.null_count, f"{told} has {column.null_count} empty cells: expected a number in each")
+            cells = column.to_numpy(zero_copy_only=False)
+            expect(cells.dtype.kind in "fiub", f"{told} holds {column.type}, not numbers")
+            values[-1][:, place] = cells
+        for name, texts_of in words.items():
+            texts_of += [str(cell).strip() for cell in batch.column(name).to_pylist()]
     expect(sum(map(len, values)), f"{file.path}: has column names but no rows: expected one row per sample")
     return np.concatenate(values), {name: np.array(cells) for name, cells in words.items()}
 

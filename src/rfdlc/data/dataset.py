@@ -15,6 +15,7 @@ from rfdlc.errors import InputError, expect, listing
 
 SPLITS = ("train", "val", "test")
 SKIPPING = "skip_broken (--skip-broken; to rfdlc train data.skip_broken=true)"  # how to ask for it, in messages
+HELD_OUT = "the data has no test split: {} of {} samples were held out for it (seed {})"  # a note
 ALIASES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 ALIASES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 
@@ -56,11 +57,8 @@ class Split:
     inputs : array or ImageFiles
         uint8 images (N, channels, H, W), float32 features (N, F), or image files that are decoded later.
     labels : array of int64, shape (N,)
-    ids : sequence of str, optional
-        Stable names of the samples, such as paths or row ids.
-    groups : array, shape (N,), optional
-        What must stay on one side of a split: lesion, patient, track.
-    weights : array of float64, shape (N,), optional
+    ids, groups, weights : optional, shape (N,)
+        Stable names, such as paths; what must stay on one side of a split: lesion, patient, track; sample weights.
 
     Examples
     --------
@@ -94,7 +92,6 @@ class Split:
         return self.inputs
 
     def take(self, positions: NDArray[np.int64]) -> "Split":
-        """The samples at these positions, in that order."""
         ids = None if self.ids is None else PackedText(self.ids[i] for i in positions.tolist())
         groups, weights = (None if own is None else own[positions] for own in (self.groups, self.weights))
         return Split(self.inputs[positions], self.labels[positions], ids, groups, weights)
@@ -171,7 +168,6 @@ class Dataset:
 
     @property
     def kind(self) -> str:
-        """`images` or `features`."""
         return "images" if len(self.input_shape) == 3 else "features"
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
@@ -183,10 +179,6 @@ class Dataset:
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)
-
-
-def held_out_note(held: int, samples: int, seed: int) -> str:
-    return f"the data has no test split: {held} of {samples} samples were held out for it (seed {seed})"
 
 
 def split_name(word: str) -> str | None:

@@ -55,7 +55,6 @@ class PackedText(Sequence[str]):
         return content[start : int(ends[place])].tobytes().decode("utf-8", "surrogateescape")
 
     def take(self, indices: Iterable[int]) -> "PackedText":
-        """The texts at these positions, in that order."""
         return PackedText(self[int(i)] for i in indices)
 
 

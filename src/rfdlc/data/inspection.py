@@ -43,20 +43,23 @@ class Inspection:
             for place, content in hashes.items():
                 found[content].append((name, place))
         several = [places for places in found.values() if len(places) > 1]
-        splits = [places[0] for places in several if len({name for name, _ in places}) > 1]
-        labels = [places[0] for places in several if len({data.splits[n].labels[i] for n, i in places}) > 1]
+        in_splits = [places[0] for places in several if len({name for name, _ in places}) > 1]
+        labelled = [places[0] for places in several if len({data.splits[n].labels[i] for n, i in places}) > 1]
         known = [set(split.groups.tolist()) for split in data.splits.values() if split.groups is not None]
         times = Counter(group for groups in known for group in groups)
         shared = tuple(str(group) for group in sorted(times, key=str) if times[group] > 1) if known else None
-        named = ([f"{n}: {(data.splits[n].ids or range(i + 1))[i]}" for n, i in kind] for kind in (splits, labels))
-        return cls(data, len(several), *map(tuple, named), shared, tuple(broken))
+        kinds = (in_splits, labelled)
+        splits, labels = (tuple(f"{n}: {(data.splits[n].ids or range(i + 1))[i]}" for n, i in kind) for kind in kinds)
+        return cls(data, len(several), splits, labels, shared, tuple(broken))
 
     def regions(self, kind: str) -> list[dict[str, Any]]:
         """thirds: head, med and tail by rank of the classes; shots: many, medium and few by training samples."""
         members = self.data.classes.thirds if kind == "thirds" else self.data.classes.shots
         own = {name: self.data.classes.count_array[place] for name, place in members.items() if len(place)}
-        measured = {"classes": len, "samples": np.sum, "least": np.min, "most": np.max}
-        return [{"name": name} | {what: int(of(n)) for what, of in measured.items()} for name, n in own.items()]
+        return [
+            {"name": name, "classes": len(n), "samples": int(n.sum()), "least": int(n.min()), "most": int(n.max())}
+            for name, n in own.items()
+        ]
 
     def counts(self, split: str) -> NDArray[np.int64]:
         return np.bincount(self.data.splits[split].labels, minlength=len(self.data.classes))
@@ -141,8 +144,7 @@ def _draw(axes: Any, classes: Classes, title: str) -> None:
     least = int(counts[counts > 0].min())
     steep = counts.max() >= 20 * least
     if steep:
-        axes.set(yscale="log")
-        axes.set_ylim(bottom=0.7 * least)
+        axes.set(yscale="log", ylim=(0.7 * least, None))
     if named:
         names = [brief(name) for name in classes.select(classes.order)]
         turned = max(map(len, names)) * len(names) > 90  # else they would touch each other

@@ -1,6 +1,7 @@
 """`load`: a name, a path, arrays or a data frame in; a Dataset out. Data formats are registered here."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -10,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
-from rfdlc.data.dataset import Dataset, Normalisation, held_out_note, split_name
+from rfdlc.data.dataset import HELD_OUT, Dataset, Normalisation, split_name
 from rfdlc.data.sources import arrays, image_files, longtailed, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
@@ -28,8 +29,6 @@ GROUPS_FORMAT = "a CSV with the columns split,index,GROUP (index from 0 in each 
 
 
 class Source(NamedTuple):
-    """A data format; see `register_source`."""
-
     read: Reader
     names: Mapping[str, Finder]
     suffixes: tuple[str, ...]
@@ -124,7 +123,7 @@ def load(
     if list(data.splits) != ["train"] or not checked["test_fraction"]:
         return data
     moved = data.hold_out(checked["test_fraction"], checked["seed"])
-    notes = (*data.notes, held_out_note(len(moved.val or ()), len(data.train), checked["seed"]))
+    notes = (*data.notes, HELD_OUT.format(len(moved.val or ()), len(data.train), checked["seed"]))
     return replace(moved, val=None, test=moved.val, normalisation=Normalisation.of(moved.train.inputs), notes=notes)
 
 
@@ -152,7 +151,6 @@ def known_names() -> set[str]:
 
 # -- options -----------------------------------------------------------------------------------------------------------
 def options_of(reader: Reader) -> list[str]:
-    """The options of a reader: its keyword-only parameters."""
     return [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
@@ -163,14 +161,11 @@ def all_options() -> set[str]:
 @cache
 def _model(reader: Reader) -> type[BaseModel]:
     hints = get_type_hints(reader, include_extras=True)
-    hints |= {name: Annotated[kind, BeforeValidator(_words)] for name, kind in hints.items() if kind == Sequence[str]}
+    words = BeforeValidator(lambda given: re.split(r"\s*,\s*", given.strip()) if isinstance(given, str) else given)
+    hints |= {name: Annotated[kind, words] for name, kind in hints.items() if kind == Sequence[str]}
     fields: dict[str, Any] = {name: (hints.get(name, Any), None) for name in options_of(reader)} | COMMON
     config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
     return create_model("Options", __config__=config, **fields)
-
-
-def _words(value: Any) -> Any:
-    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[str, Any]:
@@ -209,7 +204,7 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
         expect(value, f"{path}, line {line}: the group of {name} is empty")
         first = group_of.setdefault(name, value)
         expect(first == value, f"{path}, line {line}: {name} is in two groups, {first!r} and {value!r}")
-    splits = {}
+    splits: dict[str, Any] = {}
     for name, split in data.splits.items():
         ids = [f"{name}/{i}" for i in range(len(split))] if by_index else split.ids or [""] * len(split)
         absent = [sample for sample in ids if sample not in group_of]

@@ -178,7 +178,6 @@ class EpochLoader:
 
     @property
     def steps(self) -> int:
-        """Batches per epoch, on every rank."""
         return len(self.slices)
 
     def draw_order(self, epoch: int) -> Tensor:

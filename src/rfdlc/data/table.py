@@ -100,7 +100,6 @@ class ColumnCode:
 
     @classmethod
     def fit(cls, name: str, column: Column) -> "ColumnCode":
-        """Learn the code from training cells: the state of scikit-learn's imputer or encoder, as plain data."""
         from sklearn.impute import SimpleImputer
         from sklearn.preprocessing import OneHotEncoder
 
@@ -158,7 +157,6 @@ class TableEncoder:
 
     @classmethod
     def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
-        """Learn the code of every column."""
         return cls(tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items()))
 
     @property

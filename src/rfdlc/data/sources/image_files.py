@@ -1,7 +1,4 @@
-"""Images in files: folders, `root/CLASS/*.png` or `root/{train,val,test}/CLASS/*.png`, and lists of `path label`.
-
-ImageNet-LT, Places-LT and iNaturalist 2018 come as lists.
-"""
+"""Images in files: folders, `root/[SPLIT/]CLASS/*.png`, and lists of `path label`, as ImageNet-LT and others come."""
 
 import math
 import os
@@ -197,7 +194,6 @@ def find_lists(folder: Path) -> dict[str, dict[str, Path]]:
 
 
 def find_named_list(root: Path, name: str) -> Path:
-    """The training list of a data set by its name, such as imagenet-lt."""
     found = [files["train"] for stem, files in find_lists(root).items() if plain_name(stem) == plain_name(name)]
     wanted = f"expected its lists there, such as {NAMES[name]}_train.txt; give their folder with root (--root)"
     expect(found, f"{name} was not found in {root}: {wanted}")
@@ -253,7 +249,7 @@ def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, Pa
                 unlabelled = _is_image(line)
                 name, label = _parsed(f"{line} 0" if unlabelled else line, root)
                 label = -1 if unlabelled else label
-                count, folder = len(class_names), place.get(_folder_of(name), label)
+                count, folder = len(class_names), place.get("".join(name.split("/")[-2:-1]), label)
                 expect(label < count, f"label {label} is out of range: the model has {count} classes")
                 told = (
                     f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of another"
@@ -323,15 +319,11 @@ def _parsed(line: str, root: Path) -> tuple[str, int]:
     return name, int(label)
 
 
-def _folder_of(name: str) -> str:
-    return name.rpartition("/")[0].rpartition("/")[2]
-
-
 def _class_names(listed: dict[str, list[Entry]]) -> list[str]:
     """The folder that holds a class's images where each class has its own, otherwise numbers."""
     folders: dict[int, set[str]] = defaultdict(set)
     for entry in (entry for entries in listed.values() for entry in entries):
-        folders[entry.label].add(_folder_of(entry.name))
+        folders[entry.label].add("".join(entry.name.split("/")[-2:-1]))
     count = 1 + max(folders, default=0)
     alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
     names = [next(iter(folders[c])) for c in range(count)] if alone else []

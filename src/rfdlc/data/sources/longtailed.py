@@ -124,10 +124,6 @@ _TEXTS = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "SHORT_BINUNICOD
 LONGEST_TEXT = 1000  # of a key or a class name
 
 
-class _Refused(Exception):
-    pass
-
-
 class _Pairs(list[Any]):
     """A dict as its keys and values in turn: keys may be calls."""
 
@@ -137,7 +133,7 @@ def _table(path: Path) -> dict[str, Any]:
         found = _parsed(path.read_bytes())
         if isinstance(found, _Pairs):
             return {str(_text(key)): value for key, value in zip(found[::2], found[1::2], strict=True)}
-    except _Refused as error:
+    except InputError as error:
         unsafe = f"refused, the pickle asks for {error}, which does not belong in a CIFAR file; nothing in it was run"
         raise InputError(f"{path}: {unsafe}. Get the file again from a source that you trust") from None
     except Exception as error:  # it can be damaged in any way
@@ -149,6 +145,7 @@ def _parsed(content: bytes) -> Any:
     """The value that a pickle describes."""
     stacks: list[list[Any]] = [[]]  # a mark begins another one
     memo: dict[Any, Any] = {}
+    argument: Any
     for opcode, argument, _ in pickletools.genops(content):
         taken = [kind.name for kind in opcode.stack_before]
         marked = stacks.pop() if "mark" in taken else []
@@ -184,7 +181,7 @@ def _parsed(content: bytes) -> Any:
             case "GLOBAL" | "STACK_GLOBAL":
                 wanted = argument or " ".join(str(_text(word)) for word in items)
                 if wanted not in _NAMES:
-                    raise _Refused(wanted.replace(" ", "."))
+                    raise InputError(wanted.replace(" ", "."))
                 push([wanted])
             case "REDUCE":
                 push([*items[0], items[1]])
@@ -192,7 +189,7 @@ def _parsed(content: bytes) -> Any:
                 items[0].append(items[1])
                 push(items[0])
             case name:
-                raise _Refused(f"the instruction {name}")
+                raise InputError(f"the instruction {name}")
     ((found,),) = stacks
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Normalisation, Split, held_out_note, split_name
+from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split, split_name
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, strays_among, text_column
@@ -41,12 +41,11 @@ def read(
     if target is None:
         expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
         target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
-    columns_named = [column for column in (target, groups, split, *drop) if column is not None]
-    for column in columns_named:
-        absent_column = f"{where}: there is no column {column!r}: it has {listing(table)}{suggestion(column, table)}"
-        expect(column in table, absent_column)
-        once = f"{where}: column {column!r} is named twice: expected others for each of target, groups, split and drop"
-        expect(columns_named.count(column) == 1, once)
+    roles = [name for name in (target, groups, split, *drop) if name is not None]
+    for name in roles:
+        expect(name in table, f"{where}: there is no column {name!r}: it has {listing(table)}{suggestion(name, table)}")
+        once = f"{where}: column {name!r} is named twice: expected others for each of target, groups, split and drop"
+        expect(roles.count(name) == 1, once)
     absent = _missing(table[target])
     told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}"
     expect(skip_broken or not absent, f"{told}; remove them, or leave them out with {SKIPPING}")
@@ -65,7 +64,7 @@ def read(
         positions = _positions(where, column, table.pop(column))
     elif test_fraction:
         positions = dict(zip(("train", "test"), hold_out_indices(labels, test_fraction, seed, group_of), strict=True))
-        notes = [held_out_note(len(positions["test"]), len(labels), seed), *notes]
+        notes = [HELD_OUT.format(len(positions["test"]), len(labels), seed), *notes]
     else:
         positions = {"train": np.arange(len(labels))}
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
@@ -108,14 +107,10 @@ class TableRows:
         place = {name: i for i, name in enumerate(classes)}
         columns = (text_column(batch.column(target)) if target else [""] * len(batch) for batch in self._batches())
         self.labels = np.array([place.get(text, -1) for column in columns for text in column], dtype=np.int64)
-        self._count = len(self.labels)
-        expect(self._count, f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
+        expect(len(self.labels), f"{path}: has no rows{'' if split is None else f' of the split {split!r}'} to predict")
         self._coming: Iterator[Any] = iter(())
         self._held: Any = None  # a table with the rows from `_at` on
-        self._at = self._count
-
-    def __len__(self) -> int:
-        return self._count
+        self._at = len(self.labels)
 
     def __getitem__(self, wanted: range) -> Table:
         from pyarrow import Table, concat_tables
