@@ -36,9 +36,8 @@ from rfdlc.decide.utility import Utility
 from rfdlc.integrations.onnx import exporting
 from rfdlc.integrations.onnx.exporting import TIE, TOLERANCE, Rounding, export, measure_rounding
 from rfdlc.integrations.onnx.model import OnnxModel
-from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.methods import METHODS
-from rfdlc.training.model import Model
+from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.networks.backbones import BACKBONES, Bottleneck
 from rfdlc.training.networks.stack import BatchNorm
 from rfdlc.training.run import plain_tensors

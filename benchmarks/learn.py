@@ -36,11 +36,10 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
-from rfdlc.training.assembly import build_stages, choose_device, method_net, split_outputs
 from rfdlc.training.config import TrainConfig, parse_pairs
-from rfdlc.training.loop import epochs
+from rfdlc.training.loop import build_stages, epochs, split_outputs
 from rfdlc.training.methods import METHODS, resolve
-from rfdlc.training.model import new_decider
+from rfdlc.training.model import choose_device, method_net, new_decider
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.trainer import balanced_positions, diversity
 

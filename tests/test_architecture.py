@@ -32,9 +32,9 @@ ORDER_OF_TRAINING = (
     {"methods"},
     {"step"},
     {"execution"},
-    {"assembly", "run"},
-    {"loop", "model", "profiling"},
-    {"_stacking"},
+    {"loop", "run"},
+    {"model"},
+    {"_stacking", "profiling"},
     {"trainer"},
     {"train"},
 )

@@ -10,8 +10,8 @@ from PIL import Image
 from rfdlc.data.augment import COLOUR, Augment, Policy, cutmix, draw_shares, mixup
 from rfdlc.data.dataset import Split
 from rfdlc.data.loader import ResidentLoader
-from rfdlc.training.assembly import augmentation
 from rfdlc.training.config import TrainConfig
+from rfdlc.training.loop import augmentation
 
 
 @pytest.fixture

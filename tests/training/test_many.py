@@ -14,9 +14,8 @@ from rfdlc.data.loader import ResidentLoader
 from rfdlc.errors import InputError
 from rfdlc.training import trainer
 from rfdlc.training._stacking import OWN, Stacker, same_until, stage_signature
-from rfdlc.training.assembly import training_utility
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.loop import TrainingStopped
+from rfdlc.training.loop import TrainingStopped, training_utility
 from rfdlc.training.losses import RunLosses, mean_loss
 from rfdlc.training.losses.terms import (
     CompositeLoss,

@@ -11,11 +11,10 @@ import torch
 import rfdlc
 from rfdlc.errors import InputError
 from rfdlc.training import trainer
-from rfdlc.training.assembly import build_stages, method_net
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.loop import epochs
+from rfdlc.training.loop import build_stages, epochs
 from rfdlc.training.methods import METHODS, Method, Stage, find_method, resolve
-from rfdlc.training.model import new_decider
+from rfdlc.training.model import method_net, new_decider
 from rfdlc.training.optimisation import EpochMean, normalise_head, rate, reinitialize_head
 from rfdlc.training.trainer import TrainingInterrupted
 
@@ -244,7 +243,7 @@ def test_what_experts_say_of_themselves_reaches_the_metrics(trained, method, nam
     assert 0 <= rfdlc.evaluate(saved, decider=model.decider, uncertainty="own").error_auc <= 1
     assert saved.with_classes(model.classes).uncertainty is not None
     assert model.net.particle_logits(torch.zeros(1, 2, 1, 8, 8)).shape == (1, 3, 2, 10)
-    with pytest.raises(InputError, match="stored in the predictions of some methods"):
+    with pytest.raises(InputError, match="not stored in these predictions"):
         rfdlc.evaluate(trained["ce"].predict("digits-lt"), uncertainty="own")
 
 

@@ -10,11 +10,11 @@ from torch import nn
 import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.errors import InputError
-from rfdlc.training.assembly import build_stages, choose_device, method_net, split_outputs, training_utility
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.execution import Execution
-from rfdlc.training.loop import TrainingStopped, epochs
+from rfdlc.training.loop import TrainingStopped, build_stages, epochs, split_outputs, training_utility
 from rfdlc.training.methods import METHODS, resolve
+from rfdlc.training.model import choose_device, method_net
 from rfdlc.training.optimisation import AdamW, Sgd, clip
 from rfdlc.training.step import Step
 from rfdlc.training.trainer import balanced_positions, diversity, evaluate_balanced

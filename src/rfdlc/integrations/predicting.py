@@ -26,8 +26,7 @@ from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import locked, read_json, replacing
 from rfdlc.progress import live
 from rfdlc.tables import open_writer
-from rfdlc.training.assembly import OwnBackbone
-from rfdlc.training.model import Model
+from rfdlc.training.model import Model, OwnBackbone
 
 KINDS = (".npz", ".parquet", ".csv")
 MOST_ESTIMATED, BLOCKS = 20_000, 20  # samples from which a class prior is estimated, and where they are taken from

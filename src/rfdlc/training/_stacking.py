@@ -14,13 +14,13 @@ from torch import Tensor
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.training.assembly import OwnBackbone, Positions, PreparedStage, choose_device, method_net
+from rfdlc.decide.classes import Indices
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import ProcessGroup
 from rfdlc.training.factories import as_they_are, integrated_gain
-from rfdlc.training.loop import Epoch, of_run, stacked
+from rfdlc.training.loop import Epoch, PreparedStage, of_run, stacked
 from rfdlc.training.methods import Stage
-from rfdlc.training.model import Model
+from rfdlc.training.model import Model, OwnBackbone, choose_device, method_net
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.run import Run
@@ -54,17 +54,13 @@ class Member:
 class Stack:
     """Runs that are equally far and train as one network, from the end of epoch `start` to epoch `end`."""
 
+    run: Run  # the first of them: all agree in everything that is not in `OWN`
     members: list[Member]
     net: ParticleNet
     stages: list[PreparedStage]
     state: dict[str, Tensor]
     start: int
     end: int
-
-    @property
-    def run(self) -> Run:
-        """The first: all runs agree in everything that is not in `OWN`."""
-        return self.members[0].runs[0]
 
     def unstack(self, epoch: Epoch) -> Iterator[tuple[Run, Member, Epoch, bool]]:
         """Each run that has not left before, with what the epoch is for it, and whether it leaves after it."""
@@ -81,7 +77,7 @@ class Stacker:
 
     def __init__(self, data: Dataset, backbone: OwnBackbone | None, group: ProcessGroup, networks: int) -> None:
         self.data, self.backbone, self.group, self.networks = data, backbone, group, networks
-        self.held_out: dict[tuple[float, int], tuple[Dataset, Positions]] = {}
+        self.held_out: dict[tuple[float, int], tuple[Dataset, Indices]] = {}
         self.built: dict[Path, ParticleNet] = {}
 
     def build(self, run: Run, seeds: Sequence[int] = ()) -> ParticleNet:
@@ -133,7 +129,7 @@ class Stacker:
         # with the stage that has just ended: it is finalized after its last checkpoint
         numbers = [i for i, (begin, last) in enumerate(first.spans) if last >= start and begin < end]
         stages = [PreparedStage(number, described, data, device, self.group, positions) for number in numbers]
-        return Stack(members, net, stages, stacked([found.state for found in checkpoints]), start, end)
+        return Stack(first, members, net, stages, stacked([found.state for found in checkpoints]), start, end)
 
     def _signature(self, run: Run) -> Hashable:
         """Equal for runs that can train in one stack from where they are. Image files are streamed to one run alone."""
@@ -142,7 +138,7 @@ class Stacker:
         stages = tuple(stage_signature(run, number) for number in numbers if run.spans[number][1] >= run.epoch)
         return alone, len(self._samples(run)[0].train), stages
 
-    def _samples(self, run: Run) -> tuple[Dataset, Positions | None]:
+    def _samples(self, run: Run) -> tuple[Dataset, Indices | None]:
         """What a run trains on in its phase, and the positions of it in the training split; None: all of it."""
         if run.phase > 0 or self.data.val is not None or not run.config.hold_out:
             return self.data, None

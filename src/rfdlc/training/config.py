@@ -42,12 +42,7 @@ class TrainConfig(BaseModel):
     Parameters
     ----------
     **values
-        Settings by name, as text or as values; others have their defaults.
-
-    Raises
-    ------
-    InputError
-        For a name that is not a setting, or a value that is not allowed.
+        Settings by name, as text or as values; others have their defaults. What is not possible raises an InputError.
 
     Examples
     --------
@@ -186,7 +181,6 @@ class TrainConfig(BaseModel):
 
     @staticmethod
     def describe() -> dict[str, tuple[Any, str]]:
-        """Every setting with its default and its meaning."""
         return {name: (field.default, field.description or "") for name, field in TrainConfig.model_fields.items()}
 
 
@@ -198,10 +192,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def preset(data_name: str, method: str, kind: str = "") -> Mapping[str, Any]:
-    """Settings for a data set of this name from its TOML file: its top-level keys, and its table of the method.
-
-    Data without one have that of their kind: `images` or `features` (tables and embeddings).
-    """
+    """Settings for data of this name, or else of this kind, from a TOML file: top-level keys, the method's table."""
     presets, general = _presets(), {"images": "images", "features": "table"}.get(kind, "")
     table = presets.get(plain_name(data_name)) or presets.get(general) or {}
     return {**{key: value for key, value in table.items() if not isinstance(value, dict)}, **table.get(method, {})}

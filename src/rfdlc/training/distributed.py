@@ -1,7 +1,6 @@
 """Distributed training as `torchrun` starts it: rendezvous, reductions over all ranks, and shards of the global batch.
 
-With one process every method returns what it was given, so that the loop reads the same for one and for many.
-Tensors on GPUs are reduced by NCCL, all others by gloo.
+With one process every method returns what it was given. Tensors on GPUs are reduced by NCCL, all others by gloo.
 """
 
 import os

@@ -5,19 +5,36 @@ evaluates, writes checkpoints, or stops. Order, augmentation and mixup are funct
 training continued from the end of any epoch is the training that was never interrupted.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rfdlc.training.assembly import PreparedStage
+from rfdlc.data.augment import AUGMENTATIONS, Augment, draw_shares
+from rfdlc.data.dataset import Dataset, Normalisation, Split
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.loader import ResidentLoader
+from rfdlc.data.streamed import StreamedLoader, View
+from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import expect
+from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.execution import Execution, seed_all, torch_settings
+from rfdlc.training.factories import Matrix
+from rfdlc.training.losses import RunLosses
+from rfdlc.training.methods import Method
 from rfdlc.training.networks.particles import ParticleNet
-from rfdlc.training.optimisation import COLLECTED_FROM, reinitialize_head
-from rfdlc.training.step import Step
+from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
+from rfdlc.training.step import Step, reduced
+
+EVALUATION_BATCH = 256  # samples
 
 
 class TrainingStopped(RuntimeError):
@@ -26,6 +43,93 @@ class TrainingStopped(RuntimeError):
     def __init__(self, message: str, run: int = 0) -> None:
         super().__init__(message)
         self.run = run
+
+
+class PreparedStage:
+    """A stage of a stack of runs: what it trains on and for, from the epoch after `start` to `end`.
+
+    Every run has a method, a config, classes as counted on its samples, and `positions` of these in the training split.
+    """
+
+    def __init__(
+        self, number: int, runs: Sequence[tuple[Method, TrainConfig, Classes]], data: Dataset, device: torch.device,
+        group: ProcessGroup = SINGLE, positions: Sequence[Indices] = (),
+    ) -> None:  # fmt: skip
+        self.stages = [method.stages[number] for method, _, _ in runs]
+        both = list(zip(runs, self.stages, strict=True))
+        self.each = [config.replace(**stage.settings) for (_, config, _), stage in both]
+        self.stage, self.settings = self.stages[0], self.each[0]  # what the runs agree in
+        self.start, self.end = runs[0][0].spans(runs[0][1])[number]
+        drawn: dict[str, Any] = {"seeds": [config.seed for config in self.each], "sampling": self.settings.sampling}
+        drawn["batch_size"] = group.shard_size(self.settings.batch_size, self.settings.accumulate)
+        if isinstance(data.train.inputs, ImageFiles):
+            drawn["view"] = View(jitter=self.settings.jitter)
+        else:
+            drawn |= {"augment": augmentation(self.settings, data.kind), "positions": positions or None}
+        self.loader = _loader(data.train, data.normalisation, self.settings, device, group, **drawn)
+        losses = [
+            (stage.loss or method.loss)(changed, classes, training_utility(config, classes))
+            for ((method, config, classes), stage), changed in zip(both, self.each, strict=True)
+        ]
+        self.losses = RunLosses(losses).to(device)
+
+    def rates(self, epoch: int) -> list[float]:
+        """The learning rate of each run."""
+        rates, done, length = [], epoch - self.start, self.end - self.start
+        for stage, it in zip(self.stages, self.each, strict=True):
+            factor = rate(done, length, it.schedule, warmup=it.warmup, milestones=it.milestones, decay=it.decay)
+            rates.append(it.learning_rate * (stage.number("learning_rate_factor", it) * factor))
+        return rates
+
+    def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
+        """(steps, R, 3): what is drawn for mixing each batch."""
+        alphas = [config.mixup or config.cutmix or 1.0 for config in self.each]
+        drawn = [draw_shares(a, self.loader.steps, seed, epoch) for a, seed in zip(alphas, seeds, strict=True)]
+        return torch.stack(drawn, 1)
+
+
+def build_stages(
+    method: Method, config: TrainConfig, data: Dataset, seeds: Sequence[int], device: torch.device,
+    group: ProcessGroup = SINGLE,
+) -> list[PreparedStage]:  # fmt: skip
+    """The method's stages with their loaders and losses, which see only the training split."""
+    runs = [(method, config.replace(seed=seed), data.classes) for seed in seeds]
+    return [PreparedStage(number, runs, data, device, group) for number in range(len(method.stages))]
+
+
+def augmentation(config: TrainConfig, kind: str) -> Augment | None:
+    """The augmentation of images that a config names; other kinds of samples have none."""
+    chosen = AUGMENTATIONS["crop-flip" if config.augment == "auto" else config.augment]
+    return replace(chosen, cutout=config.cutout) if kind == "images" else None
+
+
+def _loader(
+    split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device, group: ProcessGroup,
+    **options: Any,
+) -> ResidentLoader | StreamedLoader:  # fmt: skip
+    """Batches of a split: from the device's memory, or decoded by workers where images are files."""
+    options |= {"device": device, "rank": group.rank, "world_size": group.world_size}
+    if not isinstance(split.inputs, ImageFiles):
+        return ResidentLoader(split, normalisation, **options)
+    workers = config.workers if config.workers >= 0 else None
+    if workers is None and group.local_world_size > 1:  # processes on one machine divide its cores among them
+        workers = max(1, (os.cpu_count() or 1) // group.local_world_size)
+    return StreamedLoader(split, normalisation, workers=workers, **options)
+
+
+def training_utility(config: TrainConfig, classes: Classes) -> Matrix | None:
+    """The matrix to train with. A tail-sensitive one has no diagonal, as the authors': the likelihood has it."""
+    name = config.utility
+    if name in ("none", "one-hot"):
+        return np.eye(len(classes)) if name == "one-hot" else None
+    if name in ("tail-sensitive", "tail-sensitive-by-rank"):
+        matrix = Utility.tail_sensitive(classes, config.penalty, by_rank=name == "tail-sensitive-by-rank").matrix
+        return matrix - np.diag(np.diag(matrix))
+    known = "none, one-hot, tail-sensitive, tail-sensitive-by-rank"
+    expect(Path(name).is_file(), f"setting utility={name!r} is neither a file nor one of {known}")
+    matrix, actions = Utility.read_csv(name, classes).matrix, f"{name} has actions that are not classes"
+    expect(matrix.shape[0] == matrix.shape[1], f"{actions}: training needs a square utility")
+    return matrix
 
 
 @dataclass(frozen=True)
@@ -114,3 +218,27 @@ def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The state of a stack from its runs': what `of_run` takes apart."""
     groups = {name: [own[name] for own in states if name in own] for name in (states[0] if states else {})}
     return {name: torch.cat(group) if group[0].ndim else group[0] for name, group in groups.items()}
+
+
+@torch.no_grad()
+def split_outputs(
+    net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device,
+    group: ProcessGroup = SINGLE,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Logits (R, M, N, C) and, if its combination states it, the uncertainty (R, N) of a split, on the CPU of rank 0.
+
+    Labels are not read. Each rank computes its shard of the samples.
+    """
+    bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
+    loader = _loader(bare, normalisation, config, device, group, batch_size=EVALUATION_BATCH)
+    logits, unsure = [], []
+    net.eval()
+    with torch.autocast(device.type, torch.bfloat16, enabled=reduced(config, device)):
+        for inputs, _ in loader.in_order():
+            particles = net.outputs(inputs.expand(net.runs, *inputs.shape))  # every run sees the same samples
+            combined, found = net.combination(*particles)
+            logits.append(combined.float())
+            unsure += [] if found is None else [found.float()]
+    both = ((logits, 2), (unsure, 1))
+    of_samples, of_uncertainty = (group.gather(torch.cat(t, dim).cpu() if t else None, dim) for t, dim in both)
+    return of_samples, of_uncertainty

@@ -27,10 +27,8 @@ class Option:
 
     Parameters
     ----------
-    default, help
-        Its value unless it is set (if that is an integer, all values are), and what it means, for `rfdlc methods`.
-    low, high
-        The range, ends included.
+    default, help, low, high
+        Its value unless it is set (if that is an integer, all are), its meaning, and its range, ends included.
     """
 
     default: float
@@ -156,6 +154,7 @@ _EFFECTIVE = {"weights": "effective", "weight_beta": 0.9999}
 _CB = {**_PLAIN, **_EFFECTIVE}
 _LDAM = {"margin": 0.5, "schedule": "step", "keep": (0.8,)}  # kept for forks: `ldam-drw` is the same until then
 _LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8}
+_COSTS = Utility.tail_sensitive
 _THREE = {"particles": 3, "combine": "mean-logits"}
 _RF_DLC = {**_THREE, "shared_stages": 1, "repulsion": "head"}
 _OFF = {"warmup": 0, "mixup": 0.0, "cutmix": 0.0, "repulsion": "none"}
@@ -179,14 +178,10 @@ METHODS: dict[str, Method] = {
     "balanced-softmax": Method("counts in the softmax: LA, tau 1", "Ren et al. 2020", {**_PLAIN, "prior_tau": (1.0,)}),
     # plain training, another decision
     "la-posthoc": Method("cross-entropy, the prior divided out", "Menon et al. 2021", _PLAIN, target_prior="uniform"),
-    "elkan": Method("cross-entropy, then least expected cost", "Elkan 2001", _PLAIN, utility=Utility.tail_sensitive),
-    "reweighted-elkan": Method(
-        "class-balanced weights, then least expected cost", "Elkan 2001 after Cui et al. 2019", _CB,
-        utility=Utility.tail_sensitive,
-    ),
+    "elkan": Method("cross-entropy, then least expected cost", "Elkan 2001", _PLAIN, utility=_COSTS),
+    "reweighted-elkan": Method("CB, then least expected cost", "Elkan 2001 after Cui et al. 2019", _CB, utility=_COSTS),
     "cobb": Method(
-        "cross-entropy, then the largest log expected gain", "Cobb et al. 2018", _PLAIN,
-        utility=Utility.tail_sensitive, rule="cobb",
+        "cross-entropy, then the largest log expected gain", "Cobb et al. 2018", _PLAIN, utility=_COSTS, rule="cobb",
     ),
     "tau-norm": Method(
         "cross-entropy, then class weights of more equal length", "Kang et al. 2020", _PLAIN, factories.uniform,

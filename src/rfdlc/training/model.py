@@ -1,11 +1,16 @@
-"""Model: a run folder made ready to predict and decide."""
+"""Model: a run folder made ready to predict and decide. The networks of runs are built here."""
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
 from rfdlc.data.images import ImageFiles
@@ -16,13 +21,17 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.training.assembly import OwnBackbone, choose_device, method_net, split_outputs
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
-from rfdlc.training.methods import find_method
+from rfdlc.training.loop import split_outputs
+from rfdlc.training.methods import Method, find_method
+from rfdlc.training.networks.backbones import backbone, own
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.run import Run
 
+OwnBackbone = Callable[[], nn.Module] | nn.Module
+
+SMALL_STEP = 10_000_000  # multiplications
 SAMPLES_AT_ONCE, BYTES_AT_ONCE = 1000, 2**25  # of inputs that are read and computed together
 
 
@@ -56,10 +65,7 @@ class Model:
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
-        """Load the model of a run folder, on `device` (`auto`, `cpu`, `cuda` or `cuda:N`).
-
-        A run that was trained with a function or module as its `backbone` needs the same again.
-        """
+        """The model of a run folder, on a device. A run with a function or module as its `backbone` needs it again."""
         run = Run(path)
         net = method_net(run.method, run.config, _samples_of(run)[0], run.classes, (run.config.seed,), backbone)
         try:
@@ -80,8 +86,7 @@ class Model:
             A Dataset, a Split, an array (N, ...), a table (file, data frame, columns by name), or the name or path of
             data, for example a folder or list of images or one image. Rows of a table are encoded as the training rows.
         split, root, skip_broken
-            Which split of the data, by default the last of train, val and test; where a named data set is looked for;
-            whether to leave out image files that cannot be read.
+            Which split (by default the last), where to look for a named data set, whether to leave out broken images.
         """
         if isinstance(inputs, str | Path):
             return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
@@ -185,3 +190,56 @@ def new_decider(method: str, config: TrainConfig, classes: Classes) -> Decider:
     known: dict[str, Any] = {"train_prior": row.prior(config, classes), "combine": config.combine, "rule": row.rule}
     known |= {"target_prior": None if target == "scores" else target}
     return Decider(row.utility(classes), calibration=None if calibration == "none" else calibration, **known)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise InputError(f"setting device={wanted!r} is not a device: expected auto, cpu, cuda or cuda:N") from None
+    missing = f"setting device={wanted!r} needs a GPU, but torch finds none: use device=cpu or device=auto"
+    expect(device.type != "cuda" or torch.cuda.is_available(), missing)
+    return device
+
+
+def method_net(
+    method: Method, config: TrainConfig, shape: tuple[int, ...], classes: Classes, seeds: Sequence[int],
+    network: OwnBackbone | None = None,
+) -> ParticleNet:  # fmt: skip
+    """The network for samples of this shape and len(seeds) runs; `network` is a backbone of the user's own."""
+    name = config.backbone
+    if ":" in name and network is None:
+        try:
+            network = resolve_name(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            problem = f"setting backbone={name!r} cannot be imported ({error})"
+            raise InputError(f"{problem}: expected package.module:function on the path") from None
+    missing = "this run has a backbone of its own, which a folder cannot hold: pass backbone=... again"
+    expect(name != "own" or network is not None, f"{missing}, or train with 'package.module:function'")
+    if name == "auto":  # samples are (F,) or (channels, height, width)
+        side = min(shape[1:]) if len(shape) == 3 else 0
+        name = "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
+    with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
+        found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
+        options: dict[str, Any] = {"head": config.head, "head_scale": config.head_scale, "seeds": seeds}
+        options["shared_stages"] = min(config.shared_stages, len(found.stages) - (name == "mlp"))
+        combine = partial(method.combination, config, classes)
+        net = ParticleNet(found, len(classes), particles=config.particles, combine=combine, **options)
+    net.recompute = config.checkpoint_activations
+    return net
+
+
+@contextmanager
+def sensible_threads(net: ParticleNet, config: TrainConfig) -> Iterator[None]:
+    """One thread for steps so small that more threads cost more than they save (small MLPs on a CPU)."""
+    before, weights = torch.get_num_threads(), list(net.parameters())
+    small = all(w.ndim < 4 for w in weights) and sum(w.numel() for w in weights) * config.batch_size < SMALL_STEP
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

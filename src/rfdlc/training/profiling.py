@@ -13,9 +13,10 @@ from torch import Tensor
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.data.loader import capture
-from rfdlc.training.assembly import build_stages, choose_device, method_net, sensible_threads, split_outputs
 from rfdlc.training.execution import Execution
+from rfdlc.training.loop import build_stages, split_outputs
 from rfdlc.training.methods import resolve
+from rfdlc.training.model import choose_device, method_net, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import Conv, Linear
 from rfdlc.training.step import Step, reduced

@@ -71,8 +71,7 @@ class Run:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            wrong = f"{self.path} cannot be made a run folder ({error.strerror}): choose another folder"
-            raise InputError(wrong) from None
+            raise InputError(f"{self.path} cannot be made a run folder ({error.strerror}): choose another") from None
         versions = {"rfdlc": __version__, "python": platform.python_version(), "torch": torch.__version__}
         hardware = {"platform": platform.platform(), "threads": torch.get_num_threads(), "numpy": np.__version__}
         hardware["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None

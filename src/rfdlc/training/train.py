@@ -8,10 +8,9 @@ from typing import Any
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.errors import InputError, expect, listing, repeated
-from rfdlc.training.assembly import OwnBackbone
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
-from rfdlc.training.model import Model
+from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Checkpoint, Run, data_of, describe_data
 from rfdlc.training.trainer import Trainer
 
@@ -111,8 +110,7 @@ def fork(
     at
         The epoch of a kept checkpoint (setting `keep`); by default the last checkpoint.
     method, **changes
-        Another method, with its settings: `crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`; and
-        settings that differ from the other run's. What the checkpoint cannot continue with raises an InputError.
+        Another method (`crt` from the end of `ce`, `ldam-drw` from the late epoch of `ldam`), and settings that differ.
 
     Returns
     -------
@@ -140,9 +138,8 @@ def train_many(
 ) -> list[Model]:  # fmt: skip
     """Train many runs on the same data, in as few stacks of networks as possible.
 
-    Each folder ends up as `rfdlc.train` would have left it. Runs whose shapes agree train side by side; what runs have
-    in common at the beginning is trained once. Finished runs are loaded and unfinished ones continued: after an
-    interruption, make the same call again.
+    Each folder ends up as `rfdlc.train` would have left it. What runs have in common at the beginning is trained once.
+    After an interruption, make the same call again: finished runs are loaded, unfinished ones continued.
 
     Parameters
     ----------
@@ -154,7 +151,6 @@ def train_many(
     Returns
     -------
     list of Model
-        In the order of `specs`.
 
     Examples
     --------

@@ -31,10 +31,9 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
-from rfdlc.training.assembly import OwnBackbone, choose_device, sensible_threads
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
-from rfdlc.training.model import Model, new_decider
+from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
 
@@ -210,10 +209,7 @@ def _checkpoint(run: Run, net: ParticleNet, epoch: Epoch, now: bool, due: bool) 
 
 @contextmanager
 def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], list[int]]]:
-    """A progress bar, and a list that Ctrl-C fills, read at the end of an epoch; a second one stops at once.
-
-    Errors say where the training stopped and how to continue.
-    """
+    """A progress bar, and a list that Ctrl-C fills; errors say where the training stopped and how to continue."""
     first, several = stack.run, len(stack.members) > 1
     pressed: list[int] = []
     runs = f"{len(stack.members)} runs on " if several else ""

@@ -16,14 +16,14 @@ import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.decide.classes import as_classes
 from rfdlc.errors import InputError
-from rfdlc.training import assembly
-from rfdlc.training.assembly import build_stages, method_net
+from rfdlc.training import loop
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group
-from rfdlc.training.loop import epochs
+from rfdlc.training.loop import build_stages, epochs
 from rfdlc.training.losses import RunLosses, mean_loss
 from rfdlc.training.losses.experts import Routing, SelfDistillation
 from rfdlc.training.methods import METHODS, Method, resolve
+from rfdlc.training.model import method_net
 from rfdlc.training.networks.operations import shared_norm
 from rfdlc.training.networks.stack import share_statistics
 from rfdlc.training.train import RunSpec, train_many
@@ -197,7 +197,7 @@ def test_a_loss_of_ones_own_by_torchs_own_mean():
 def test_losses_of_micro_batches_add_up(method):
     classes = rfdlc.Classes.from_counts([50, 9, 3])
     _, settings = resolve(method, "", {"epochs": 4, "utility": "tail-sensitive", "particles": 2})
-    matrix = assembly.training_utility(settings, classes)
+    matrix = loop.training_utility(settings, classes)
     row, epoch = METHODS[method], torch.tensor(4)
     generator = torch.Generator().manual_seed(0)
     target = torch.tensor([[0, 0, 0, 0, 1, 0, 2]])

@@ -31,8 +31,7 @@ from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
 from rfdlc.integrations.onnx.graph import serialise
 from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel
-from rfdlc.training.assembly import OwnBackbone
-from rfdlc.training.model import Model
+from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Run
 
 PRECISIONS = ("float32", "half", "int8")

@@ -60,8 +60,7 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
     expect(target_prior is None or not exported, baked)
     try:
         if not exported:
-            from rfdlc.training.assembly import sensible_threads
-            from rfdlc.training.model import Model
+            from rfdlc.training.model import Model, sensible_threads
     except ImportError:
         message = 'serving a run folder needs torch: pip install "rfdlc[train]", or serve an exported .onnx file'
         raise InputError(message) from None

@@ -33,12 +33,11 @@ try:
     import torch
 
     from rfdlc.data.loader import ResidentLoader
-    from rfdlc.training.assembly import build_stages, choose_device, method_net, sensible_threads
     from rfdlc.training.config import TrainConfig
-    from rfdlc.training.loop import epochs
+    from rfdlc.training.loop import build_stages, epochs
     from rfdlc.training.losses.terms import WEIGHT_FORMS
     from rfdlc.training.methods import METHODS, resolve
-    from rfdlc.training.model import new_decider
+    from rfdlc.training.model import choose_device, method_net, new_decider, sensible_threads
     from rfdlc.training.networks.particles import ParticleNet, place
 except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
