@@ -1,7 +1,6 @@
-"""Runs side by side as one stack of networks: the only module of the orchestration that sees several runs at once.
+"""Runs whose shapes agree train as one stack, each with its own seed, loss, schedule, weight decay and repulsion.
 
-Runs whose shapes agree train as one stack, each with its own seed, loss, schedule, weight decay and repulsion. Runs
-that are the same training up to an epoch share one member of the stack until then.
+Runs that are the same training up to an epoch share one member of the stack until then.
 """
 
 from collections.abc import Hashable, Iterator, Sequence

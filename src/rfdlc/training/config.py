@@ -1,7 +1,4 @@
-"""TrainConfig: the settings of a training. Defaults, then the method's, then a preset's, then the user's.
-
-The number of classes, the input size and the order of frequency are not settings: they follow from the data.
-"""
+"""TrainConfig: the settings of a training. Defaults, then the method's, then a preset's, then the user's."""
 
 import os
 import tomllib

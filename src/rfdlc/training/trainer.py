@@ -1,7 +1,6 @@
 """Trainer: trains runs in their folders, with histories, checkpoints, calibration and metrics.
 
 Training and calibration see only the training split; test labels are read once, after everything has been written.
-Under `torchrun` every process trains on its shard of the samples, and rank 0 writes.
 """
 
 import signal
