@@ -10,7 +10,7 @@ from rfdlc.data.images import fitted, planes
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.scores import softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
-from rfdlc.integrations.onnx.graph import CentreSquare, DecisionHead
+from rfdlc.integrations.onnx.graph import DecisionHead, centre_square
 
 CLASSES = rfdlc.Classes(("a", "b", "c", "d"), (40, 20, 9, 3))
 
@@ -74,7 +74,7 @@ def test_other_rules_are_refused():
 @pytest.mark.parametrize("share", [1.0, 0.875])
 def test_resize_is_pillows(shape, share):
     images = np.random.default_rng(0).integers(0, 256, (4, *shape), dtype=np.uint8)
-    ours = CentreSquare(8, share)(torch.from_numpy(images).float()).numpy()
+    ours = centre_square(torch.from_numpy(images).float(), 8, share).numpy()
     difference = np.abs(ours - _by_pillow(images, share))
     assert difference.max() <= 1  # a level, where pillow's fixed-point numbers round a tie the other way
     assert (difference > 0).mean() < 0.25

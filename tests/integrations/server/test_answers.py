@@ -182,6 +182,9 @@ def test_documents(served):
     document = json.loads(served.ask(method="GET", path="/openapi.json")[2])
     content = document["paths"]["/decide"]["post"]["requestBody"]["content"]
     assert set(content) == {"application/json", "image/png", "image/jpeg", "image/webp", "image/bmp"}
+    schema = content["application/json"]["schema"]
+    assert {"arrays", "images", "probabilities", "utility"} == set(schema["properties"])
+    assert "$ref" not in json.dumps(schema)  # it would point into the document, where there is no such thing
     assert served.ask(method="GET", path="/docs")[0] == 200
     assert served.ask(method="GET")[0] == 405
 

@@ -90,6 +90,9 @@ def test_readers_that_do_not_read(start, backend):
 
 def test_only_so_many_idle_connections(start, backend):
     with start(backend, Limits(connections=5)) as served:
+        for _ in range(10):  # connections that were closed are not idle
+            socket.create_connection(("127.0.0.1", served.port)).close()
+        time.sleep(0.3)
         idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(20)]
         time.sleep(0.3)
         assert served.ask(method="GET", path="/health")[0] == 200

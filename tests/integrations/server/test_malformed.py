@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -177,3 +178,30 @@ def test_what_the_document_describes_and_what_it_does_not(served):
 
         ask()
     assert seen & {400, 415, 422}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{" + b",".join(b'"%x":1' % i for i in range(500_000)) + b"}",
+        b'{"utility":{' + b",".join(b'"%x":1' % i for i in range(500_000)) + b'},"arrays":[]}',
+        b'{"arrays":[[[[0]]]],"utility":{"matrix":[[1]],"actions":[' + b",".join([b"1"] * 2_000_000) + b"]}}",
+        b'{"arrays":[[[' + b",".join([b"[]"] * 1_000_000) + b"]]]}",
+    ],
+    ids=["fields", "fields of a utility", "actions", "lists"],
+)
+def test_a_million_errors_cost_little_memory(backend, body):
+    """pydantic would make an object of each error: a gigabyte for a body of some megabytes."""
+    from fastapi import HTTPException
+
+    from rfdlc.integrations.server.backend import Limits
+    from rfdlc.integrations.server.requests import Reader
+
+    reader = Reader(backend, Limits())
+    tracemalloc.start()
+    try:
+        with pytest.raises(HTTPException):
+            reader.read_json(body, 0.0)
+        assert tracemalloc.get_traced_memory()[1] < 40 * len(body)
+    finally:
+        tracemalloc.stop()

@@ -34,7 +34,6 @@ from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel
 from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Run
 
-PRECISIONS = ("float32", "half", "int8")
 SAMPLES = 500
 BATCH = 50  # samples: large images of many particles need much memory
 TOLERANCE = 1e-5  # between probabilities, in 32 bits
@@ -42,7 +41,6 @@ ROUNDINGS = 4  # times the model's own rounding: two right orders of summation d
 EXACT_SAMPLES = 20  # those that differ most, computed in 64 bits
 TIE = 1e-4  # of the utility's range: two actions this close are a tie, which rounding may decide
 RECORDED_AGREEMENT = 0.95  # with predictions.npz, which a GPU may have computed in 16 bits
-CARD_MARK = "library_name: rfdlc"
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def export(
     0
     """
     path = Path(out)
-    choose("precision", precision, PRECISIONS)
+    choose("precision", precision, ("float32", "half", "int8"))
     choose("the suffix of the exported file,", path.suffix, (".onnx", ".pt2"))
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
@@ -223,7 +221,7 @@ def random_samples(model: Model, count: int) -> NDArray[Any]:
 def write_cards(model: Model, path: Path, precision: str, parity: Parity) -> tuple[Path, ...]:
     """One beside the exported file and one in the run folder (if it can be written), so that either can be pushed."""
     text, beside = card(model, path.name, precision, parity), path.with_name("README.md")
-    if beside.exists() and CARD_MARK not in beside.read_text(encoding="utf-8", errors="replace"):
+    if beside.exists() and "library_name: rfdlc" not in beside.read_text(encoding="utf-8", errors="replace"):
         beside = path.with_suffix(".md")  # somebody else's README stays
     places = [place for place in dict.fromkeys((beside, model.path / "README.md")) if os.access(place.parent, os.W_OK)]
     for place in places:

@@ -28,14 +28,15 @@ class DecisionGraph(nn.Module):
         super().__init__()
         kind, shape = torch.float16 if half else torch.float32, model.input_shape
         self.net = deepcopy(model.net).to("cpu", kind).eval()
-        self.fit = CentreSquare(shape[1], model.centre) if resize else nn.Identity()
+        self.square = (shape[1], model.centre) if resize else None
         self.normalise = Normaliser(model.normalisation, shape, torch.device("cpu"), kind)
         with torch.no_grad():  # particles may be combined inside the network
             particles = self.net(torch.zeros(1, 2, *shape, dtype=kind)).shape[1]  # (1, M, 2, C)
         self.head = DecisionHead(model.decider, particles)
 
     def forward(self, inputs: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
-        samples = self.normalise(self.fit(inputs.to(torch.float32)))
+        samples = inputs.to(torch.float32)
+        samples = self.normalise(centre_square(samples, *self.square) if self.square else samples)
         return self.head(self.net(samples.unsqueeze(0))[0].float(), utility)
 
 
@@ -60,18 +61,15 @@ class DecisionHead(nn.Module):
         matrix, common = (self.utility, self.common) if utility is None else centred(utility)
         each = logits.softmax(-1)  # (M, B, C)
         combined = (logits * self.weights).sum(0) if self.mean_logits else _safe_log((each * self.weights).sum(0))
-        corrected = (self._scaled(combined) + self.bias).softmax(-1) * self.ratio
+        log_p = combined.log_softmax(-1) if self.slope.ndim else combined  # W: a number, (C,) or (C, C)
+        scaled = log_p @ self.slope.T if self.slope.ndim == 2 else log_p * self.slope
+        corrected = (scaled + self.bias).softmax(-1) * self.ratio
         probabilities = corrected / corrected.sum(-1, keepdim=True)  # (B, C)
         gains = probabilities @ matrix  # (B, A)
         expected = gains + (probabilities @ common)[:, None]
         uncertainty = _entropy(probabilities) / float(np.log(max(2, probabilities.shape[-1])))
         disagreement = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
         return probabilities, expected, gains.argmax(-1), uncertainty, disagreement
-
-    def _scaled(self, combined: Tensor) -> Tensor:
-        """W log p (B, C), where W is a number, (C,) or (C, C); a number needs no normalised log p."""
-        log_p = combined.log_softmax(-1) if self.slope.ndim else combined
-        return log_p @ self.slope.T if self.slope.ndim == 2 else log_p * self.slope
 
 
 def centred(utility: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,31 +82,26 @@ def centred(utility: Tensor) -> tuple[Tensor, Tensor]:
     return (utility - common[:, None]).float(), common.float()
 
 
-class CentreSquare(nn.Module):
+def centre_square(images: Tensor, size: int, share: float = 1.0) -> Tensor:
     """Images (B, channels, H, W) of any size -> `share` of their centre square at `size`, as pillow does (bilinear).
 
     Images that have the size already are left as they are.
     """
+    height, width = (torch.scalar_tensor(side, dtype=torch.float32) for side in images.shape[-2:])
+    ready = (height == size) & (width == size)
+    side = torch.where(ready, 1.0, share) * torch.minimum(height, width)
+    across = _triangles(torch.arange(images.shape[-1]), width, side, size)
+    down = _triangles(torch.arange(images.shape[-2]), height, side, size)
+    return _rounded(down @ _rounded(images @ across.T))
 
-    def __init__(self, size: int, share: float = 1.0) -> None:
-        super().__init__()
-        self.size, self.share = size, share
 
-    def forward(self, images: Tensor) -> Tensor:
-        height, width = (torch.scalar_tensor(side, dtype=torch.float32) for side in images.shape[-2:])
-        ready = (height == self.size) & (width == self.size)
-        side = torch.where(ready, 1.0, self.share) * torch.minimum(height, width)
-        across = self._triangles(torch.arange(images.shape[-1]), width, side)
-        down = self._triangles(torch.arange(images.shape[-2]), height, side)
-        return _rounded(down @ _rounded(images @ across.T))
-
-    def _triangles(self, pixels: Tensor, length: Tensor, side: Tensor) -> Tensor:
-        """(size, length): the weight of each pixel in each of the new ones."""
-        step = side / self.size
-        centres = (torch.arange(self.size) + 0.5) * step + (length - side) / 2
-        distance = (pixels.to(torch.float32) + 0.5 - centres[:, None]).abs()
-        triangles = (1 - distance / step.clamp_min(1)).clamp_min(0)
-        return triangles / triangles.sum(1, keepdim=True)
+def _triangles(pixels: Tensor, length: Tensor, side: Tensor, size: int) -> Tensor:
+    """(size, length): the weight of each pixel in each of the new ones."""
+    step = side / size
+    centres = (torch.arange(size) + 0.5) * step + (length - side) / 2
+    distance = (pixels.to(torch.float32) + 0.5 - centres[:, None]).abs()
+    triangles = (1 - distance / step.clamp_min(1)).clamp_min(0)
+    return triangles / triangles.sum(1, keepdim=True)
 
 
 def _rounded(levels: Tensor) -> Tensor:

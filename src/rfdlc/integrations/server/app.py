@@ -38,7 +38,6 @@ DECODERS = 2  # threads that decode images and parse large bodies
 FULL = {b"": False, b"full=false": False, b"full=true": True}
 STATUSES = (400, 401, 408, 411, 413, 415, 422, 429, 503)  # of refusals
 TYPES = f"expected content type application/json or one of {', '.join(IMAGE_TYPES)}"
-TOO_LARGE = "the samples hold numbers too large to compute with: expected numbers like the training data's"
 
 
 class Service:
@@ -95,7 +94,8 @@ class Service:
         except TimeoutError:
             require(False, f"{late[1]} within {limits.seconds:g} s: try again later", late[0])
         except InputError:  # types and shapes were checked: what remains is overflow
-            raise HTTPException(422, TOO_LARGE) from None
+            too_large = "the samples hold numbers too large to compute with: expected numbers like the training data's"
+            raise HTTPException(422, too_large) from None
         finally:
             metrics.answered += 1
             if reading is None:
@@ -191,7 +191,7 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.add_middleware(AccessMiddleware, service=service, token=token)
-    content = {"application/json": {"schema": service.reader.schema.model_json_schema()}}
+    content = {"application/json": {"schema": service.reader.schema}}
     if service.reader.files:
         content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES}
 

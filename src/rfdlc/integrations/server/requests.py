@@ -3,13 +3,15 @@
 import base64
 import io
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 from fastapi import HTTPException
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError, create_model
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from rfdlc.data.images import fitted, planes, unusable
 from rfdlc.decide.scores import SUM_TOLERANCE, Floats
@@ -22,7 +24,8 @@ IMAGE_TYPES = tuple(f"image/{name.lower()}" for name in FORMATS)
 IMAGE = f"expected a complete file of {listing(FORMATS)}, grey or RGB with 8 bits per channel, not animated"
 CLOSE, LATER = {"connection": "close"}, {"retry-after": "1"}  # after CLOSE the rest of the body is not read
 HEADERS = {401: {"www-authenticate": "Bearer"}, 408: CLOSE, 411: CLOSE, 429: LATER, 503: LATER}  # of refusals
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+PIXEL, NUMBER = Annotated[int, Field(ge=0, le=255)], Annotated[float, Field(allow_inf_nan=False)]
+CELL = bool | str | int | NUMBER | None  # of a table
 
 
 def require(condition: Any, message: str, status: int = 422) -> None:
@@ -31,19 +34,24 @@ def require(condition: Any, message: str, status: int = 422) -> None:
         raise HTTPException(status, message, HEADERS.get(status))
 
 
+class FailFast(pydantic.FailFast):
+    """Ends the validation of a list at its first error: a million errors would cost a gigabyte."""
+
+    __hash__ = object.__hash__
+
+
 def _list(item: Any, least: int = 0, most: int | None = None) -> Any:
-    """The type of a list; validation ends at its first error, so that a bad request costs no more than a good one."""
     return Annotated[list[item], Field(min_length=least, max_length=most), FailFast()]
 
 
 class UtilitySpec(BaseModel):
     """A utility: one row per class, one column per action; names are matched, not positions."""
 
-    model_config = STRICT
+    model_config = ConfigDict(extra="allow", strict=True, json_schema_extra={"additionalProperties": False})
 
-    matrix: _list(_list(float))  # type: ignore[valid-type]
-    actions: list[str] | None = None
-    classes: list[str] | None = None
+    matrix: _list(_list(NUMBER))  # type: ignore[valid-type]
+    actions: _list(str) | None = None  # type: ignore[valid-type]
+    classes: _list(str) | None = None  # type: ignore[valid-type]
 
 
 class DecideResponse(BaseModel):
@@ -68,7 +76,7 @@ class Refusal(BaseModel):
 
 
 class Reader:
-    """Reads bodies for one model into {kind: array, "utility": Utility}; `schema` describes and validates the JSON."""
+    """Reads bodies for one model into {kind: array, "utility": Utility}; `schema` describes the JSON."""
 
     def __init__(self, backend: Backend, limits: Limits) -> None:
         self.served, self.limits, self.weights = backend.model, limits, backend.decider.weights
@@ -76,53 +84,62 @@ class Reader:
         self.images = len(shape) == 3
         self.files = self.images and shape[1] == shape[2]  # image files are resized to squares
         count, self.most_actions = len(self.classes), max(limits.actions, 2 * len(self.classes))
-        numbers = "integers from 0 to 255, as images have" if self.images else "finite numbers"
-        columns = [column.name for column in self.served.encoder.columns] if self.served.encoder else []
-        self.expected = {  # descriptions of the fields, and the answers to whatever is wrong with them
-            "images": f"1 to {most} base64 strings (RFC 4648, without a data: prefix) of image files",
-            "arrays": f"nested lists of shape (1 to {most} samples, {', '.join(map(str, shape))}) with {numbers}",
-            "rows": f"the columns {listing(columns, 40)}: equally long lists of 1 to {most} strings and finite numbers",
-            "probabilities": f"nested lists of shape (1 to {most} samples, {count}), or (particles, samples, {count}) "
-            "with all particles of the model: numbers from 0 to 1, and rows that sum to 1",
-            "utility": f"a matrix with {count} rows, one per class, and at most {self.most_actions} columns, one per "
-            "action, and optionally actions and classes (the model's) as lists of distinct strings",
-        }
-        sample: Any = Annotated[int, Field(ge=0, le=255)] if self.images else float
+        sample: Any = PIXEL if self.images else NUMBER
         for side in reversed(shape):
             sample = _list(sample, side, side)
-        kinds: dict[str, tuple[Any, Any]] = {
+        table = _list(_list(NUMBER, count, count), 1, most)
+        readers: dict[str, tuple[Any, Callable[[Any], Any]]] = {
             "arrays": (_list(sample, 1, most), self._arrays),
-            "probabilities": (_list(Any, 1), self._probabilities),
+            "probabilities": (table | _list(table, 1, most), self._probabilities),
+            "utility": (UtilitySpec, self._utility),
         }
         if self.files:
-            kinds["images"] = _list(str, 1, most), _decode_base64
-        if columns:
-            kinds["rows"] = dict[str, _list(bool | str | int | float | None)], self._rows  # type: ignore[misc]
-        fields: dict[str, Any] = {
-            name: (Annotated[kind, AfterValidator(read)], Field(None, description=f"Expected: {self.expected[name]}."))
-            for name, (kind, read) in (kinds | {"utility": (UtilitySpec, self._utility)}).items()
+            readers["images"] = _list(str, 1, most), lambda texts: [base64.b64decode(t, validate=True) for t in texts]
+        if self.served.encoder:
+            readers["rows"] = dict[str, Any], self._rows
+            self.cells = TypeAdapter(_list(CELL, 1, most), config=ConfigDict(strict=True))
+        self.readers = {name: (TypeAdapter(kind), read) for name, (kind, read) in readers.items()}
+        sides, numbers = ", ".join(map(str, shape)), "integers from 0 to 255" if self.images else "finite numbers"
+        columns = listing((c.name for c in self.served.encoder.columns), 40) if self.served.encoder else ""
+        self.expected = {  # descriptions of the fields, and the answers to whatever is wrong with them
+            "images": f"expected 1 to {most} base64 strings (RFC 4648, without a data: prefix) of image files",
+            "arrays": f"expected nested lists of shape (1 to {most} samples, {sides}) with {numbers}",
+            "rows": f"expected the columns {columns}: equally long lists of 1 to {most} strings and finite numbers",
+            "probabilities": f"expected nested lists of shape (1 to {most} samples, {count}), or (particles, samples, "
+            f"{count}) with all particles of the model: numbers from 0 to 1, and rows that sum to 1",
+            "utility": f"expected a matrix with {count} rows, one per class, and at most {self.most_actions} columns, "
+            "one per action, and optionally actions and classes (the model's) as lists of distinct strings",
         }
+        kinds = [name for name in self.readers if name != "utility"]
         self.usage = f"expected a JSON object with exactly one of {listing(kinds)}, and optionally utility"
-        one_of = ConfigDict(json_schema_extra={"oneOf": [{"required": [kind]} for kind in kinds]})
-        self.schema = create_model("DecideRequest", __config__=STRICT | one_of, **fields)
+        schemas = {name: adapter.json_schema() for name, (adapter, _) in self.readers.items()}
+        properties = {name: {**each, "description": self.expected[name]} for name, each in schemas.items()}
+        rules = {"oneOf": [{"required": [kind]} for kind in kinds], "additionalProperties": False}
+        self.schema = {"type": "object", "properties": properties, **rules}
         self.by_type = {kind.encode(): self.read_image for kind in IMAGE_TYPES} | {b"application/json": self.read_json}
 
     def read_json(self, body: bytes, deadline: float) -> dict[str, Any]:
         """A JSON object; images are decoded while there is time."""
         try:
-            question = {name: value for name, value in self.schema.model_validate_json(body) if value is not None}
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            kind, field = first["type"], str(*first["loc"][:1])
-            require(kind != "json_invalid", "the body is not valid JSON", 400)
-            message = f"{field}: expected {self.expected[field]}" if field in self.expected else self.usage
-            raise HTTPException(413 if kind == "too_long" and len(first["loc"]) == 1 else 422, message) from None
-        except (OverflowError, RecursionError, MemoryError):
-            raise HTTPException(422, self.usage) from None
-        require(len(question) - ("utility" in question) == 1, self.usage)
+            given = from_json(body, allow_inf_nan=False)
+        except ValueError:
+            raise HTTPException(400, "the body is not valid JSON") from None
+        require(isinstance(given, dict) and given.keys() <= self.readers.keys(), self.usage)
+        require(len(given.keys() - {"utility"}) == 1, self.usage)
+        question = {name: self._read(name, value) for name, value in given.items()}
         if "images" in question:
             question["images"] = self._decode(question["images"], deadline)
         return question
+
+    def _read(self, name: str, value: Any) -> Any:
+        (adapter, read), status = self.readers[name], 422
+        try:
+            return read(adapter.validate_python(value, strict=True))
+        except ValidationError as error:
+            status = 413 if "too_long" in {each["type"] for each in error.errors()} else 422
+        except (ValueError, KeyError, OverflowError, RecursionError, MemoryError):
+            status = 422
+        raise HTTPException(status, f"{name}: {self.expected[name]}")
 
     def read_image(self, body: bytes, deadline: float) -> dict[str, Any]:
         """A body that is one image file."""
@@ -164,32 +181,23 @@ class Reader:
         _check(np.isfinite(samples).all())
         return samples
 
-    def _rows(self, given: dict[str, list[Any]]) -> NDArray[Any]:
-        self._check_count(max(map(len, given.values()), default=0))
-        return self.served.encoder.transform(given)
+    def _rows(self, given: dict[str, Any]) -> NDArray[Any]:
+        names = [column.name for column in self.served.encoder.columns]
+        return self.served.encoder.transform({name: self.cells.validate_python(given[name]) for name in names})
 
     def _probabilities(self, given: list[Any]) -> Floats:
-        array = np.asarray(given)
-        _check(array.dtype.kind in "iuf" and array.ndim in (2, 3) and array.shape[-1] == len(self.classes))
-        array = array.astype(np.float64)[None] if array.ndim == 2 else array.astype(np.float64)
-        self._check_count(array.shape[1])
+        array = np.array(given, np.float64)
+        array = array[None] if array.ndim == 2 else array
         _check((array >= 0).all() and (np.abs(array.sum(axis=2) - 1) <= SUM_TOLERANCE).all())
         _check(self.weights is None or len(self.weights) == len(array))
         return array
 
     def _utility(self, given: UtilitySpec) -> Utility:
-        _check(len(given.matrix) == len(self.classes) and len(given.matrix[0]) <= self.most_actions)
+        fits = len(given.matrix) == len(self.classes) and len(given.matrix[0]) <= self.most_actions
+        _check(fits and not given.model_extra)
         return Utility(given.matrix, given.classes or self.classes, given.actions).with_classes(self.classes)
 
-    def _check_count(self, count: int) -> None:
-        _check(count)
-        _check(count <= self.limits.samples, "too_long")
 
-
-def _decode_base64(given: list[str]) -> list[bytes]:
-    return [base64.b64decode(text, validate=True) for text in given]
-
-
-def _check(fits: Any, kind: str = "invalid") -> None:
+def _check(fits: Any) -> None:
     if not fits:
-        raise PydanticCustomError(kind, "the answer is what the field expects")
+        raise ValueError  # the answer is what the field expects

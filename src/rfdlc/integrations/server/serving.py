@@ -21,7 +21,6 @@ from rfdlc.errors import InputError, expect
 from rfdlc.integrations.server.backend import Limits, open_backend
 
 SHORTEST_TOKEN = 16
-BACKLOG = 2048
 READ_AHEAD = 2**16  # bytes of a body that uvicorn reads before the application runs
 LOG_LINES = 10_000  # that wait to be written; more are dropped, so that an unread pipe cannot stop the server
 
@@ -97,7 +96,7 @@ def listen(host: str, port: int) -> socket.socket:
     expect(0 <= port < 2**16, f"port {port} is out of range: expected 0 (any free port) to 65535")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         message = f"cannot listen on {host}:{port} ({error.strerror}): choose another --host or --port"
         raise InputError(message) from None
@@ -128,6 +127,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self.idle.pop(self, None)
         self._stop("idle")
         self._stop("stalled")
         self.http.connection_lost(exc)
