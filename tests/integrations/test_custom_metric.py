@@ -53,7 +53,10 @@ def test_report(tmp_path):
     text = rfdlc.report(tmp_path / "p.csv", out=tmp_path / "r.html", bootstrap=0).read_text(encoding="utf-8")
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
     listed = next(metric for metric in data["metrics"] if metric["name"] == "top_2")
-    assert listed == {"name": "top_2", "label": "top-2 accuracy", "direction": "higher", "unit": "%", "nested": False}
+    assert listed == {
+        "name": "top_2", "label": "top-2 accuracy", "direction": "higher", "unit": "%", "nested": False,
+        "headline": True,
+    }  # fmt: skip
     assert data["runs"][0]["metrics"]["top_2"] == 1
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from rfdlc.decide.evaluation import entries
+from rfdlc.decide.evaluation import entries, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
 from rfdlc.decide.metrics import METRICS, measure
 from rfdlc.decide.outcomes import Outcomes
@@ -54,24 +54,16 @@ class Comparison:
         """(metric, a, b, difference, interval, adjusted p) as tables show them; * marks p below 0.05."""
         table: list[tuple[str, ...]] = []
         for d in self.differences:
-            a, b, difference, low, high = map(
-                METRICS[d.name.partition(".")[0]].format, (d.a, d.b, d.difference, d.low, d.high)
-            )
-            table.append((d.label, a, b, difference, f"{low} to {high}", f"{d.p:.3f}{'*' * (d.p < SIGNIFICANCE)}"))
+            show = METRICS[d.name.partition(".")[0]].format
+            interval, p = f"{show(d.low)} to {show(d.high)}", f"{d.p:.3f}{'*' * (d.p < SIGNIFICANCE)}"
+            table.append((d.label, show(d.a), show(d.b), show(d.difference), interval, p))
         return table
 
     def __rich__(self) -> Any:
-        from rich.table import Table
-        from rich.text import Text
-
         held = "models held fixed" if max(self.seeds) == 1 else f"{self.seeds[0]} and {self.seeds[1]} seeds"
         note = f"p adjusted for {len(self.differences)} comparisons (Holm); * below {SIGNIFICANCE}"
-        table = Table(title=f"{self.samples:,} paired samples, {held}", caption=note, title_justify="left")
-        for column in ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p"):
-            table.add_column(Text(column))
-        for row in self.rows():
-            table.add_row(*map(Text, row))
-        return table
+        columns = ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p")
+        return rich_table(f"{self.samples:,} paired samples, {held}", columns, self.rows(), note)
 
 
 def compare_outcomes(
@@ -98,7 +90,9 @@ def _difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:
         return None
     values = [np.array([each.value for each in side]) for side in (a, b)]
     left, right = (float(side.mean()) for side in values)
-    centre, halves = _by_sample(a, b) if all(each.unseen is not None for each in (*a, *b)) else _recovered(a, b)
+    centre, halves = right - left, _by_sample(a, b)
+    if halves is None:
+        centre, halves = _recovered(a, b)
     # Samples within seeds: the variance between seeds is added, with the degrees of freedom of Satterthwaite.
     seeds = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in values if len(side) > 1]
     for i, half in enumerate(halves):
@@ -111,18 +105,19 @@ def _difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:
     return left, right, right - left, low, high, p
 
 
-def _by_sample(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
-    """The difference and the distances of its bounds, by the errors of both sides on each sample (Student's t)."""
+def _by_sample(a: Sequence[Any], b: Sequence[Any]) -> list[float] | None:
+    """The distances of both bounds, by the errors of both sides on each sample (Student's t); None if unknown."""
+    if any(each.unseen is None for each in (*a, *b)):
+        return None
     left, right = (np.mean([each.influence() for each in side], axis=0) for side in (a, b))
     low, high = student((right - left) * len(left))
     # A sample more that differs: no two models are certainly equal on few samples (as Agresti and Min 2005).
     unseen = Z * float(np.sqrt(max(each.unseen for each in (*a, *b))))
-    value = float(np.mean([each.value for each in b]) - np.mean([each.value for each in a]))
-    return value, [float(np.hypot(low, unseen)), float(np.hypot(high, unseen))]
+    return [float(np.hypot(low, unseen)), float(np.hypot(high, unseen))]
 
 
 def _recovered(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
-    """The same from both intervals and the correlation of errors (Zou and Donner 2008)."""
+    """The difference and the distances, from both intervals and the correlation of errors (Zou and Donner 2008)."""
     centres, ends, errors = [], [], []
     for side in (a, b):
         centres.append(float(np.mean([each.centre() if each.centre else each.value for each in side])))

@@ -64,8 +64,7 @@ class Evaluation:
     calibration_overlap : float
         Share of the samples that calibrated the decider which are among these samples; 0 is wanted.
     intervals : dict
-        95% intervals by name as in `flat()`, about other test samples: the model, its calibration and the class counts
-        are held fixed.
+        95% intervals by name as in `flat()`, about other test samples: the model and its calibration are held fixed.
 
     Examples
     --------
@@ -124,15 +123,20 @@ class Evaluation:
         return "\n".join([f"{self.samples:,} samples", *lines])
 
     def __rich__(self) -> Any:
-        from rich.table import Table
-        from rich.text import Text
+        return rich_table(f"{self.samples:,} samples", ("metric", "value", f"{LEVEL:.0%} interval"), self.rows())
 
-        table = Table(title=f"{self.samples:,} samples", title_justify="left")
-        for column, justify in (("metric", "left"), ("value", "right"), (f"{LEVEL:.0%} interval", "left")):
-            table.add_column(column, justify=justify)  # type: ignore[arg-type]
-        for row in self.rows():
-            table.add_row(*map(Text, row))
-        return table
+
+def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Any:
+    """A table of plain text, with numbers in the second column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, caption=caption, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(Text(column), justify="right" if i == 1 else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def evaluate(
@@ -158,10 +162,8 @@ def evaluate(
         True classes as names or indices, if `scores` has none.
     decider : Decider, optional
         How scores become decisions; by default the most probable class is decided.
-    utility : Utility, optional
-        Replaces the utility of `decider`, without fitting again.
-    classes : Classes or list of str, optional
-        Names and training counts, if `scores` has none.
+    utility, classes : Utility and Classes, optional
+        Replace the utility of `decider`, without fitting again; names and training counts, if `scores` has none.
     logits : bool
         Whether an array or a table holds logits.
     groups : list of (str, str)
@@ -169,7 +171,7 @@ def evaluate(
     uncertainty : {"decision-probability", "max-probability", "entropy", "mutual-information", "evidential", "own"}
         Ranks samples for `error_auc` and `risk_coverage_area`; some methods store their "own" in predictions.
     bootstrap, seed : int
-        Number of resamples, such as 500, and their seed, for intervals of metrics that have no formula.
+        Number of resamples, such as 500, and their seed, for intervals of your own metrics that are not means.
 
     Returns
     -------

@@ -42,10 +42,8 @@ class Metric:
 
     Parameters
     ----------
-    name : str
-        Key in files and attribute of `Evaluation`.
-    label : str
-        Name in tables. If the function returns a dict, a format for its keys, such as "{} shot".
+    name, label : str
+        Key in files and attribute of `Evaluation`; name in tables, or for a dict a format of its keys ("{} shot").
     function : callable
         Maps `Outcomes` to an array of one value per sample whose mean is the metric (NaN where a sample does not
         count), to a number (NaN where undefined), to an estimate of `rfdlc.decide.intervals`, or to a dict of these.
@@ -55,10 +53,8 @@ class Metric:
         "%" for shares between 0 and 1, which tables show as percentages; "" for plain numbers.
     parent : str, optional
         Name of the metric below which tables indent this one.
-    headline : bool
-        Whether short tables show the metric too.
-    resample : bool
-        Whether a number has a bootstrap interval.
+    headline, resample : bool
+        Whether short tables show the metric too; whether a number has a bootstrap interval.
 
     Examples
     --------
@@ -129,9 +125,6 @@ def readable(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-# -- decisions --------------------------------------------------------------------------------------------------
-
-
 def false_heads(o: "Outcomes", head_fractions: Sequence[float] = HEAD_FRACTIONS) -> dict[float, Array]:
     """Per head fraction, 1 for a tail sample decided as head, 0 for any other tail sample, NaN for a head sample.
 
@@ -183,12 +176,9 @@ def risk_area(correct: Mask, confidence: Floats) -> Estimate:
     return ranking(float(risk.mean()), influence, correct)
 
 
-# -- calibration --------------------------------------------------------------------------------------------------
-
-
-def bin_of(confidence: Floats, bins: int = ECE_BINS) -> Indices:
-    """Equal-width bins (lower, upper]; 0 belongs to the first."""
-    return np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence, side="left")
+def bin_of(confidence: Floats) -> Indices:
+    """The bin of the calibration error: equal widths, (lower, upper]; 0 belongs to the first."""
+    return np.searchsorted(np.linspace(0, 1, ECE_BINS + 1)[1:-1], confidence, side="left")
 
 
 def ece_paper(entropy: Floats, correct: Mask, bins: int = PAPER_ECE_BINS) -> float:
@@ -204,13 +194,13 @@ def ece_paper(entropy: Floats, correct: Mask, bins: int = PAPER_ECE_BINS) -> flo
     return float(total / len(confidence)) if len(confidence) else NAN
 
 
-def classwise_gaps(probabilities: Floats, targets: Indices, bins: int = ECE_BINS) -> NDArray[np.float64]:
+def classwise_gaps(probabilities: Floats, targets: Indices) -> Array:
     """Per class and bin (C, bins) the sum over samples of 1{y = c} - p(c): sums over chunks of the data add up."""
     classes = probabilities.shape[1]
-    place = bin_of(probabilities, bins) + np.arange(classes) * bins
-    gaps: NDArray[np.float64] = -np.bincount(place.ravel(), probabilities.ravel(), classes * bins).astype(np.float64)
+    place = bin_of(probabilities) + np.arange(classes) * ECE_BINS
+    gaps: Array = -np.bincount(place.ravel(), probabilities.ravel(), classes * ECE_BINS).astype(np.float64)
     np.add.at(gaps, place[np.arange(len(targets)), targets], 1)
-    return gaps.reshape(classes, bins)
+    return gaps.reshape(classes, ECE_BINS)
 
 
 def brier(probabilities: Floats, targets: Indices) -> NDArray[Any]:
@@ -222,9 +212,6 @@ def brier(probabilities: Floats, targets: Indices) -> NDArray[Any]:
 def nll(true_probability: Floats) -> NDArray[Any]:
     """-log p(y) per sample (N,), finite where p(y) is 0."""
     return -np.log(np.maximum(true_probability, PROBABILITY_FLOOR))
-
-
-# -- the registry -------------------------------------------------------------------------------------------------
 
 
 def regions(o: "Outcomes", kind: str, of: Indices | None = None) -> Iterator[tuple[str, Mask]]:
@@ -279,11 +266,8 @@ def _gap(o: "Outcomes", rows: Any = True) -> Estimate:
 
 
 def _group_rates(o: "Outcomes") -> dict[str, Any]:
-    pairs = {f"{true} as {wrong}": (o.classes.members(true), o.classes.members(wrong)) for true, wrong in o.groups}
-    return {
-        name: np.where(np.isin(o.targets, true), np.isin(o.decided, wrong), NAN)
-        for name, (true, wrong) in pairs.items()
-    }
+    inside = lambda values, group: np.isin(values, o.classes.members(group))  # noqa: E731
+    return {f"{t} as {d}": np.where(inside(o.targets, t), inside(o.decided, d), NAN) for t, d in o.groups}
 
 
 # fmt: off

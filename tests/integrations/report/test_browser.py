@@ -441,7 +441,7 @@ def test_runs_side_by_side(browser, folder, tmp_path):
     path = rfdlc.report([folder, other], None, tmp_path / "r.html", bootstrap=20)
     page = Page(browser, path, as_runs([folder, other])[1])
     heads = page.script("return [...document.querySelectorAll('#run-table thead th')].map(e => e.textContent)")
-    assert heads == ["Metric", "a", "b"]
+    assert heads == ["Metric", "a", "b"] * 2  # the headline, and all metrics
     page.choose("#run", "1")
     assert "250 samples" in page.element("#lead").text
     page.write("#penalty-value", "-3")

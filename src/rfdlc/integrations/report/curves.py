@@ -101,12 +101,16 @@ def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:
 def _histogram(values: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, Any]:
     """Shares of the correct and of the wrong decisions in each bin."""
     edges = np.linspace(0, max(float(values.max()), 1e-6), HISTOGRAM_BINS + 1)
-    shares = {
-        name: (np.histogram(values[mask], edges)[0] / max(1, int(mask.sum()))).tolist()
-        for name, mask in (("right", right), ("wrong", ~right))
-    }
+    right_shares, wrong_shares = (
+        (np.histogram(values[mask], edges)[0] / max(1, int(mask.sum()))).tolist() for mask in (right, ~right)
+    )
     auc = metrics.roc_area(right, -values).value
-    return {"edges": edges.tolist(), **shares, "auc": None if np.isnan(auc) else auc}
+    return {
+        "edges": edges.tolist(),
+        "right": right_shares,
+        "wrong": wrong_shares,
+        "auc": None if np.isnan(auc) else auc,
+    }
 
 
 def promised(run: ReportRun) -> list[dict[str, Any]]:
@@ -114,8 +118,8 @@ def promised(run: ReportRun) -> list[dict[str, Any]]:
     o = run.outcomes
     chosen = {o.utility.actions[a]: o.actions == a for a in np.unique(o.actions)}
     return [
-        {"action": action, "promised": float(o.expected[rows].mean()), "realised": float(o.realised[rows].mean())}
-        | {"samples": int(rows.sum())}
+        {"action": action, "samples": int(rows.sum())}
+        | {"promised": float(o.expected[rows].mean()), "realised": float(o.realised[rows].mean())}
         for action, rows in chosen.items()
     ]
 

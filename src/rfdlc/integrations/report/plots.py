@@ -12,7 +12,6 @@ from rfdlc.integrations.report import curves
 from rfdlc.integrations.report.runs import ReportRun
 from rfdlc.style import STYLE, brief
 
-FORMATS = (".svg", ".pdf", ".png")
 MOST_CLASSES = 50  # a confusion matrix with more is drawn by region
 WIDTH, HEIGHT = 4.6, 3.4  # inches: one column of most papers
 REGION_COLOURS = {"head": "#2a6fb5", "med": "#b7800a", "tail": "#b03078"}
@@ -23,8 +22,8 @@ RUN_DASHES = ("-", "--", ":", "-.")
 def check(kind: str, out: Path) -> Any:
     """matplotlib's pyplot, or an error before any work if the figure cannot be drawn or written."""
     choose("kind", kind, KINDS)
-    ending = out.suffix or "a file without ending"
-    expect(out.suffix.lower() in FORMATS, f"{out}: cannot be drawn as {ending!r}: expected svg, pdf, png")
+    drawn = out.suffix.lower() in (".svg", ".pdf", ".png")
+    expect(drawn, f"{out}: cannot be drawn as {out.suffix or 'a file without ending'!r}: expected svg, pdf, png")
     try:
         import matplotlib
     except ImportError:

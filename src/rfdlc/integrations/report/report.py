@@ -93,19 +93,13 @@ def report(
 
 
 def write_report(
-    runs: Sequence[ReportRun],
-    out: Path,
-    images: Any = None,
-    title: str | None = None,
-    bootstrap: int = 0,
-    seed: int = 0,
+    runs: Sequence[ReportRun], out: Path, images: Any = None, title: Any = None, bootstrap: int = 0, seed: int = 0
 ) -> dict[str, Evaluation]:
     """Write the report of runs that share their classes and utility; the evaluations in it, by run."""
     folder = out.absolute().parent
     expect(folder.is_dir(), f"{out}: the folder {folder} does not exist; create it first")
-    evaluations = {
-        run.name: evaluate(run.predictions, None, run.decider, bootstrap=bootstrap, seed=seed) for run in runs
-    }
+    draws = {"bootstrap": bootstrap, "seed": seed}
+    evaluations = {run.name: evaluate(run.predictions, None, run.decider, **draws) for run in runs}
     classes, utility, first = runs[0].classes, runs[0].decider.utility, evaluations[runs[0].name]
     known = classes.counts is not None
     title = title or f"Decisions of {' and '.join(run.name for run in runs)}"
@@ -113,12 +107,12 @@ def write_report(
     data: dict[str, Any] = {
         "title": title,
         "made": {"rfdlc": __version__, "python": platform.python_version(), "numpy": np.__version__}
-        | {"date": datetime.now(UTC).isoformat(timespec="seconds"), "seed": seed, "bootstrap": bootstrap},
+        | {"date": datetime.now(UTC).isoformat(timespec="seconds"), **draws},
         "level": LEVEL,
         "step": STEP,
         "metrics": [
             {"name": e.name, "label": e.label, "direction": e.metric.direction, "unit": e.metric.unit}
-            | {"nested": e.metric.parent is not None}
+            | {"nested": e.metric.parent is not None, "headline": e.metric.headline}
             for e in entries(first.values)
         ],
         "classes": {
@@ -155,7 +149,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
     if decider.fitted is not None:  # softmax(weight log p + bias), whatever the calibrator
         weight, bias = (np.asarray(values, dtype=np.float64).tolist() for values in decider.fitted.as_affine())
         calibration = {"words": f"{decider.fitted.name}: {decider.fitted}", "weight": weight, "bias": bias}
-        calibration["prior"] = _listed(decider.fitted.prior)
+        calibration["prior"] = None if decider.fitted.prior is None else np.asarray(decider.fitted.prior).tolist()
     return {
         "name": run.name,
         "samples": len(targets),
@@ -174,9 +168,9 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "thumbnails": thumbnails(run, pictured, images),
         "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
         "calibration": calibration,
-        "carried_prior": _listed(decider.effective_prior),
+        "carried_prior": None if decider.effective_prior is None else decider.effective_prior.tolist(),
         "decided_for": decider.decided_for + decider.left_open(run.predictions),
-        "target_prior": _listed(decider.target_prior),
+        "target_prior": decider.to_dict()["target_prior"],
         "made": json.loads(json.dumps(run.made), parse_constant=str),  # JSON has no infinities
         "embedded": {  # the samples that the page itself decides
             "samples": len(rows),
@@ -188,10 +182,6 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
     }
 
 
-def _listed(prior: Any) -> list[float] | None:
-    return None if prior is None else [float(share) for share in prior]
-
-
 def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str]]) -> str:
     """The page with its data; `summary` (metric, value, interval) is shown where scripts do not run."""
     style = _asset("report.css")
@@ -200,11 +190,8 @@ def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in summary]
     # Only our own script and style run, pictures are inside the page, and no request can be made.
-    hashes = [
-        "sha256-" + base64.b64encode(hashlib.sha256(each.encode("utf-8")).digest()).decode("ascii")
-        for each in (script, style)
-    ]
-    policy = f"default-src 'none'; script-src '{hashes[0]}'; style-src '{hashes[1]}'; img-src data:; "
+    own = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (script, style)]
+    policy = f"default-src 'none'; script-src 'sha256-{own[0]}'; style-src 'sha256-{own[1]}'; img-src data:; "
     parts = {
         "title": html.escape(title),
         "policy": policy + "base-uri 'none'; form-action 'none'",

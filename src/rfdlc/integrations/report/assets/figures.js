@@ -7,6 +7,21 @@ const NEEDS_COUNTS =
 const ALL_ABSTAINED = "Every sample was abstained on.";
 const several = (state) => state.workbench.runs.length > 1;
 
+// From 0 to a little above the highest point.
+function rateAxis(label, series) {
+  const most = Math.max(0.05, ...series.flatMap((one) => one.points.map((point) => point.y)));
+  return percentAxis(label, [0, Math.min(1, most * 1.1)]);
+}
+
+// The penalty of a point of the frontier, or nothing where the label would cover that of an earlier point.
+function labelled(frontier, point) {
+  const spread = (name) => Math.max(...frontier.map((one) => one[name])) - Math.min(...frontier.map((one) => one[name]));
+  const far = (one, name) => Math.abs(one[name] - point[name]) / Math.max(spread(name), 1e-9);
+  const earlier = frontier.slice(0, frontier.indexOf(point));
+  const near = earlier.some((one) => far(one, "false_head_rate") < 0.08 && far(one, "accuracy") < 0.08);
+  return near ? null : short(point.penalty);
+}
+
 const CHARTS = {
   distribution(state) {
     const { problem } = state.workbench;
@@ -100,12 +115,11 @@ const CHARTS = {
         })),
       });
     }
-    const most = Math.max(0.05, ...series.flatMap((one) => one.points.map((point) => point.y)));
     chart(chartHost("false-head"), {
       label: "False head rate against the share of head classes",
       series,
       x: percentAxis("share of the classes that count as head"),
-      y: percentAxis("tail decided as head", [0, Math.min(1, most * 1.1)]),
+      y: rateAxis("tail decided as head", series),
     });
   },
 
@@ -120,7 +134,7 @@ const CHARTS = {
       points: run.frontier.map((point) => ({
         x: point.false_head_rate,
         y: point.accuracy,
-        text: !several(state) || i === index ? short(point.penalty) : null,
+        text: !several(state) || i === index ? labelled(run.frontier, point) : null,
         name: `penalty ${short(point.penalty)}: ${short(point.false_head_rate)}`,
         title: `penalty ${short(point.penalty)}: accuracy ${percent(point.accuracy)}, false heads ${percent(point.false_head_rate)}`,
       })),
@@ -194,12 +208,11 @@ const CHARTS = {
       name: several(state) ? run.name : null,
       points: run.risk_coverage.map((point) => ({ x: point.coverage, y: point.risk })),
     }));
-    const most = Math.max(0.05, ...series.flatMap((one) => one.points.map((point) => point.y)));
     chart(chartHost("risk-coverage"), {
       label: "Error rate against the share of samples that are decided",
       series,
       x: percentAxis("share of the samples that are decided"),
-      y: percentAxis("error rate", [0, Math.min(1, most * 1.1)]),
+      y: rateAxis("error rate", series),
     });
   },
 

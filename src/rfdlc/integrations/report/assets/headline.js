@@ -89,9 +89,9 @@ function pairedText([value, low, high, p], metric) {
 function drawRuns(data, runs) {
   byId("runs").hidden = runs.length < 2;
   if (runs.length < 2) return;
-  const rows = data.metrics
-    .filter(({ name }) => runs.some((run) => isNumber(run.metrics[name])))
-    .map((metric) => {
+  const metrics = data.metrics.filter(({ name }) => runs.some((run) => isNumber(run.metrics[name])));
+  const side = (listed, label) => {
+    const rows = listed.map((metric) => {
       const values = runs.map((run) => run.metrics[metric.name]);
       const pick = { higher: Math.max, lower: Math.min }[metric.direction];
       const best = pick ? pick(...values.filter(isNumber)) : null;
@@ -108,10 +108,12 @@ function drawRuns(data, runs) {
         ),
       ];
     });
-  replace(
-    byId("run-table"),
-    table(["Metric", ...runs.map(runHead)], rows, { class: "numbers side", label: "Runs side by side" }),
-  );
+    return table(["Metric", ...runs.map(runHead)], rows, { class: "numbers side", label });
+  };
+  replace(byId("run-table"), [
+    side(metrics.filter(({ headline }) => headline), "Runs side by side"),
+    el("details", {}, el("summary", {}, "All metrics"), side(metrics, "All metrics of the runs")),
+  ]);
 }
 
 const runHead = (run, i) =>
@@ -132,7 +134,7 @@ function drawMade(data, run) {
   const report = {
     "made with": `rfdlc ${made.rfdlc}, Python ${made.python}, numpy ${made.numpy}`,
     date: made.date,
-    intervals: made.bootstrap ? `${100 * data.level} %, from ${made.bootstrap} bootstrap resamples, seed ${made.seed}` : "none",
+    intervals: `${100 * data.level} %, about other test samples: the model and its calibration are held fixed`,
     "in the editor":
       run.size === run.samples
         ? `all ${whole(run.samples)} samples`
