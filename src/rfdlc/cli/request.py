@@ -24,7 +24,9 @@ UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`.
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
 LABELS = "True classes: CSV or Parquet with columns id (or path) and target, instead of a `target` column in FILE."
 ABSTAIN = "Add the action `abstain` with this value for every class; -0.2 is a cost of 0.2."
-CALIBRATORS = "`temperature` (the default), `bias-` or `prior-corrected-temperature`, `matrix-scaling`."
+CALIBRATORS = (
+    "`auto` (cross-validated, the default), `temperature`, `bias-`, `prior-corrected-`... or `matrix-scaling`."
+)
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
 TARGET_PRIOR = (
     "Class prior to decide for: `train`, `uniform`, `estimate` (by EM, from FILE itself), `a=0.5,b=0.5`, or "

@@ -36,7 +36,7 @@ SAMPLES_NEEDED = {
     "bias-corrected-temperature": (5, 20),
     "matrix-scaling": (2, 0, 50),
 }
-FOLDS, CLEARLY = 5, 2.0  # of cross-validation; standard errors that a gain in likelihood must exceed
+FOLDS, MOST_COMPARED, CLEARLY = 5, 5000, 2.0  # of cross-validation; standard errors that a gain must exceed
 
 
 class Calibrator(Protocol):
@@ -102,12 +102,9 @@ def register_calibrator(cls: Registered) -> Registered:
 def _affine(log_p: Floats, weight: Any, bias: Any) -> Floats:
     """W log p + b for every row, in the precision of `log_p`, which may be logits: they are normalised if W asks it."""
     W, b = np.asarray(weight, dtype=log_p.dtype), np.asarray(bias, dtype=log_p.dtype)
-    if W.ndim:
-        log_p = log_softmax(log_p)
+    log_p = log_softmax(log_p) if W.ndim else log_p
     scores: Floats = log_p @ W.T if W.ndim == 2 else log_p * W
-    if b.any():
-        scores += b
-    return scores
+    return scores + b if b.any() else scores
 
 
 def check_affine(calibrator: Calibrator, classes: int) -> None:
@@ -232,10 +229,7 @@ class MatrixScaling(Calibrator):
 @register_calibrator
 @dataclass(frozen=True)
 class Auto(Calibrator):
-    """The temperature, or a later one of SAMPLES_NEEDED whose cross-validated likelihood is clearly higher.
-
-    The likelihood is that of the class prior decided for, if it is known, without classes that the held-out data lack.
-    """
+    """The temperature, or a later one of SAMPLES_NEEDED whose cross-validated likelihood is clearly higher."""
 
     chosen: str
     parameters: dict[str, Any]
@@ -245,29 +239,17 @@ class Auto(Calibrator):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        classes, target, held_out = log_p.shape[1], context.get("target_prior"), _HeldOut(log_p, targets, **context)
-        present = np.bincount(targets, minlength=classes) > 0  # nothing is learnt about other classes
-        target = None if target is None else target * present
-        weights = held_out.weights * (1.0 if target is None else target[targets] / held_out.prior[targets])
-        weights /= weights.sum()
-        size = 1 / (weights**2).sum()  # the effective one
-        needed = {name: np.polyval(SAMPLES_NEEDED[name], classes) for name in SAMPLES_NEEDED}
-        if context.get("training_counts") is None:
-            needed["prior-corrected-temperature"] = np.inf
-        each = {
-            name: _cross_validated(CALIBRATORS[name], log_p, targets, context | {"target_prior": target})
-            for name in SAMPLES_NEEDED
-            if size >= needed[name]
-        }
-        chosen = next(iter(each))
-        for name, losses in each.items():
-            gain = each[chosen] - losses
+        losses, weights = _cross_validated(log_p, targets, context)
+        chosen = next(iter(losses))
+        for name, each in losses.items():
+            gain = losses[chosen] - each
             mean = weights @ gain
             if mean > CLEARLY * np.sqrt(weights**2 @ (gain - mean) ** 2):
                 chosen = name
-        losses = {name: float(weights @ values) for name, values in each.items()}
         fitted = CALIBRATORS[chosen].fit(log_p, targets, **context)
-        return cls(chosen, fitted.to_dict(), losses, fitted.prior)
+        return cls(
+            chosen, fitted.to_dict(), {name: float(weights @ each) for name, each in losses.items()}, fitted.prior
+        )
 
     @cached_property
     def calibrator(self) -> Calibrator:
@@ -282,23 +264,37 @@ class Auto(Calibrator):
         return f"{self.calibrator} (chosen by cross-validated loss: {losses})"
 
 
-def _cross_validated(kind: type[Calibrator], log_p: Floats, targets: Indices, context: dict[str, Any]) -> Floats:
-    """The negative log-likelihood of each sample, calibrated by the other folds, for the class prior decided for."""
-    losses, order = np.empty(len(targets)), np.random.default_rng(0).permutation(len(targets))
-    fold = np.empty(len(targets), dtype=np.int64)
-    fold[order[np.argsort(targets[order], kind="stable")]] = np.arange(len(targets)) % FOLDS  # stratified
+def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -> tuple[dict[str, Floats], Floats]:
+    """By calibrator, the negative log-likelihood of each sample, calibrated by the other folds; and their weights.
+
+    The likelihood is that of the class prior decided for, if it is known, without classes that the held-out data lack.
+    """
+    order = np.random.default_rng(0).permutation(len(targets))[:MOST_COMPARED]
+    order = order[np.argsort(targets[order], kind="stable")]  # folds are stratified
+    log_p, targets, fold = log_p[order], targets[order], np.arange(len(order)) % FOLDS
     repeats, carried, target = (context.get(name) for name in ("sample_weight", "train_prior", "target_prior"))
-    for k in np.unique(fold):
-        inside, outside = fold != k, fold == k
-        part = context | {"sample_weight": None if repeats is None else repeats[inside]}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            fitted = kind.fit(log_p[inside], targets[inside], **part)
-        scores, prior = _affine(log_p[outside], *fitted.as_affine()), carried if fitted.prior is None else fitted.prior
-        if target is not None and prior is not None:
-            scores = scores + np.log(np.maximum(target, 1e-300) / np.maximum(prior, 1e-300))
-        losses[outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]
-    return losses
+    context = context | {"sample_weight": None if repeats is None else repeats[order]}
+    held_out = _HeldOut(log_p, targets, **context)
+    weights = held_out.weights * (1.0 if target is None else target[targets] / held_out.prior[targets])
+    weights /= weights.sum()
+    if target is not None:
+        target = np.where(np.bincount(targets, minlength=len(target)) > 0, target, 1e-300)
+    losses = {}
+    for name, needed in SAMPLES_NEEDED.items():
+        usable = context.get("training_counts") is not None or CALIBRATORS[name] is not PriorCorrectedTemperature
+        if not usable or np.polyval(needed, log_p.shape[1]) > 1 / (weights**2).sum():  # the effective sample size
+            continue
+        losses[name] = np.empty(len(targets))
+        for outside in (fold == k for k in np.unique(fold)):
+            part = context | {"sample_weight": None if repeats is None else repeats[order][~outside]}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                fitted = CALIBRATORS[name].fit(log_p[~outside], targets[~outside], **part)
+            scores, prior = _affine(log_p[outside], *fitted.as_affine()), fitted.prior or carried
+            if target is not None and prior is not None:
+                scores = scores + np.log(target / np.maximum(prior, 1e-300))
+            losses[name][outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]
+    return losses, weights
 
 
 class _HeldOut:

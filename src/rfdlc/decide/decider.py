@@ -55,7 +55,7 @@ class Decider:
     weights : array-like of shape (n_particles,), optional
         Weights of the particles.
     calibration : str or None
-        The calibrator that `fit` fits on held-out data, by its name in `rfdlc.decide.calibrators.CALIBRATORS`.
+        The calibrator that `fit` fits, of `rfdlc.decide.calibrators.CALIBRATORS`; "auto" chooses by cross-validation.
     train_prior : {"train", "uniform"}, array-like or mapping, optional
         The class prior that the scores carry: "train" (the training frequencies) for a plainly trained model,
         "uniform" after reweighting, balanced sampling or logit adjustment, or numbers.
@@ -80,7 +80,7 @@ class Decider:
     _: KW_ONLY
     combine: str = "mean-probabilities"
     weights: Any = None
-    calibration: str | None = "temperature"
+    calibration: str | None = "auto"
     train_prior: Any = None
     target_prior: Any = "natural"
     rule: str = "expected-utility"

@@ -103,7 +103,7 @@ class TrainConfig(BaseModel):
     # decisions
     combine: str = Field("mean-probabilities", description="how particles are combined")
     target_prior: str = Field("train", description="prior to decide for: train, uniform, a=0.9,b=0.1; scores: as is")
-    calibration: str = Field("temperature", description="calibrator fitted on held-out data")
+    calibration: str = Field("auto", description="calibrator fitted on held-out data")
     # the method's own
     method_options: dict[str, int | float] = Field({}, description="options of the method, which `rfdlc methods` lists")
     # the run
