@@ -139,7 +139,7 @@ class TestCombination:
 
     def test_calibration_comes_after_combination(self):
         y = self.rng.integers(0, 4, 40)
-        decider = Decider(Utility.one_hot(4)).fit(self.z, y, logits=True)
+        decider = Decider(Utility.one_hot(4), calibration="temperature").fit(self.z, y, logits=True)
         pooled = np.log(softmax(self.z, axis=2).mean(axis=0))
         expected = softmax(pooled / decider.fitted.temperature, axis=1)
         assert decider.probabilities(self.z, logits=True) == pytest.approx(expected, abs=1e-5)
@@ -364,7 +364,7 @@ def test_a_damaged_file_is_refused(tmp_path, text):
     ],
 )
 def test_a_calibration_that_does_not_fit_is_refused(tmp_path, change, message):
-    table = Decider(Utility.one_hot(3)).fit([[0.5, 0.3, 0.2]], [0]).to_dict()
+    table = Decider(Utility.one_hot(3), calibration="temperature").fit([[0.5, 0.3, 0.2]], [0]).to_dict()
     (tmp_path / "d.json").write_text(json.dumps(table | {"fitted": table["fitted"] | change}))
     with pytest.raises(InputError, match=message):
         Decider.load(tmp_path / "d.json")

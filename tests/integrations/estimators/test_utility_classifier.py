@@ -33,7 +33,9 @@ COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 @pytest.mark.parametrize("ensemble", [False, True])
 def test_calibration_is_out_of_fold_as_in_a_plain_loop(three, ensemble):
     X, y = three
-    model = UtilityClassifier(GaussianNB(), COSTLY, cv=StratifiedKFold(4), ensemble=ensemble).fit(X, y)
+    model = UtilityClassifier(
+        GaussianNB(), COSTLY, cv=StratifiedKFold(4), ensemble=ensemble, calibration="temperature"
+    ).fit(X, y)
     models, scores, targets = [GaussianNB().fit(X, y)], [], []
     for learn, held in StratifiedKFold(4).split(X, y):
         models.append(GaussianNB().fit(X[learn], y[learn]))
@@ -74,7 +76,7 @@ def test_symmetric_costs_equal_plain_predict(two, three, estimator, calibration)
 def test_a_temperature_leaves_the_most_probable_class_alone(three):
     X, y = three
     plain = GaussianNB().fit(X, y)
-    ours = UtilityClassifier(GaussianNB(), ensemble=False).fit(X, y)
+    ours = UtilityClassifier(GaussianNB(), ensemble=False, calibration="temperature").fit(X, y)
     np.testing.assert_array_equal(ours.predict(X), plain.predict(X))
 
 
@@ -112,7 +114,7 @@ def test_set_utility_fits_nothing(three):
 def test_prefit_calibrates_on_what_it_is_given(three):
     X, y = three
     fitted = GaussianNB().fit(X[:200], y[:200])
-    model = UtilityClassifier(fitted, COSTLY, cv="prefit").fit(X[200:], y[200:])
+    model = UtilityClassifier(fitted, COSTLY, cv="prefit", calibration="temperature").fit(X[200:], y[200:])
     assert model.estimator_ is fitted
     reference = Decider(Utility(COSTLY), train_prior=np.bincount(y[200:])).fit(fitted.predict_proba(X[200:]), y[200:])
     assert model.decider_.fitted.temperature == pytest.approx(reference.fitted.temperature)
@@ -185,7 +187,7 @@ def test_a_class_that_a_fold_could_not_learn_is_left_out_of_calibration(three):
     X, y = three
     rare = np.r_[y[:-1], 9]  # a class of one sample: its fold has never seen it
     with pytest.warns(UserWarning, match="least populated class"):
-        model = UtilityClassifier(GaussianNB(), cv=4).fit(X, rare)
+        model = UtilityClassifier(GaussianNB(), cv=4, calibration="temperature").fit(X, rare)
     assert list(model.classes_) == [0, 1, 2, 9]
     assert [len(each.classes_) for each in model.estimators_] == [4, 4, 4, 4]  # of all samples, and of three folds
     assert model.decider_.fitted.temperature < 3  # the impossible sample would have made it far larger
