@@ -231,7 +231,8 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         warning = None if predictions.targets is None else model.decider.prior_warning(predictions.targets)
         lines += [f"warning: {warning}"] if warning else []
     if "test_tail_sensitive" in metrics:
-        title = "Test samples, utility tail-sensitive: right +1, a false head -1"
+        title = "Test samples, utility tail-sensitive"
+        lines.insert(0, "utility: +1 for a right decision, -1 for a tail sample decided as a more frequent class")
         likely = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes), rule="argmax")
         found = rfdlc.evaluate(predictions, decider=likely)
         columns = {"arg max": found.to_dict(), "highest expected utility": metrics["test_tail_sensitive"]}

@@ -62,7 +62,7 @@ class Trainer:
         config, data, group = run.config, self.data, self.group
         if run.writes and run.exists:
             known = f"{run.path} holds a run already: continue it with `rfdlc resume {run.path}`"
-            expect(again, f"{known}, or choose another folder")
+            expect(again, f"{known}, choose another folder, or replace it (--force)")
             data_of(other := Run(run.path), data)
             names = [name for name, value in config if name not in MAY_CHANGE and getattr(other.config, name) != value]
             names += [] if other.method_name == run.method_name else [f"method {other.method_name}"]
