@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from rfdlc.training.networks.operations import EPSILON, MOMENTUM
+from rfdlc.training.networks.stack import EPSILON, MOMENTUM
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,9 @@ from scipy.special import digamma, gammaln
 from rfdlc.decide.classes import Classes
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.losses import mean_loss
-from rfdlc.training.losses.experts import Routing, SelfDistillation, dirichlet_divergence
+from rfdlc.training.losses.terms import Routing, SelfDistillation, dirichlet_divergence
 from rfdlc.training.methods import METHODS, integrated_gain, resolve
-from rfdlc.training.networks.combinations import Evidential, GroupMean, Router, engagement, nested_groups
+from rfdlc.training.networks.particles import Evidential, GroupMean, Router, engagement, nested_groups
 from rfdlc.training.networks.stack import reset
 
 COUNTS = (50, 12, 3, 1)

@@ -9,8 +9,8 @@ from torch import nn
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.losses import Loss, experts, terms
-from rfdlc.training.networks.combinations import Combination, Router
+from rfdlc.training.losses import Loss, terms
+from rfdlc.training.networks.particles import Combination, Router
 
 Matrix = NDArray[np.float64]
 LossFactory = Callable[[TrainConfig, Classes, Matrix | None], Loss]  # the utility's matrix, if one is trained with
@@ -35,9 +35,8 @@ def integrated_gain(config: TrainConfig, classes: Classes, utility: Matrix | Non
 
 
 def diverse_experts(config: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
-    """RIDE's first stage."""
     likelihood = terms.NegativeLogLikelihood(_weights(config, classes), config.deferred_epoch)
-    return experts.DiverseExperts(_margin(config, classes), likelihood, _diversity(config, classes))
+    return terms.DiverseExperts(_margin(config, classes), likelihood, _diversity(config, classes))
 
 
 def evidential_experts(config: TrainConfig, classes: Classes, utility: Matrix | None) -> nn.Module:
@@ -45,7 +44,7 @@ def evidential_experts(config: TrainConfig, classes: Classes, utility: Matrix | 
     weights, options = _weights(config, classes), config.method_options
     annealing = (config.deferred_epoch + options["annealing"]) / options["divergence"]
     parts = _margin(config, classes), weights * len(weights) / weights.sum(), _diversity(config, classes)
-    return experts.EvidentialExperts(*parts, annealing, options["threshold"], options["eta"])
+    return terms.EvidentialExperts(*parts, annealing, options["threshold"], options["eta"])
 
 
 def _margin(config: TrainConfig, classes: Classes) -> terms.Margin:
@@ -53,15 +52,14 @@ def _margin(config: TrainConfig, classes: Classes) -> terms.Margin:
     return terms.Margin(margins, config.head_scale if config.head == "cosine" else 1.0)
 
 
-def _diversity(config: TrainConfig, classes: Classes) -> experts.Diversity:
+def _diversity(config: TrainConfig, classes: Classes) -> terms.Diversity:
     """Temperatures C p(c) s + 1 - s, divided by their maximum: frequent classes may differ more."""
     frequency, share = np.exp(terms.log_prior(classes.count_array)), config.method_options["temperature_share"]
     heat = len(classes) * frequency * share + 1 - share
-    return experts.Diversity(heat / heat.max(), config.method_options["diversity"], config.deferred_epoch)
+    return terms.Diversity(heat / heat.max(), config.method_options["diversity"], config.deferred_epoch)
 
 
 def _target(config: TrainConfig, classes: Classes) -> Matrix | None:
-    """The class prior aimed at, (C,), if one is given."""
     if not config.trained_prior:
         return None
     given = np.array(config.trained_prior, dtype=np.float64)
@@ -83,10 +81,9 @@ def _log_prior_ratio(config: TrainConfig, classes: Classes) -> Matrix:
 
 
 def carried_prior(config: TrainConfig, classes: Classes) -> Matrix:
-    """The class prior of the trained probabilities: what sampling, weights and the likelihood make of the training's.
+    """The class prior of the trained probabilities: proportional to n^s w(n) (p_train / p_target)^-tau.
 
-    Proportional to n^s w(n) (p_train / p_target)^-tau, with s = 1, 1/2, 0 by the sampling and tau the particles' mean:
-    p_train for plain training, uniform for weights 1/n, for balanced sampling, and for the prior in the likelihood.
+    s is 1, 1/2, 0 by the sampling, and tau the mean of the particles.
     """
     samples = np.maximum(classes.count_array, 1).astype(np.float64)
     drawn = {"shuffle": 1.0, "sqrt": 0.5, "balanced": 0.0}[config.sampling]
@@ -102,13 +99,10 @@ def uniform(config: TrainConfig, classes: Classes) -> Matrix:
 
 
 def as_they_are(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
-    """Particles for a Decider to average."""
-    return Combination()
+    return Combination()  # for a Decider to average
 
 
 def routed(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:
-    """RIDE's."""
     particles, options = config.particles, config.method_options
     expect(particles > 1, f"a router chooses among experts: expected particles=2 or more, got {particles}")
-    choices, hidden = int(options["router_choices"]), int(options["router_hidden"])
-    return Router(runs, particles, width, len(classes), choices=choices, hidden=hidden)
+    return Router(runs, particles, width, len(classes), int(options["router_choices"]), int(options["router_hidden"]))

@@ -15,9 +15,8 @@ from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.training import factories
 from rfdlc.training.config import TrainConfig, preset
 from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
-from rfdlc.training.losses.experts import NestedExperts, Routing, SelfDistillation
-from rfdlc.training.networks.combinations import Evidential, GroupMean, nested_groups
-from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.losses.terms import NestedExperts, Routing, SelfDistillation
+from rfdlc.training.networks.particles import Evidential, GroupMean, ParticleNet, nested_groups
 from rfdlc.training.optimisation import normalise_head
 
 

@@ -39,8 +39,8 @@ class Sgd:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019). `decays` as in Sgd."""
 
-    def __init__(self, parameters: Tensors, decays: Sequence[float], betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self.decays, self.betas = decays, betas
+    def __init__(self, parameters: Tensors, decays: Sequence[float]) -> None:
+        self.decays = decays
         steps = [torch.zeros((), device=parameters[0].device)]
         self.state = {"first": _zeros(parameters), "second": _zeros(parameters), "steps": steps}
 
@@ -50,8 +50,8 @@ class AdamW:
         slices = _slices(len(self.decays), parameters, gradients, first, second)
         for tensors, decay, rate in zip(slices, self.decays, rates.unbind(), strict=False):
             torch._fused_adamw_(
-                *tensors, [], [steps] * len(parameters), lr=rate, weight_decay=decay, beta1=self.betas[0],
-                beta2=self.betas[1], eps=1e-8, amsgrad=False, maximize=False,
+                *tensors, [], [steps] * len(parameters), lr=rate, weight_decay=decay, beta1=0.9, beta2=0.999, eps=1e-8,
+                amsgrad=False, maximize=False,
             )  # fmt: skip
 
 
@@ -79,14 +79,13 @@ def clip(gradients: Tensors, largest: float, runs: int) -> None:
 
 # -- learning rate of an epoch, as a factor of the base rate; epochs count from 1 --------------------------------------
 
-SWA_RATE = 0.5
 SCHEDULES: dict[str, Callable[[float, Sequence[float], float], float]] = {
     # name -> (share of the training done before this epoch, milestones as shares, decay) -> factor
     "step": lambda done, milestones, decay: float(decay ** sum(done >= milestone - 1e-9 for milestone in milestones)),
     "cosine": lambda done, milestones, decay: 0.5 * (1 + cos(pi * done)),
     "constant": lambda done, milestones, decay: 1.0,
     # Weights are averaged over the last quarter at half the base rate (Maddox et al. 2019: 0.05 of 0.1 on CIFAR)
-    "swa": lambda done, milestones, decay: min(1.0, max(SWA_RATE, 1 - (done - 0.5) / 0.25 * (1 - SWA_RATE))),
+    "swa": lambda done, milestones, decay: min(1.0, max(0.5, 1 - 2 * (done - 0.5))),
 }
 
 

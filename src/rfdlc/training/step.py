@@ -1,8 +1,7 @@
 """What one optimisation step of a stack of runs computes, without a host value inside. `execution.py` says how.
 
 Learning rates, one per run, and the epoch are tensors on the device; losses are summed there and read once per epoch.
-A process has a shard of the global batch, which `accumulate` cuts into micro-batches: their losses and gradients add up
-to those of the global batch, over micro-batches here and over processes before the update.
+Losses and gradients of micro-batches add up to those of a shard, and over processes to those of the global batch.
 """
 
 import math
@@ -89,13 +88,11 @@ class Step:
         self._update(reduce(torch.add, losses), gradients)
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
-        """Mixup or CutMix with the neighbour in the batch, or the batch as it is."""
         return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """(R,B,...) -> (R,M,B,C), in full precision."""
         with self.autocast():
-            logits = self.forward(inputs)
+            logits = self.forward(inputs)  # (R,M,B,C)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def loss(self, logits: Tensor, micro: Mixed, batch: GlobalBatch | None = None) -> Tensor:
@@ -129,7 +126,7 @@ class Step:
 
     def mean_losses(self) -> list[float]:
         """Mean loss of each run over the epoch so far. Waits for the device."""
-        return [float(value) for value in (self.total / max(1, self.steps)).tolist()]
+        return list((self.total / max(1, self.steps)).tolist())
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -152,7 +149,6 @@ class Step:
 
 
 def reduced(settings: TrainConfig, device: torch.device) -> bool:
-    """Whether networks compute in bfloat16."""
     return settings.precision == "bf16" or (settings.precision == "auto" and device.type == "cuda")
 
 

@@ -21,11 +21,10 @@ from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group
 from rfdlc.training.loop import build_stages, epochs
 from rfdlc.training.losses import RunLosses, mean_loss
-from rfdlc.training.losses.experts import Routing, SelfDistillation
+from rfdlc.training.losses.terms import Routing, SelfDistillation
 from rfdlc.training.methods import METHODS, Method, resolve
 from rfdlc.training.model import method_net
-from rfdlc.training.networks.operations import shared_norm
-from rfdlc.training.networks.stack import share_statistics
+from rfdlc.training.networks.stack import BatchNorm, share_statistics
 from rfdlc.training.train import RunSpec, train_many
 
 CPU = torch.device("cpu")
@@ -118,15 +117,14 @@ def test_batch_norm_needs_the_statistics_of_the_whole_batch(two_processes):
 
 def test_shared_statistics_are_those_of_torch():
     x = torch.randn(5, 3, 4, 4, dtype=torch.float64, requires_grad=True)
-    weight, bias = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     results = []
-    for normalise in (
-        lambda mean, variance: functional.batch_norm(x, mean, variance, weight, bias, True, 0.1, 1e-5),
-        lambda mean, variance: shared_norm(x, mean, variance, weight, bias, SINGLE),
-    ):
-        mean, variance = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-        y = normalise(mean, variance)
-        results.append([y, mean, variance, *torch.autograd.grad((y**3).sum(), [x, weight, bias])])
+    for shared in (None, SINGLE):
+        norm = BatchNorm(1, 3).double()
+        norm.shared = shared
+        reset = [torch.tensor([0.5, -1.0, 2.0]), torch.tensor([0.1, 0.0, -0.3])]
+        norm.load_state_dict({"weight": reset[0], "bias": reset[1]}, strict=False)
+        y = norm(x)
+        results.append([y, norm.mean, norm.variance, *torch.autograd.grad((y**3).sum(), [x, norm.weight, norm.bias])])
     for theirs, ours in zip(*results, strict=True):
         assert torch.allclose(theirs, ours, rtol=1e-10, atol=1e-12)
 

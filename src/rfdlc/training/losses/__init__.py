@@ -1,14 +1,12 @@
 """What is minimised: losses that return one value per sample, and how these become the losses of a stack of runs.
 
 A loss is a function or module: (logits (M,B,C), targets (B,), epoch ()) -> values (M,B) or (B,), a pair (values,
-weights), or a list of such terms, which are added. It never divides by a batch, since a global batch may come in
-shards, one per process, and a shard in micro-batches: the training step divides sums by the totals of the global batch,
-so that micro-batches, and their gradients, add up.
+weights), or a list of such terms, which are added. The training step divides sums by the totals of the global batch, so
+that its shards, one per process, and their micro-batches add up.
 """
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import reduce as fold
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -47,13 +45,11 @@ def true_class(values: Tensor, target: Tensor) -> Tensor:
 
 
 def terms_of(result: Any) -> list[Term | CrossEntropy]:
-    """What a loss returns, as a list of terms."""
     single = isinstance(result, Tensor) or (isinstance(result, tuple) and isinstance(result[0], Tensor))
     return [(term,) if isinstance(term, Tensor) else term for term in ([result] if single else result)]
 
 
 def per_sample(result: Any) -> tuple[Term, ...]:
-    """What a loss returns, as values and weights of samples."""
     return tuple(t.per_sample() if isinstance(t, CrossEntropy) else tuple(t) for t in terms_of(result))
 
 
@@ -66,8 +62,8 @@ def total(term: Term) -> Tensor:
 def reduce(term: Term, by: Tensor | None = None, runs: int = 1) -> Tensor:
     """The weighted mean over samples, then the mean over particles: values (R,M,B) or (R,B) -> (R,).
 
-    `by` is the total of the global batch of which these samples are a part; by default they are all of it. Weights are
-    constants. Where no sample has a weight the loss is 0. `runs` is the number of axes of runs: without one, -> ().
+    `by` is the total of the global batch of which they are a part. Weights are constants; if all are 0, so is the loss.
+    `runs` is the number of axes of runs: without one, -> ().
     """
     values, *weights = term
     axes = tuple(range(runs, values.ndim))
@@ -93,8 +89,7 @@ def mean_loss(result: Any) -> Tensor:
 # -- every run of a stack has a loss of its own, in few calls for all runs ---------------------------------------------
 
 
-@dataclass(frozen=True)
-class GlobalBatch:
+class GlobalBatch(NamedTuple):
     """What a micro-batch must know of the global batch of which it is a part."""
 
     size: Tensor  # (): number of samples

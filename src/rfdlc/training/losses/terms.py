@@ -1,4 +1,4 @@
-"""Terms of the integrated gain. Each maps (log p (M,B,C), targets (B,), epoch) to values, or to values and weights.
+"""Terms of the integrated gain, losses of methods whose particles are experts, and the repulsion of particles.
 
 What starts late compares with `epoch`, a 0-d tensor that counts from 1, so that one captured graph serves a whole
 training. What the runs of a stack may have of their own is a buffer: one call then serves all of them (`RunLosses`).
@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rfdlc.training.losses import CrossEntropy, Term
-
-# -- numbers of classes, from their counts -----------------------------------------------------------------------------
+from rfdlc.training.distributed import SINGLE
+from rfdlc.training.losses import CrossEntropy, Term, per_sample, true_class
+from rfdlc.training.networks.particles import engagement, weighed
 
 Array = NDArray[np.float64]
 WEIGHT_FORMS: dict[str, Callable[[Array, float, float], Array]] = {
@@ -64,16 +64,13 @@ def _samples(counts: ArrayLike) -> Array:
     return np.maximum(np.asarray(counts, dtype=np.float64), 1.0)  # a class without samples counts as if it had one
 
 
-# -- what is done to logits before any term ----------------------------------------------------------------------------
-
-
 class Constants(nn.Module):
-    """A module with these tensors as buffers: they move with it, and may differ between the runs of a stack."""
+    """A module with these attributes. Tensors are buffers: they move with it, and runs of a stack have their own."""
 
-    def __init__(self, **buffers: Tensor) -> None:
+    def __init__(self, **values: Any) -> None:
         super().__init__()
-        for name, value in buffers.items():
-            self.register_buffer(name, value)
+        for name, value in values.items():
+            self.register_buffer(name, value) if isinstance(value, Tensor) else setattr(self, name, value)
 
     if TYPE_CHECKING:
 
@@ -93,10 +90,7 @@ class Margin(Constants):
 
 
 class PriorInLikelihood(Constants):
-    """Add tau * log prior: softmax(z + tau log p_train) is fitted, softmax(z) then belongs to a flat prior.
-
-    `tau` is one value, or one per particle (Menon et al. 2021; Aimar et al. 2023 give each expert its own).
-    """
+    """Fit softmax(z + tau log p_train), by one tau (Menon et al. 2021) or one per particle (Aimar et al. 2023)."""
 
     def __init__(self, log_prior: ArrayLike, tau: Sequence[float]) -> None:
         super().__init__(shift=as_tensor(tau)[:, None, None] * as_tensor(log_prior))  # (M or 1, 1, C)
@@ -109,15 +103,11 @@ def as_tensor(values: ArrayLike) -> Tensor:
     return torch.tensor(np.asarray(values, dtype=np.float64), dtype=torch.get_default_dtype())
 
 
-# -- terms -------------------------------------------------------------------------------------------------------------
-
-
 class NegativeLogLikelihood(Constants):
     """-(1 - p(y))^focal log p(y), weighted by class after epoch `after`; the focal loss is by Lin et al. 2017."""
 
     def __init__(self, weights: ArrayLike, after: int = 0, focal: float = 0.0) -> None:
-        super().__init__(after=torch.tensor(after), weights=as_tensor(weights))
-        self.focal, self.late = focal, after > 0
+        super().__init__(after=torch.tensor(after), weights=as_tensor(weights), focal=focal, late=after > 0)
         self.weighted = bool((self.weights != self.weights[0]).any())  # equal weights cancel in a weighted mean
         self.plain = not focal and bool((self.weights > 0).all())
 
@@ -135,8 +125,7 @@ class NegativeLogLikelihood(Constants):
 class Gain(Constants):
     """-1/alpha sum_c U[y,c] log p(c), the paper's utility term, after epoch `after`. It has no bound where U < 0.
 
-    With `bounded`, p(c) instead of its log: minus the expected utility of acting at random from p. `sample_weights`
-    weigh samples by their own class, the authors' `column_weights` classes inside the sum.
+    `bounded` has p(c) instead of its log; the authors' `column_weights` weigh classes inside the sum.
     """
 
     def __init__(
@@ -146,8 +135,7 @@ class Gain(Constants):
         matrix = as_tensor(utility) / alpha
         gain = matrix if column_weights is None else matrix * as_tensor(column_weights)
         weights = {} if sample_weights is None else {"weights": as_tensor(sample_weights)}
-        super().__init__(after=torch.tensor(after), gain=gain, **weights)
-        self.bounded, self.weighted = bounded, bool(weights)
+        super().__init__(after=torch.tensor(after), gain=gain, bounded=bounded, weighted=bool(weights), **weights)
 
     def forward(self, log_p: Tensor, target: Tensor, epoch: Tensor) -> Term:
         started = (epoch > self.after).to(log_p.dtype)
@@ -155,18 +143,130 @@ class Gain(Constants):
         return (values, self.weights[target]) if self.weighted else (values,)
 
 
-class CompositeLoss(nn.Module):
+class CompositeLoss(Constants):
     """Shifts of the logits, log-softmax, then one or more terms of the log-probabilities."""
 
     def __init__(self, shifts: Sequence[nn.Module], terms: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.shifts, self.terms = nn.ModuleList(shifts), nn.ModuleList(terms)
+        super().__init__(shifts=nn.ModuleList(shifts), terms=nn.ModuleList(terms))
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term | CrossEntropy]:
         for shift in self.shifts:
             logits = shift(logits, target)
         log_p = logits.log_softmax(-1)  # (M, B, C)
         return [term(log_p, target, epoch) for term in self.terms]
+
+
+# -- experts: a sum over them is a value per sample, (B,); values of each and sample, (M,B), are averaged --------------
+
+
+class Diversity(Constants):
+    """strength * mean(T)^2 * KL(softmax(common / T) || softmax(z / T)), (M, B); T is one until epoch `after`."""
+
+    def __init__(self, temperature: ArrayLike, strength: float, after: int = 0) -> None:
+        super().__init__(after=torch.tensor(after), temperature=as_tensor(temperature), strength=strength)
+
+    def forward(self, logits: Tensor, common: Tensor, epoch: Tensor) -> Tensor:
+        heat = torch.where(epoch > self.after, self.temperature, torch.ones_like(self.temperature))
+        expected, own = (common.detach() / heat).log_softmax(-1), (logits / heat).log_softmax(-1)
+        return self.strength * heat.mean() ** 2 * (expected.exp() * (expected - own)).sum(-1)
+
+
+class DiverseExperts(Constants):
+    """RIDE: the sum over experts of LDAM-DRW on their own logits, minus their diversity (Wang et al. 2021)."""
+
+    def __init__(self, margin: Margin, likelihood: NegativeLogLikelihood, diversity: Diversity) -> None:
+        super().__init__(margin=margin, likelihood=likelihood, diversity=diversity)
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
+        log_p = self.margin(logits, target).log_softmax(-1)
+        ((values, *weights),) = per_sample(self.likelihood(log_p, target, epoch))
+        return [(values.sum(0), *weights), (-self.diversity(logits, logits.mean(0), epoch).sum(0),)]
+
+
+class Routing(Constants):
+    """RIDE's router, whose scores are one more column of the logits; the last expert's is not used.
+
+    Binary cross-entropy; where the mean of experts so far is wrong and that of more is right, weighed `positive` times.
+    """
+
+    def __init__(self, positive: float) -> None:
+        super().__init__(positive=torch.tensor(positive))
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+        scores = logits[:-1, :, -1]  # (M-1, B)
+        right = (logits[..., :-1].detach().cumsum(0).argmax(-1) == target).to(scores.dtype)  # (M, B)
+        later = right.flip(0).cumsum(0).flip(0) - right  # how many longer sums of experts are right
+        wanted = (1 - right[:-1]) * (later[:-1] > 0)
+        return functional.binary_cross_entropy_with_logits(scores, wanted, pos_weight=self.positive, reduction="none")
+
+
+def dirichlet_divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """KL(Dirichlet(a) || Dirichlet(1)), a = 1 + exp(z) but for the true class, whose a is 1: (M, B)."""
+    z = logits.double()  # exp(30 cos) spans thirteen digits, and the terms cancel
+    true = torch.arange(z.shape[-1], device=z.device) == target[:, None]  # (B, C)
+    a = 1 + z.masked_fill(true, -torch.inf).exp()
+    total = a.sum(-1, keepdim=True)
+    gamma = total[..., 0].lgamma() - torch.lgamma(torch.full_like(total[..., 0], z.shape[-1])) - a.lgamma().sum(-1)
+    return (gamma + ((a - 1) * (a.digamma() - total.digamma())).sum(-1)).to(logits.dtype)
+
+
+class EvidentialExperts(Constants):
+    """TLC: w(y) margin-adjusted NLL + epoch/annealing * Dirichlet divergence - diversity (Li et al. 2022).
+
+    A sum over experts of means over the samples on which an expert is engaged: while the uncertainty of those before it
+    is above `threshold` times the largest in the micro-batch, over all `processes`.
+    """
+
+    weights_from_logits, processes = True, SINGLE
+
+    def __init__(
+        self, margin: Margin, weights: ArrayLike, diversity: Diversity, annealing: float, threshold: float, eta: float
+    ) -> None:
+        numbers = {"annealing": annealing, "threshold": threshold, "eta": eta}
+        super().__init__(margin=margin, weights=as_tensor(weights), diversity=diversity, **numbers)
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
+        shifted, held = self.margin(logits, target), logits.detach()
+        started = epoch > self.diversity.after
+        weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
+        loss = -weights * true_class(shifted.log_softmax(-1), target)  # (M, B)
+        loss = loss + epoch / self.annealing * dirichlet_divergence(shifted, target)
+        loss = loss - self.diversity(logits, weighed(held, self.eta)[0][0], epoch)
+        unsure = engagement(held)[:-1]  # (M, B)
+        most = self.processes.all_max(unsure.amax(-1, keepdim=True))
+        return list(zip(loss, (unsure > self.threshold * most).to(loss.dtype), strict=True))  # a mean for each expert
+
+
+class NestedExperts(Constants):
+    """ACE: expert m learns the samples of its group's classes and is silent on other classes (Cai et al. 2021).
+
+    sum_m 1/B sum_{i in group m} (-log p_m(y_i) + silence * mean of z_m^2 over classes outside the group).
+    """
+
+    def __init__(self, groups: ArrayLike, silence: float = 1.0) -> None:
+        super().__init__(groups=as_tensor(groups), silence=silence)  # (M, C)
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> Tensor:
+        outside = 1 - self.groups
+        loud = (logits**2 * outside[:, None]).sum(-1) / outside.sum(-1, keepdim=True).clamp(min=1)
+        loss = self.silence * loud - true_class(logits.log_softmax(-1), target)  # (M, B)
+        return (self.groups[:, target] * loss).sum(0)
+
+
+class SelfDistillation(Constants):
+    """SRepr: mean cross-entropy, plus strength * KL(mean of predictions || the first) (Nam et al. 2023).
+
+    Logits are of the mean weights first, then of weights sampled around them, S times, held constant in the divergence.
+    """
+
+    def __init__(self, particles: int, strength: float) -> None:
+        super().__init__(particles=particles, strength=strength)
+
+    def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
+        log_p = logits.log_softmax(-1)  # (M + S*M, B, C)
+        teacher = log_p[self.particles :].detach().exp().unflatten(0, (-1, self.particles)).mean(0)  # (M, B, C)
+        gap = (torch.xlogy(teacher, teacher) - teacher * log_p[: self.particles]).sum(-1)
+        return [(self.strength * gap,), (-true_class(log_p, target),)]
 
 
 # -- repulsion: minus half the mean log variance across particles, the entropy of a diagonal Gaussian over them --------
@@ -203,6 +303,5 @@ class Repulsions:
         self.numbers = [torch.tensor([own[1:] for own in group], device=device).unbind(1) for group in groups]
 
     def __call__(self, weights: Tensor, logits: Tensor, epoch: Tensor) -> Tensor:
-        """Of head weights (R,M,F,C) and logits (R,M,B,C)."""
         parts = zip(self.kinds, self.numbers, weights.split(self.sizes), logits.split(self.sizes), strict=True)
         return torch.cat([repulsion(kind, own, seen, epoch, *numbers) for kind, numbers, own, seen in parts])

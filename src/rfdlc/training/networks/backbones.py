@@ -6,9 +6,9 @@ by the particles of a run. The last stage gives features, one vector per sample.
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +22,13 @@ from rfdlc.training.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv
 Stage = Callable[[int], nn.Module]  # number of networks -> the stage for all of them
 
 
-@dataclass(frozen=True)
-class Backbone:
+class Backbone(NamedTuple):
     """Stages, the layout of what flows between them, and the width of the features."""
 
     layout: Layout
     stages: tuple[Stage, ...]
     width: int
     fused: bool = False  # whether its stages take IMAGES_IN_FRONT as well, where kernels for that are there
-
-
-# -- residual networks: for 32 x 32 images (He et al. 2016, section 4.2), ResNet-50 and its relatives ------------------
 
 
 class Stem(nn.Module):
@@ -63,9 +59,6 @@ class BasicBlock(nn.Module):
         y = self.norm1(self.conv1(x)).relu_()
         return (self.norm2(self.conv2(y)) + self.shortcut(x)).relu_()
 
-    def units(self) -> list[fused.Unit]:
-        return [fused.Unit(self.conv1, self.norm1), fused.Unit(self.conv2, self.norm2, residual=True)]
-
     def shortcut(self, x: Tensor) -> Tensor:
         """Padded over the last axis, network by network, so that channels-last memory stays channels-last."""
         if not self.padding:
@@ -79,7 +72,8 @@ class BasicBlocks(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 5:
-            return fused.run([unit for block in self for unit in block.units()], x)  # type: ignore[operator]
+            pairs = [((b.conv1, b.norm1, False), (b.conv2, b.norm2, True)) for b in self]
+            return fused.run([fused.Unit(*unit) for pair in pairs for unit in pair], x)
         return super().forward(x)
 
 
@@ -119,8 +113,8 @@ def _resnet(stem: Stage, inputs: int, rows: Sequence[Row], row: type[nn.Sequenti
 
     def stage(networks: int, number: int, inputs: int) -> nn.Module:
         block, count, outputs = rows[number]
-        first = block(networks, inputs, outputs, 1 + (number > 0))
-        blocks = row(first, *(block(networks, outputs, outputs, 1) for _ in range(count - 1)))
+        shapes = [(inputs, outputs, 1 + (number > 0)), *[(outputs, outputs, 1)] * (count - 1)]
+        blocks = row(*(block(networks, *shape) for shape in shapes))
         return blocks if number < len(rows) - 1 else Pooled(blocks)
 
     widths = [inputs, *(outputs for _, _, outputs in rows)]
@@ -147,9 +141,6 @@ def mlp(features: int, widths: tuple[int, ...]) -> Backbone:
     flat = Layout(lambda x: x.flatten(2), IN_FRONT.spread)
     stages = tuple(partial(Hidden, inputs=i, outputs=o) for i, o in pairwise((features, *widths)))
     return Backbone(flat, stages, widths[-1])
-
-
-# -- a network of the user's own ---------------------------------------------------------------------------------------
 
 
 class Copies(nn.Module):
@@ -181,8 +172,8 @@ class Copies(nn.Module):
         template = self.template[0].train(self.training)
         names = [name for name, _ in (*template.named_parameters(), *template.named_buffers())]
         slices = zip(*(getattr(self, _flat(name)).unbind() for name in names), strict=True)
-        own = [dict(zip(names, tensors, strict=True)) for tensors in slices]
-        return torch.stack([functional_call(template, part, (x[k],)) for k, part in enumerate(own)])
+        calls = zip((dict(zip(names, tensors, strict=True)) for tensors in slices), x, strict=True)
+        return torch.stack([functional_call(template, own, (batch,)) for own, batch in calls])
 
 
 def _flat(name: str) -> str:

@@ -5,7 +5,6 @@ pixels is one piece of memory. A kernel is compiled once for all sizes of batch,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial as bound
 from inspect import signature
 from typing import Any, NamedTuple
@@ -262,8 +261,7 @@ def _weight_gradient_tiles(
 # -- how a convolution is cut into programs: row by row of the images, or tile by tile of their pixels ----------------
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     group: int  # neighbouring pixels that are one row of the matrix product
     programs: int  # wanted, about
     warps: int
@@ -303,24 +301,15 @@ GRADIENT_TILES = {16: Tiles(64, 4, 2), 32: Tiles(64, 4, 2), 64: Tiles(64, 4, 2)}
 GRADIENT_PROGRAMS = 512
 
 
-# -- the functions that stages call ----------------------------------------------------------------------------
-
-
 def convolve(x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """(K, B, H, W, C) with weights (K*outputs, C, 3, 3), channels last in memory and of the same type.
-
-    The values, and partial sums (K, programs, 2, outputs) of them and of their squares.
-    """
+    """(K, B, H, W, C) by (K*outputs, C, 3, 3): values; partial sums (K, programs, 2, outputs) of them and squares."""
     networks, batch, height, width, _ = x.shape
     y = x.new_empty(networks, batch, height // stride, width // stride, len(weight) // networks)
     return y, _convolve(x, weight, y, stride)
 
 
 def input_gradient(dy: Tensor, weight: Tensor, stride: int, shortcut: Tensor | None = None) -> Tensor:
-    """Gradient by the input of `convolve`.
-
-    With stride 2, a `shortcut` that took every other pixel and padded channels adds its gradient, of the shape of dy.
-    """
+    """Gradient by the input of `convolve`, and by that of a `shortcut` that halved the size, of the shape of dy."""
     networks, batch, height, width, _ = dy.shape
     dx = dy.new_empty(networks, batch, height * stride, width * stride, weight.shape[1])
     _convolve(dy, weight, dx, stride, shortcut, transposed=True)

@@ -12,12 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from rfdlc.training.networks.fused.convolutions import Kernel, convolve, input_gradient, wait_turn, weight_gradient
-from rfdlc.training.networks.operations import EPSILON, MOMENTUM
+from rfdlc.training.networks.stack import EPSILON, MOMENTUM
 
-__all__ = [
-    "activate", "convolve", "gate", "input_gradient", "norm_gradient", "norm_input_gradient", "statistics",
-    "weight_gradient",
-]  # fmt: skip
+__all__ = ["convolve", "input_gradient", "weight_gradient"]  # beside what is defined here
 
 
 @triton.jit
@@ -150,9 +147,6 @@ def _norm_input_gradient(
     tl.store(result + here, found.to(result.dtype.element_ty), mask=inside)
 
 
-# -- the functions that stages call ----------------------------------------------------------------------------
-
-
 def statistics(
     partial: Tensor, count: int, gamma: Tensor, beta: Tensor, running_mean: Tensor, running_variance: Tensor
 ) -> Tensor:
@@ -192,8 +186,7 @@ def activate(y: Tensor, known: Tensor, shortcut: Tensor | None = None) -> Tensor
 def gate(dz: Tensor, shortcut: Tensor | None, active: Tensor | None, y: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient dz + shortcut where the ReLU was open, and partial sums of it and of its products with y.
 
-    `active` is what the ReLU gave. Without it and without a shortcut, whether it was open is found from y again, and
-    dz is returned as it came: `norm_input_gradient` gates it.
+    `active` is what the ReLU gave. Without it, y says whether it was open, and `norm_input_gradient` gates dz.
     """
     grid, pixels, block = _cut(y)
     partial = y.new_empty((len(y), grid[0], 2, y.shape[4]), dtype=torch.float32)
