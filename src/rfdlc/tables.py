@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers written by pand
 DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
-def open_table(path: Path) -> "ArrowFile | CsvFile":
-    """Open a table: a file with one of the `SUFFIXES`, or a folder of Parquet files."""
-    file = CsvFile(path) if path.suffix.lower() in CSV and not path.is_dir() else ArrowFile(path)
+def open_table(path: Path, *, of_samples: bool = False) -> "ArrowFile | CsvFile":
+    """Open a table: a file with one of the `SUFFIXES`, or a folder of Parquet files.
+
+    Where its rows are samples, a first line of numbers is a row, and columns are called `column 1`, `column 2`, ...
+    """
+    file = CsvFile(path, of_samples) if path.suffix.lower() in CSV and not path.is_dir() else ArrowFile(path)
     check_names(str(path), file.names)
     return file
 
@@ -50,26 +53,55 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 class ArrowFile:
+    """Columns of lists of numbers, such as embeddings, are read as one column per item: `name[0]`, `name[1]`, ..."""
+
     def __init__(self, path: Path) -> None:
+        from pyarrow import types
         from pyarrow.dataset import dataset
 
         self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
         files, partitioning = (parquet_files(path), "hive") if path.is_dir() else ([path], None)
         with _explained(path, self._kind):
             self._dataset = dataset(list(map(str, files)), format=self._kind.lower(), partitioning=partitioning)
-        self.names = [name for name in self._dataset.schema.names if not PANDAS_INDEX.fullmatch(name)]
+            fields = [field for field in self._dataset.schema if not PANDAS_INDEX.fullmatch(field.name)]
+            self._fields: dict[str, int | None] = {field.name: None for field in fields}
+            for name, kind in ((field.name, field.type) for field in fields):
+                is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+                if is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
+                    first = self._dataset.head(1, columns=[name]).column(name).to_pylist()
+                    self._fields[name] = len((first or [None])[0] or ())
+        self.names = [own for name, size in self._fields.items() for own in _items(name, size)]
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
         with _explained(self.path, self._kind):
-            yield from self._dataset.to_batches(columns=self.names, batch_size=BATCH_ROWS, **ahead)
+            for batch in self._dataset.to_batches(columns=list(self._fields), batch_size=BATCH_ROWS, **ahead):
+                yield batch if self.names == list(self._fields) else self._flat(batch)
+
+    def _flat(self, batch: Any) -> Any:
+        from pyarrow import RecordBatch, array, compute
+
+        columns: dict[str, Any] = {}
+        for (name, size), column in zip(self._fields.items(), batch.columns, strict=True):
+            if size is None:
+                columns[name] = column
+                continue
+            alike = size and (compute.list_value_length(column).to_numpy(zero_copy_only=False) == size).all()
+            expect(alike, f"{self.path}: column {name!r} holds lists of different lengths: expected one length")
+            items = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
+            columns |= {own: array(items[:, i]) for i, own in enumerate(_items(name, size))}
+        return RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _items(name: str, size: int | None) -> list[str]:
+    return [name] if size is None else [f"{name}[{i}]" for i in range(size)]
 
 
 class CsvFile:
     """Text with one row per line; cells are separated by commas, semicolons (then decimal commas are read) or tabs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, of_samples: bool = False) -> None:
         self.path = path
         with _explained(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(islice(file, 10 * HEAD_LINES))
@@ -78,6 +110,11 @@ class CsvFile:
         header = next(csv.reader(lines[self._blank :], delimiter=self._delimiter), [])
         self.names = [name.strip() for name in header]
         self.decimal = "," if self._delimiter == ";" else "."
+        numbers = [number(name, self.decimal) for name in self.names if is_number(name, self.decimal)]
+        counted = all(a % 1 == 0 and a < b for a, b in pairwise([*numbers, np.inf]))  # such as years
+        self.headless = of_samples and 2 * len(numbers) > len(self.names) and not counted
+        if self.headless:
+            self.names = [f"column {i}" for i in range(1, len(self.names) + 1)]
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some megabytes at a time: cells are text, but float64 in the columns that `numbers` names."""
@@ -86,7 +123,7 @@ class CsvFile:
 
         direct = (numbers or ()) if self.decimal == "." else ()
         kinds = {name: pyarrow.float64() if name in direct else pyarrow.string() for name in self.names}
-        layout = {"column_names": self.names, "skip_rows": self._blank, "skip_rows_after_names": 1}
+        layout = {"column_names": self.names, "skip_rows": self._blank, "skip_rows_after_names": int(not self.headless)}
         last: list[Any] = []
         try:
             for batch in arrow_csv.open_csv(
@@ -107,7 +144,7 @@ class CsvFile:
         with _explained(self.path, "CSV in UTF-8"), self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
             rows = ((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row))
-            yield from islice(rows, 1, None)
+            yield from islice(rows, int(not self.headless), None)
 
     def _explain(self, numbers: Collection[str], error: Exception | None) -> None:
         """Raise for the first line that is wrong, and where there is none for `error`."""
@@ -143,11 +180,11 @@ def _with_points(batch: Any, numbers: Collection[str] | None) -> Any:
     return RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
-def read_columns(path: Path) -> dict[str, Any]:
+def read_columns(path: Path, *, of_samples: bool = False) -> dict[str, Any]:
     """Read all columns of a table as `pyarrow.ChunkedArray`, by name; cells of a CSV file are text."""
     import pyarrow
 
-    file = open_table(path)
+    file = open_table(path, of_samples=of_samples)
     batches = list(track(file.batches(), f"Reading {path.name}"))
     schema = batches[0].schema if batches else pyarrow.schema([(name, pyarrow.string()) for name in file.names])
     table = pyarrow.Table.from_batches(batches, schema)

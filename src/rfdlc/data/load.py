@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from rfdlc.data.dataset import HELD_OUT, Dataset, Normalisation, split_name
-from rfdlc.data.sources import arrays, image_files, longtailed, table
+from rfdlc.data.sources import arrays, image_files, image_table, longtailed, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
 from rfdlc.tables import is_table, read_columns
@@ -71,6 +71,7 @@ def _named(find: Callable[..., Path], names: Iterable[str]) -> dict[str, Finder]
 register_source(image_files.read_folder, recognises=Path.is_dir)
 register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
 register_source(table.read, recognises=is_table)
+register_source(image_table.read, recognises=lambda path: image_table.image_column(path) is not None)
 register_source(image_files.read_list, recognises=lambda path: path.is_dir() and bool(image_files.find_lists(path)))
 named = _named(longtailed.find_cifar, longtailed.LAYOUTS)
 register_source(longtailed.read_cifar, names=named, recognises=longtailed.is_cifar)
@@ -116,11 +117,10 @@ def load(
     reader, place = find_reader(source, root)
     checked = _validated(reader, {"groups": groups, "test_fraction": test_fraction, "seed": seed} | options, source)
     data = reader(place, **{name: value for name, value in checked.items() if name in options_of(reader)})
-    if "groups" in options_of(reader):  # a table: groups are a column, and rows are split before they are encoded
-        return data
-    if checked["groups"] is not None:
+    if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
-    if list(data.splits) != ["train"] or not checked["test_fraction"]:
+    done = "test_fraction" in options_of(reader)  # rows of a table are split before they are encoded
+    if done or list(data.splits) != ["train"] or not checked["test_fraction"]:
         return data
     moved = data.hold_out(checked["test_fraction"], checked["seed"])
     notes = (*data.notes, HELD_OUT.format(len(moved.val or ()), len(data.train), checked["seed"]))
@@ -208,6 +208,8 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
     for name, split in data.splits.items():
         ids = [f"{name}/{i}" for i in range(len(split))] if by_index else split.ids or [""] * len(split)
         absent = [sample for sample in ids if sample not in group_of]
+        if name != "train" and len(absent) == len(split):  # a test split of its own needs no groups
+            continue
         count = f"{len(absent)} of {len(split)} {name} samples have no group, the first is {next(iter(absent), '')!r}"
         expect(not absent, f"{path}: {count}: expected {GROUPS_FORMAT}, with a row for every sample")
         splits[name] = replace(split, groups=np.array([group_of[sample] for sample in ids]))

@@ -1,7 +1,7 @@
 """Samples to predict, in a fixed order, read chunk by chunk, so that memory does not grow with their number."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from rfdlc.data.dataset import SKIPPING, Dataset, Split, as_inputs, choose_split
 from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.images import BrokenImage, ImageFiles, PackedText
 from rfdlc.data.load import find_reader, known_names, load, options_of
-from rfdlc.data.sources import arrays, image_files
+from rfdlc.data.sources import arrays, image_files, image_table
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, as_array
@@ -71,8 +71,11 @@ def open_samples(
     read are left out instead of raising.
     """
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
+    images = len(spec.input_shape) == 3
+    if images and (column := image_table.image_column(place)) is not None:
+        target = _target(place, spec, [column])
+        return of_files(*image_table.find_images(place, column, target, split, spec.classes.names), spec, skip_broken)
     if is_table(place):
-        images = len(spec.input_shape) == 3
         wanted = "a folder, a list or an array of images" if images else ".npy or .npz"
         trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
         expect(spec.encoder, f"{place} is a table, but this model was trained on {trained}: expected {wanted}")
@@ -135,10 +138,8 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
     """Rows encoded as the training rows were. Of the other columns, one that only names rows gives the ids."""
     encoder: Any = spec.encoder
     features = {column.name for column in encoder.columns}
-    others = [name for name in open_table(path).names if name not in features]
-    targets = [name for name in others if (name.lower() in TARGETS if spec.target is None else name == spec.target)]
-    identity = next((name for name in others if names_rows(name)), None)
-    rows = TableRows(path, split, targets[0] if len(targets) == 1 else None, spec.classes.names)
+    rows = TableRows(path, split, _target(path, spec, features), spec.classes.names)
+    identity = next((name for name in rows.names if name not in features and names_rows(name)), None)
 
     def read(wanted: range) -> Chunk:
         cells = rows[wanted]
@@ -146,6 +147,12 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
         return Chunk(Split(encoder.transform(cells), rows.labels[wanted.start : wanted.stop], ids))
 
     return Samples(rows.labels, identity is not None, _state(path), read)
+
+
+def _target(path: Path, spec: InputSpec, features: Collection[str]) -> str | None:
+    others = [name for name in open_table(path, of_samples=True).names if name not in features]
+    targets = [name for name in others if (name.lower() in TARGETS if spec.target is None else name == spec.target)]
+    return targets[0] if len(targets) == 1 else None
 
 
 def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:

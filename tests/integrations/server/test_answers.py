@@ -80,9 +80,11 @@ def test_images(client, served, model, samples, tmp_path):
     check(client.decide(images=files), model, samples[:3])
     (tmp_path / "digit.png").write_bytes(files[0])
     check(client.decide(images=[tmp_path / "digit.png"]), model, samples[:1])
-    status, _, body = served.ask(files[1], Content_Type="image/png")
-    assert status == 200
-    check(json.loads(body), model, samples[1:2])
+    pgm = b"P5 8 8 255\n" + np.asarray(samples[1], np.uint8).tobytes()
+    for file, kind in ((files[1], "image/png"), (pgm, "image/x-portable-pixmap")):
+        status, _, body = served.ask(file, Content_Type=kind)
+        assert status == 200
+        check(json.loads(body), model, samples[1:2])
 
 
 def test_a_utility_in_the_request(client, model, samples):
@@ -181,7 +183,8 @@ def test_documents(served):
     assert json.loads(served.ask(method="GET", path="/ready")[2])["ready"] is True
     document = json.loads(served.ask(method="GET", path="/openapi.json")[2])
     content = document["paths"]["/decide"]["post"]["requestBody"]["content"]
-    assert set(content) == {"application/json", "image/png", "image/jpeg", "image/webp", "image/bmp"}
+    images = {f"image/{kind}" for kind in ("png", "jpeg", "webp", "bmp", "x-portable-pixmap")}
+    assert set(content) == {"application/json", *images}
     schema = content["application/json"]["schema"]
     assert {"arrays", "images", "probabilities", "utility"} == set(schema["properties"])
     assert "$ref" not in json.dumps(schema)  # it would point into the document, where there is no such thing

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,40 +40,45 @@ class Entry(NamedTuple):
     """One image: its name relative to a root, its class, and where it is listed, such as "list.txt, line 3: "."""
 
     name: str
-    label: int
+    label: int | str  # index or name
     origin: str = ""
+    group: str | None = None
 
 
-def read_folder(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
-    """One folder per class, sorted by name; hidden files and files that are not images are ignored."""
+def read_folder(
+    path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False, allow_links: bool = False
+) -> Dataset:
+    """One folder per class, sorted by name; hidden files and files that are not images are ignored.
+
+    With `allow_links`, links may leave the folder, as DVC and Bazel make them.
+    """
     root = path.resolve()
-    places = _split_folders(root)
+    places = _split_folders(root, allow_links)
     whole = places == {"train": root}
-    found: dict[str, list[tuple[str, str]]] = {split: [] for split in places}  # names and classes
+    listed: dict[str, list[Entry]] = {split: [] for split in places}
     kinds, broken, deeper, others, loose = set[str](), list[str](), list[str](), 0, 0
     for split, place in places.items():
-        for kind, is_folder in _entries(place, root):
+        for kind, is_folder in _entries(place, root, allow_links):
             if not is_folder:
-                loose += _is_image(kind)
+                loose += is_image(kind)
                 continue
-            inside, below = _entries(place / kind, root), (place / kind).relative_to(root).as_posix()
-            images = [name for name, is_dir in inside if not is_dir and _is_image(name)]  # a link to nothing is broken
+            inside, below = _entries(place / kind, root, allow_links), (place / kind).relative_to(root).as_posix()
+            images = [name for name, is_dir in inside if not is_dir and is_image(name)]  # a link to nothing is broken
             folders = [f"{below}/{name}" for name, is_dir in inside if is_dir]
             deeper, others = deeper + folders, others + len(inside) - len(images) - len(folders)
-            found[split] += [(f"{below}/{image}", kind) for image in images]
+            listed[split] += [Entry(f"{below}/{image}", kind) for image in images]
             broken += [] if images else [f"{place / kind}: the class folder holds no image (expected {ENDINGS})"]
             kinds.add(kind)
     expect(kinds, f"{path}: has no class folders with images: expected {path}/CLASS/*.png, .jpg, ...")
     unsplit = f"{path}: has {listing(sorted(kinds))} but no training folder: expected {path}/train/CLASS/*.png"
     expect(not (whole and all(map(split_name, kinds))), unsplit)
-    beside = [name for name, is_dir in _entries(root, root) if is_dir and root / name not in places.values()]
+    inside = _entries(root, root, allow_links)
+    beside = [name for name, is_dir in inside if is_dir and root / name not in places.values()]
     notes = [f"{others} files that are not images were ignored"] if others else []
     notes += [f"{loose} images beside class folders were ignored: they have no class"] if loose else []
     for where, unread in (("inside class folders", deeper), ("beside the splits", [] if whole else beside)):
         notes += [f"{len(unread)} folders {where} were ignored: {listing(unread, 3)}"] if unread else []
-    names = sorted({kind for images in found.values() for _, kind in images})
-    index = {name: i for i, name in enumerate(names)}
-    listed = {split: [Entry(image, index[kind]) for image, kind in images] for split, images in found.items()}
+    names = sorted({str(entry.label) for entries in listed.values() for entry in entries})
     return read_images(root.name, root, listed, names, image_size, skip_broken, notes, broken)
 
 
@@ -98,13 +103,14 @@ def _all_images(folder: Path, root: Path) -> Iterator[str]:
     for name, is_dir in _entries(folder, root):
         if is_dir:
             yield from _all_images(folder / name, root)
-        elif _is_image(name):
+        elif is_image(name):
             yield here + name
 
 
-def _split_folders(root: Path) -> dict[str, Path]:
+def _split_folders(root: Path, allow_links: bool = False) -> dict[str, Path]:
     """The folder of each split; the root alone where there is no `train` in it."""
-    named = [(split, name) for name, is_dir in _entries(root, root) if is_dir and (split := split_name(name))]
+    inside = _entries(root, root, allow_links)
+    named = [(split, name) for name, is_dir in inside if is_dir and (split := split_name(name))]
     places = {split: root / name for split, name in named}
     for split, name in named if "train" in places else ():
         last = places[split].name
@@ -112,18 +118,18 @@ def _split_folders(root: Path) -> dict[str, Path]:
     return places if "train" in places else {"train": root}
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def _entries(folder: Path, root: Path) -> list[tuple[str, bool]]:
+def _entries(folder: Path, root: Path, allow_links: bool = False) -> list[tuple[str, bool]]:
     """Names in a folder but hidden ones, and which are folders; links that leave the root or point upwards raise."""
     with os.scandir(folder) as found:
         entries = [entry for entry in found if not entry.name.startswith((".", "__"))]
     for link in (Path(entry.path) for entry in entries if entry.is_symlink()):
         target = link.resolve()
-        outside = f"{link}: is a link to outside of {root}, which is refused: copy or move its target"
-        expect(target.is_relative_to(root), outside)
+        outside = f"{link}: is a link to outside of {root}, which is refused: copy its target, or use allow_links=true"
+        expect(allow_links or target.is_relative_to(root), outside)
         upwards = f"{link}: is a link to a folder that contains it, which is refused: remove it"
         expect(not folder.resolve().is_relative_to(target), upwards)
     return sorted((entry.name, entry.is_dir()) for entry in entries)
@@ -152,11 +158,14 @@ def read_images(
     (side, size_note), channels = _side(sizes, image_size), 1 if grey else 3
     files = {split: ImageFiles(root, PackedText(e.name for e in own), side, channels) for split, own in usable.items()}
     fits = sum(math.prod(own.shape) for own in files.values()) <= FITS_IN_MEMORY
+    index: dict[int | str, int] = {name: i for i, name in enumerate(class_names)}
     splits = {}
     for split, own in files.items():
         images, wrong = own.decode() if fits else (own, {})
         gone += [f"{usable[split][i].origin}{wrong[i]}" for i in sorted(wrong)]
-        decoded = Split(images, np.array([entry.label for entry in usable[split]], dtype=np.int64), own.names)
+        labels = np.array([index.get(entry.label, entry.label) for entry in usable[split]], dtype=np.int64)
+        groups = np.array([entry.group for entry in usable[split]])
+        decoded = Split(images, labels, own.names, None if None in groups else groups)
         splits[split] = decoded.take(np.setdiff1d(np.arange(len(own)), [*wrong])) if wrong else decoded
     _check_broken(gone, skip_broken)
     notes = [*notes, *size_note]
@@ -214,9 +223,8 @@ def read_list(path: Path, *, image_size: PositiveInt | None = None, skip_broken:
     expect(usable, f"{path}: holds no usable line: expected lines of 'path label', such as 'train/a.jpg 0'")
     names, plain = _class_names(listed), plain_name(stem)
     counts = {f"{name} images": len(own) for name, own in listed.items()} | {"classes": len(names)}
-    wrong = [
-        f"{counts.get(n, 0)} {n} (published: {k})" for n, k in PUBLISHED.get(plain, {}).items() if counts.get(n) != k
-    ]
+    published = PUBLISHED.get(plain, {}).items()
+    wrong = [f"{counts.get(what, 0)} {what} (published: {n})" for what, n in published if counts.get(what) != n]
     notes = [f"{path.parent}: differs from the published data set: {', '.join(wrong)}"] if wrong else []
     for note in notes:
         warnings.warn(note, stacklevel=3)
@@ -246,15 +254,14 @@ def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, Pa
     def names() -> Iterator[str]:
         for origin, line in _lines(path):
             try:
-                unlabelled = _is_image(line)
-                name, label = _parsed(f"{line} 0" if unlabelled else line, root)
+                unlabelled = is_image(line)
+                name, label = _parsed(f"{line} 0" if unlabelled else line)
+                check_listed(name, root)
                 label = -1 if unlabelled else label
                 count, folder = len(class_names), place.get("".join(name.split("/")[-2:-1]), label)
                 expect(label < count, f"label {label} is out of range: the model has {count} classes")
-                told = (
-                    f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of another"
-                )
-                fix = f"class ({class_names[folder]!r}): correct the labels or leave them out"
+                told = f"label {label} is {class_names[label]!r} in the model, but the image lies in a folder of"
+                fix = f"another class ({class_names[folder]!r}): correct the labels or leave them out"
                 expect(unlabelled or folder == label, f"{told} {fix}")
             except InputError as error:
                 raise InputError(f"{origin}{error}") from None
@@ -280,14 +287,11 @@ def plain_name(name: str) -> str:
 
 def _list_entries(path: Path, root: Path, broken: list[str]) -> list[Entry]:
     listed: list[Entry] = []
-    contents: dict[str, frozenset[str]] = {}  # of each folder, read once: much faster than one call per file
+    contents: dict[str, frozenset[str]] = {}
     for origin, line in _lines(path):
         try:
-            name, label = _parsed(line, root)
-            folder, _, file = name.rpartition("/")
-            if folder not in contents:
-                contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
-            expect(file in contents[folder], f"there is no file {root / name}")
+            name, label = _parsed(line)
+            check_listed(name, root, contents)
             listed.append(Entry(name, label, origin))
         except InputError as error:
             broken.append(f"{origin}{error}")
@@ -305,7 +309,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
         raise InputError(f"{path}: cannot be read as lines of 'path label' in UTF-8 ({error})") from None
 
 
-def _parsed(line: str, root: Path) -> tuple[str, int]:
+def _parsed(line: str) -> tuple[str, int]:
     """Name and label; the label is what follows the last space, so that paths may have spaces."""
     name, *rest = line.rsplit(None, 1)
     label = "".join(rest)
@@ -314,14 +318,23 @@ def _parsed(line: str, root: Path) -> tuple[str, int]:
     expect(number, f"the label {label!r} is not a number: expected 'path label' with a class from 0 on")
     large = f"the label {label} is too large: expected class numbers from 0 on, below {MOST_NUMBERED:,}"
     expect(int(label) < MOST_NUMBERED, large)
+    return name, int(label)
+
+
+def check_listed(name: str, root: Path, contents: dict[str, frozenset[str]] | None = None) -> None:
+    """Raise for a path that leaves the root; and if there is no such file, with the `contents` of known folders."""
     leaves = name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
     expect(not leaves, f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it")
-    return name, int(label)
+    if contents is not None:
+        folder, _, file = name.rpartition("/")
+        if folder not in contents:  # read once: much faster than one call per file
+            contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
+        expect(file in contents[folder], f"there is no file {root / name}")
 
 
 def _class_names(listed: dict[str, list[Entry]]) -> list[str]:
     """The folder that holds a class's images where each class has its own, otherwise numbers."""
-    folders: dict[int, set[str]] = defaultdict(set)
+    folders: dict[Any, set[str]] = defaultdict(set)
     for entry in (entry for entries in listed.values() for entry in entries):
         folders[entry.label].add("".join(entry.name.split("/")[-2:-1]))
     count = 1 + max(folders, default=0)

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from os.path import splitext
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split, split_name
-from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, strays_among, text_column
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import check_names, open_table, read_columns
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
-OF_IMAGES = (
-    ". Image files are not read from a table: list them in a .txt file, lines of 'path label', or by class folder"
-)
 TARGETS = ("target", "label", "class", "y")
 
 
@@ -35,24 +30,18 @@ def read(
     `groups` and `split` name columns; without a split column a stratified test split is held out.
     """
     where = str(source) if isinstance(source, Path) else "data frame"
-    table = read_columns(source) if isinstance(source, Path) else _of_frame(source)
+    table = read_columns(source, of_samples=True) if isinstance(source, Path) else _of_frame(source)
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
-    usual, found = [column for column in table if column.lower() in TARGETS], list[str]()
-    if target is None:
-        expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
-        target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
-    roles = [name for name in (target, groups, split, *drop) if name is not None]
-    for name in roles:
-        expect(name in table, f"{where}: there is no column {name!r}: it has {listing(table)}{suggestion(name, table)}")
-        once = f"{where}: column {name!r} is named twice: expected others for each of target, groups, split and drop"
-        expect(roles.count(name) == 1, once)
+    target, found = check_roles(where, table, target, groups, split, *drop)
+    if "column 1" in table:
+        found.append("the first line holds numbers and was read as a row: columns are called column 1, column 2, ...")
     absent = _missing(table[target])
     told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}"
     expect(skip_broken or not absent, f"{told}; remove them, or leave them out with {SKIPPING}")
     if absent:
         kept = np.setdiff1d(np.arange(len(table[target])), np.array(absent) - 1)
         table = {name: cells.take(kept) for name, cells in table.items()}
-    labels, names = _classes(where, table.pop(target))
+    labels, names = classes_of(where, table.pop(target))
     group_of = None
     if groups is not None:
         empty = listing(_missing(table[groups]), 5)
@@ -61,7 +50,7 @@ def read(
     notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
     column = split or split_column(table)
     if column is not None:
-        positions = _positions(where, column, table.pop(column))
+        positions = rows_of_splits(where, column, table.pop(column))
     elif test_fraction:
         positions = dict(zip(("train", "test"), hold_out_indices(labels, test_fraction, seed, group_of), strict=True))
         notes = [HELD_OUT.format(len(positions["test"]), len(labels), seed), *notes]
@@ -99,7 +88,7 @@ class TableRows:
     def __init__(
         self, path: Path, split: str | None = None, target: str | None = None, classes: Sequence[str] = ()
     ) -> None:
-        self._file, self._split = open_table(path), split
+        self._file, self._split = open_table(path, of_samples=True), split
         self.names = self._file.names
         self._column = split_column(self.names)
         known = split is None or self._column is not None
@@ -134,11 +123,25 @@ class TableRows:
 
 
 # -- what the columns mean ---------------------------------------------------------------------------------------------
+def check_roles(where: str, table: Table, target: str | None, *others: str | None) -> tuple[str, list[str]]:
+    """The class column, given or found, and a note if it was found; raises for columns that are not there."""
+    usual, found = [column for column in table if column.lower() in TARGETS], list[str]()
+    if target is None:
+        expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
+        target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
+    roles = [name for name in (target, *others) if name is not None]
+    for name in roles:
+        expect(name in table, f"{where}: there is no column {name!r}: it has {listing(table)}{suggestion(name, table)}")
+        once = f"{where}: column {name!r} is named twice: expected others for each of target, groups, split and drop"
+        expect(roles.count(name) == 1, once)
+    return target, found
+
+
 def _missing(cells: Any) -> list[int]:
     return [row for row, text in enumerate(text_column(cells), 1) if text is None]
 
 
-def _classes(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
+def classes_of(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     """Class indices, and the names in order: numbers by value, text by alphabet."""
     texts, numbers = text_column(cells), parse_column("target", cells)
     names = sorted(set(texts))
@@ -154,7 +157,7 @@ def _classes(where: str, cells: Any) -> tuple[NDArray[np.int64], list[str]]:
     return np.fromiter((index[text] for text in texts), np.int64), names
 
 
-def _positions(where: str, column: str, cells: Any) -> dict[str, NDArray[np.int64]]:
+def rows_of_splits(where: str, column: str, cells: Any) -> dict[str, NDArray[np.int64]]:
     texts = text_column(cells).tolist()
     splits = [split_name(str(text)) for text in texts]
     row = splits.index(None) if None in splits else 0
@@ -174,9 +177,8 @@ def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | N
     for name in [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]:
         texts = text_column(table[name]).tolist()
         if len(set(texts)) == len(texts) and None not in texts:
-            of_images = OF_IMAGES if splitext(texts[0])[1].lower() in IMAGE_SUFFIXES else ""
             told = f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
-            notes.append(told + of_images)
+            notes.append(told)
             ids = ids or texts
             del columns[name]
     return ids, notes

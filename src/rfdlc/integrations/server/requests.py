@@ -19,8 +19,8 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import listing
 from rfdlc.integrations.server.backend import Backend, Limits
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-IMAGE_TYPES = tuple(f"image/{name.lower()}" for name in FORMATS)
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "image/x-portable-pixmap")
 IMAGE = f"expected a complete file of {listing(FORMATS)}, grey or RGB with 8 bits per channel, not animated"
 CLOSE, LATER = {"connection": "close"}, {"retry-after": "1"}  # after CLOSE the rest of the body is not read
 HEADERS = {401: {"www-authenticate": "Bearer"}, 408: CLOSE, 411: CLOSE, 429: LATER, 503: LATER}  # of refusals

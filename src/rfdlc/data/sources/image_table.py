@@ -1,0 +1,73 @@
+"""Tables of image files: one column with paths, and columns with labels and, where they are, groups and splits."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PositiveInt
+
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.images import PackedText
+from rfdlc.data.sources.image_files import Entry, check_listed, is_image, read_images
+from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_of_splits, split_column
+from rfdlc.data.table import text_column
+from rfdlc.errors import InputError, expect
+from rfdlc.tables import is_table, open_table, read_columns
+
+PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img")
+
+
+def image_column(path: Path) -> str | None:
+    """The column of a table that holds paths of images, if there is one."""
+    if not is_table(path) or path.is_dir():
+        return None
+    file = open_table(path, of_samples=True)
+    head: Any = next(iter(file.batches()), None) if any(name.lower() in PATHS for name in file.names) else None
+    for name in file.names if head is not None else ():
+        if name.lower() in PATHS and all(is_image(str(cell)) for cell in head.column(name).slice(0, 100).to_pylist()):
+            return name
+    return None
+
+
+def read(
+    path: Path, *, target: str | None = None, groups: str | None = None, split: str | None = None,
+    image_size: PositiveInt | None = None, skip_broken: bool = False,
+) -> Dataset:  # fmt: skip
+    """One row per image; paths are relative to the table. `groups` and `split` name columns."""
+    table, root, where = read_columns(path), path.parent.resolve(), str(path)
+    target, notes = check_roles(where, table, target, groups, split)
+    column = split or split_column(table)
+    everything = {"train": np.arange(len(table[target]))}
+    splits = everything if column is None else rows_of_splits(where, column, table[column])
+    images, labels = text_column(table[str(image_column(path))]), text_column(table[target])
+    group_of = images if groups is None else text_column(table[groups])
+    broken, contents = list[str](), dict[str, frozenset[str]]()
+    listed: dict[str, list[Entry]] = {name: [] for name in splits}
+    for name, rows in splits.items():
+        for row in rows.tolist():
+            try:
+                complete = None not in (images[row], labels[row], group_of[row])
+                expect(complete, "the path, the label or the group is missing")
+                check_listed(images[row], root, contents)
+                group = None if groups is None else group_of[row]
+                listed[name].append(Entry(images[row], labels[row], f"{where}, row {row + 1}: ", group))
+            except InputError as error:
+                broken.append(f"{where}, row {row + 1}: {error}")
+    names = classes_of(where, [entry.label for entries in listed.values() for entry in entries])[1]
+    return read_images(path.stem, root, listed, names, image_size, skip_broken, notes, broken)
+
+
+def find_images(
+    path: Path, column: str, target: str | None, split: str | None, class_names: tuple[str, ...]
+) -> tuple[Path, PackedText, NDArray[np.int64]]:
+    """Images to predict: root, names and labels (-1: none). Does not check that files exist."""
+    rows, root = TableRows(path, split, target, class_names), path.parent.resolve()
+    names = text_column(rows[range(len(rows.labels))][column])
+    for row, name in enumerate(names, 1):
+        try:
+            expect(name, "the path is missing")
+            check_listed(name, root)
+        except InputError as error:
+            raise InputError(f"{path}, row {row}: {error}") from None
+    return root, PackedText(names), rows.labels

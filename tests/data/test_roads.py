@@ -1,0 +1,143 @@
+"""Data as people have them: embeddings in Parquet, tables without a header, tables of images, links, groups."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+import rfdlc
+from rfdlc.data.samples import InputSpec, open_samples
+from rfdlc.errors import InputError
+from rfdlc.tables import read_columns
+
+RNG = np.random.default_rng(0)
+
+
+# -- Parquet columns of lists
+@pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float32(), 3)])
+def test_a_column_of_lists_is_one_feature_per_item(tmp_path: Path, kind: pyarrow.DataType) -> None:
+    vectors = RNG.normal(size=(20, 3)).astype(np.float32)
+    columns = {"embedding": pyarrow.array(vectors.tolist(), kind), "age": np.arange(20.0), "label": ["a", "b"] * 10}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    data = rfdlc.load(tmp_path / "t.parquet", test_fraction=0)
+    assert data.encoder is not None
+    assert data.encoder.features == ("embedding[0]", "embedding[1]", "embedding[2]", "age")
+    np.testing.assert_array_equal(data.train.array[:, :3], vectors)
+    spec = InputSpec(data.classes, (4,), data.encoder)
+    found = open_samples(tmp_path / "t.parquet", spec).read(range(5, 9)).split
+    np.testing.assert_array_equal(found.array[:, :3], vectors[5:9])
+
+
+@pytest.mark.parametrize("cells", [[[1.0, 2.0], [3.0]], [[1.0, 2.0], None]])
+def test_lists_of_different_lengths_are_refused(tmp_path: Path, cells: list) -> None:
+    parquet.write_table(pyarrow.table({"v": cells, "label": ["a", "b"]}), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="column 'v' holds lists of different lengths"):
+        rfdlc.load(tmp_path / "t.parquet", test_fraction=0)
+
+
+def test_lists_of_texts_stay_as_they_are(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"words": [["a"], ["b", "c"]]}), tmp_path / "t.parquet")
+    assert read_columns(tmp_path / "t.parquet")["words"].to_pylist() == [["a"], ["b", "c"]]
+
+
+# -- tables without a header
+def test_a_first_line_of_numbers_is_a_row(tmp_path: Path) -> None:
+    rows = [f"{a:.1f},{a:.1f},{'Iris-setosa' if a < 5 else 'Iris-virginica'}" for a in np.linspace(4, 6, 12)]
+    (tmp_path / "iris.csv").write_text("\n".join(rows))
+    with pytest.raises(InputError, match=r"which column is the class.*: column 1, column 2, column 3"):
+        rfdlc.load(tmp_path / "iris.csv")
+    data = rfdlc.load(tmp_path / "iris.csv", target="column 3", test_fraction=0)
+    assert len(data.train) == 12
+    assert any("the first line holds numbers and was read as a row" in note for note in data.notes)
+    np.testing.assert_allclose(data.train.array[0], [4, 4])
+    spec = InputSpec(data.classes, (2,), data.encoder, target="column 3")
+    samples = open_samples(tmp_path / "iris.csv", spec)
+    assert len(samples) == 12
+    assert samples.labelled
+
+
+@pytest.mark.parametrize("header", ["0,1,2", "1990,1995,2005", "x,1990,label"])
+def test_names_that_are_numbers_stay_names(tmp_path: Path, header: str) -> None:
+    (tmp_path / "t.csv").write_text(f"{header}\n" + "\n".join(f"{i},{i % 3},{'ab'[i % 2]}" for i in range(10)))
+    assert len(rfdlc.load(tmp_path / "t.csv", target=header.split(",")[2], test_fraction=0).train) == 10
+
+
+# -- tables of images
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rows = ["path,label,patient,split,age"]
+    for i in range(12):
+        suffix = ("png", "ppm", "jpg")[i % 3]
+        place = tmp_path / "images" / f"{i}.{suffix}"
+        place.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (16, 16), (200 if i % 2 else 20, 10 * i, 0)).save(place)
+        rows.append(f"images/{place.name},{'red' if i % 2 else 'dark'},p{i // 2},{'test' if i > 8 else 'train'},30")
+    (tmp_path / "photos.csv").write_text("\n".join(rows))
+    return tmp_path / "photos.csv"
+
+
+def test_a_table_of_images(photos: Path) -> None:
+    data = rfdlc.load(photos, groups="patient")
+    assert data.classes.names == ("dark", "red")
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 9, "test": 3}
+    assert data.input_shape == (3, 16, 16)
+    assert list(data.train.ids or ())[:2] == ["images/0.png", "images/1.ppm"]
+    assert data.train.groups is not None
+    assert data.train.groups.tolist() == [f"p{i // 2}" for i in range(9)]
+    assert data.train.labels.tolist() == [i % 2 for i in range(9)]
+    held = data.hold_out(0.3)
+    assert held.val is not None
+    assert not set(held.train.groups) & set(held.val.groups)  # type: ignore[arg-type]
+    spec = InputSpec(data.classes, data.input_shape)
+    samples = open_samples(photos, spec, split="test")
+    assert samples.labelled
+    assert len(samples) == 3
+    np.testing.assert_array_equal(samples.read(range(3)).split.array, data.test.array)  # type: ignore[union-attr]
+
+
+def test_a_table_of_images_without_splits_or_with_broken_rows(photos: Path) -> None:
+    lines = [",".join(line.split(",")[:2]) for line in photos.read_text().splitlines()]
+    photos.write_text("\n".join(lines))
+    data = rfdlc.load(photos)
+    assert data.test is not None
+    assert "held out" in " ".join(data.notes)
+    photos.write_text("\n".join([*lines, "images/none.png,red", "../x.png,red", "images/3.png,"]))
+    with pytest.raises(InputError, match=r"row 13: there is no file .*row 14: the path .* leaves .*row 15: the path"):
+        rfdlc.load(photos)
+    assert len(rfdlc.load(photos, skip_broken=True).skipped) == 3
+    with pytest.raises(InputError, match=r"row 14: the path '../x.png' leaves the root"):
+        open_samples(photos, InputSpec(data.classes, data.input_shape))
+
+
+# -- links and groups
+def test_links_that_leave_the_folder(tmp_path: Path) -> None:
+    store, root = tmp_path / "store", tmp_path / "photos"
+    for kind in "ab":
+        (root / kind).mkdir(parents=True)
+        store.mkdir(exist_ok=True)
+        for i in range(3):
+            Image.new("L", (8, 8), 40 * i).save(store / f"{kind}{i}.png")
+            (root / kind / f"{i}.png").symlink_to(store / f"{kind}{i}.png")
+    with pytest.raises(InputError, match=r"link to outside of .*allow_links"):
+        rfdlc.load(root)
+    assert len(rfdlc.load(root, allow_links="true", test_fraction=0).train) == 6
+    (root / "a" / "up").symlink_to(root)
+    with pytest.raises(InputError, match="a folder that contains it"):
+        rfdlc.load(root, allow_links=True)
+
+
+def test_a_test_split_needs_no_groups(tmp_path: Path) -> None:
+    x, y = RNG.normal(size=(12, 2)), np.arange(12) % 2
+    np.savez(tmp_path / "t.npz", train_x=x, train_y=y, test_x=x[:4], test_y=y[:4])
+    rows = [f"train,{i},patient {i // 2}" for i in range(12)]
+    (tmp_path / "groups.csv").write_text("\n".join(["split,index,patient", *rows]))
+    data = rfdlc.load(tmp_path / "t.npz", groups=tmp_path / "groups.csv")
+    assert data.train.groups is not None
+    assert data.test is not None
+    assert data.test.groups is None
+    (tmp_path / "groups.csv").write_text("\n".join(["split,index,patient", *rows, "test,0,patient 0"]))
+    with pytest.raises(InputError, match="3 of 4 test samples have no group"):
+        rfdlc.load(tmp_path / "t.npz", groups=tmp_path / "groups.csv")
