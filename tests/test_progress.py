@@ -5,7 +5,8 @@ from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
-from rfdlc.progress import live, shown, track
+from rfdlc import progress
+from rfdlc.progress import announce, live, shown, track
 
 
 class Terminal(io.StringIO):
@@ -39,6 +40,27 @@ def test_a_file_gets_no_bar():
     with screen(io.StringIO) as file, shown():
         assert list(track([1], "Counting")) == [1]
     assert file.getvalue() == ""
+
+
+def test_a_file_gets_a_line_every_few_seconds(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    with screen(io.StringIO) as file, shown(), live(4, "Training") as show:
+        show(1, "loss 2")
+        show(1, "")
+        assert list(track([1], "Evaluating")) == [1]
+        show(2, "loss 1")
+    lines = file.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["Training: 25%", "Training: 50%", "Training: 100%"]
+    assert [line.split("  ")[1] for line in lines] == ["loss 2", "loss 2", "loss 1"]
+    assert lines[2].endswith("about 0:00:00 left  loss 1")
+
+
+def test_announcements_are_for_programs():
+    with screen(io.StringIO) as file:
+        announce("nobody asked")
+        with shown():
+            announce("data digits-lt")
+    assert file.getvalue() == "data digits-lt\n"
 
 
 def test_only_the_outer_of_two_bars_is_drawn():

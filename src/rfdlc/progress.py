@@ -2,12 +2,16 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import TypeVar
 
 Item = TypeVar("Item")
+
+SECONDS_BETWEEN_LINES = 5
 
 _SHOWN: ContextVar[bool] = ContextVar("rfdlc_progress_shown", default=False)
 
@@ -36,20 +40,47 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
             show(1, "")
 
 
+def announce(text: str) -> None:
+    """Print to standard error, where a program asked for progress."""
+    if _SHOWN.get() and speaks():
+        print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def live(total: int | None, description: str, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-    """A bar moved by hand, with a line of text: `with live(100, "Training") as show: show(1, "loss 2")`.
+    """Progress moved by hand, with a text: `with live(100, "Training") as show: show(1, "loss 2")`.
 
-    It is drawn only for a program, on a terminal (in a file it would leave empty lines), and not inside another bar.
+    Only a program shows it, and not inside another one: as a bar on a terminal, elsewhere as a line every few seconds.
+    An empty text leaves the last one. A call is cheap enough for every step of a training.
     """
-    if not (_SHOWN.get() and speaks() and sys.stderr.isatty()):
+    if not (_SHOWN.get() and speaks()):
         yield lambda steps, text: None
         return
+    terminal, first, began, words = sys.stderr.isatty(), done, time.monotonic(), ""
+    last = began if terminal else began - 0.6 * SECONDS_BETWEEN_LINES  # the first line comes early
+
+    def line(done: int, text: str) -> None:
+        left = timedelta(seconds=round((time.monotonic() - began) * ((total or 0) - done) / max(1, done - first)))
+        share = f"{done / total:.0%}, about {left} left" if total else f"{done:,}"
+        print(f"{description}: {share}  {text}".rstrip(), file=sys.stderr, flush=True)
+
+    def show(steps: int, text: str) -> None:
+        nonlocal done, last, words
+        done, words, now = done + steps, text or words, time.monotonic()
+        if now - last >= (0.1 if terminal else max(SECONDS_BETWEEN_LINES, (now - began) / 50)):  # rarer in long ones
+            last = now
+            draw(done, words)
+
+    with shown(False), _bar(total, description, done) if terminal else nullcontext(line) as draw:
+        yield show
+
+
+@contextmanager
+def _bar(total: int | None, description: str, done: int) -> Iterator[Callable[[int, str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    text_of = TextColumn("{task.fields[text]}")
-    with shown(False), Progress(*columns, text_of, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(description, total=total, completed=done, text="")
-        yield lambda steps, text: bar.update(task, advance=steps, text=text)
+        yield lambda done, text: bar.update(task, completed=done, text=text)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch import nn
 import rfdlc
 from rfdlc.cli.train import train as train_command
 from rfdlc.errors import InputError
+from rfdlc.progress import shown
+from rfdlc.training import trainer
 from rfdlc.training.methods import METHODS, Method
 
 SOURCE = str(Path(rfdlc.__file__).parent)
@@ -96,6 +99,26 @@ def test_the_network_is_built_once(tmp_path, monkeypatch):
     made.clear()
     rfdlc.Model.load(tmp_path / "run", backbone=make)
     assert len(made) == once  # as often as for one network
+
+
+def test_the_plan_is_announced_and_every_step_counts(tmp_path, monkeypatch, capsys):
+    moved = []
+
+    @contextmanager
+    def live(total, description):
+        yield lambda steps, text: moved.append((steps, text))
+        assert sum(steps for steps, _ in moved) == total
+
+    monkeypatch.setattr(trainer, "live", live)
+    with shown():
+        rfdlc.train("digits-lt", "crt", tmp_path / "run", particles=2, target_prior="train", head_epochs=1, **SMALL)
+    plan = dict(line.split(maxsplit=1) for line in capsys.readouterr().err.splitlines())
+    assert plan["data"] == "digits-lt, 349 train, 86 val, 450 test samples, 10 classes"
+    assert plan["network"].startswith("mlp, particles: 2, weights: ")
+    assert plan["training"] == "crt, 2 epochs of 6 steps"
+    assert plan["device"].startswith("cpu" if not torch.cuda.is_available() else "cuda")
+    assert plan["decisions"] == "for the class prior of the training data"
+    assert [text.split("  ")[0] for _, text in moved if text] == ["epoch 1 of 2", "epoch 2 of 2"]
 
 
 # -- run folders of version 1 ---------------------------------------------------------------------------------------

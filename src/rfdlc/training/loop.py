@@ -7,7 +7,7 @@ training continued from the end of any epoch is the training that was never inte
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,11 +152,12 @@ class Epoch:
 
 def epochs(
     net: ParticleNet, stages: Sequence[PreparedStage], state: Mapping[str, Tensor], done: int = 0,
-    processes: ProcessGroup = SINGLE,
+    processes: ProcessGroup = SINGLE, show: Callable[[int, str], None] = lambda steps, text: None,
 ) -> Iterator[Epoch]:  # fmt: skip
     """Train from the end of epoch `done` to the last of the last stage. `state` is the optimiser's, of a checkpoint.
 
     Where several `processes` each drive a loop like this one, networks are the same on all of them after each epoch.
+    `show` is called after every step.
     """
     deviations: list[Tensor] = []
     with torch_settings(net.head_weights.device):
@@ -176,6 +177,7 @@ def epochs(
                 for (inputs, targets), mix in zip(stage.loader.epoch(epoch), mixes.to(step.device), strict=True):
                     execution(inputs, targets, mix)
                     count += targets.numel()
+                    show(1, "")
                 losses = step.mean_losses()  # the one wait of the epoch
                 _check_numbers(step, epoch, stage.loader.steps)
                 processes.average_(list(net.buffers()))  # batch norm's statistics, where they are local

@@ -228,7 +228,7 @@ def method_net(
         options["shared_stages"] = min(config.shared_stages, len(found.stages) - (name == "mlp"))
         combine = partial(method.combination, config, classes)
         net = ParticleNet(found, len(classes), particles=config.particles, combine=combine, **options)
-    net.recompute = config.checkpoint_activations
+    net.name, net.recompute = name, config.checkpoint_activations
     return net
 
 

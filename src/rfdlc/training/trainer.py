@@ -28,7 +28,7 @@ from rfdlc.decide.scores import Floats, softmax
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.progress import live, speaks
+from rfdlc.progress import announce, live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
@@ -84,9 +84,11 @@ class Trainer:
         waiting = [self._restored(run) for run in runs]
         while waiting:
             stack = self.stacker.next_stack(waiting)
+            if not models:
+                announce(_plan(stack, len(waiting)))
             saved = time.monotonic()
             with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
-                for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group):
+                for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show):
                     present = list(stack.unstack(epoch))
                     for run, member, own, _ in present:
                         run.history.append(self._history_row(run, member, own))
@@ -95,8 +97,8 @@ class Trainer:
                     saved = time.monotonic() if due else saved
                     for run, member, own, leaves in present:
                         _checkpoint(run, member.model.net, own, stop or leaves, due)
-                    speed = f"{epoch.samples_per_second:,.0f} samples/s"
-                    show(1, f"loss {epoch.losses[0]:.3f}  rate {epoch.rates[0]:.2g}  {speed}")
+                    where = f"epoch {epoch.epoch} of {stack.run.epochs}  loss {epoch.losses[0]:.3f}"
+                    show(0, f"{where}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s")
                     if stop and epoch.epoch < max(member.runs[0].epochs for member in stack.members):
                         raise KeyboardInterrupt
                     if epoch.epoch == stack.end < stack.stages[-1].end:
@@ -206,6 +208,24 @@ def _checkpoint(run: Run, net: ParticleNet, epoch: Epoch, now: bool, due: bool) 
         run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
 
 
+def _plan(stack: Stack, waiting: int) -> str:
+    """What is going to be trained, on what and for which class prior, in a few lines."""
+    run, model, data = stack.run, stack.members[0].model, stack.members[0].data
+    samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+    weights = sum(parameter.numel() for parameter in model.net.parameters())
+    epochs = f"{run.epochs} epochs of {stack.stages[-1].loader.steps:,} steps"
+    threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
+    side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""
+    lines = {
+        "data": f"{data.name}, {samples} samples, {len(data.classes)} classes",
+        "network": f"{model.net.name}, particles: {run.config.particles}, weights: {weights:,}",
+        "training": f"{run.method_name}, {epochs}{', then again on all samples' * run.config.refit}{side_by_side}",
+        "device": f"{model.device}{threads}",
+        "decisions": model.decider.decided_for.removeprefix("decided "),
+    }
+    return "\n".join(f"{name:10} {text}" for name, text in lines.items())
+
+
 @contextmanager
 def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], list[int]]]:
     """A progress bar, and a list that Ctrl-C fills; errors say where the training stopped and how to continue."""
@@ -226,7 +246,8 @@ def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], list[i
     try:
         for run in (run for member in stack.members for run in member.runs if stack.start):
             run.write_history(run.history)  # a crash may have come between the checkpoint and this file
-        with live(stack.end, label, stack.start) as show:
+        spans = [(max(stage.start, stack.start), min(stage.end, stack.end), stage) for stage in stack.stages]
+        with live(sum((end - start) * stage.loader.steps for start, end, stage in spans), label) as show:
             yield show, pressed
     except TrainingStopped as error:
         run = stack.members[error.run].runs[0]

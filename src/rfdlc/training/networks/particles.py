@@ -133,6 +133,7 @@ class ParticleNet(nn.Module):
     The first `shared_stages` stages of the backbone exist once per run, the others once per particle.
     """
 
+    name = ""  # of the backbone
     recompute = False  # keep the inputs of stages alone for the backward pass
     fused = False  # whether a training step may use fused stages
 
