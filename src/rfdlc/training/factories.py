@@ -94,8 +94,7 @@ def carried_prior(config: TrainConfig, classes: Classes) -> Matrix:
 
 
 def uniform(config: TrainConfig, classes: Classes) -> Matrix:
-    """The prior that balanced sampling of a last stage leaves."""
-    return np.full(len(classes), 1 / len(classes))
+    return np.full(len(classes), 1 / len(classes))  # what balanced sampling of a last stage leaves
 
 
 def as_they_are(config: TrainConfig, classes: Classes, runs: int, width: int) -> Combination:

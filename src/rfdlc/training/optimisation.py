@@ -77,10 +77,8 @@ def clip(gradients: Tensors, largest: float, runs: int) -> None:
         torch._foreach_mul_(parts, (largest / (norm + 1e-6)).clamp(max=1.0))
 
 
-# -- learning rate of an epoch, as a factor of the base rate; epochs count from 1 --------------------------------------
-
 SCHEDULES: dict[str, Callable[[float, Sequence[float], float], float]] = {
-    # name -> (share of the training done before this epoch, milestones as shares, decay) -> factor
+    # name -> (share of the training done before an epoch, milestones as shares, decay) -> factor of the base rate
     "step": lambda done, milestones, decay: float(decay ** sum(done >= milestone - 1e-9 for milestone in milestones)),
     "cosine": lambda done, milestones, decay: 0.5 * (1 + cos(pi * done)),
     "constant": lambda done, milestones, decay: 1.0,
@@ -93,7 +91,7 @@ def rate(
     epoch: int, epochs: int, schedule: str = "cosine", *,
     warmup: int = 0, milestones: Sequence[float] = (0.8, 0.9), decay: float = 0.01,
 ) -> float:  # fmt: skip
-    """Linear warm-up over the first `warmup` epochs, then the schedule. The paper's:
+    """Factor of the base rate in an epoch, from 1: linear warm-up over `warmup` epochs, then the schedule. The paper's:
 
     >>> [rate(epoch, 200, "step", warmup=5) for epoch in (1, 5, 160, 161, 181)]
     [0.2, 1.0, 1.0, 0.01, 0.0001]

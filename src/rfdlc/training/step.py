@@ -49,9 +49,8 @@ class Step:
         self.epoch_mean = EpochMean(self.parameters) if stage.weight_averaging else None
         samples = stage.number("swag_samples", settings)
         self.sampled = SampledNetworks(net, deviations, samples) if samples else None
-        self.forward: Callable[[Tensor], Tensor] = self.sampled or (
-            net.routing if stage.trains == "router" else net.particle_logits
-        )
+        plain = net.routing if stage.trains == "router" else net.particle_logits
+        self.forward: Callable[[Tensor], Tensor] = self.sampled or plain
         self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
         self.total, self.ones = torch.zeros_like(self.rates), torch.ones_like(self.rates)
         self.steps = 0  # of this epoch

@@ -85,8 +85,7 @@ class Margin(Constants):
         super().__init__(margin=values, classes=torch.arange(len(values)))
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        true = self.classes == target[:, None]  # (B, C)
-        return logits - true * self.margin
+        return logits - (self.classes == target[:, None]) * self.margin
 
 
 class PriorInLikelihood(Constants):
@@ -166,7 +165,7 @@ class Diversity(Constants):
         super().__init__(after=torch.tensor(after), temperature=as_tensor(temperature), strength=strength)
 
     def forward(self, logits: Tensor, common: Tensor, epoch: Tensor) -> Tensor:
-        heat = torch.where(epoch > self.after, self.temperature, torch.ones_like(self.temperature))
+        heat = torch.where(epoch > self.after, self.temperature, 1.0)
         expected, own = (common.detach() / heat).log_softmax(-1), (logits / heat).log_softmax(-1)
         return self.strength * heat.mean() ** 2 * (expected.exp() * (expected - own)).sum(-1)
 
@@ -227,8 +226,7 @@ class EvidentialExperts(Constants):
 
     def forward(self, logits: Tensor, target: Tensor, epoch: Tensor) -> list[Term]:
         shifted, held = self.margin(logits, target), logits.detach()
-        started = epoch > self.diversity.after
-        weights = torch.where(started, self.weights, torch.ones_like(self.weights))[target]  # (B,)
+        weights = torch.where(epoch > self.diversity.after, self.weights, 1.0)[target]  # (B,)
         loss = -weights * true_class(shifted.log_softmax(-1), target)  # (M, B)
         loss = loss + epoch / self.annealing * dirichlet_divergence(shifted, target)
         loss = loss - self.diversity(logits, weighed(held, self.eta)[0][0], epoch)

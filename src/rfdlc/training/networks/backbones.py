@@ -130,8 +130,7 @@ def small_resnet(channels: int, blocks: int = 5) -> Backbone:
 
 def large_resnet(channels: int, widths: Sequence[int] = (64, 128, 256, 512), groups: int = 1) -> Backbone:
     """ResNet-50 (He et al. 2016), with 32 groups ResNeXt-50 32x4d (Xie et al. 2017). Stages: stem, then four."""
-    middle = 2 if groups > 1 else 1
-    blocks = [partial(Bottleneck, middle=middle * width, groups=groups) for width in widths]
+    blocks = [partial(Bottleneck, middle=width * (2 if groups > 1 else 1), groups=groups) for width in widths]
     rows = [(block, count, 4 * width) for block, count, width in zip(blocks, (3, 4, 6, 3), widths, strict=True)]
     return _resnet(partial(Stem, inputs=channels, outputs=64, kernel=7), 64, rows)
 

@@ -275,8 +275,7 @@ class Layout(NamedTuple):
 
 
 def _spread_channels(x: Tensor, runs: int, particles: int) -> Tensor:
-    """Written over the last axis, so that channels-last stays channels-last."""
-    batch, _, *size = x.shape
+    batch, _, *size = x.shape  # written over the last axis, so that channels-last stays channels-last
     pixels = x.permute(0, 2, 3, 1).unflatten(-1, (runs, 1, -1))
     return pixels.expand(batch, *size, runs, particles, pixels.shape[-1]).flatten(3).permute(0, 3, 1, 2)
 
