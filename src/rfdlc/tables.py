@@ -25,10 +25,7 @@ DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
 def open_table(path: Path, *, of_samples: bool = False) -> "ArrowFile | CsvFile":
-    """Open a table: a file with one of the `SUFFIXES`, or a folder of Parquet files.
-
-    Where its rows are samples, a first line of numbers is a row, and columns are called `column 1`, `column 2`, ...
-    """
+    """Open a file or folder; where rows are samples, a first line of numbers is a row of `column 1`, `column 2`, ..."""
     file = CsvFile(path, of_samples) if path.suffix.lower() in CSV and not path.is_dir() else ArrowFile(path)
     check_names(str(path), file.names)
     return file
@@ -64,12 +61,12 @@ class ArrowFile:
         with _explained(path, self._kind):
             self._dataset = dataset(list(map(str, files)), format=self._kind.lower(), partitioning=partitioning)
             fields = [field for field in self._dataset.schema if not PANDAS_INDEX.fullmatch(field.name)]
-            self._fields: dict[str, int | None] = {field.name: None for field in fields}
-            for name, kind in ((field.name, field.type) for field in fields):
-                is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-                if is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
-                    first = self._dataset.head(1, columns=[name]).column(name).to_pylist()
-                    self._fields[name] = len((first or [None])[0] or ())
+            self._fields: dict[str, int | None] = {field.name: None for field in fields}  # and the length of lists
+            for field in fields:
+                kind = getattr(field.type, "value_type", None) if types.is_nested(field.type) else None
+                if kind is not None and (types.is_floating(kind) or types.is_integer(kind)):
+                    first = self._dataset.head(1, columns=[field.name]).column(0).to_pylist()
+                    self._fields[field.name] = len((first or [None])[0] or ())
         self.names = [own for name, size in self._fields.items() for own in _items(name, size)]
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
@@ -162,6 +159,8 @@ class CsvFile:
 def _explained(path: Path, kind: str) -> Iterator[None]:
     try:
         yield
+    except InputError:
+        raise
     except (OSError, ValueError, TypeError, NotImplementedError, csv.Error) as error:  # pyarrow's errors are of these
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         told = f"cannot be read as {kind} ({reason}): it may be truncated, damaged or another kind of file"

@@ -34,7 +34,7 @@ def test_a_column_of_lists_is_one_feature_per_item(tmp_path: Path, kind: pyarrow
 @pytest.mark.parametrize("cells", [[[1.0, 2.0], [3.0]], [[1.0, 2.0], None]])
 def test_lists_of_different_lengths_are_refused(tmp_path: Path, cells: list) -> None:
     parquet.write_table(pyarrow.table({"v": cells, "label": ["a", "b"]}), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match="column 'v' holds lists of different lengths"):
+    with pytest.raises(InputError, match=r"t.parquet: column 'v' holds lists of different lengths"):
         rfdlc.load(tmp_path / "t.parquet", test_fraction=0)
 
 

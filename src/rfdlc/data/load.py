@@ -88,7 +88,7 @@ def load(
     source: Any, *, root: str | Path | None = None, groups: str | Path | None = None,
     test_fraction: float = 0.2, seed: int = 0, **options: Any,
 ) -> Dataset:  # fmt: skip
-    """Read a data set.
+    """Read a data set; raises InputError if it cannot be read, or an option does not fit it.
 
     Parameters
     ----------
@@ -102,11 +102,6 @@ def load(
         Fraction held out for testing where the data has no splits (0 for none), and the seed of all that is drawn.
     **options
         Options of the format; `docs/data.md` lists them. Text is converted as on the command line.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read, or an option does not exist or has a value that is not valid.
 
     Examples
     --------
@@ -176,10 +171,8 @@ def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[
         name = str(first["loc"][0])
         message = f"option {name}={first['input']!r} is not valid: {first['msg'][0].lower()}{first['msg'][1:]}"
         if first["type"] == "extra_forbidden":
-            what, known = (
-                source if isinstance(source, str | Path) else "data in memory",
-                ["root", *_model(reader).model_fields],
-            )
+            known = ["root", *_model(reader).model_fields]
+            what = source if isinstance(source, str | Path) else "data in memory"
             message = f"{what} has no option {name!r}: expected one of {listing(known, 40)}{suggestion(name, known)}"
         raise InputError(message) from None
     return {name: getattr(found, name) for name in found.model_fields_set}

@@ -27,10 +27,7 @@ def profile_counts(n_max: int, classes: int, factor: float, profile: Profile = "
 
 
 def subset(labels: Indices, counts: Indices, seed: int = 0) -> Indices:
-    """Positions, in order, of a seeded random subset with `counts[c]` samples of class c (all of them if it has fewer).
-
-    Each class has its own random numbers, so that subsets are nested: a smaller count is a subset of a larger one.
-    """
+    """Positions, in order, of a seeded random subset with `counts[c]` samples of class c; smaller ones are nested."""
     kept = [_shuffled(np.flatnonzero(labels == c), seed, c)[: counts[c]] for c in range(len(counts))]
     return np.sort(np.concatenate(kept))
 

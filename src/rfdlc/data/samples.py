@@ -65,11 +65,7 @@ def open_samples(
     source: str | Path, spec: InputSpec, *, root: str | Path | None = None, split: str | None = None,
     skip_broken: bool = False,
 ) -> Samples:  # fmt: skip
-    """Samples of a folder or a list of images, one image, a table, arrays, or a named data set, labelled or not.
-
-    `split` names one of several splits, by default the last that exists. With `skip_broken`, images that cannot be
-    read are left out instead of raising.
-    """
+    """Samples of any source, labelled or not, by default of the last split that it has."""
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
     images = len(spec.input_shape) == 3
     if images and (column := image_table.image_column(place)) is not None:

@@ -23,7 +23,6 @@ from rfdlc.progress import track
 
 FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
 HEADERS_READ = 50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
-MOST_NAMED = 10  # broken files in a message
 ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
 # How many images and classes published data sets have, and with which values one of them is normalised.
 PUBLISHED = {
@@ -48,10 +47,7 @@ class Entry(NamedTuple):
 def read_folder(
     path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False, allow_links: bool = False
 ) -> Dataset:
-    """One folder per class, sorted by name; hidden files and files that are not images are ignored.
-
-    With `allow_links`, links may leave the folder, as DVC and Bazel make them.
-    """
+    """One folder per class, sorted by name; other files are ignored. `allow_links` accepts links to other places."""
     root = path.resolve()
     places = _split_folders(root, allow_links)
     whole = places == {"train": root}
@@ -83,10 +79,7 @@ def read_folder(
 
 
 def find_images(path: Path, split: str | None = None) -> tuple[Path, str, PackedText]:
-    """Images to predict: one file, or all below a folder, or below its folder for `split` (by default the last).
-
-    Returns the root, where below it the images lie ("test/", or nothing), and their names relative to the root.
-    """
+    """Images to predict: the root, where below it they lie (`test/`, or nothing), and their names below the root."""
     root = (path if path.is_dir() else path.parent).resolve()
     places = _split_folders(root) if path.is_dir() else {"train": root}
     whole = places == {"train": root}
@@ -174,7 +167,7 @@ def read_images(
 
 
 def _check_broken(broken: Sequence[str], skip_broken: bool) -> None:
-    named = "; ".join(broken[:MOST_NAMED]) + (f"; ... ({len(broken)} in all)" if len(broken) > MOST_NAMED else "")
+    named = "; ".join([*broken[:10], *([f"... ({len(broken)} in all)"] if len(broken) > 10 else [])])
     fix = f"Repair or remove what is broken, or leave it out with {SKIPPING}"
     expect(skip_broken or not broken, f"{named}. {fix}")
 
@@ -244,10 +237,7 @@ def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
 
 
 def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedText, NDArray[np.int64]]:
-    """Images to predict, line by line: root, names and labels (-1: none). Does not check that files exist.
-
-    A label is a class index of the model; where the image lies in a folder named after a class, both must agree.
-    """
+    """Images to predict: root, names, labels (-1: none), which agree with folders named after classes."""
     root, labels = path.parent.resolve(), array("q")
     place = {name: i for i, name in enumerate(class_names)}
 

@@ -25,10 +25,7 @@ def read(
     source: Any, *, target: str | None = None, groups: str | None = None, split: str | None = None,
     drop: Sequence[str] = (), skip_broken: bool = False, test_fraction: float = 0.2, seed: int = 0,
 ) -> Dataset:  # fmt: skip
-    """One row per sample, one column the `target`. The encoding of the others is learned on the training rows alone.
-
-    `groups` and `split` name columns; without a split column a stratified test split is held out.
-    """
+    """One row per sample; `target`, `groups`, `split`, `drop` name columns. The encoding is learned on training rows."""
     where = str(source) if isinstance(source, Path) else "data frame"
     table = read_columns(source, of_samples=True) if isinstance(source, Path) else _of_frame(source)
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
@@ -80,10 +77,7 @@ def _of_frame(frame: Any) -> Table:
 
 
 class TableRows:
-    """Rows of a table that are read in ascending order, a range at a time; with `split`, the rows of that split.
-
-    `labels` are the indices of the cells of the column `target` among `classes`, -1 for others.
-    """
+    """Rows of a table (or of a split), read in ascending order; `labels` index `classes`, and are -1 for others."""
 
     def __init__(
         self, path: Path, split: str | None = None, target: str | None = None, classes: Sequence[str] = ()
