@@ -25,7 +25,7 @@ def read(
     source: Any, *, target: str | None = None, groups: str | None = None, split: str | None = None,
     drop: Sequence[str] = (), skip_broken: bool = False, test_fraction: float = 0.2, seed: int = 0,
 ) -> Dataset:  # fmt: skip
-    """One row per sample; `target`, `groups`, `split`, `drop` name columns. The encoding is learned on training rows."""
+    """One row per sample; `target`, `groups`, `split`, `drop` name columns. The encoding is that of training rows."""
     where = str(source) if isinstance(source, Path) else "data frame"
     table = read_columns(source, of_samples=True) if isinstance(source, Path) else _of_frame(source)
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
