@@ -208,7 +208,8 @@ def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[s
 
 def _summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> dict[str, Any]:
     """What was fitted and corrected, for JSON."""
-    target, names, estimate, intervals = decider.target_prior, decider.utility.classes.names, decider.estimate, {}
+    target, names, estimate = decider.target_prior, decider.utility.classes.names, decider.estimate
+    intervals: dict[str, Any] = {}
     if estimate is not None:
         bounds = zip(*(end.tolist() for end in estimate.interval()), strict=True)
         intervals["target_prior_interval"] = dict(zip(names, bounds, strict=True))

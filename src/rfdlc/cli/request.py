@@ -112,9 +112,9 @@ class Request(UtilityRequest):
         prior = None if self.train_prior is None else read_prior(self.train_prior, "training prior")
         estimated = self.target_prior == "estimate"
         target = None if self.target_prior is None or estimated else read_prior(self.target_prior, "target prior")
-        changes = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
-        changes |= {"train_prior": prior, "target_prior": target}
-        given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+        given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
+        given |= {"train_prior": prior, "target_prior": target}
+        given = {name: value for name, value in given.items() if value is not None}
         if saved is None:
             decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(predictions.classes), **given)
         else:

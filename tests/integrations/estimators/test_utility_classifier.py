@@ -42,7 +42,9 @@ def test_calibration_is_out_of_fold_as_in_a_plain_loop(three, ensemble):
         scores.append(models[-1].predict_proba(X[held]))
         targets.append(y[held])
     utility = Utility(COSTLY, Classes.from_labels(y))
-    reference = Decider(utility, train_prior="train").fit(np.concatenate(scores), np.concatenate(targets))
+    reference = Decider(utility, calibration="temperature", train_prior="train").fit(
+        np.concatenate(scores), np.concatenate(targets)
+    )
     temperature = reference.fitted.temperature
     assert model.decider_.fitted.temperature == pytest.approx(reference.fitted.temperature)
     assert temperature > 1.01  # naive Bayes is too sure: there was something to do
@@ -116,7 +118,9 @@ def test_prefit_calibrates_on_what_it_is_given(three):
     fitted = GaussianNB().fit(X[:200], y[:200])
     model = UtilityClassifier(fitted, COSTLY, cv="prefit", calibration="temperature").fit(X[200:], y[200:])
     assert model.estimator_ is fitted
-    reference = Decider(Utility(COSTLY), train_prior=np.bincount(y[200:])).fit(fitted.predict_proba(X[200:]), y[200:])
+    reference = Decider(Utility(COSTLY), calibration="temperature", train_prior=np.bincount(y[200:])).fit(
+        fitted.predict_proba(X[200:]), y[200:]
+    )
     assert model.decider_.fitted.temperature == pytest.approx(reference.fitted.temperature)
     with pytest.raises(NotFittedError):
         UtilityClassifier(GaussianNB(), cv="prefit").fit(X, y)

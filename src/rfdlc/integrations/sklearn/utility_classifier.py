@@ -40,8 +40,8 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         U[true, action]: a `Utility`, a data frame, the path of a CSV file, an array with its rows in the order of the
         sorted labels, "one-hot" (also None), or "tail-sensitive" (by the number of samples in y). Columns that are not
         classes are additional actions, such as "abstain". Pass costs with their sign changed.
-    calibration : str or None, default "auto"
-        The name of a calibrator in `rfdlc.decide.calibrators.CALIBRATORS`.
+    calibration : str or None, default "temperature"
+        A calibrator of `rfdlc.decide.calibrators.CALIBRATORS`; "auto" chooses one, but not by sample weights exactly.
     target_prior, estimator_prior : str, dict or array, default "train"
         Class priors where decisions are made, and of the estimator's probabilities: "train" (as in y), "uniform" (of an
         estimator that balances the classes by weights or sampling), or shares by class.
@@ -73,7 +73,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
     estimator: Any
     utility: Any = None
     _: KW_ONLY
-    calibration: str | None = "auto"
+    calibration: str | None = "temperature"
     target_prior: PriorLike = "train"
     estimator_prior: PriorLike = "train"
     cv: Any = 5
