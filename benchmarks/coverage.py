@@ -18,7 +18,7 @@ from scipy.special import softmax
 
 from recording import write
 from rfdlc import Classes, Utility
-from rfdlc.decide.comparison import compare_outcomes
+from rfdlc.decide.comparison import paired_difference
 from rfdlc.decide.intervals import Estimate
 from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
@@ -41,7 +41,7 @@ def draw(centres: Any, samples: int, rng: np.random.Generator) -> list[Outcomes]
 
 
 def estimates(outcomes: Outcomes) -> dict[str, Any]:
-    """Those that have intervals; actions and classes of all kinds are too many to list."""
+    """Those of every metric that has intervals."""
     found = {name: each for metric in METRICS.values() for name, each in metric.estimates(outcomes).items()}
     return {name: each for name, each in found.items() if METRICS[name.partition(".")[0]].resample}
 
@@ -72,10 +72,11 @@ def simulate(samples: int, repeats: int, seed: int) -> Iterator[dict[str, Any]]:
                 for name, estimate in found.items():
                     if (bounds := estimate.interval()) is not None and name in true:
                         covered[model, name].append((*bounds, estimate.value, true[name]))
-            for d in compare_outcomes(pair[:1], pair[1:]).differences:
-                if d.name in truths[0] and d.name in truths[1]:
-                    true = truths[1][d.name] - truths[0][d.name]
-                    covered["compare", d.name].append((d.low, d.high, d.difference, true))
+            for name in (name for name in truths[0] if name in truths[1]):
+                found = paired_difference([here[0][name]], [here[1][name]])
+                if found is not None:
+                    _, _, value, low, high, _ = found
+                    covered["compare", name].append((low, high, value, truths[1][name] - truths[0][name]))
     for (model, name), rows in covered.items():
         low, high, value, true = np.array(rows).T
         if len(rows) >= repeats / 4:
@@ -93,7 +94,7 @@ def simulate(samples: int, repeats: int, seed: int) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--samples", type=int, nargs="*", default=(100, 1000))
     options = parser.parse_args()

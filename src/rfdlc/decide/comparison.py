@@ -77,14 +77,14 @@ def compare_outcomes(
     for metric in METRICS.values():
         left, right = ([metric.estimates(o, times, seed) for o in side] for side in (a, b))
         for name in [name for name in left[0] if all(name in each for each in (*left, *right))]:
-            found = _difference([each[name] for each in left], [each[name] for each in right])
+            found = paired_difference([each[name] for each in left], [each[name] for each in right])
             rows += [] if found is None else [Difference(name, labels[name], *found)]
     adjusted = _holm(np.array([row.p for row in rows]))
     differences = tuple(replace(row, p=float(p)) for row, p in zip(rows, adjusted, strict=True))
     return Comparison(names, len(a[0]), (len(a), len(b)), differences)
 
 
-def _difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:
+def paired_difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] | None:
     """Values of both sides, their difference with its interval, and p; None without an interval on each side."""
     if any(each.interval() is None for each in (*a, *b)):
         return None
