@@ -31,7 +31,7 @@ class Estimate:
     influence: Callable[[], Array] | None = None  # what each sample adds to the error of the value
     unseen: float | None = None  # variance of a sample more that differs; None if influences do not tell everything
     centre: Callable[[], float] | None = None  # what the interval is about, where that is not the value
-    parts: tuple[Array, Array] | None = None  # of a mean over groups: samples and value of each
+    parts: tuple[Indices, Array] | None = None  # of a mean over groups: samples and value of each
 
 
 def wilson(share: Any, samples: Any) -> tuple[Any, Any]:

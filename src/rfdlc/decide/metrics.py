@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rfdlc.decide.outcomes import Outcomes
 
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
-ECE_BINS, PAPER_ECE_BINS = 15, 10
+ECE_BINS = 15
 RESERVED = ("samples", "values", "intervals", "uncertainty")
 
 
@@ -181,7 +181,7 @@ def bin_of(confidence: Floats) -> Indices:
     return np.searchsorted(np.linspace(0, 1, ECE_BINS + 1)[1:-1], confidence, side="left")
 
 
-def ece_paper(entropy: Floats, correct: Mask, bins: int = PAPER_ECE_BINS) -> float:
+def ece_paper(entropy: Floats, correct: Mask, bins: int = 10) -> float:
     """The paper's measure: confidence 1 - entropy in nats, bins [lower, upper), samples outside [0, 1) in no bin.
 
     Those samples stay in the denominator. Kept to reproduce the paper; it is not a calibration error.
@@ -201,12 +201,6 @@ def classwise_gaps(probabilities: Floats, targets: Indices) -> Array:
     gaps: Array = -np.bincount(place.ravel(), probabilities.ravel(), classes * ECE_BINS).astype(np.float64)
     np.add.at(gaps, place[np.arange(len(targets)), targets], 1)
     return gaps.reshape(classes, ECE_BINS)
-
-
-def brier(probabilities: Floats, targets: Indices) -> NDArray[Any]:
-    """sum_c (p(c) - 1{y = c})^2 per sample (N,)."""
-    true = probabilities[np.arange(len(targets)), targets]
-    return np.einsum("nc,nc->n", probabilities, probabilities) - 2 * true + 1
 
 
 def nll(true_probability: Floats) -> NDArray[Any]:
@@ -232,11 +226,9 @@ def _ece(o: "Outcomes", rows: Any = slice(None), debiased: bool = False) -> Esti
 def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
     """An area of the samples that were decided for a class."""
     kept = o.decided >= 0
-    found = area(o.correct[kept], o.certainty[kept])
-    if found.influence is None:
-        return found
-    influence = np.zeros(len(o))
-    influence[kept] = found.influence()
+    found, influence = area(o.correct[kept], o.certainty[kept]), np.zeros(len(o))
+    if found.influence is not None:
+        influence[kept] = found.influence()
     return replace(found, influence=lambda: influence)
 
 
@@ -266,8 +258,8 @@ def _gap(o: "Outcomes", rows: Any = True) -> Estimate:
 
 
 def _group_rates(o: "Outcomes") -> dict[str, Any]:
-    inside = lambda values, group: np.isin(values, o.classes.members(group))  # noqa: E731
-    return {f"{t} as {d}": np.where(inside(o.targets, t), inside(o.decided, d), NAN) for t, d in o.groups}
+    pairs = {f"{true} as {wrong}": (o.classes.members(true), o.classes.members(wrong)) for true, wrong in o.groups}
+    return {name: np.where(np.isin(o.targets, t), np.isin(o.decided, d), NAN) for name, (t, d) in pairs.items()}
 
 
 # fmt: off

@@ -44,7 +44,7 @@ class Outcomes:
     certainty: Floats  # minus the uncertainty that ranks samples for error detection
     expected: NDArray[np.float64]  # expected utilities of the chosen actions
     entropy: Floats  # of the probabilities, in nats
-    brier: Floats
+    brier: Floats  # sum_c (p(c) - 1{y = c})^2
     nll: Floats
     load_probabilities: Callable[[], Any]
     groups: Sequence[tuple[str, str]] = ()  # (true, decided) pairs of class groups
@@ -59,15 +59,15 @@ class Outcomes:
         decided = utility.decided_class[actions]
         if p is not None:
             confidence, rows = p.max(axis=1).astype(np.float64), np.arange(len(p))
-            believed = np.where(decided < 0, confidence, p[rows, decided])
+            believed, true = np.where(decided < 0, confidence, p[rows, decided]), p[rows, targets]
             columns = {
                 "likeliest": p.argmax(axis=1),
                 "confidence": confidence,
                 "certainty": believed if certainty is None else certainty,
                 "expected": np.einsum("nc,nc->n", p, utility.matrix.T[actions]),
                 "entropy": uncertainty.entropy(p),
-                "brier": metrics.brier(p, targets),
-                "nll": metrics.nll(p[rows, targets]),
+                "brier": np.einsum("nc,nc->n", p, p) - 2 * true + 1,
+                "nll": metrics.nll(true),
                 "gaps": metrics.classwise_gaps(p, targets),
             }
         return cls(utility, targets, actions, decided, **columns, load_probabilities=lambda: p)

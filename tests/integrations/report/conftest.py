@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rfdlc import Classes, Decider, Predictions, Utility
-from rfdlc.integrations.report.embedding import STEP
+from rfdlc.integrations.report.report import STEP
 
 NO_BROWSER = "no Chromium with its driver: on Debian run apt-get install chromium chromium-driver (make browser does)"
 

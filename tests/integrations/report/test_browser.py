@@ -13,7 +13,7 @@ import pytest
 import rfdlc
 from rfdlc import Decider, Predictions, Utility
 from rfdlc.decide.calibrators import Temperature
-from rfdlc.integrations.report.embedding import quantise
+from rfdlc.integrations.report.report import quantise
 from rfdlc.integrations.report.runs import ReportRun, as_runs
 
 pytest.importorskip("selenium", reason="no Selenium: pip install selenium")

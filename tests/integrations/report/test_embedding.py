@@ -5,7 +5,8 @@ import zlib
 
 import numpy as np
 
-from rfdlc.integrations.report.embedding import LEVELS, STEP, pack, quantise, stratified
+from rfdlc.integrations.report.curves import stratified
+from rfdlc.integrations.report.report import LEVELS, STEP, pack, quantise
 
 from .conftest import dequantise
 

@@ -13,8 +13,7 @@ import pytest
 import rfdlc
 from rfdlc import Classes, Decider, InputError, Predictions, Utility
 from rfdlc.cli import app
-from rfdlc.integrations.report.embedding import MOST_CELLS
-from rfdlc.integrations.report.report import write_report
+from rfdlc.integrations.report.report import MOST_CELLS, write_report
 from rfdlc.integrations.report.runs import ReportRun, as_runs
 
 from .conftest import make_folder, make_predictions

@@ -10,7 +10,6 @@ from rfdlc.decide.classes import Indices
 from rfdlc.decide.intervals import mean
 from rfdlc.decide.outcomes import Outcomes
 from rfdlc.decide.utility import Utility
-from rfdlc.integrations.report.embedding import stratified
 from rfdlc.integrations.report.runs import ReportRun
 
 PENALTIES = (0.0, -0.1, -0.25, -0.5, -1.0, -2.0, -4.0, -8.0)
@@ -33,6 +32,20 @@ def false_head_curve(run: ReportRun) -> list[dict[str, float]]:
     """The false head rate at head shares from 5% to 95%, where there are tail samples."""
     rates = {share: mean(wrong).value for share, wrong in metrics.false_heads(run.outcomes, HEAD_SHARES).items()}
     return [{"share": share, "rate": rate} for share, rate in rates.items() if not np.isnan(rate)]
+
+
+def stratified(targets: Indices, size: int, seed: int) -> Indices:
+    """`size` positions with the class shares of `targets`, up to rounding; all positions if there are fewer.
+
+    Systematic sampling: samples are shuffled, sorted by class, and taken at equal distances.
+    """
+    if len(targets) <= size:
+        return np.arange(len(targets))
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(targets))
+    by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
+    places = ((np.arange(size) + rng.random()) * (len(targets) / size)).astype(np.int64)
+    return np.sort(by_class[places])
 
 
 def frontier_samples(run: ReportRun) -> int:
@@ -66,7 +79,8 @@ def reliability(run: ReportRun) -> dict[str, list[dict[str, float]]]:
     """
     o = run.outcomes
     lines: dict[str, list[dict[str, float]]] = {}
-    for name, mask in {"all": slice(None), **dict(metrics.regions(o, "thirds", o.likeliest))}.items():
+    masks: dict[str, Any] = {"all": slice(None), **dict(metrics.regions(o, "thirds", o.likeliest))}
+    for name, mask in masks.items():
         place = metrics.bin_of(o.confidence[mask])
         count, total, hits = (np.bincount(place, weights=w) for w in (None, o.confidence[mask], o.right[mask]))
         lines[name] = [
@@ -79,9 +93,9 @@ def reliability(run: ReportRun) -> dict[str, list[dict[str, float]]]:
 def risk_coverage_points(run: ReportRun) -> list[dict[str, float]]:
     """Error rate among the most confident samples against their share, without samples that were abstained on."""
     o, kept = run.outcomes, run.outcomes.decided >= 0
-    coverage, risk = metrics.risk_coverage(o.correct[kept], o.certainty[kept])
-    shown = np.unique(np.linspace(0, len(risk) - 1, CURVE_POINTS if len(risk) else 0).round().astype(int))
-    return [{"coverage": float(coverage[i]), "risk": float(risk[i])} for i in shown]
+    points = np.stack(metrics.risk_coverage(o.correct[kept], o.certainty[kept]), axis=1)
+    shown = np.unique(np.linspace(0, len(points) - 1, CURVE_POINTS if len(points) else 0).round().astype(int))
+    return [{"coverage": float(coverage), "risk": float(risk)} for coverage, risk in points[shown]]
 
 
 def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:

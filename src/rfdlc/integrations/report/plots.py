@@ -173,8 +173,7 @@ def _confusion_shares(run: ReportRun) -> tuple[np.ndarray[Any, Any], list[str], 
         _need_counts(run, "confusion")
         blocks = dict(classes.thirds)
     block_of = np.empty(len(classes), dtype=np.int64)
-    for i, members in enumerate(blocks.values()):
-        block_of[members] = i
+    block_of[np.concatenate([*blocks.values()])] = np.repeat(range(len(blocks)), [*map(len, blocks.values())])
     others = np.flatnonzero(utility.decided_class < 0)
     columns = block_of[utility.decided_class]
     columns[others] = len(blocks) + np.arange(len(others))
@@ -185,9 +184,6 @@ def _confusion_shares(run: ReportRun) -> tuple[np.ndarray[Any, Any], list[str], 
 
 
 KINDS: dict[str, Callable[[Any, Sequence[ReportRun]], Any]] = {
-    "frontier": _frontier,
-    "reliability": _reliability,
-    "tail": _tail,
-    "confusion": _confusion,
+    "frontier": _frontier, "reliability": _reliability, "tail": _tail, "confusion": _confusion,
     "risk-coverage": _risk_coverage,
-}
+}  # fmt: skip

@@ -1,14 +1,18 @@
 """report(): one self-contained HTML file in which the utility can be edited.
 
 Template, styles, scripts and data are put together so that the page fetches nothing and runs no text of a user.
+Probabilities take 16 bits on a logarithmic scale, because a temperature and a prior act on logarithms: the relative
+error is at most `STEP / 2` (0.02%) down to the floor at which the library takes logarithms.
 """
 
 import base64
 import hashlib
 import html
+import io
 import json
 import platform
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,22 +21,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rfdlc import __version__
-from rfdlc.decide.classes import Classes
+from rfdlc.data.images import upright
+from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, entries, evaluate
 from rfdlc.decide.intervals import LEVEL
 from rfdlc.decide.metrics import HEAD_FRACTIONS
+from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
-from rfdlc.integrations.report.embedding import MOST_CELLS, STEP, Images, pack, quantise, stratified, thumbnails
 from rfdlc.integrations.report.runs import ReportRun, Source, as_runs, compare_runs
 from rfdlc.progress import track
 
-BOOTSTRAP = 200
+BOOTSTRAP, LEVELS = 200, 65535
+STEP = float(-np.log(PROBABILITY_FLOOR) / LEVELS)
+MOST_CELLS = 2_000_000  # probabilities in one page, all runs together: two bytes each, about 4 MB as text
+SIDE = 72  # pixels of a thumbnail
+Images = str | Path | NDArray[Any]
 PICTURES = 150  # samples with a thumbnail: the costliest mistakes, then the most confident errors
 # One script in this order: a file uses only names of earlier files.
 SCRIPTS = (
@@ -98,7 +108,7 @@ def write_report(
     """Write the report of runs that share their classes and utility; the evaluations in it, by run."""
     folder = out.absolute().parent
     expect(folder.is_dir(), f"{out}: the folder {folder} does not exist; create it first")
-    draws = {"bootstrap": bootstrap, "seed": seed}
+    draws: dict[str, Any] = {"bootstrap": bootstrap, "seed": seed}
     evaluations = {run.name: evaluate(run.predictions, None, run.decider, **draws) for run in runs}
     classes, utility, first = runs[0].classes, runs[0].decider.utility, evaluations[runs[0].name]
     known = classes.counts is not None
@@ -141,8 +151,8 @@ def write_report(
 
 def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images | None, seed: int) -> dict[str, Any]:
     """Everything that the page shows of one run."""
-    targets, decider = run.outcomes.targets, run.decider
-    rows, worst, calibration = stratified(targets, most, seed), curves.costliest(run), None
+    targets, decider, calibration = run.outcomes.targets, run.decider, None
+    rows, worst = curves.stratified(targets, most, seed), curves.costliest(run)
     # Confident errors may become costly when the utility is edited.
     errors = np.argsort(-np.where(run.outcomes.right, -1.0, run.outcomes.confidence), kind="stable")
     pictured = np.array(list(dict.fromkeys([*worst.tolist(), *errors.tolist()]))[:PICTURES], dtype=np.int64)
@@ -206,3 +216,66 @@ def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str
 
 def _asset(name: str) -> str:
     return (files("rfdlc.integrations.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def quantise(probabilities: Floats) -> NDArray[np.uint16]:
+    """-log p in steps of `STEP`: 0 is probability 1, `LEVELS` is the floor."""
+    levels = np.log(np.clip(probabilities, PROBABILITY_FLOOR, 1.0)) * (-1 / STEP)
+    return np.rint(levels).astype(np.uint16)
+
+
+def pack(array: NDArray[Any]) -> str:
+    """Little-endian bytes in planes (all first bytes, then all second bytes, ...), which deflate better, as base64."""
+    plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    planes = plain.reshape(-1).view(np.uint8).reshape(-1, plain.itemsize).T
+    return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode("ascii")
+
+
+def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str, str]:
+    """Images of these samples by position: from an array of all images, or from files named by the ids.
+
+    A sample without a file has no image; it is an error if no file is found at all.
+    """
+    if images is None:
+        return {}
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError("thumbnails need Pillow: pip install pillow, or leave images out") from None
+    if not isinstance(images, str | Path):
+        array = np.asarray(images)
+        expect(
+            array.ndim in (3, 4) and len(array) == len(run.outcomes),
+            f"images have shape {array.shape} for {len(run.outcomes)} samples: "
+            "expected (samples, height, width), (samples, height, width, 3) or (samples, 3, height, width)",
+        )
+        return {str(row): _encode(Image.fromarray(_pixels(array[row]))) for row in rows}
+    folder = Path(images)
+    named = folder.is_dir() and run.predictions.ids is not None
+    expect(named, f"images {str(images)!r}: no such folder, or {run.name} has no ids that name its files")
+    paths = {str(row): folder / name for row, name in zip(rows, run.ids_of(rows), strict=True)}
+    found = {row: path for row, path in paths.items() if path.is_file()}
+    expect(found or not paths, f"images {str(images)!r}: no id is a file in it (tried {[*paths.values(), ''][0]})")
+    try:
+        return {row: _encode(upright(Image.open(path)).convert("RGB")) for row, path in found.items()}
+    except OSError as error:
+        raise InputError(f"images {str(images)!r}: one cannot be read ({error})") from None
+
+
+def _pixels(image: NDArray[Any]) -> NDArray[np.uint8]:
+    """(H, W), (H, W, channels) or (channels, H, W) of bytes, or of floats between 0 and 1, as Pillow takes it."""
+    if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
+        image = image.transpose(1, 2, 0)
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[:, :, 0]
+    pixels = np.clip(image * 255, 0, 255) if image.dtype.kind == "f" else image
+    return np.ascontiguousarray(pixels.astype(np.uint8))
+
+
+def _encode(image: Any) -> str:
+    """PNG for tiny images, which are enlarged without blur; JPEG for photographs."""
+    file, tiny = io.BytesIO(), max(image.size) < SIDE
+    if not tiny:
+        image.thumbnail((SIDE * 2, SIDE * 2))
+    image.save(file, "PNG" if tiny else "JPEG", optimize=True, **({} if tiny else {"quality": 80}))
+    return f"data:image/{'png' if tiny else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

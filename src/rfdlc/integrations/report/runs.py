@@ -158,7 +158,7 @@ def compare_runs(a: Sequence[ReportRun], b: Sequence[ReportRun], bootstrap: int 
     left, right = ([run.outcomes for run in side] for side in (a, b))
     ids = [run.predictions.ids for run in (*a, *b) if run.predictions.ids is not None]
     if len(ids) == len(a) + len(b) and all(len(each) == len(np.unique(each)) for each in ids):
-        left, right = ([run.outcomes.take(np.argsort(run.predictions.ids)) for run in side] for side in (a, b))
+        left, right = ([run.outcomes.take(np.argsort(run.ids_of(slice(None)))) for run in side] for side in (a, b))
         same = all(np.array_equal(np.sort(ids[0]), np.sort(each)) for each in ids)
         expect(same, f"{a[0].name} and {b[0].name} have different ids: expected the same test samples")
     return compare_outcomes(left, right, (a[0].name, b[0].name), bootstrap, seed)
