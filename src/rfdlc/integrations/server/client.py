@@ -46,7 +46,7 @@ class Client:
         self, *, images: Sequence[str | Path | bytes] | None = None, arrays: Any = None, rows: Any = None,
         probabilities: Any = None, utility: Utility | None = None, full: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
-        """Decide samples of exactly one kind.
+        """Decide samples of exactly one kind; returns lists such as action, expected_utility and uncertainty.
 
         Parameters
         ----------
@@ -55,12 +55,6 @@ class Client:
             column), or probabilities (N, C) or (M, N, C) of any model.
         utility, full
             Another utility than the server's; whether to add classes, actions, probabilities and expected_utilities.
-
-        Returns
-        -------
-        dict
-            Lists with one entry per sample: action, expected_utility, argmax, probability, uncertainty and
-            mutual_information.
         """
         expect(not isinstance(images, str | Path | bytes), "images is one image: expected a list of paths or bytes")
         question: dict[str, Any] = {

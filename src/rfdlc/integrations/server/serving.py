@@ -128,8 +128,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self.idle.pop(self, None)
-        self._stop("idle")
-        self._stop("stalled")
+        self._time("idle", False)
+        self._time("stalled", False)
         self.http.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -140,16 +140,16 @@ class Connection(asyncio.Protocol):
         self.http.data_received(data)
 
     def pause_writing(self) -> None:
-        self._start("stalled")
+        self._time("stalled", True)
         self.http.pause_writing()
 
     def resume_writing(self) -> None:
-        self._stop("stalled")
+        self._time("stalled", False)
         self.http.resume_writing()
 
     def begin_request(self, body: int) -> None:
         """Headers are complete, and `body` bytes follow."""
-        self._stop("idle")
+        self._time("idle", False)
         self.idle.pop(self, None)
         self._body = body
         self._allowance += body
@@ -158,15 +158,14 @@ class Connection(asyncio.Protocol):
         """The answer was written; what is left of the body is read and dropped."""
         self._allowance = self.limits.headers + READ_AHEAD + min(max(self._allowance, 0), self._body)
         if not self._lost:
-            self._start("idle")
+            self._time("idle", True)
             self.idle[self] = None
 
-    def _start(self, timer: str) -> None:
-        self._timers[timer] = asyncio.get_running_loop().call_later(self.limits.seconds, self.transport.abort)
-
-    def _stop(self, timer: str) -> None:
+    def _time(self, timer: str, start: bool) -> None:
         if timer in self._timers:
             self._timers.pop(timer).cancel()
+        if start:
+            self._timers[timer] = asyncio.get_running_loop().call_later(self.limits.seconds, self.transport.abort)
 
 
 class JsonLines(logging.Handler):
