@@ -45,13 +45,13 @@ class AdamW:
         self.state = {"first": _zeros(parameters), "second": _zeros(parameters), "steps": steps}
 
     def step(self, parameters: Tensors, gradients: Tensors, rates: Tensor) -> None:
-        first, second, (steps,) = self.state.values()
+        *moments, (steps,) = self.state.values()
         steps += 1
-        slices = _slices(len(self.decays), parameters, gradients, first, second)
-        for tensors, decay, rate in zip(slices, self.decays, rates.unbind(), strict=False):
+        slices = _slices(len(self.decays), parameters, gradients, *moments)
+        for (own, slopes, first, second), decay, rate in zip(slices, self.decays, rates.unbind(), strict=False):
             torch._fused_adamw_(
-                *tensors, [], [steps] * len(parameters), lr=rate, weight_decay=decay, beta1=0.9, beta2=0.999, eps=1e-8,
-                amsgrad=False, maximize=False,
+                own, slopes, first, second, [], [steps] * len(own), lr=rate, weight_decay=decay, beta1=0.9, beta2=0.999,
+                eps=1e-8, amsgrad=False, maximize=False,
             )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,8 +72,9 @@ class BasicBlocks(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 5:
-            pairs = [((b.conv1, b.norm1, False), (b.conv2, b.norm2, True)) for b in self]
-            return fused.run([fused.Unit(*unit) for pair in pairs for unit in pair], x)
+            blocks: list[Any] = list(self)
+            pairs = [(fused.Unit(b.conv1, b.norm1), fused.Unit(b.conv2, b.norm2, residual=True)) for b in blocks]
+            return fused.run([unit for pair in pairs for unit in pair], x)
         return super().forward(x)
 
 

@@ -262,8 +262,7 @@ def reset(module: nn.Module, seeds: Sequence[int]) -> None:
     """Draw the weights of every layer that has any to draw; run r uses seeds[r] alone, in module order."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     for layer in module.modules():
-        if hasattr(layer, "reset"):
-            layer.reset(generators)
+        getattr(layer, "reset", lambda generators: None)(generators)
 
 
 class Layout(NamedTuple):
