@@ -156,8 +156,7 @@ def epochs(
 ) -> Iterator[Epoch]:  # fmt: skip
     """Train from the end of epoch `done` to the last of the last stage. `state` is the optimiser's, of a checkpoint.
 
-    Where several `processes` each drive a loop like this one, networks are the same on all of them after each epoch.
-    `show` is called after every step.
+    Networks are the same on all `processes` that drive such a loop after each epoch; `show` is called after every step.
     """
     deviations: list[Tensor] = []
     with torch_settings(net.head_weights.device):

@@ -36,7 +36,7 @@ def train(
     data: Any, method: str = "rf-dlc", out: str | Path = "runs/rf-dlc", *, root: str | Path | None = None,
     data_options: Mapping[str, Any] | None = None, backbone: OwnBackbone | str | None = None, **settings: Any,
 ) -> Model:  # fmt: skip
-    """Train a model; everything is kept in a run folder.
+    """Train a model, and keep everything in a run folder. What cannot be used raises an InputError before there is one.
 
     Parameters
     ----------
@@ -53,11 +53,6 @@ def train(
     Returns
     -------
     Model
-
-    Raises
-    ------
-    InputError
-        For data, settings or a folder that cannot be used; nothing is written then.
 
     Examples
     --------

@@ -55,10 +55,7 @@ class Trainer:
         self.stacker = Stacker(data, backbone, group, networks)
 
     def check(self, run: Run, again: bool = True) -> None:
-        """Raise, before there is a folder, for a run that cannot be trained on these data by these processes.
-
-        A folder that holds a run already is refused or, with `again`, one that holds another run.
-        """
+        """Raise for a run that cannot be trained here or whose folder holds a run (with `again`: another run)."""
         config, data, group = run.config, self.data, self.group
         if run.writes and run.exists:
             known = f"{run.path} holds a run already: continue it with `rfdlc resume {run.path}`"
