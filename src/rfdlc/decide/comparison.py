@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from rfdlc.decide.evaluation import entries, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
@@ -97,11 +97,11 @@ def paired_difference(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, ...] |
     seeds = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in values if len(side) > 1]
     for i, half in enumerate(halves):
         variance = (half / Z) ** 2 + sum(part for part, _ in seeds)
-        freedom = variance**2 / sum(part**2 / free for part, free in seeds) if any(p for p, _ in seeds) else np.inf
-        halves[i] = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * variance**0.5
+        freedom = variance**2 / sum(part**2 / free for part, free in seeds) if any(p for p, _ in seeds) else 1e9
+        halves[i] = float(special.stdtrit(min(freedom, 1e9), (1 + LEVEL) / 2)) * variance**0.5
     low, high = min(centre - halves[0], right - left), max(centre + halves[1], right - left)
     error = (halves[0] if centre > 0 else halves[1]) / Z
-    p = 2 * float(stats.norm.sf(abs(centre) / error)) if error > 0 else 1.0
+    p = 2 * float(special.ndtr(-abs(centre) / error)) if error > 0 else 1.0
     return left, right, right - left, low, high, p
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from rfdlc.decide.classes import Indices
 
 LEVEL = 0.95
-Z = float(stats.norm.ppf((1 + LEVEL) / 2))
+Z = float(special.ndtri((1 + LEVEL) / 2))
 FEWEST, FEWEST_HITS, FEWEST_ERRORS = 20, 3, 5  # samples behind an interval of a mean, a share, a ranking
 UNSEEN = 0.8  # of a sample more that may differ between two models
 SMOOTHING, DRAWS = 10, 200  # of tests of the calibration error
@@ -45,7 +45,7 @@ def wilson(share: Any, samples: Any) -> tuple[Any, Any]:
         hits = np.rint(share * samples)
         centre = (share + Z**2 / (2 * samples)) / (1 + Z**2 / samples)
         half = Z * np.sqrt(share * (1 - share) / samples + Z**2 / (4 * samples**2)) / (1 + Z**2 / samples)
-        poisson = stats.chi2.ppf(1 - LEVEL, np.maximum(2 * hits, 1)) / 2 / samples
+        poisson = special.gammaincinv(np.maximum(hits, 1), 1 - LEVEL) / samples
         few = (hits > 0) & (hits <= np.where(samples > 50, 3, 2))
         return np.clip(np.where(few, poisson, centre - half), 0, share)
 
@@ -86,7 +86,7 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
     def influence() -> Array:
         return np.asarray(np.where(inside, slope[groups] * (hits - share[groups]), 0).sum(axis=0))
 
-    unseen = UNSEEN * float((slope[seen] ** 2).mean()) if seen.any() else 0.0  # in any of the groups
+    unseen = UNSEEN * float(np.mean((present[seen] * seen.sum()) ** -2.0)) if seen.any() else 0.0  # in any group
     return Estimate(value, interval, influence, unseen, parts=(samples, scale(share)))
 
 
@@ -109,7 +109,7 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, weight: 
             return student(known)
         more, weights = np.append(known, ends), np.append(np.ones(size), [weight, weight])
         middle = np.average(more, weights=weights)
-        half = stats.t.ppf((1 + LEVEL) / 2, size) * np.sqrt(weights @ (more - middle) ** 2 / size / (size + 1))
+        half = special.stdtrit(size, (1 + LEVEL) / 2) * np.sqrt(weights @ (more - middle) ** 2 / size / (size + 1))
         return float(min(value, middle - half)), float(max(value, middle + half))
 
     unseen = 0.0 if ends is None else UNSEEN / 2 * ((ends[1] - ends[0]) / size) ** 2
@@ -122,7 +122,7 @@ def student(values: Array) -> Interval:
     if size < 2 or spread == 0:
         return float(values[0]), float(values[0])
     freedom = min(size - 1, max(2.0, 2 * size / max(1e-9, (gap**4).mean() / (gap**2).mean() ** 2 - 1)))
-    half = stats.t.ppf((1 + LEVEL) / 2, freedom) * spread / np.sqrt(size)
+    half = special.stdtrit(freedom, (1 + LEVEL) / 2) * spread / np.sqrt(size)
     shift = np.clip((gap**3).mean() / (6 * spread**2 * size) * (1 + 2 * Z**2), -half, half)
     return float(values.mean() + shift - half), float(values.mean() + shift + half)
 
@@ -134,7 +134,7 @@ def ranking(value: float, influence: Array, correct: Mask) -> Estimate:
         fewest = min(int(correct.sum()), int((~correct).sum()))
         if fewest < FEWEST_ERRORS or not 0 < value < 1:
             return None
-        error = stats.t.ppf((1 + LEVEL) / 2, fewest) * np.linalg.norm(influence) / (value * (1 - value))
+        error = special.stdtrit(fewest, (1 + LEVEL) / 2) * np.linalg.norm(influence) / (value * (1 - value))
         return float(special.expit(special.logit(value) - error)), float(special.expit(special.logit(value) + error))
 
     return Estimate(value, interval, lambda: influence, 0.0)
