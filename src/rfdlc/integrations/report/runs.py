@@ -98,10 +98,7 @@ def prepared(name: str, predictions: Predictions, decider: Decider, source: Path
         if predictions.named and predictions.classes.counts is not None:
             decider = decider.replace(classes=predictions.classes)
         elif source is not None and (source / "classes.json").is_file():
-            try:
-                decider = decider.replace(classes=Classes.from_json(source / "classes.json"))
-            except InputError as error:
-                raise InputError(f"{name}: {source / 'classes.json'}: {error}") from None
+            decider = decider.replace(classes=Classes.from_json(source / "classes.json"))
     return ReportRun(name, predictions, decider, {} if source is None else _recorded(source))
 
 
