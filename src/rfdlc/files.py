@@ -27,8 +27,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def locked(path: Path, *, wait: bool = True, shared: bool = False) -> Iterator[bool]:
     """Lock a file or folder against other processes, or only against those that do not share it.
 
-    Gives False where another process has the lock and this one does not `wait`. The lock of a process that is killed
-    ends with it. Where there are no locks (Windows, some network drives) or there is no such file, nothing is locked.
+    Gives False where another process has the lock and this one does not `wait`; locks end with their process. Where
+    there are no locks (Windows, some network drives) or there is no such file, nothing is locked.
     """
     try:
         import fcntl

@@ -42,13 +42,11 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
-    """Raise unless there are columns and all their names differ."""
     expect(any(names), f"{where}: is empty: expected a first line with the names of the columns")
     for name in repeated(names):
         raise InputError(f"{where}: column {name!r} appears more than once: expected different names")
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
 class ArrowFile:
     """Columns of lists of numbers, such as embeddings, are read as one column per item: `name[0]`, `name[1]`, ..."""
 
@@ -67,7 +65,8 @@ class ArrowFile:
                 if kind is not None and (types.is_floating(kind) or types.is_integer(kind)):
                     first = self._dataset.head(1, columns=[field.name]).column(0).to_pylist()
                     self._fields[field.name] = len((first or [None])[0] or ())
-        self.names = [own for name, size in self._fields.items() for own in _items(name, size)]
+        items = {name: [name] if n is None else [f"{name}[{i}]" for i in range(n)] for name, n in self._fields.items()}
+        self.names = [item for own in items.values() for item in own]
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
@@ -77,22 +76,18 @@ class ArrowFile:
                 yield batch if self.names == list(self._fields) else self._flat(batch)
 
     def _flat(self, batch: Any) -> Any:
-        from pyarrow import RecordBatch, array, compute
+        from pyarrow import RecordBatch, compute
 
         columns: dict[str, Any] = {}
         for (name, size), column in zip(self._fields.items(), batch.columns, strict=True):
             if size is None:
                 columns[name] = column
                 continue
-            alike = size and (compute.list_value_length(column).to_numpy(zero_copy_only=False) == size).all()
-            expect(alike, f"{self.path}: column {name!r} holds lists of different lengths: expected one length")
-            items = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
-            columns |= {own: array(items[:, i]) for i, own in enumerate(_items(name, size))}
+            lengths = compute.min_max(compute.list_value_length(column)).as_py().values()  # None: all are missing
+            alike = f"{self.path}: column {name!r} holds lists of different lengths: expected one length"
+            expect(set(lengths) <= {size, None}, alike)
+            columns |= {f"{name}[{i}]": compute.list_element(column, i) for i in range(size)}
         return RecordBatch.from_arrays(list(columns.values()), list(columns))
-
-
-def _items(name: str, size: int | None) -> list[str]:
-    return [name] if size is None else [f"{name}[{i}]" for i in range(size)]
 
 
 class CsvFile:
@@ -221,8 +216,7 @@ def delimiter_of(lines: Iterable[str]) -> str:
 
 
 def number(cell: str, decimal: str = ".") -> float:
-    """A cell as a number; 1_2, which Python reads as 12, is a code."""
-    return float(cell.replace("_", "code").replace(decimal, "."))
+    return float(cell.replace("_", "code").replace(decimal, "."))  # Python reads 1_2 as 12, but it is a code
 
 
 def is_number(cell: str, decimal: str = ".") -> bool:
@@ -232,7 +226,6 @@ def is_number(cell: str, decimal: str = ".") -> bool:
         return False
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
 def open_writer(path: Path, schema: Any, kind: str, repeated: Sequence[str] = ()) -> Any:
     """Open a file of a kind (`.parquet` or `.csv`) to write tables to; `repeated` are columns with few values."""
     from pyarrow.csv import CSVWriter

@@ -31,11 +31,18 @@ def test_a_column_of_lists_is_one_feature_per_item(tmp_path: Path, kind: pyarrow
     np.testing.assert_array_equal(found.array[:, :3], vectors[5:9])
 
 
-@pytest.mark.parametrize("cells", [[[1.0, 2.0], [3.0]], [[1.0, 2.0], None]])
+@pytest.mark.parametrize("cells", [[[1.0, 2.0], [3.0]], [[1.0], [2.0, 3.0]]])
 def test_lists_of_different_lengths_are_refused(tmp_path: Path, cells: list) -> None:
     parquet.write_table(pyarrow.table({"v": cells, "label": ["a", "b"]}), tmp_path / "t.parquet")
     with pytest.raises(InputError, match=r"t.parquet: column 'v' holds lists of different lengths"):
         rfdlc.load(tmp_path / "t.parquet", test_fraction=0)
+
+
+def test_a_missing_list_is_missing_numbers(tmp_path: Path) -> None:
+    columns = {"v": [[1.0, 2.0], None, [3.0, 6.0], [5.0, 4.0]], "label": ["a", "b", "a", "b"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    found = rfdlc.load(tmp_path / "t.parquet", test_fraction=0).train.array
+    np.testing.assert_array_equal(found[1], [3, 1, 4, 1])  # medians, marked
 
 
 def test_lists_of_texts_stay_as_they_are(tmp_path: Path) -> None:

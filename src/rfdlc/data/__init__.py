@@ -1,1 +1,0 @@
-"""Where samples come from: sources (numpy), and loaders that feed a device (torch)."""

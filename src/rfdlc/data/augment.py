@@ -74,7 +74,6 @@ def _sum(line: Tensor, height: int, width: int, constant: Tensor) -> Tensor:
 
 # -- colour: pixels (B, C, H, W) on 0..255 and a signed strength (B, 1, 1, 1) in -1..1 -> pixels -----------------------
 def _blend(pixels: Tensor, other: Tensor | float, strength: Tensor) -> Tensor:
-    """Towards `other` (strength > 0) or away from it, by up to 90%."""
     return (pixels + 0.9 * strength * (other - pixels)).clamp(0, 255)
 
 

@@ -108,11 +108,10 @@ class Dataset:
         Class names, counted on the training split.
     train, val, test : Split
         `val` and `test` may be None.
-    normalisation : Normalisation, optional
     notes, skipped : tuple of str
         What was done to the data while it was read, and what was broken and left out.
-    encoder : TableEncoder, optional
-        How rows of a table become features.
+    normalisation, encoder : optional
+        How inputs are scaled, and how rows of a table become features.
 
     Examples
     --------
@@ -142,10 +141,8 @@ class Dataset:
         train = splits["train"]
         shape = tuple(train.inputs.shape[1:])
         expect(0 not in shape, f"{name}: samples of shape {shape} hold nothing to learn from")
-        for which, split in splits.items():
-            own = tuple(split.inputs.shape[1:])
-            alike = own == shape or not len(split)
-            expect(alike, f"{name}: {which} samples have shape {own}, but training samples {shape}")
+        for which, own in ((which, tuple(split.inputs.shape[1:])) for which, split in splits.items() if len(split)):
+            expect(own == shape, f"{name}: {which} samples have shape {own}, but training samples {shape}")
         present = np.unique(train.labels)
         only = f"{name}: all {len(train)} training samples are of one class ({names[int(present[0])]!r}): expected two"
         expect(len(present) > 1, only)
@@ -158,12 +155,10 @@ class Dataset:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The splits that exist, by name: train, val, test."""
         return {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample: (channels, H, W) or (F,)."""
         return tuple(self.train.inputs.shape[1:])
 
     @property
@@ -197,11 +192,9 @@ def as_inputs(where: str, inputs: NDArray[Any]) -> NDArray[Any]:
     """uint8 images as (N, channels, H, W), or finite float32 features (N, F)."""
     if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
         return as_images(where, inputs)
-    expect(
-        inputs.ndim == 2 and inputs.dtype.kind in "iufb",
-        f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: expected numbers (N, features), "
-        "or uint8 images (N, H, W), (N, H, W, 3) or (N, 3, H, W)",
-    )
+    expected = "expected numbers (N, features), or uint8 images (N, H, W), (N, H, W, 3) or (N, 3, H, W)"
+    numbers = inputs.ndim == 2 and inputs.dtype.kind in "iufb"
+    expect(numbers, f"{where}: inputs are {inputs.dtype} of shape {inputs.shape}: {expected}")
     with np.errstate(over="ignore"):  # too large values become infinite, and are reported below
         features = inputs.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))

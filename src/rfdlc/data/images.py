@@ -75,7 +75,6 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, channels, size, size), the shape of the decoded images."""
         return len(self), self.channels, self.size, self.size
 
     def decode(self, centre: float = 1.0) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
@@ -137,8 +136,7 @@ def unusable(image: "Image") -> str:
     # How pixels lie in the file, such as RGB;16B, is the argument, or the first argument, of each of pillow's tiles.
     if image.mode.startswith(("I", "F")) or any(";16" in str(tile[3]) for tile in image.tile):
         return "the image has 16 or more bits per channel: scale it to 8 bits, since only you know its range"
-    known = image.mode in GREY + COLOUR
-    return "" if known else f"the image has mode {image.mode}: convert it to grey or RGB with 8 bits"
+    return "" if image.mode in GREY + COLOUR else f"the image has mode {image.mode}: convert it to grey or RGB"
 
 
 def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Image":

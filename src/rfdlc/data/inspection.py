@@ -34,7 +34,6 @@ class Inspection:
 
     @classmethod
     def of(cls, data: Dataset) -> "Inspection":
-        """Look at every sample; files that are not in memory are decoded for it, with a progress bar."""
         found: dict[int, list[tuple[str, int]]] = defaultdict(list)  # where each content is: split and place
         broken: list[str] = []
         for name, split in data.splits.items():
@@ -67,26 +66,20 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         data, classes = self.data, self.data.classes
         counts = {split: self.counts(split).tolist() for split in data.splits}
+        each = [
+            {"name": name, "rank": int(classes.rank[c])} | {split: counts[split][c] for split in counts}
+            for c, name in enumerate(classes.names)
+        ]
         return {
-            "name": data.name,
-            "kind": data.kind,
-            "input_shape": list(data.input_shape),
+            "name": data.name, "kind": data.kind, "input_shape": list(data.input_shape),
             "splits": {name: len(split) for name, split in data.splits.items()},
-            "imbalance_factor": classes.imbalance_factor,
-            "classes": [
-                {"name": name, "rank": int(classes.rank[c])} | {split: counts[split][c] for split in counts}
-                for c, name in enumerate(classes.names)
-            ],
-            "thirds": self.regions("thirds"),
-            "shots": self.regions("shots"),
-            "repeated_samples": self.repeated,
+            "imbalance_factor": classes.imbalance_factor, "classes": each,
+            "thirds": self.regions("thirds"), "shots": self.regions("shots"), "repeated_samples": self.repeated,
             "samples_in_several_splits": _counted(self.across_splits),
             "samples_with_several_labels": _counted(self.across_labels),
             "groups_in_several_splits": _counted(self.groups_across_splits),
-            "broken": list(self.broken),
-            "skipped": list(data.skipped),
-            "notes": list(data.notes),
-        }
+            "broken": list(self.broken), "skipped": list(data.skipped), "notes": list(data.notes),
+        }  # fmt: skip
 
 
 def _counted(names: tuple[str, ...] | None) -> dict[str, Any] | None:
@@ -129,7 +122,6 @@ def plot_tail(classes: Classes, path: Path, title: str) -> None:
 
 
 def _draw(axes: Any, classes: Classes, title: str) -> None:
-    """Bars with names for few classes, an area for many, in the colours of the regions."""
     counts, stop = classes.count_array[classes.order], 0
     named = len(counts) <= MOST_NAMES
     for region, members in classes.thirds.items():

@@ -19,11 +19,8 @@ from rfdlc.tables import is_table, read_columns
 
 Reader = Callable[..., Dataset]
 Finder = Callable[[Path], Path]
-COMMON: dict[str, Any] = {  # options of every format
-    "groups": (str | Path | None, None),
-    "test_fraction": (Annotated[float, Field(ge=0, lt=1)], 0.2),
-    "seed": (NonNegativeInt, 0),
-}
+COMMON: dict[str, Any] = {"groups": (str | Path | None, None), "seed": (NonNegativeInt, 0)}  # options of every format
+COMMON["test_fraction"] = (Annotated[float, Field(ge=0, lt=1)], 0.2)
 IDS = ("id", "path", "file", "image", "name")
 GROUPS_FORMAT = "a CSV with the columns split,index,GROUP (index from 0 in each split) or id,GROUP"
 
@@ -55,10 +52,8 @@ def register_source(
         values are converted to the annotated types. A parameter called `seed` receives the seed given to `load`.
     names : mapping of str to callable, optional
         Names of data sets, and how each is found in the folder `root`: `find(root) -> path`.
-    suffixes : sequence of str
-        Files with one of these suffixes, such as `.jsonl`, are in this format.
-    recognises : callable, optional
-        `recognises(path) -> bool`: for folders, and where a suffix is not enough.
+    suffixes, recognises : sequence of str, callable
+        Which files are in this format, such as `.jsonl`; `recognises(path) -> bool` also for folders.
     """
     known = recognises or (lambda path: bool(suffixes))
     SOURCES.insert(0, Source(read, dict(names or {}), tuple(suffixes), known))
@@ -123,7 +118,6 @@ def load(
 
 
 def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
-    """What reads this source, and what to give it."""
     if not isinstance(source, str | Path):
         return (table.read if type(source).__name__ == "DataFrame" else arrays.from_memory), source
     inside = Path() if root is None else Path(root).expanduser()
@@ -144,7 +138,6 @@ def known_names() -> set[str]:
     return {name for known in SOURCES for name in known.names}
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
 def options_of(reader: Reader) -> list[str]:
     return [p.name for p in inspect.signature(reader).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
@@ -178,7 +171,6 @@ def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[
     return {name: getattr(found, name) for name in found.model_fields_set}
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
 def _with_groups(data: Dataset, path: Path) -> Dataset:
     """Every sample with its group, from a file in GROUPS_FORMAT; rows for other samples are ignored."""
     cells = {name: [str(cell) for cell in column.to_pylist()] for name, column in read_columns(path).items()}
@@ -188,10 +180,9 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
     rest = [name for name in columns if name not in ({"split", "index"} if by_index else {key})]
     clear = (by_index or key) and ("group" in rest or len(rest) == 1)
     expect(clear, f"{path}: has the columns {listing(cells)}: expected {GROUPS_FORMAT}")
-    names = columns.get(key, [])
-    if by_index:
-        pairs = zip(columns["split"], columns["index"], strict=True)
-        names = [f"{split_name(split) or split}/{index.lstrip('0') or '0'}" for split, index in pairs]
+    pairs = zip(columns["split"], columns["index"], strict=True) if by_index else ()
+    places = [f"{split_name(split) or split}/{index.lstrip('0') or '0'}" for split, index in pairs]
+    names = places if by_index else columns[key]
     group_of: dict[str, str] = {}
     for line, (name, value) in enumerate(zip(names, columns["group" if "group" in rest else rest[0]], strict=True), 2):
         expect(value, f"{path}, line {line}: the group of {name} is empty")

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,10 @@ from rfdlc.data.augment import AUGMENTATION, ORDER, Augment, Draws
 from rfdlc.data.dataset import Normalisation, Split
 from rfdlc.errors import choose, expect
 
-SAMPLINGS = ("shuffle", "balanced", "sqrt")
 # A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.
 BYTES_AT_ONCE = 2**28
 
 
-# -- the order of an epoch: which sample comes when, for every run and rank, from (seed, epoch) alone ------------------
 def seeded(stream: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator that depends on (stream, seed, epoch) and the kind of device, and on nothing that ran before."""
     state = np.random.SeedSequence([stream, seed, epoch]).generate_state(1, np.uint64)
@@ -29,15 +26,14 @@ def seeded(stream: int, seed: int, epoch: int, device: torch.device | str = "cpu
 class EpochOrder:
     """Draws the sample indices of an epoch, always as many as there are samples.
 
-    shuffle: each sample once. balanced: with replacement, every class equally often. sqrt: with replacement, class c
-    in proportion to the square root of its count. With `weights` (N,), which need shuffle, a sample appears
-    N w / sum(w) times, rounded up or down at random (systematic sampling), so that equal weights change nothing.
+    shuffle: each sample once; with `weights` (N,), N w / sum(w) times, rounded at random (systematic sampling).
+    balanced, sqrt: with replacement, every class equally often, or by the square root of its count.
     """
 
     def __init__(self, labels: Tensor, sampling: str = "shuffle", weights: Tensor | None = None) -> None:
         unfit = f"sampling {sampling!r} cannot be combined with sample weights: use sampling='shuffle'"
         expect(weights is None or sampling == "shuffle", unfit)
-        self.sampling = choose("sampling", sampling, SAMPLINGS)
+        self.sampling = choose("sampling", sampling, ("shuffle", "balanced", "sqrt"))
         self._ends = None if weights is None else torch.cumsum(weights.double() * (len(weights) / weights.sum()), 0)
         self.count = len(labels)
         self._by_class = torch.argsort(labels, stable=True)
@@ -68,7 +64,7 @@ def batch_slices(
     """Where the batches of one rank lie in the order of an epoch: all ranks together use every sample once.
 
     Every rank has equally many. The samples of the last step are divided evenly; where fewer remain than there are
-    ranks, they join the step before, or `drop_last` leaves them out (others each epoch, since the order changes).
+    ranks, they join the step before, or `drop_last` leaves them out.
     """
     few = f"{count} samples cannot be divided among {world_size} ranks: use at most {count} processes"
     expect(count >= world_size, few)
@@ -92,7 +88,6 @@ def shard(count: int, rank: int = 0, world_size: int = 1, batch_size: int = 1) -
     return range(min(first, count), min(last, count))
 
 
-# -- CUDA graphs: a hundred small kernels take longer to launch than to run --------------------------------------------
 def capture(function: Callable[[], Any], warm_up: int = 1, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph that does what `function` does, on the same memory, and what the captured call returned."""
     side = torch.cuda.Stream()
@@ -133,7 +128,6 @@ class Replayed:
         return tuple(result.clone() for result in self.found)  # the next replay writes where this one did
 
 
-# -- loaders -----------------------------------------------------------------------------------------------------------
 class Normaliser:
     """`x * scale + shift` over samples (..., channels, H, W) on the scale 0..255, or features (..., F)."""
 
@@ -153,8 +147,7 @@ class Normaliser:
 class EpochLoader:
     """What both loaders share: which samples make the batches of R = len(seeds) runs, on each rank.
 
-    Run r depends on (seeds[r], epoch) alone. `positions` are the samples of each run, equally many, where it does not
-    use all. `drawn_on` is the device that draws the order.
+    Run r depends on (seeds[r], epoch) alone. `positions` are the samples of each run, where it does not use all.
     """
 
     def __init__(
@@ -172,16 +165,12 @@ class EpochLoader:
         self._orders = known * len(self.seeds) if self._chosen is None else known
         self.count = self._orders[0].count  # samples per run and epoch
         self.slices = batch_slices(self.count, batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
+        self.steps = len(self.slices)  # batches per epoch, on every rank
         mine = shard(len(split), rank, world_size, batch_size)
         self._evaluated = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
         self._normalised = Normaliser(normalisation, tuple(split.inputs.shape[1:]), self.device, dtype)
 
-    @property
-    def steps(self) -> int:
-        return len(self.slices)
-
     def draw_order(self, epoch: int) -> Tensor:
-        """The sample at each place of an epoch, (R, N)."""
         generators = [seeded(ORDER, seed, epoch, self.targets.device) for seed in self.seeds]
         orders = torch.stack([order.draw(g) for order, g in zip(self._orders, generators, strict=True)])
         return orders if self._chosen is None else self._chosen.gather(1, orders)
@@ -208,7 +197,7 @@ class ResidentLoader(EpochLoader):
         for first in range(start_step, self.steps, self._at_once):
             batches = self.slices[first : first + self._at_once]
             if first not in self._known:
-                self._known[first] = Replayed(partial(self._together, self._places(batches), tuple(draws)))
+                self._known[first] = self._together(batches, tuple(draws))
             prepared = self._known[first](order, *draws.values())
             sizes = [len(self.seeds) * (batch.stop - batch.start) for batch in batches]
             for inputs, targets in zip(*(tensor.split(sizes) for tensor in prepared), strict=True):
@@ -232,12 +221,14 @@ class ResidentLoader(EpochLoader):
             rows = slice(batch.start, batch.stop)
             yield self._normalised(self.inputs[rows]), self.targets[rows]
 
-    def _together(self, places: Tensor, names: tuple[str, ...], order: Tensor, *draws: Tensor) -> tuple[Tensor, ...]:
-        picked = (drawn.flatten(0, 1)[places] for drawn in draws)
-        return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)))
-
-    def _places(self, batches: Sequence[slice]) -> Tensor:
-        """Where the samples of these batches lie in a flattened (R, N): by step, then by run."""
+    def _together(self, batches: Sequence[slice], names: tuple[str, ...]) -> Replayed:
+        """What prepares these batches at once: in a flattened (R, N) their samples lie by step, then by run."""
         runs = self.count * np.arange(len(self.seeds))[:, None]
         steps = [(runs + np.arange(batch.start, batch.stop)).reshape(-1) for batch in batches]
-        return torch.from_numpy(np.concatenate(steps)).to(self.device)
+        places = torch.from_numpy(np.concatenate(steps)).to(self.device)
+
+        def prepare(order: Tensor, *draws: Tensor) -> tuple[Tensor, ...]:
+            picked = (drawn.flatten(0, 1)[places] for drawn in draws)
+            return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)))
+
+        return Replayed(prepare)

@@ -83,5 +83,4 @@ def _held_groups(labels: Indices, fraction: float, seed: int, groups: NDArray[An
 
 
 def _shuffled(positions: ArrayLike, seed: int, stream: int) -> Indices:
-    """The positions in a random order that depends on (seed, stream) alone."""
     return np.random.default_rng([seed, stream]).permutation(np.asarray(positions, dtype=np.int64))

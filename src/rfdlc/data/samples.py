@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import SKIPPING, Dataset, Split, as_inputs, choose_split
-from rfdlc.data.images import SUFFIXES as IMAGE_SUFFIXES
 from rfdlc.data.images import BrokenImage, ImageFiles, PackedText
 from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, image_files, image_table
@@ -43,15 +42,12 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """`read(rows)` returns a chunk; rows are requested in ascending order. Broken ones are left out or raise.
-
-    `fingerprint` changes when the samples do: names of image files, size and time of other files.
-    """
+    """Samples that are read chunk by chunk; rows are requested in ascending order."""
 
     labels: NDArray[np.int64]
     named: bool  # whether samples have ids
-    fingerprint: str
-    read: Callable[[range], Chunk]
+    fingerprint: str  # changes when the samples do: names of image files, size and time of other files
+    read: Callable[[range], Chunk]  # broken samples are left out, or raise
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -76,7 +72,7 @@ def open_samples(
         trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
         expect(spec.encoder, f"{place} is a table, but this model was trained on {trained}: expected {wanted}")
         return _table(place, spec, split)
-    if place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES:
+    if place.is_file() and image_files.is_image(place.name):
         return _folder(place, spec, split, skip_broken)
     reader, found = find_reader(source, root)
     if reader is image_files.read_folder:
@@ -111,7 +107,6 @@ def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) -
 def of_files(
     root: Path, names: PackedText, labels: NDArray[np.int64], spec: InputSpec, skip_broken: bool = False
 ) -> Samples:
-    """Image files of any size, as the model sees them."""
     shape = spec.input_shape
     expect(len(shape) == 3, f"{root} holds images, but this model was trained on samples of shape {shape}")
     trained = f"this model was trained on arrays of {shape[-2:][0]}x{shape[-1]} pixels"
@@ -189,7 +184,6 @@ def _labels(path: str, given: NDArray[Any], names: Sequence[str] | None, classes
 
 
 def _matched(labels: NDArray[np.int64], theirs: Sequence[str], ours: Classes) -> NDArray[np.int64]:
-    """Labels of a data set in the class order of the model; unknown where the data set has other classes."""
     if tuple(theirs) == ours.names:
         return labels
     return ours.encode(list(theirs))[labels] if set(theirs) <= set(ours.names) else np.full(len(labels), UNKNOWN)

@@ -39,7 +39,6 @@ class View:
     evaluated: float = 224 / 256  # of the shorter side in evaluation: what resize 256 and centre crop 224 leave
 
     def training(self, image: "Image", size: int, channels: int, drawn: Sequence[float]) -> "Image":
-        """A random view, size x size, from DRAWN uniform numbers."""
         from PIL import Image
 
         width, height = image.size
@@ -109,29 +108,21 @@ class StreamedLoader(EpochLoader):
         self._kept = self._new_loader(self._requests, keep=True)  # its workers live on from epoch to epoch
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
         (order,) = self.draw_order(epoch).numpy()
         self._requests[:] = [(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
         for inputs, targets in self._received(self._kept, self._requests):
             yield inputs[None], targets[None]
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every image of this rank once, in the data set's order, its centre: inputs (B, ...), targets (B,)."""
         requests: list[_Request] = [(np.array(batch), None) for batch in self._evaluated]
         return self._received(self._new_loader(requests, keep=False), requests)
 
     def _new_loader(self, requests: list[_Request], *, keep: bool) -> _Loader:
-        return DataLoader(
-            self._batches,
-            sampler=requests,
-            batch_size=None,
-            num_workers=self._workers,
-            persistent_workers=keep and self._workers > 0,
-            pin_memory=self.device.type == "cuda",
-            # Keep the garbage collector off what came from the parent: its marks would copy all of that memory.
-            worker_init_fn=_freeze,
-            generator=torch.Generator(),  # else every iteration would advance the caller's generator
-        )
+        workers = {"num_workers": self._workers, "persistent_workers": keep and self._workers > 0}
+        # Workers keep the garbage collector off what came from the parent: its marks would copy all of that memory.
+        # Without a generator of its own, every iteration would advance the caller's.
+        own: dict[str, Any] = {"worker_init_fn": _freeze, "generator": torch.Generator(), **workers}
+        return DataLoader(self._batches, None, sampler=requests, pin_memory=self.device.type == "cuda", **own)
 
     def _received(self, loader: _Loader, requests: list[_Request]) -> Iterator[tuple[Tensor, Tensor]]:
         for (indices, _), (images, trouble) in zip(requests, loader, strict=True):

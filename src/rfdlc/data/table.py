@@ -35,7 +35,6 @@ def as_text(value: Any) -> str | None:
 
 
 def text_column(cells: Cells) -> Column:
-    """Cells as text, None where they are missing."""
     if hasattr(cells, "null_count"):
         return _arrow_texts(cells).to_numpy(zero_copy_only=False)
     return np.array([as_text(cell) for cell in cells], dtype=object)
@@ -69,7 +68,6 @@ def _numbers(cells: Cells) -> NDArray[np.float64] | None:
 
 
 def _arrow_texts(column: Any) -> Any:
-    """A column of pyarrow as text, stripped, with null where cells are missing."""
     from pyarrow import array, compute, string, types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
@@ -81,7 +79,6 @@ def _arrow_texts(column: Any) -> Any:
 
 
 def strays_among(values: Sequence[str]) -> str:
-    """The few texts that keep a column of numbers from being one, as part of a message; mostly nothing."""
     texts = [text for text in values if not is_number(text)]
     few = 0 < len(texts) < FEW * len(values)
     return f"; {listing(map(repr, texts), 3)} is not a number: such cells may be left empty" if few else ""

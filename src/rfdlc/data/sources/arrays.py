@@ -1,9 +1,7 @@
 """Arrays: features, embeddings or small images in `.npz`, `.npy` files, or in memory."""
 
 import math
-import os
 import re
-import struct
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +69,6 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
     return from_arrays(name, arrays)
 
 
-# -- MedMNIST: `.npz` files of 2D images with one label each, in their own keys and splits -----------------------------
 def is_medmnist(path: Path) -> bool:
     """Whether an `.npz` has MedMNIST's keys: images and labels of each split, and nothing else, such as names."""
     keys = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
@@ -105,7 +102,6 @@ def read_medmnist(path: Path, *, image_size: PositiveInt | None = None) -> Datas
     return from_arrays(path.stem, {**arrays, **ids, "names": names})
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
 def open_arrays(path: Path, *, streamed: bool = False) -> dict[str, Any]:
     """Arrays of an `.npz`, an `.npy` (and the `y.npy` beside it) or a folder, by name; `streamed` inputs on demand."""
     if path.is_dir():
@@ -126,28 +122,18 @@ def _open(path: Path, mapped: bool = False) -> NDArray[Any]:
 
 
 def _zipped(path: Path, key: str) -> Any:
-    """Rows of an array in an `.npz` file: mapped where they are stored as they are, else decompressed on demand."""
-    packed = zipfile.ZipFile(path)
-    member = packed.getinfo(f"{key}.npy")
-    stored = member.compress_type == zipfile.ZIP_STORED
-    with path.open("rb") if stored else packed.open(member) as file:
-        if stored:  # between the member's header and its content lie its name and another field
-            file.seek(member.header_offset + 26)
-            file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
-        old = np.lib.format.read_magic(file) == (1, 0)
-        header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
-        shape, by_column, dtype = header(file)
-        start = file.tell()
-    if dtype.hasobject or 0 in shape or (by_column and not stored):
-        return np.load(path, allow_pickle=False)[key]
-    if stored:
-        return np.memmap(path, dtype, "r", start, shape, "F" if by_column else "C")
-    return ZippedRows(path, packed.open(member), start, shape, dtype)
+    """Rows of an array in an `.npz` file on demand, or the whole array where it is stored by column."""
+    file = zipfile.ZipFile(path).open(f"{key}.npy")  # noqa: SIM115 (stays open as long as its rows are read)
+    old = np.lib.format.read_magic(file) == (1, 0)
+    header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+    shape, by_column, dtype = header(file)
+    whole = dtype.hasobject or by_column or not shape
+    return np.load(path, allow_pickle=False)[key] if whole else ZippedRows(path, file, file.tell(), shape, dtype)
 
 
 @dataclass(frozen=True)
 class ZippedRows:
-    """Rows of a compressed array, which are cheap to read in ascending order."""
+    """Rows of an array in an `.npz` file, which are cheap to read in ascending order, compressed or not."""
 
     path: Path
     file: IO[bytes]
@@ -173,9 +159,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {fix if objects else damaged}") from None
 
 
-# -- what the arrays mean ----------------------------------------------------------------------------------------------
 def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
-    """A data set from arrays whose keys name split and role."""
     found = by_split(name, {key: as_array(array) for key, array in arrays.items()})
     whole = found.pop("", {})
     given_names = whole.pop("names", None)
@@ -244,7 +228,6 @@ def _split(where: str, own: Arrays, names: Sequence[str]) -> Split:
 
 
 def column(where: str, what: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Values (N,), also of a column (N, 1)."""
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     hint = " (for one-hot: argmax)" if what == "labels" else ""
     expect(flat.ndim == 1, f"{where}: {what} have shape {values.shape}: expected one per sample{hint}")

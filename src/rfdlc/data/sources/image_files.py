@@ -184,7 +184,6 @@ def _side(sizes: set[tuple[int, int]], image_size: int | None) -> tuple[int, lis
     return side, [] if sizes == {(side, side)} else [note]
 
 
-# -- lists -------------------------------------------------------------------------------------------------------------
 def find_lists(folder: Path) -> dict[str, dict[str, Path]]:
     """List files in a folder: {what precedes the split in the name: {split: file}}."""
     found: dict[str, dict[str, Path]] = defaultdict(dict)
@@ -289,7 +288,6 @@ def _list_entries(path: Path, root: Path, broken: list[str]) -> list[Entry]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines and where they are, without empty ones and comments."""
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(map(str.strip, file), 1):
@@ -329,5 +327,5 @@ def _class_names(listed: dict[str, list[Entry]]) -> list[str]:
         folders[entry.label].add("".join(entry.name.split("/")[-2:-1]))
     count = 1 + max(folders, default=0)
     alone = len(folders) == count and all(len(names) == 1 for names in folders.values())
-    names = [next(iter(folders[c])) for c in range(count)] if alone else []
+    names = [min(folders[c]) for c in range(count)] if alone else []
     return names if len(set(names)) == count and all(names) else [str(c) for c in range(count)]

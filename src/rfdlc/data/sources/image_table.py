@@ -1,7 +1,7 @@
 """Tables of image files: one column with paths, and columns with labels and, where they are, groups and splits."""
 
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,11 @@ PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_pa
 
 def image_column(path: Path) -> str | None:
     """The column of a table that holds paths of images, if there is one."""
-    if not is_table(path) or path.is_dir():
-        return None
-    file = open_table(path, of_samples=True)
-    head: Any = next(iter(file.batches()), None) if any(name.lower() in PATHS for name in file.names) else None
-    for name in file.names if head is not None else ():
-        if name.lower() in PATHS and all(is_image(str(cell)) for cell in head.column(name).slice(0, 100).to_pylist()):
-            return name
+    file = open_table(path, of_samples=True) if is_table(path) and not path.is_dir() else None
+    for name in [name for name in (file.names if file else ()) if name.lower() in PATHS]:
+        for batch in islice(file.batches() if file else (), 1):
+            if all(is_image(str(cell)) for cell in batch.column(name).slice(0, 100).to_pylist()):
+                return name
     return None
 
 
@@ -37,9 +35,8 @@ def read(
     """One row per image; paths are relative to the table. `groups` and `split` name columns."""
     table, root, where = read_columns(path), path.parent.resolve(), str(path)
     target, notes = check_roles(where, table, target, groups, split)
-    column = split or split_column(table)
-    everything = {"train": np.arange(len(table[target]))}
-    splits = everything if column is None else rows_of_splits(where, column, table[column])
+    column, splits = split or split_column(table), {"train": np.arange(len(table[target]))}
+    splits = splits if column is None else rows_of_splits(where, column, table[column])
     images, labels = text_column(table[str(image_column(path))]), text_column(table[target])
     group_of = images if groups is None else text_column(table[groups])
     broken, contents = list[str](), dict[str, frozenset[str]]()

@@ -1,7 +1,4 @@
-"""Data sets made long-tailed: scikit-learn's digits, and CIFAR-10 and CIFAR-100 in their original pickle files.
-
-Pickle files are parsed, never unpickled.
-"""
+"""Data sets made long-tailed: scikit-learn's digits, and CIFAR's pickle files, which are parsed and never unpickled."""
 
 import pickletools
 import warnings
@@ -62,7 +59,6 @@ def is_cifar(path: Path) -> bool:
 
 
 def find_cifar(root: Path, name: str) -> Path:
-    """The file with the class names of a named data set, in `root` or in its usual folder there."""
     layout = LAYOUTS[name]
     found = [folder / layout.meta for folder in (root / layout.folder, root) if layout.complete(folder)]
     wanted = f"the files {listing((*layout.train, layout.test, layout.meta))} in {root / layout.folder}"
@@ -77,8 +73,8 @@ def read_cifar(path: Path, *, factor: float | None = None, profile: Profile = "e
     folder, factor = (path, factor) if path.is_dir() else (path.parent, 100.0 if factor is None else factor)
     named = _table(folder / layout.meta).get(layout.names)
     names = [text for text in map(_text, named) if text is not None] if isinstance(named, list) else []
-    wanted_names = f"{layout.classes} class names under {layout.names!r}"
-    expect(len(names) == layout.classes, f"{folder / layout.meta}: expected {wanted_names}")
+    wanted_names = f"expected {layout.classes} class names under {layout.names!r}"
+    expect(len(names) == layout.classes, f"{folder / layout.meta}: {wanted_names}")
     batches = [_batch(folder / name, layout) for name in layout.train]
     ids = [name for batch in batches for name in batch.ids or ()]
     train = Split(np.concatenate([b.array for b in batches]), np.concatenate([b.labels for b in batches]), ids)
@@ -103,8 +99,8 @@ def _batch(path: Path, layout: _Layout) -> Split:
     valid = isinstance(labels, list) and len(labels) == len(data) and all(type(label) is int for label in labels)
     expect(valid, f"{path}: expected {len(data)} integers, one per image, under {layout.labels!r}")
     wrong = [i for i, label in enumerate(labels or ()) if not 0 <= label < layout.classes]
-    outside = f"{path}: the label of image {listing(wrong, 3)} is out of range"
-    expect(not wrong, f"{outside}: expected 0 to {layout.classes - 1}")
+    allowed = f"expected 0 to {layout.classes - 1}"
+    expect(not wrong, f"{path}: the label of image {listing(wrong, 3)} is out of range: {allowed}")
     ids = [f"{path.name}/{i}" for i in range(len(data))]
     return Split(np.ascontiguousarray(data.reshape(-1, 3, 32, 32)), np.array(labels, dtype=np.int64), ids)
 
@@ -142,7 +138,6 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def _parsed(content: bytes) -> Any:
-    """The value that a pickle describes."""
     stacks: list[list[Any]] = [[]]  # a mark begins another one
     memo: dict[Any, Any] = {}
     argument: Any

@@ -116,7 +116,6 @@ class TableRows:
             yield batch
 
 
-# -- what the columns mean ---------------------------------------------------------------------------------------------
 def check_roles(where: str, table: Table, target: str | None, *others: str | None) -> tuple[str, list[str]]:
     """The class column, given or found, and a note if it was found; raises for columns that are not there."""
     usual, found = [column for column in table if column.lower() in TARGETS], list[str]()
@@ -185,7 +184,6 @@ def names_rows(column: str) -> bool:
 
 
 def _told(column: ColumnCode, cells: Column) -> list[str]:
-    """What was done to a column, where it is not obvious."""
     missing = int(np.isnan(cells).sum()) if cells.dtype == np.float64 else sum(cell is None for cell in cells)
     if column.median is None:
         strays = strays_among(column.categories)
@@ -194,5 +192,5 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
     flag = " and marked in a feature of their own" if column.flags_missing else ""
-    told = f"column {column.name!r}: {missing} missing values were filled with the median {column.median:g}{flag}"
-    return [told] if missing else []
+    filled = f"{missing} missing values were filled with the median {column.median:g}{flag}"
+    return [f"column {column.name!r}: {filled}"] if missing else []
