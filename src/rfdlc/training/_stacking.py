@@ -155,7 +155,8 @@ def stage_signature(run: Run, number: int) -> Hashable:
     config = run.config.replace(**stage.settings)
     mixing = bool(config.mixup), bool(config.cutmix)
     options = config.method_options if stage.finalize or combination is not as_they_are else None  # used by the stack
-    return run.spans[number], _kind(stage, config), stage.finalize, combination, options, mixing, _values(config, OWN)
+    shared = tuple(value for name, value in config if name not in OWN)
+    return run.spans[number], _kind(stage, config), stage.finalize, combination, options, mixing, shared
 
 
 def same_until(one: Run, other: Run) -> int:
@@ -173,7 +174,8 @@ def _training(run: Run) -> Iterator[tuple[Hashable, int]]:
     method, config, options = run.method, run.config, str(run.config.method_options)
     late = tuple(getattr(config, name) for name in sorted(LATE))
     begins = inf if config.weights == "constant" and config.utility == "none" else config.deferred_epoch
-    past: Hashable = method.combination, method.combination is as_they_are or options, _values(config, EARLY)
+    shared = tuple(value for name, value in config if name not in EARLY)
+    past: Hashable = method.combination, method.combination is as_they_are or options, shared
     for stage, (start, end) in zip(method.stages, run.spans, strict=True):
         loss, rate = stage.loss or method.loss, stage.number("learning_rate_factor", config)
         plain = loss is integrated_gain  # until LATE starts, it is what it is without
@@ -189,10 +191,6 @@ def _stage_number(run: Run) -> int:
     """The stage that comes next, or the last one where only its finalization is left."""
     ends = [end for _, end in run.spans]
     return next((number for number, end in enumerate(ends) if end > run.epoch), len(ends) - 1)
-
-
-def _values(config: TrainConfig, without: frozenset[str]) -> Hashable:
-    return tuple(value for name, value in config if name not in without)
 
 
 def _kind(stage: Stage, config: TrainConfig) -> Hashable:

@@ -34,8 +34,6 @@ from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.step import Step, reduced
 
-EVALUATION_BATCH = 256  # samples
-
 
 class TrainingStopped(RuntimeError):
     """The loss of a run is no longer a number."""
@@ -231,7 +229,7 @@ def split_outputs(
     Labels are not read. Each rank computes its shard of the samples.
     """
     bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
-    loader = _loader(bare, normalisation, config, device, group, batch_size=EVALUATION_BATCH)
+    loader = _loader(bare, normalisation, config, device, group, batch_size=256)
     logits, unsure = [], []
     net.eval()
     with torch.autocast(device.type, torch.bfloat16, enabled=reduced(config, device)):

@@ -156,8 +156,7 @@ _LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8}
 _COSTS = Utility.tail_sensitive
 _THREE = {"particles": 3, "combine": "mean-logits"}
 _RF_DLC = {**_THREE, "shared_stages": 1, "repulsion": "head"}
-_OFF = {"warmup": 0, "mixup": 0.0, "cutmix": 0.0, "repulsion": "none"}
-_BALANCED = {"sampling": "balanced", "schedule": "cosine", **_OFF}
+_BALANCED = {"sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0, "cutmix": 0, "repulsion": "none"}
 # Constants of other people's methods; docs/methods.md says where they are from and what differs.
 _HEAD_EPOCHS = {"head_epochs": Option(10, "epochs of the second stage, which trains a new head", low=1)}
 _NEW_HEAD = Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True)

@@ -128,10 +128,9 @@ class Model:
 
     def predict_split(self, split: Split | None, group: ProcessGroup = SINGLE) -> Predictions | None:
         """Predictions of a split, if there is one, with labels where they are known; on rank 0 of several processes."""
-        if split is None:
-            return None
-        logits, unsure = split_outputs(self.net, split, self.normalisation, self.config, self.device, group)
-        if logits is None:
+        given = self.normalisation, self.config, self.device, group
+        logits, unsure = (None, None) if split is None else split_outputs(self.net, split, *given)
+        if split is None or logits is None:
             return None
         known: dict[str, Any] = {"targets": split.labels} if split.labels.min(initial=0) >= 0 else {}
         known |= {"ids": None if split.ids is None else list(split.ids), "classes": self.classes}

@@ -17,7 +17,7 @@ from rfdlc.training.execution import Execution
 from rfdlc.training.loop import build_stages, split_outputs
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import choose_device, method_net, sensible_threads
-from rfdlc.training.networks.particles import ParticleNet, place
+from rfdlc.training.networks.particles import place
 from rfdlc.training.networks.stack import Conv, Linear
 from rfdlc.training.step import Step, reduced
 
@@ -65,7 +65,13 @@ def profile(
     captured = Execution(step, steps).capture
     step.begin_epoch(1, stage.rates(1))
     batch = *next(iter(stage.loader.epoch(1))), stage.mixing(seeds, 1)[0].to(device)
-    traffic = _traffic(net, batch[0], reduced(config, device))
+    outputs, copy = [0], deepcopy(net)
+    for module in (module for module in copy.modules() if isinstance(module, Conv | Linear)):
+        module.register_forward_hook(lambda module, inputs, output: outputs.append(output.numel()))
+    with torch.no_grad():
+        copy.particle_logits(batch[0])
+    weights, width = sum(p.numel() for p in net.parameters()), 2 if reduced(config, device) else 4
+    traffic = PASSES_OF_ACTIVATIONS * width * sum(outputs) + PASSES_OF_WEIGHTS * 4 * weights
     source, target = (torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device) for _ in range(2))
     held = given.test or given.val or given.train
 
@@ -96,14 +102,3 @@ def _seconds(function: Callable[[], Any], device: torch.device, captured: bool =
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
     return min(times[1:])
-
-
-def _traffic(net: ParticleNet, inputs: Tensor, half: bool) -> float:
-    """Bytes that a step must move: outputs of convolutions and affine maps, and the weights."""
-    given, copy = [0], deepcopy(net)
-    for module in (module for module in copy.modules() if isinstance(module, Conv | Linear)):
-        module.register_forward_hook(lambda module, inputs, output: given.append(output.numel()))
-    with torch.no_grad():
-        copy.particle_logits(inputs)
-    weights = sum(p.numel() for p in net.parameters())
-    return PASSES_OF_ACTIVATIONS * (2 if half else 4) * sum(given) + PASSES_OF_WEIGHTS * 4 * weights

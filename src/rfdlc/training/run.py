@@ -86,10 +86,6 @@ class Run:
     def exists(self) -> bool:
         return (self.path / "config.json").exists()
 
-    @property
-    def finished(self) -> bool:
-        return (self.path / "metrics.json").exists()  # written last
-
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """config.json: method, settings, and where the data came from."""

@@ -159,7 +159,8 @@ def train_many(
     expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
     expect(not folders, f"{listing(folders)} is the folder of several runs: expected one folder per run")
     trainer, runs = _prepare(data, specs, root, data_options or {}, networks=networks)
-    models = {run.path: Model.load(run.path, device=run.config.device) for run in runs if run.finished}
+    finished = [run for run in runs if (run.path / "metrics.json").exists()]  # written last
+    models = {run.path: Model.load(run.path, device=run.config.device) for run in finished}
     models |= {model.path: model for model in trainer.fit([run for run in runs if run.path not in models])}
     return [models[run.path] for run in runs]
 

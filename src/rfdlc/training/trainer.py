@@ -211,13 +211,12 @@ def _plan(stack: Stack, waiting: int) -> str:
     samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     weights = sum(parameter.numel() for parameter in model.net.parameters())
     epochs = f"{run.epochs} epochs of {stack.stages[-1].loader.steps:,} steps"
-    threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
     side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""
     lines = {
         "data": f"{data.name}, {samples} samples, {len(data.classes)} classes",
         "network": f"{model.net.name}, particles: {run.config.particles}, weights: {weights:,}",
         "training": f"{run.method_name}, {epochs}{', then again on all samples' * run.config.refit}{side_by_side}",
-        "device": f"{model.device}{threads}",
+        "device": f"{model.device}, {torch.get_num_threads()} CPU threads",
         "decisions": model.decider.decided_for.removeprefix("decided "),
     }
     return "\n".join(f"{name:10} {text}" for name, text in lines.items())
