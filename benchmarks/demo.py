@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from recording import write
-from rfdlc.cli.demo import compare
+from rfdlc.cli.train import train_both
 
 SEEDS = range(5)
 
@@ -18,7 +18,7 @@ def main() -> None:
     for seed in SEEDS:
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            results = compare(Path(folder), seed)
+            results = train_both(Path(folder), seed)
         seconds = time.perf_counter() - began
         plain, corrected, ours = (result.mean_utility for result in results.values())
         common = {"unit": "mean utility", "value": ours}

@@ -125,7 +125,7 @@ def test_labels_from_a_file(run, folder):
     for file, labels_file, message in (
         ("bare.csv", "short.csv", "has none"),
         ("bare.csv", "twice.csv", "has several"),
-        ("bare.csv", "none.csv", "expected id (or path) and target"),
+        ("bare.csv", "none.csv", "expected columns id (or path) and target"),
         ("nameless.csv", "labels.csv", "has no ids"),
         ("folders.csv", "labels.csv", "has several"),
     ):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, deploy, train, utility
+from rfdlc.cli import data, decide, deploy, train, utility
 from rfdlc.errors import InputError
 from rfdlc.progress import shown, speaks
 
@@ -20,11 +20,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
+VERSION = "Print the version and exit."
 COMMANDS = {
     decide: ("decide", "evaluate", "report", "plot", "compare"),
     data: ("inspect",),
-    demo: ("demo",),
-    train: ("methods", "train", "resume", "fork"),
+    train: ("demo", "methods", "train", "resume", "fork"),
     deploy: ("predict", "export", "serve"),
 }
 for _module, _names in COMMANDS.items():
@@ -41,9 +41,7 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION)] = False,
 ) -> None:
     pass
 

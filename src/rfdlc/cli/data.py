@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 MOST_CLASSES, ENDS, BAR = 30, 8, 24  # of more classes, this many from either end are listed
 COLOURS = {"head": "blue", "med": "green", "tail": "red"}
-MEANING = {
-    "head": "head (first third)", "med": "med (second third)", "tail": "tail (last third)",
-    "many": "many (over 100)", "medium": "medium (20 to 100)", "few": "few (under 20)",
-}  # fmt: skip
+MEANING = {"head": "first third", "med": "second third", "tail": "last third"}
+MEANING |= {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 
 
 def inspect(
@@ -45,8 +43,7 @@ def inspect(
 
     - `rfdlc inspect digits-lt`
     - `rfdlc inspect cifar100-lt --root data --plot tail.png`
-    - `rfdlc inspect dermamnist --root data --groups lesions.csv`
-    - `rfdlc inspect photos/ --skip-broken --json`
+    - `rfdlc inspect photos/ --groups lesions.csv --skip-broken --json`
     - `rfdlc inspect patients.csv --target diagnosis --groups patient`
     """
     from rfdlc.data.inspection import Inspection, plot_tail
@@ -104,7 +101,7 @@ def _region_table(found: "Inspection") -> Any:
         name, classes, samples, least, most = region.values()
         span = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         cells = f"{classes:,}", f"{samples:,}", f"{samples / len(found.data.train):.1%}", span
-        table.add_row(MEANING[name], *cells, end_section=name == "tail")
+        table.add_row(f"{name} ({MEANING[name]})", *cells, end_section=name == "tail")
     return table
 
 

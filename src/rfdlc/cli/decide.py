@@ -229,10 +229,10 @@ def _action_table(decider: "rfdlc.Decider", found: "Explanation", counts: list[i
 
     total, likely = len(found), np.bincount(found.argmax, minlength=len(decider.utility.classes))
     table = new_table("action", "decided", "share", "by arg max", title=f"{total:,} decisions by {decider.rule}")
-    order = sorted(zip(counts, found.actions, decider.utility.decided_class, strict=True), key=lambda row: -row[0])
-    for count, name, decided in order[:SHOWN_ACTIONS]:
-        table.add_row(name, f"{count:,}", f"{count / total:.1%}", f"{likely[decided]:,}" if decided >= 0 else "")
-    if rest := order[SHOWN_ACTIONS:]:
-        count = sum(row[0] for row in rest)
-        table.add_row(f"{len(rest)} more actions", f"{count:,}", f"{count / total:.1%}", "")
+    before = [f"{likely[c]:,}" if c >= 0 else "" for c in decider.utility.decided_class]
+    rows = sorted(zip(counts, found.actions, before, strict=True), key=lambda row: -row[0])
+    if rest := rows[SHOWN_ACTIONS:]:
+        rows[SHOWN_ACTIONS:] = [(sum(row[0] for row in rest), f"{len(rest)} more actions", "")]
+    for count, name, likely_count in rows:
+        table.add_row(name, f"{count:,}", f"{count / total:.1%}", likely_count)
     return table

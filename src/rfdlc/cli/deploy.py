@@ -42,7 +42,6 @@ def predict(
     - `rfdlc predict runs/a list.txt --out predictions.parquet --skip-broken`
     - `torchrun --nproc-per-node 8 -m rfdlc predict runs/a photos/ --out predictions.parquet`
     - `rfdlc predict runs/a patients.csv --out probabilities.csv`
-    - `rfdlc predict runs/a digits-lt --out predictions.npz`
     """
     check_writable(out)
     with ready():
@@ -83,7 +82,6 @@ def export(
 
     - `rfdlc export runs/a model.onnx --utility U.csv`
     - `rfdlc export runs/a model.onnx --utility-input --resize`
-    - `rfdlc export runs/a model.onnx --int8 --json`
     - `rfdlc export runs/a model.pt2`
     """
     check_writable(out)

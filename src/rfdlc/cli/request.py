@@ -23,15 +23,9 @@ _CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell th
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
 LABELS = "True classes: CSV or Parquet with columns id (or path) and target, instead of a `target` column in FILE."
-ABSTAIN = "Add the action `abstain` with this value for every class; -0.2 is a cost of 0.2."
-CALIBRATORS = (
-    "`auto` (cross-validated, the default), `temperature`, `bias-`, `prior-corrected-`... or `matrix-scaling`."
-)
+CALIBRATORS = "`auto` (the default), `temperature`, `bias-` or `prior-corrected-temperature`, or `matrix-scaling`."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
-TARGET_PRIOR = (
-    "Class prior to decide for: `train`, `uniform`, `estimate` (by EM, from FILE itself), `a=0.5,b=0.5`, or "
-    "CSV with columns class,share. By default that of the training data if known."
-)
+TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 Root = Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")]
@@ -41,7 +35,7 @@ Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a co
 SkipBroken = Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, and report them.")]
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
-AbstainOption = Annotated[float | None, Option(help=ABSTAIN)]
+AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
@@ -113,8 +107,7 @@ class Request(UtilityRequest):
         estimated = self.target_prior == "estimate"
         target = None if self.target_prior is None or estimated else read_prior(self.target_prior, "target prior")
         given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
-        given |= {"train_prior": prior, "target_prior": target}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {k: v for k, v in (given | {"train_prior": prior, "target_prior": target}).items() if v is not None}
         if saved is None:
             decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(predictions.classes), **given)
         else:
@@ -129,7 +122,7 @@ class Request(UtilityRequest):
 
 @dataclass(frozen=True)
 class LabelledRequest(Request):
-    """The same, for commands that compare decisions with labels."""
+    """For commands that compare decisions with labels."""
 
     labels: Annotated[Path | None, Option(help=LABELS)] = None
 
@@ -144,8 +137,7 @@ class LabelledRequest(Request):
 
         columns = {name.lower(): cells for name, cells in _columns(self.labels).items()}
         key, target = (next((name for name in names if name in columns), "") for names in (IDS, TARGETS))
-        problem = f"{self.labels}: has the columns {listing(columns)}"
-        expect(key and target, f"{problem}: expected id (or path) and target, one row per sample")
+        expect(key and target, f"{self.labels}: expected columns id (or path) and target; it has {listing(columns)}")
         known = [] if predictions.ids is None else predictions.ids.tolist()
         expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
         for part in (str, os.path.basename):

@@ -1,10 +1,11 @@
-"""`rfdlc train`, `resume` and `fork`: trainings and the run folders they leave; `rfdlc methods`."""
+"""Commands that train: `rfdlc train`, `resume`, `fork` and `demo`; and `rfdlc methods`."""
 
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,15 +13,14 @@ import typer
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import Drop, Force, Groups, JsonOption, Root, RunFolder, SkipBroken, Source, Target
+from rfdlc.cli.request import Drop, Force, Groups, JsonOption, Root, RunFolder, SeedOption, SkipBroken, Source, Target
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect
 from rfdlc.progress import speaks
 
-Pairs = Annotated[
-    list[str] | None,
-    Argument(metavar="KEY=VALUE", help="Settings; `rfdlc train --settings` lists them.", show_default=False),
-]
+LISTED = "List all settings and exit."
+SETTINGS = "Settings; `rfdlc train --settings` lists them."
+Pairs = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help=SETTINGS, show_default=False)]
 
 SCORED = {"test": "test", "held_out_balanced": "held out, as if balanced"}
 
@@ -46,9 +46,7 @@ def train(
     drop: Drop = None,
     skip_broken: SkipBroken = False,
     method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
-    list_settings: Annotated[
-        bool, Option("--settings", callback=_print_settings, is_eager=True, help="List all settings and exit.")
-    ] = False,
+    list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
     force: Force = False,
     json: JsonOption = False,
@@ -60,12 +58,11 @@ def train(
 
     **Examples**
 
-    - `rfdlc train digits-lt --out runs/digits data.factor=20`
+    - `rfdlc train digits-lt --out runs/digits data.factor=20 --profile`
     - `rfdlc train patients.csv --target diagnosis --groups patient --out runs/patients`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
     - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/c`
-    - `rfdlc train digits-lt --out runs/c --profile`
     """
     with ready():
         options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
@@ -92,13 +89,11 @@ def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
     for name, seconds in (*found.parts.items(), ("step", found.step)):
         table.add_row(name, f"{1000 * seconds:.3f}", f"{seconds / found.step:.0%}", end_section=name == "optimiser")
     stage = f" of the first of {found.stages} stages" if found.stages > 1 else ""
-    again = ", twice with refit" if found.trainings > 1 else ""
-    time = f"{found.steps:,} steps{stage} take about {found.step * found.steps:,.1f} s{again}; one evaluation"
-    memory = f"A step must move {found.traffic / 1e6:,.1f} MB; at the memory bandwidth of {found.bandwidth / 1e9:,.0f}"
-    bound = (
-        f"GB/s that takes {1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound"
-    )
-    Console(stderr=True).print(table, f"{time} takes {found.evaluation:.2f} s. {memory} {bound}.", sep="\n")
+    time = f"{found.step * found.steps:,.1f} s{', twice with refit' if found.trainings > 1 else ''}"
+    total = f"{found.steps:,} steps{stage} take about {time}; one evaluation takes {found.evaluation:.2f} s."
+    memory = f"A step must move {found.traffic / 1e6:,.1f} MB, which at {found.bandwidth / 1e9:,.0f} GB/s takes"
+    bound = f"{1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound."
+    Console(stderr=True).print(table, f"{total} {memory} {bound}")
 
 
 def resume(run: RunFolder, json: JsonOption = False) -> None:
@@ -151,20 +146,63 @@ def methods(json: JsonOption = False) -> None:
 
     with ready():
         from rfdlc.training.methods import METHODS
-    caption = "M: particles. Cards with formulas and sources: docs/methods.md"
-    style: dict[str, Any] = {"caption": caption, "caption_justify": "left", "left": 2}
-    table = new_table("method", "description and reference", "M", "stages", "cost", **style)
+    style = {"caption": "M: particles. Cards with formulas and sources: docs/methods.md", "caption_justify": "left"}
+    table = new_table("method", "description and reference", "M", "stages", "cost", left=2, **style)
     rows: dict[str, dict[str, Any]] = {}
     for name, row in METHODS.items():
-        particles, stages = row.settings.get("particles", 1), [stage.trains for stage in row.stages]
-        cost = row.relative_cost()
-        defaults = " ".join(f"{key}={option.default:g}" for key, option in row.options.items())
-        text = Text.assemble(row.summary, (f" ({row.reference})", "dim"), f"\n{defaults}" if defaults else "")
-        table.add_row(Text(name, "bold"), text, str(particles), " + ".join(stages), f"{cost:.3g}")
-        rows[name] = {"summary": row.summary, "reference": row.reference, "particles": particles, "stages": stages}
-        options = {key: {"default": option.default, "help": option.help} for key, option in row.options.items()}
-        rows[name] |= {"cost": round(cost, 2), "options": options}
+        stages, options = [stage.trains for stage in row.stages], row.options.items()
+        known = {"summary": row.summary, "reference": row.reference, "particles": row.settings.get("particles", 1)}
+        known |= {"stages": stages, "cost": round(row.relative_cost(), 2)}
+        rows[name] = known | {"options": {key: {"default": o.default, "help": o.help} for key, o in options}}
+        defaults = "".join(f"\n{' '.join(f'{key}={o.default:g}' for key, o in options)}" if options else "")
+        text = Text.assemble(row.summary, (f" ({row.reference})", "dim"), defaults)
+        table.add_row(Text(name, "bold"), text, str(known["particles"]), " + ".join(stages), f"{known['cost']:.3g}")
     output(json, {"methods": rows}, table)
+
+
+def demo(
+    out: Annotated[Path, Option("--out", "-o", help="Folder of both runs, numbered if it exists.")] = Path("runs/demo"),
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+) -> None:
+    """Handwritten digits with a long tail: plain cross-entropy against RF-DLC, under a tail-sensitive utility.
+
+    **Examples**
+
+    - `rfdlc demo`
+    - `rfdlc demo --seed 1 --json`
+    """
+    names = (out if i == 1 else out.with_name(f"{out.name}-{i}") for i in count(1))
+    folder = next(name for name in names if not name.exists())
+    with ready():
+        columns = {name: result.to_dict() for name, result in train_both(folder, seed).items()}
+    page = folder / "report.html"
+    output(
+        json,
+        {"folder": str(folder), "report": str(page), **columns},
+        metrics_table(columns, "digits-lt: long-tailed training data, balanced test data"),
+        "utility: a tail sample decided as a more frequent class costs 1, a right decision gains 1",
+        f"run folders: {folder}/ce and {folder}/rf-dlc",
+        f"report: {page} (open it in a browser, and edit the utility there)",
+        f"next: rfdlc evaluate {folder}/rf-dlc --utility tail-sensitive --penalty -0.5",
+    )
+
+
+def train_both(folder: Path, seed: int = 0) -> "dict[str, rfdlc.Evaluation]":
+    """Train both on digits-lt, and score them on its balanced test split with one utility; with a report of both."""
+    data = rfdlc.load("digits-lt")
+    assert data.test is not None
+    utility = rfdlc.Utility.tail_sensitive(data.classes)
+    plain, ours = (rfdlc.train(data, method, folder / method, seed=seed) for method in ("ce", "rf-dlc"))
+    corrected = plain.decider.replace(target_prior="uniform", utility=utility)
+    runs = {"RF-DLC": folder / "rf-dlc", "cross-entropy": folder / "ce"}
+    rfdlc.report(runs, utility, folder / "report.html", images=data.test.array, title="rfdlc demo: digits-lt")
+    decided = {
+        "cross-entropy": (plain, rfdlc.Decider(utility, calibration=None, rule="argmax")),
+        "cross-entropy, calibrated, prior corrected, by expected utility": (plain, corrected),
+        "RF-DLC by expected utility": (ours, ours.decider.replace(utility=utility)),
+    }
+    return {name: rfdlc.evaluate(model.predict(data), decider=by) for name, (model, by) in decided.items()}
 
 
 # -- what they share -----------------------------------------------------------------------------------------------
@@ -190,16 +228,16 @@ def ready() -> Iterator[None]:
 def _making(out: Path, force: bool) -> Iterator[None]:
     """With `force`, a run that is in the folder is removed, if a new one takes its place."""
     expect(not force or "RANK" not in os.environ, "--force is for one process, not for torchrun: remove the folder")
-    replaced = out.with_name(f".{out.name}.replaced") if force and (out / "config.json").exists() else None
-    if replaced is not None:
+    replaced = out.with_name(f".{out.name}.replaced")
+    if force and (out / "config.json").exists():
         os.replace(out, replaced)
     try:
         yield
     finally:
-        if replaced is not None and out.exists():
-            shutil.rmtree(replaced)
-        elif replaced is not None:
+        if force and replaced.exists() and not out.exists():
             os.replace(replaced, out)
+        elif force:
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:

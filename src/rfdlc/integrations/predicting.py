@@ -55,27 +55,22 @@ def predict(
     utility: Utility | None = None, target_prior: PriorLike | None = None, raw: bool = False,
     skip_broken: bool = False, backbone: OwnBackbone | None = None,
 ) -> Predicted:  # fmt: skip
-    """Predict any number of samples in constant memory, and write one file.
-
-    After a kill, the same call continues where it was. Under torchrun each process predicts its share.
+    """Predict any number of samples in constant memory, and write one file; after a kill, the same call continues.
 
     Parameters
     ----------
     run, source
         The run folder; a folder or list of images, one image, a table, arrays, or the name of a data set.
     out
-        `.parquet` or `.csv`: calibrated probabilities, one column per class, and the action that is decided. `.npz`:
-        logits, computed in memory.
+        `.parquet` or `.csv`: calibrated probabilities and the decided action. `.npz`: logits, computed in memory.
     split, root
         `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
     utility, target_prior
-        What a table is decided for: the utility and the class prior ("estimate": from these samples); by default
-        those of the run.
+        What a table is decided for, by default as the run; the prior "estimate" is estimated from these samples.
     raw
         Write the model's own probabilities to a table, for a decider to calibrate and correct later.
     skip_broken, backbone
-        Leave out images that cannot be read, and list them beside the file; the backbone of a run that was trained
-        with one of your own.
+        Leave out and list images that cannot be read; the backbone of a run that was trained with one of your own.
 
     Returns
     -------
@@ -173,10 +168,7 @@ class Table:
 
 
 class Parts:
-    """Rows 0 to `count` in parts of `size`; each is a Parquet file that is complete or not there.
-
-    `job` describes what makes it this job and no other; `schema` is that of the file.
-    """
+    """Rows 0 to `count` in parts of `size`, Parquet files that are complete or not there; `job` says what they are."""
 
     def __init__(self, out: Path, schema: Any, count: int, size: int, job: Mapping[str, Any]) -> None:
         self.out, self.count, self.size, self.job = out, count, size, json.loads(json.dumps(job))
@@ -188,10 +180,7 @@ class Parts:
 
     @contextmanager
     def opened(self, rank: int = 0, world_size: int = 1) -> Iterator[list[int]]:
-        """Begin, or continue what is there if it is the same job; gives the parts that this process has to do.
-
-        Meanwhile no other process writes the file, except for those that share the job.
-        """
+        """Begin or continue this job; gives the parts to do by this process. Only those of the job write meanwhile."""
         with ExitStack() as locks:
             with locked(self._parent):
                 try:
@@ -222,10 +211,7 @@ class Parts:
             writer.write_table(table.cast(schema))
 
     def join(self) -> bool:
-        """Join all parts to the file and remove the folder; False where some are missing, or another process did it.
-
-        Killed at any instant, the folder is still there and the next process joins them again.
-        """
+        """Join all parts to the file and remove the folder; False where some are missing, or another process did it."""
         with locked(self._parent):
             if JOB not in self._names() or self._missing():
                 return False

@@ -27,7 +27,8 @@ from rfdlc.decide.metrics import nll
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import choose, expect
-from rfdlc.integrations.sklearn.labels import DecidingMixin, as_sample_weight, named_prior
+from rfdlc.integrations.sklearn.scoring import named_prior
+from rfdlc.integrations.sklearn.utility_classifier import DecidingMixin, as_sample_weight
 
 try:
     import torch
@@ -135,10 +136,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def partial_fit(
         self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Train for one pass over these samples, without calibration.
-
-        The first call names all `classes`, and its samples set the scale of the features.
-        """
+        """Train for one pass, without calibration. The first call names all `classes` and scales the features."""
         first = not hasattr(self, "weights_")
         _check_partial_fit_first_call(self, classes)
         split, labels = self._read(X, y, sample_weight, None, reset=first, labels=self.classes_)
@@ -150,11 +148,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         return np.concatenate([np.asarray(self.decider_.probabilities(z, logits=True)) for z in self._stream(X)])
 
     def predict_uncertainty(self, X: Any, kind: str = "entropy") -> Floats:
-        """Uncertainty of each prediction (N,), larger is less certain.
-
-        `kind` is "entropy" or "max-probability" of the calibrated probabilities, or "mutual-information", the
-        disagreement of the networks.
-        """
+        """Uncertainty (N,) of predictions: "entropy", "max-probability", or "mutual-information" of the networks."""
         measure, parts = _UNCERTAINTIES[choose("kind", kind, _UNCERTAINTIES)], []
         for logits in self._stream(X):
             calibrated = np.asarray(self.decider_.probabilities(logits, logits=True))
@@ -170,15 +164,10 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         """The settings of `rfdlc train` for a table of this size, changed by the parameters."""
         choose("weighting", self.weighting, WEIGHTINGS)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        changes: dict[str, Any] = {
-            "particles": self.particles,
-            "widths": tuple(np.atleast_1d(self.hidden).tolist()),
-            "epochs": self.epochs,
-            "learning_rate": self.learning_rate,
-            "hold_out": self.hold_out,
-            "seed": int(self.random_state) if isinstance(self.random_state, Integral) else seed,
-            "device": self.device,
-        }
+        names = ("particles", "epochs", "learning_rate", "hold_out", "device")
+        changes = {name: getattr(self, name) for name in names}
+        changes["widths"] = tuple(np.atleast_1d(self.hidden).tolist())
+        changes["seed"] = int(self.random_state) if isinstance(self.random_state, Integral) else seed
         if self.batch_size != "auto":
             changes["batch_size"] = self.batch_size
         if self.calibrate is not True:
@@ -201,8 +190,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             self.offset_ = _offsets(X)
         group_of = None if groups is None else np.asarray(groups)
         check_consistent_length(X, y, group_of)
+        weights = as_sample_weight(sample_weight, X)
         rows: Any = slice(None)
-        weights = None if sample_weight is None else as_sample_weight(sample_weight, X)
         if weights is not None:
             rows = np.flatnonzero(weights)
             weights = weights[rows] / weights[rows].mean()

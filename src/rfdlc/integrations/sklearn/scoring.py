@@ -1,18 +1,24 @@
-"""Scorers of decisions, for `GridSearchCV` and `cross_val_score`."""
+"""Scorers of decisions for `GridSearchCV`; and labels of any type as the named classes and actions of the library."""
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.validation import column_or_1d
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.evaluation import entries
 from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
-from rfdlc.errors import InputError, choose, expect, listing
-from rfdlc.integrations.sklearn.labels import Labels, action_labels, as_utility, label_names, named_utility
+from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError, choose, expect, listing, suggestion
+
+Labels = NDArray[Any]
+_BUILT = ("one-hot", "tail-sensitive")
 
 
 def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstain_label: Any = -1) -> Any:
@@ -43,10 +49,9 @@ def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstai
 def make_metric_scorer(
     name: str, *, utility: Any = None, y_train: ArrayLike | None = None, abstain_label: Any = -1
 ) -> Any:
-    """Make a scorer of a metric in `rfdlc.decide.metrics.METRICS`, negated if low values are better.
+    """Make a scorer of a metric in `METRICS` or a part of one ("false_head_rates.0.25"), negated if low is better.
 
-    `name` may contain a part, such as "false_head_rates.0.25". The `utility` is by default that of the estimator, or
-    "one-hot". `y_train` are labels whose counts say which classes are head and tail, if the utility does not.
+    The `utility` is by default that of the estimator, or "one-hot"; `y_train` are labels whose counts rank the classes.
     """
     choose("metric", name.partition(".")[0], METRICS)
     return partial(_score, name=name, utility=utility, y_train=y_train, abstain_label=abstain_label)
@@ -97,3 +102,73 @@ def _positions(given: Labels, allowed: Labels, problem: str) -> Labels:
     for label in given.tolist():
         expect(label in place, f"{problem.format(label)}: expected one of {listing(allowed)}")
     return np.array([place[label] for label in given.tolist()], dtype=np.int64)
+
+
+def label_names(labels: Labels) -> list[str]:
+    """The name of each label: its text; a whole number has one name, whether it is stored as 1 or 1.0."""
+    whole = labels.dtype.kind == "f" and bool((labels == np.floor(labels)).all())
+    return [str(label) for label in (labels.astype(np.int64) if whole else labels).tolist()]
+
+
+def named_prior(prior: PriorLike) -> PriorLike:
+    """A prior by label, `{0: 0.9, 1: 0.1}`, as a prior by name."""
+    if not isinstance(prior, Mapping):
+        return prior
+    return dict(zip(label_names(np.array(list(prior))), prior.values(), strict=True))
+
+
+def as_utility(given: Any, classes: Classes) -> Utility:
+    """A utility in any form that users may pass, by row in the order of `classes`, matched by name if it has names."""
+    if given is None or (isinstance(given, str) and given in _BUILT):
+        return Utility.tail_sensitive(classes) if given == "tail-sensitive" else Utility.one_hot(classes)
+    utility, present = named_utility(given), classes.names
+    if utility is None:
+        actions = [str(i) for i in range(np.shape(given)[1])] if np.ndim(given) == 2 else None
+        matrix = Utility(given, actions=actions).matrix
+        problem = f"utility has {len(matrix)} rows but y has {len(present)} classes ({listing(present)})"
+        expect(len(matrix) == len(present), f"{problem}: expected one row per class, in this order")
+        return Utility(matrix, classes)
+    rows = utility.classes.names
+    for name in sorted(set(present) - set(rows)):
+        hint = f"{listing(rows)}{suggestion(name, rows)}"
+        raise InputError(f"y has the class {name!r} but the utility has no row for it: its rows are {hint}")
+    for name in sorted(set(rows) - set(present)):
+        hint = f"the classes in y are {listing(present)}{suggestion(name, present)}"
+        raise InputError(f"the utility has a row for the class {name!r} but y has no sample of it: {hint}")
+    return utility.with_classes(classes if utility.classes.counts is None else utility.classes.in_order(present))
+
+
+def named_utility(given: Any) -> Utility | None:
+    """A Utility, a CSV file or a data frame as a Utility; None for anything that does not name its classes."""
+    if isinstance(given, Utility):
+        return given
+    if isinstance(given, str | Path) and given not in _BUILT:
+        hint = f"expected one of these, a Utility, a data frame or an array{suggestion(str(given), _BUILT)}"
+        expect(Path(given).is_file(), f"utility {str(given)!r} is neither a file nor one of {listing(_BUILT)}: {hint}")
+        return Utility.read_csv(given)
+    if not (hasattr(given, "columns") and hasattr(given, "index")):
+        return None
+    rows, columns = (label_names(np.asarray(axis)) for axis in (given.index, given.columns))
+    return Utility(given.to_numpy(), rows, columns)
+
+
+def action_labels(utility: Utility, labels: Labels, abstain_label: Any) -> Labels:
+    """The label that `predict` returns for each action; of those that are not classes, `abstain_label` or the name."""
+    decided = list(zip(utility.actions, utility.decided_class, strict=True))
+    others = [name for name, c in decided if c < 0]
+    if not others:
+        return labels[utility.decided_class]
+    if isinstance(abstain_label, Mapping):
+        label_of = dict(abstain_label)
+    elif labels.dtype.kind in "iufb":
+        problem = f"the utility has {len(others)} actions that are not classes ({listing(others)}) and the labels are"
+        expect(len(others) == 1, f"{problem} numbers: give each a number of its own, abstain_label={{action: number}}")
+        label_of = {others[0]: abstain_label}
+    else:
+        label_of = {name: name for name in others}
+    for name in others:
+        expect(name in label_of, f"abstain_label has no label for the action {name!r}: expected one for each")
+        free = label_of[name] not in labels.tolist()
+        expect(free, f"abstain_label {label_of[name]!r} is a class in y: expected another label")
+    values = [labels[c] if c >= 0 else label_of[name] for name, c in decided]
+    return np.array(values, dtype=object if labels.dtype == object else None)

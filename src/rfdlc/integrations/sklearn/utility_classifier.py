@@ -1,4 +1,7 @@
-"""UtilityClassifier: any scikit-learn classifier, calibrated out of fold, deciding by expected utility."""
+"""UtilityClassifier: any scikit-learn classifier, calibrated out of fold, deciding by expected utility.
+
+`DecidingMixin` is what it shares with RFDLCClassifier.
+"""
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -14,16 +17,53 @@ from sklearn.model_selection import StratifiedGroupKFold, check_cv
 from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, has_fit_parameter
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_array,
+    check_is_fitted,
+    column_or_1d,
+    has_fit_parameter,
+)  # fmt: skip
 
-from rfdlc.decide.classes import Indices
+from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
+from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
-from rfdlc.integrations.sklearn.labels import DecidingMixin, as_sample_weight, named_prior
+from rfdlc.integrations.sklearn.scoring import Labels, action_labels, as_utility, label_names, named_prior
 
-_Fold = tuple[Any, Floats, Indices]  # a model, its probabilities (n, C) of held-out samples, their rows
+
+class DecidingMixin:
+    """Decisions of an estimator with `predict_proba`: it names its `classes_`, is fitted, and gets a `decider_`."""
+
+    def predict(self: Any, X: Any) -> Labels:
+        """The label of the action with the highest expected utility."""
+        return self.actions_[self.decider_.decide_probabilities(self.predict_proba(X))]
+
+    def decision_function(self: Any, X: Any) -> Floats:
+        """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
+        values = self.predict_proba(X) @ self.decider_.utility.matrix
+        return values[:, 1] - values[:, 0] if values.shape[1] == 2 else values
+
+    def set_utility(self: Any, utility: Any) -> Any:
+        """Decide for another utility from now on; nothing is fitted again."""
+        check_is_fitted(self)
+        self.utility = utility
+        return self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_)))
+
+    def _name_classes(self: Any, labels: Labels, counts: NDArray[np.int64]) -> Utility:
+        """Name the classes and read the utility; parameters that do not fit them raise before any work."""
+        self.classes_, self.named_classes_ = labels, Classes.from_counts(counts, label_names(labels))
+        as_prior(named_prior(self.target_prior), self.named_classes_, "target_prior")
+        utility = as_utility(self.utility, self.named_classes_)
+        action_labels(utility, labels, self.abstain_label)
+        return utility
+
+    def _decide_with(self: Any, decider: Decider) -> Any:
+        self.actions_ = action_labels(decider.utility, self.classes_, self.abstain_label)
+        self.decider_ = decider
+        return self
 
 
 @dataclass(eq=False, repr=False)
@@ -87,14 +127,14 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")
         check_classification_targets(y)
         X, y, groups = indexable(X, y, groups)
-        weights = None if sample_weight is None else as_sample_weight(sample_weight, X)
+        weights = as_sample_weight(sample_weight, X)
         prefit = isinstance(self.cv, str) and self.cv == "prefit"
         if prefit:
             check_is_fitted(self.estimator)
         labels = np.unique(self.estimator.classes_ if prefit else y)
         encoded = _encode(y, labels)
         decider = self._new_decider(labels, encoded, weights)
-        folds: list[_Fold] = []
+        folds: list[tuple[Any, ...]] = []  # a model, its probabilities (n, C) of held-out samples, their rows
         if self.calibration is not None:
             whole = [(self.estimator, self._probabilities(self.estimator, X), np.arange(len(y)))] if prefit else None
             folds = whole or list(self._folds(X, y, encoded, weights, groups))
@@ -144,7 +184,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         target = None if wanted is seen and carried is seen else wanted
         return Decider(utility, calibration=self.calibration, train_prior=carried, target_prior=target)
 
-    def _folds(self, X: Any, y: NDArray[Any], encoded: Indices, weights: Floats | None, groups: Any) -> Iterator[_Fold]:
+    def _folds(self, X: Any, y: NDArray[Any], encoded: Indices, weights: Floats | None, groups: Any) -> Iterator[Any]:
         """Models of folds, with their probabilities of the other samples whose classes they have seen."""
         grouped = groups is not None and (self.cv is None or isinstance(self.cv, Integral))
         splitter = StratifiedGroupKFold(self.cv or 5) if grouped else check_cv(self.cv, y, classifier=True)
@@ -172,3 +212,13 @@ def _encode(y: NDArray[Any], classes: NDArray[Any]) -> Indices:
     unknown = np.setdiff1d(y, classes).tolist()
     expect(not unknown, f"y contains previously unseen labels: {unknown}")
     return np.searchsorted(classes, y)
+
+
+def as_sample_weight(given: ArrayLike | None, samples: Any) -> Any:
+    """One weight per sample (N,), 0 or more and not all 0; None for None."""
+    if given is None:
+        return None
+    weights = _check_sample_weight(given, samples, dtype=np.float64)
+    expect((weights >= 0).all(), "Negative values in data passed to `sample_weight`")
+    expect(weights.any(), "Sample weights must contain at least one non-zero number.")
+    return weights
