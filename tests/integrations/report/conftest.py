@@ -39,7 +39,8 @@ def make_folder(folder: Path, predictions: Predictions, seed: int = 1, **decider
     predictions.classes.to_json(folder / "classes.json")
     utility = Utility.tail_sensitive(predictions.classes, -0.5)
     held_out = make_predictions(300, predictions.classes.counts, len(predictions.scores.values), seed)
-    fitted = Decider(utility, **decider).fit(held_out.scores.values, held_out.targets, logits=True)
+    chosen: dict[str, Any] = {"calibration": "temperature"} | decider  # leaves the class prior as it is
+    fitted = Decider(utility, **chosen).fit(held_out.scores.values, held_out.targets, logits=True)
     fitted.save(folder / "decider.json")
     (folder / "config.json").write_text('{"method": "rf-dlc", "optimiser": {"rate": 0.1, "decay": Infinity}}')
     (folder / "environment.json").write_text('{"torch": "2.13"}')
