@@ -79,8 +79,10 @@ def live(total: int | None, description: str, done: int = 0) -> Iterator[Callabl
 def _bar(total: int | None, description: str, done: int) -> Iterator[Callable[[int, str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True), transient=True) as bar:
+    text_of = TextColumn("{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True))  # cut in a narrow terminal
+    columns = TextColumn("{task.description}"), BarColumn(20), TaskProgressColumn(), TimeRemainingColumn(), text_of
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         task = bar.add_task(description, total=total, completed=done, text="")
         yield lambda done, text: bar.update(task, completed=done, text=text)
