@@ -71,9 +71,8 @@ def inspect(
         *_checks(found),
         *([] if plot is None else [f"The picture of the tail is in {plot}"]),
     )
-    broken = found.broken
-    hint = "repair or remove them, or leave them out with --skip-broken"
-    expect(skip_broken or not broken, f"{''.join(broken[:1])}; {len(broken)} files are broken: {hint}")
+    fix = f"{len(found.broken)} files are broken: repair or remove them, or leave them out with --skip-broken"
+    expect(skip_broken or not found.broken, f"{''.join(found.broken[:1])}; {fix}")
 
 
 def _class_table(found: "Inspection") -> Any:

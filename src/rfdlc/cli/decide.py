@@ -60,14 +60,9 @@ def decide(
             decider.save(beside)
     counts, value = np.bincount(found.action, minlength=len(found.actions)), float(np.mean(found.value))
     changed = int((decider.utility.decided_class[found.action] != found.argmax).sum())
-    summary = {
-        "samples": len(found),
-        "actions": dict(zip(found.actions, counts.tolist(), strict=True)),
-        "mean_expected_utility": value,
-        "changed_from_argmax": changed,
-        **_summary(decider, predictions),
-        "out": None if out is None else str(out),
-    }
+    summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts.tolist(), strict=True))}
+    summary |= {"mean_expected_utility": value, "changed_from_argmax": changed, **_summary(decider, predictions)}
+    summary["out"] = None if out is None else str(out)
     if out is None and json:
         rows = zip(*columns.values(), strict=True)
         summary["decisions"] = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -135,9 +130,8 @@ def report(
 
     check_writable(out, endings=(".html", ".htm"))
     found = write_report(_runs(files, request), out, images=images, title=title, bootstrap=bootstrap, seed=seed)
-    runs = {name: evaluation.to_dict() for name, evaluation in found.items()}
+    summary = {"out": str(out), "bytes": out.stat().st_size, "runs": {name: e.to_dict() for name, e in found.items()}}
     shown = [part for pair in found.items() for part in pair]
-    summary = {"out": str(out), "bytes": out.stat().st_size, "runs": runs}
     output(json, summary, *shown, f"Written to {out}: open it in a browser.")
 
 
@@ -214,13 +208,10 @@ def _summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> dict
         bounds = zip(*(end.tolist() for end in estimate.interval()), strict=True)
         intervals["target_prior_interval"] = dict(zip(names, bounds, strict=True))
         intervals["expected_utility_interval"] = decider.utility_interval(predictions, estimate)
-    return intervals | {
-        "rule": decider.rule,
-        "combine": decider.combine,
-        "calibration": str(decider.fitted) if decider.fitted else None,
-        "decided_for": decider.decided_for,
-        "target_prior": None if target is None else dict(zip(names, target.tolist(), strict=True)),
-    }
+    shares = None if target is None else dict(zip(names, target.tolist(), strict=True))
+    fitted = str(decider.fitted) if decider.fitted else None
+    known = {"rule": decider.rule, "combine": decider.combine, "calibration": fitted}
+    return intervals | known | {"decided_for": decider.decided_for, "target_prior": shares}
 
 
 def _action_table(decider: "rfdlc.Decider", found: "Explanation", counts: list[int]) -> Any:

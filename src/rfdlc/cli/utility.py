@@ -46,10 +46,7 @@ def new(
 
 
 @app.command("show")
-def show(
-    file: Annotated[Path, Argument(help="A utility as CSV.")],
-    json: JsonOption = False,
-) -> None:
+def show(file: Annotated[Path, Argument(help="A utility as CSV.")], json: JsonOption = False) -> None:
     """Print a utility matrix in colour: green is gain, red is loss.
 
     **Example**

@@ -80,10 +80,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         and early stopping: stratified, whole `groups`.
     target_prior : str, dict or array, default "train"
         Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
-    abstain_label : object or dict, default -1
-        What `predict` returns for an action that is not a class, as in `UtilityClassifier`.
-    warm_start : bool, default False
-        `fit` continues with the networks of the previous call.
+    abstain_label, warm_start : object or dict, default -1; bool, default False
+        As in `UtilityClassifier`; whether `fit` continues with the networks of the previous call.
     random_state, device : int, RandomState or None; "auto", "cpu", "cuda" or "cuda:N"
         Seed of everything that is drawn, and where the networks are.
 
@@ -126,16 +124,12 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         first = not (self.warm_start and hasattr(self, "weights_"))
         split, labels = self._read(X, y, sample_weight, groups, reset=first)
         expect(len(labels) > 1, f"{type(self).__name__} needs at least 2 classes, but y has only one class: {labels}")
-        expect(
-            first or np.array_equal(labels, self.classes_),
-            "warm_start can only be used where `self.classes_` is the same as in the previous call to fit: it was "
-            f"{getattr(self, 'classes_', None)}, `y` has {labels}",
-        )
+        known = labels if first else self.classes_
+        problem = "warm_start can only be used where `self.classes_` is the same as in the previous call to fit"
+        expect(np.array_equal(labels, known), f"{problem}: it was {known}, `y` has {labels}")
         return self._train(split, labels, np.bincount(split.labels), first)
 
-    def partial_fit(
-        self, X: Any, y: Any, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
-    ) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one pass, without calibration. The first call names all `classes` and scales the features."""
         first = not hasattr(self, "weights_")
         _check_partial_fit_first_call(self, classes)
@@ -182,7 +176,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
 
     def _read(
         self, X: Any, y: Any, sample_weight: Any, groups: Any, reset: bool, labels: Any = None
-    ) -> tuple[Split, NDArray[Any]]:
+    ) -> tuple[Split, Any]:
         """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_WIDE, reset=reset)
         check_classification_targets(y)

@@ -26,13 +26,11 @@ def make_utility_scorer(utility: Any, *, labels: ArrayLike | None = None, abstai
 
     Parameters
     ----------
-    utility : Utility, data frame, path, array or str
+    utility, abstain_label : Utility, data frame, path, array or str; object, default -1
         As in `UtilityClassifier`. "tail-sensitive" ranks classes by the samples of each fold; pass
         `Utility.tail_sensitive(classes)` to have the same ranks in every fold.
     labels : array-like, optional
         All labels, sorted; by default those that the utility names, or those that the estimator was fitted to.
-    abstain_label : object, default -1
-        Label of an action that is not a class, as in `UtilityClassifier`.
 
     Examples
     --------
