@@ -174,9 +174,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             expect(old == new, f"{name} was {old} when training began and is {new} now: use a new estimator (clone)")
         return config
 
-    def _read(
-        self, X: Any, y: Any, sample_weight: Any, groups: Any, reset: bool, labels: Any = None
-    ) -> tuple[Split, Any]:
+    def _read(self, X: Any, y: Any, sample_weight: Any, groups: Any, reset: bool, labels: Any = None) -> Any:
         """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_WIDE, reset=reset)
         check_classification_targets(y)

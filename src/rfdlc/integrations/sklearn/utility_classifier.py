@@ -39,7 +39,8 @@ class DecidingMixin:
 
     def predict(self: Any, X: Any) -> Labels:
         """The label of the action with the highest expected utility."""
-        return self.actions_[self.decider_.decide_probabilities(self.predict_proba(X))]
+        p = self.predict_proba(X)  # first: it raises if the estimator is not fitted
+        return self.actions_[self.decider_.decide_probabilities(p)]
 
     def decision_function(self: Any, X: Any) -> Floats:
         """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
