@@ -145,6 +145,9 @@ def test_priors_on_the_command_line(run, folder):
     assert uniform["decisions"] == by_name["decisions"] == by_file["decisions"]
     estimated = json.loads(run(*base, "estimate", "--calibrate", "val.csv")[1])
     assert sum(estimated["target_prior"].values()) == pytest.approx(1)
+    low, high = estimated["expected_utility_interval"]
+    assert low <= estimated["mean_expected_utility"] <= high
+    assert all(low < high for low, high in estimated["target_prior_interval"].values())
     for command in ("decide", "evaluate"):
         told = run(command, *base[1:6], *base[7:], "cat=1,dog=6,newt=1")[1]
         assert "class prior dog 75.0%, " in told

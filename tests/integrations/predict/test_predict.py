@@ -523,3 +523,18 @@ def test_the_command(run, photos, tmp_path):
     told = json.loads(CliRunner().invoke(app, list(map(str, words))).stdout)
     assert (told["samples"], told["skipped"], told["complete"]) == (PHOTOS, 0, True)
     same(tmp_path / "p.parquet", run, photos)
+
+
+def test_the_class_prior_of_the_samples_is_estimated(run, photos, tmp_path):
+    def command(*words):
+        return CliRunner().invoke(app, list(map(str, [*words, "--target-prior", "estimate"])))
+
+    told = json.loads(command("predict", run, photos, "--out", tmp_path / "p.csv", "--json").stdout)
+    assert told["decided_for"].startswith("decided for the estimated class prior")
+    model = rfdlc.Model.load(run, device="cpu")
+    found = model.predict(photos)
+    decider = model.decider.replace(target_prior=model.decider.estimate_prior(found))
+    written = rfdlc.Predictions.load(tmp_path / "p.csv").scores.values[0]
+    np.testing.assert_allclose(written, decider.probabilities(found), atol=1e-4)
+    for words in (("export", run, tmp_path / "model.onnx"), ("serve", run)):
+        assert "cannot be estimated here" in str(command(*words).exception)
