@@ -29,7 +29,7 @@ from rfdlc.decide.metrics import METRICS
 from rfdlc.decide.outcomes import Outcomes
 from tabular import generated, long_tailed
 
-UTILITIES, TEST, DRAWS = 20, 10_000, 5
+UTILITIES, TEST, DRAWS = 20, 10_000, 3
 CALIBRATIONS = (None, "temperature", "auto")
 COLUMNS = (
     "data", "model", "calibration", "held_out", "test", "draws", "mean_gap", "largest_gap", "within_0.01",
