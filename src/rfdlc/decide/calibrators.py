@@ -17,7 +17,7 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.sparse import csr_array
 
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.priors import shrunk
+from rfdlc.decide.priors import Prior, shrunk
 from rfdlc.decide.scores import Floats, log_softmax, softmax
 from rfdlc.errors import InputError, expect
 
@@ -279,7 +279,7 @@ def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -
     weights /= weights.sum()
     if target is not None:
         target = np.where(np.bincount(targets, minlength=len(target)) > 0, target, 1e-300)
-    losses = {}
+    losses: dict[str, Floats] = {}
     for name, needed in SAMPLES_NEEDED.items():
         usable = context.get("training_counts") is not None or CALIBRATORS[name] is not PriorCorrectedTemperature
         if not usable or np.polyval(needed, log_p.shape[1]) > 1 / (weights**2).sum():  # the effective sample size
@@ -306,7 +306,7 @@ class _HeldOut:
         targets: Indices,
         sample_weight: Floats | None = None,
         balanced: bool = False,
-        train_prior: Floats | None = None,
+        train_prior: Prior | None = None,
         **_: Any,
     ) -> None:
         self.log_p, self.targets, self.rows = np.asarray(log_p, dtype=np.float64), targets, np.arange(len(targets))
@@ -316,7 +316,7 @@ class _HeldOut:
         self.weights = each * repeats  # sum to one
         self.size = 1 / (repeats @ np.square(np.broadcast_to(each, len(targets))))  # effective sample size
         self.ridge = STRENGTH / self.size
-        self.prior = np.bincount(targets, self.weights, minlength=log_p.shape[1])
+        self.prior: Prior = np.bincount(targets, self.weights, minlength=log_p.shape[1]).astype(np.float64)
         self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the held-out data
         if train_prior is not None:
             self.prior = shrunk(self.size * self.prior, train_prior)
@@ -365,7 +365,7 @@ class _HeldOut:
         )
         return float(1 / found[0]), found[1:] @ directions
 
-    def matrix_and_bias(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def matrix_and_bias(self) -> tuple[Floats, Floats]:
         """W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
         classes = self.log_p.shape[1]
         found = self._fitted(

@@ -7,7 +7,7 @@ import base64
 import copy
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -332,7 +332,7 @@ class Decider:
             warnings.warn(WARNINGS[self.rule], stacklevel=4)
         if self.fitted is not None:
             check_affine(self.fitted, len(utility.classes))
-        forms = {
+        forms: dict[str, Callable[[Any], Any]] = {
             "weights": lambda given: _as_weights(given, "weights"),
             "train_prior": lambda given: as_prior(given, utility.classes, "train_prior"),
             "target_prior": self._as_target,

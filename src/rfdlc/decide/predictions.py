@@ -81,8 +81,9 @@ class Predictions:
         except (TypeError, ValueError) as error:
             raise InputError(f"uncertainty must be numbers, one per sample ({error})") from None
         for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
-            fits = values is None or values.shape == (len(self),)
-            expect(fits, f"{what} have shape {np.shape(values)} for {len(self)} samples: expected one per sample")
+            shape = None if values is None else values.shape
+            fits = shape in (None, (len(self),))
+            expect(fits, f"{what} have shape {shape} for {len(self)} samples: expected one per sample")
         self.scores = replace(self.scores, corrected=corrected or self.scores.corrected, ids=self.ids)
 
     def __len__(self) -> int:
