@@ -359,3 +359,19 @@ def test_other_libraries_can_be_wrapped(three, make):
     bare = model.estimator_.predict(X)
     worth = np.array(COSTLY)
     assert worth[y, model.predict(X)].mean() > worth[y, bare].mean()
+
+
+def test_probabilities_do_not_depend_on_the_utility(three):
+    """Earlier one model spoke for a one-hot utility, and the mean of six for any other."""
+    X, y = three
+    plain, costly = (UtilityClassifier(GaussianNB(), utility).fit(X, y).predict_proba(X) for utility in (None, COSTLY))
+    np.testing.assert_allclose(plain, costly)
+
+
+def test_no_vote_of_a_forest_is_not_impossible(three):
+    """Earlier p = 0 of 20 trees was taken as it is, and a few such samples drove the temperature."""
+    X, y = three
+    forest = RandomForestClassifier(20, random_state=0).fit(X, y)
+    smoothed = UtilityClassifier(forest, cv="prefit", calibration=None).fit(X, y).predict_proba(X)
+    assert forest.predict_proba(X).min() == 0
+    assert 0.001 < smoothed.min() < 1 / 20
