@@ -88,7 +88,7 @@ def table_rows(seeds: int) -> Iterator[dict[str, object]]:
         print(f"seed {seed}", flush=True)
     means = {key: float(np.mean(values)) for key, values in found.items()}
     pairs = sorted({key[:2] for key in means})
-    overall = {kind: np.mean([means[(*pair, kind)] for pair in pairs]) for kind in CALIBRATORS}
+    overall = {kind: float(np.mean([means[(*pair, kind)] for pair in pairs])) for kind in CALIBRATORS}
     for pair in pairs:
         best = max(SINGLE, key=lambda kind: means[(*pair, kind)])
         yield from _compared(f"{pair[0]}, {pair[1]}", {kind: means[(*pair, kind)] for kind in CALIBRATORS}, best)
@@ -97,7 +97,7 @@ def table_rows(seeds: int) -> Iterator[dict[str, object]]:
 
 def _compared(what: str, means: dict[str, float], best: str) -> Iterator[dict[str, object]]:
     for kind, value in means.items():
-        row = {"what": f"{what}: {kind}", "value": f"{value:.4f}", "unit": "utility"}
+        row: dict[str, object] = {"what": f"{what}: {kind}", "value": f"{value:.4f}", "unit": "utility"}
         if kind == "auto":
             row |= {"reference": f"best: {best}", "ratio": f"{value - means[best]:+.4f}", "required": ">= -0.005"}
         yield row

@@ -73,9 +73,9 @@ def simulate(samples: int, repeats: int, seed: int) -> Iterator[dict[str, Any]]:
                     if (bounds := estimate.interval()) is not None and name in true:
                         covered[model, name].append((*bounds, estimate.value, true[name]))
             for name in (name for name in truths[0] if name in truths[1]):
-                found = paired_difference([here[0][name]], [here[1][name]])
-                if found is not None:
-                    _, _, value, low, high, _ = found
+                difference = paired_difference([here[0][name]], [here[1][name]])
+                if difference is not None:
+                    _, _, value, low, high, _ = difference
                     covered["compare", name].append((low, high, value, truths[1][name] - truths[0][name]))
     for (model, name), rows in covered.items():
         low, high, value, true = np.array(rows).T

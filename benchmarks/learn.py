@@ -35,6 +35,7 @@ from rfdlc.data.load import load
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import evaluate
 from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.priors import is_uniform
 from rfdlc.decide.utility import Utility
 from rfdlc.training.config import TrainConfig, parse_pairs
 from rfdlc.training.loop import build_stages, epochs, split_outputs
@@ -164,7 +165,7 @@ class Bench:
     ) -> list[Decider]:
         """A decider a seed, fitted on held-out logits, and what it makes of them."""
         bare = self.decider(name, settings)
-        deciders = [bare.fit(part, labels, logits=True) for part in logits]
+        deciders = [bare.fit(part, labels, logits=True, balanced=is_uniform(bare.target_prior)) for part in logits]
         self.report(name, mode, settings, logits, labels, deciders, seconds, balance=True)
         return deciders
 

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ def estimates(
 ) -> Iterator[tuple[str, str, NDArray[np.float64], NDArray[np.float64] | None]]:
     """Kind of scores, name, estimate, and ours with its intervals (2, C)."""
     for kind in kinds:
-        bare = {"train_prior": "train", "target_prior": None}
+        bare: dict[str, Any] = {"train_prior": "train", "target_prior": None}
         ours = theirs = Decider(UTILITY, calibration=None, **bare)
         z = log_likelihood + np.log(TRAIN.prior)
         if kind == "calibrated":

@@ -64,6 +64,11 @@ def normalised(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return shares
 
 
+def is_uniform(prior: Prior | None) -> bool:
+    """Whether a prior is known and has equally frequent classes."""
+    return prior is not None and bool(np.ptp(prior) < 1e-12)
+
+
 def in_words(classes: Classes, prior: Prior, interval: tuple[Prior, Prior] | None = None) -> str:
     """The largest shares of a prior, in words, with 95% intervals if given."""
     spans = "" if interval is None else " ({:.1%} to {:.1%})"

@@ -24,6 +24,7 @@ from rfdlc.decide.evaluation import Evaluation, evaluate
 from rfdlc.decide.metrics import measure
 from rfdlc.decide.outcomes import cross_fitted
 from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.priors import is_uniform
 from rfdlc.decide.scores import Floats, softmax
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
@@ -140,8 +141,8 @@ class Trainer:
         predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
             decider = new_decider(run.method_name, run.config, run.classes)
-            if decider.calibration is not None:  # weighted to the prior that the probabilities carry
-                decider = decider.fit(predictions)
+            if decider.calibration is not None:  # by likelihood under the prior decided for
+                decider = decider.fit(predictions, balanced=is_uniform(decider.target_prior))
             run.write("decider.json", decider.save)
             run.write("held-out.npz", predictions.save)
         run.phase, run.epoch = run.phase + 1, 0
@@ -178,7 +179,7 @@ def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SING
 
 def evaluate_balanced(predictions: Predictions, decider: Decider) -> Evaluation:
     """Metrics of held-out samples as if classes were equally frequent, calibrated on other folds of them."""
-    outcomes = cross_fitted(predictions, decider.replace(target_prior="uniform"))
+    outcomes = cross_fitted(predictions, decider.replace(target_prior="uniform"), balanced=True)
     outcomes = outcomes.take(balanced_positions(outcomes.targets))
     return Evaluation(len(outcomes), measure(outcomes), "decision-probability")
 
