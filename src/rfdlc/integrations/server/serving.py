@@ -189,6 +189,10 @@ class JsonLines(logging.Handler):
 
     def _write(self) -> None:
         while True:
-            sys.stderr.write(self._lines.get())
+            lines = [self._lines.get()]
+            time.sleep(0.02)  # a burst is written at once: a wake-up for every line would slow the requests
+            lines += [self._lines.get() for _ in range(self._lines.qsize())]
+            sys.stderr.write("".join(lines))
             sys.stderr.flush()
-            self._lines.task_done()
+            for _ in lines:
+                self._lines.task_done()
