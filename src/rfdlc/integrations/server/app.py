@@ -1,6 +1,7 @@
 """The FastAPI application: routes, access middleware, and the life of a request from its body to its answer."""
 
 import asyncio
+import gc
 import hmac
 import logging
 import re
@@ -54,11 +55,13 @@ class Service:
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Started with the server; at its end all accepted requests are computed first."""
         self.batcher = batcher = Batcher(self.backend, self.limits.batch)
+        gc.freeze()  # what is loaded stays: a full collection of it would hold all requests for a tenth of a second
         _log(LOGGER, "ready", model=self.backend.name, classes=len(self.metrics.classes))
         try:
             yield
         finally:
             self.batcher = None
+            gc.unfreeze()
             await batcher.close()
             self._decoders.shutdown()
             _log(LOGGER, "stopped", accepted=self.metrics.accepted, answered=self.metrics.answered)
