@@ -173,9 +173,6 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
-# -- what people write on a command line ---------------------------------------------------------------------------
-
-
 def read_classes(spec: str) -> "rfdlc.Classes":
     """`cat,dog,newt`; a JSON file; a CSV with columns class,count[,group]; or any table of predictions."""
     from rfdlc.tables import SUFFIXES, open_table

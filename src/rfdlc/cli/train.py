@@ -205,9 +205,6 @@ def train_both(folder: Path, seed: int = 0) -> "dict[str, rfdlc.Evaluation]":
     return {name: rfdlc.evaluate(model.predict(data), decider=by) for name, (model, by) in decided.items()}
 
 
-# -- what they share -----------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def ready() -> Iterator[None]:
     """One clear line where torch is missing, the loss is not a number, or Ctrl-C was pressed."""

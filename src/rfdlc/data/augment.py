@@ -19,7 +19,6 @@ Draws = dict[str, Tensor]  # what was drawn for n images: tensors (n, ...)
 GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
 
 
-# -- affine maps -------------------------------------------------------------------------------------------------------
 def _affine(*entries: Tensor) -> Tensor:
     """Matrices (B, 2, 3) from their six entries, row by row, each (B,)."""
     return torch.stack([torch.stack(row, 1) for row in (entries[:3], entries[3:])], 1)
