@@ -156,10 +156,10 @@ def _explained(path: Path, kind: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, TypeError, NotImplementedError, csv.Error) as error:  # pyarrow's errors are of these
+    except (OSError, ValueError, TypeError, RuntimeError, csv.Error) as error:  # pyarrow's are of these
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        told = f"cannot be read as {kind} ({reason}): it may be truncated, damaged or another kind of file"
-        raise InputError(f"{path}: {told}") from None
+        problem = f"cannot be read as {kind} ({reason}): it may be truncated, damaged or another kind of file"
+        raise InputError(f"{path}: {problem}") from None
 
 
 def _with_points(batch: Any, numbers: Collection[str] | None) -> Any:

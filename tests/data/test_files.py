@@ -333,8 +333,8 @@ def test_lists_in_a_root(lists: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("pictures/n01/gone.jpg 0", "there is no file .*pictures/n01/gone.jpg"),
-        ("nowhere/x.jpg 0", "there is no file .*nowhere/x.jpg"),
+        ("pictures/n01/gone.jpg 0", "the file .*pictures/n01/gone.jpg does not exist"),
+        ("nowhere/x.jpg 0", "the file .*nowhere/x.jpg does not exist"),
         ("../secret.jpg 0", "'../secret.jpg' leaves the root"),
         ("pictures/../../secret.jpg 0", "leaves the root"),
         ("/etc/passwd 0", "'/etc/passwd' leaves the root.*or is absolute"),
@@ -402,7 +402,7 @@ def test_several_sets_of_lists_and_a_lonely_one(lists: Path) -> None:
     (lists / "Other_train.txt").write_text("a 0\n")
     with pytest.raises(InputError, match=r"several data sets \(Mine_LT, Other\)"):
         rfdlc.load(lists)
-    with pytest.raises(InputError, match=r"Other_train.txt, line 1: there is no file"):
+    with pytest.raises(InputError, match=r"Other_train.txt, line 1: the file .* does not exist"):
         rfdlc.load(lists / "Other_train.txt")
     (lists / "Lone_test.txt").write_text("a 0\n")
     with pytest.raises(InputError, match=r"no training list beside it: expected .*Lone_train.txt"):

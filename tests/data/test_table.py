@@ -230,7 +230,7 @@ def test_missing_targets(path: Path) -> None:
         (
             "file,label\na.PNG,a\nb.png,b\n",
             {},
-            r"row 1: there is no file .*a.PNG; .*row 2: there is no file",
+            r"row 1: the file .*a.PNG does not exist: .*row 2: the file .* does not exist",
         ),
         ("x,y\n1,a\n2,a\n", {"test_fraction": 0}, "one class"),
         ("x,y\n" + "".join(f"1,{i}.5\n" for i in range(40)), {}, "expected classes, not measurements"),

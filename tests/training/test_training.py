@@ -1,4 +1,4 @@
-"""The loop: runs alone and stacked, deferral, optimisers, clipping, averaging, odd data, losses that are no numbers."""
+"""The loop: runs alone and stacked, deferral, optimisers, clipping, averaging, odd data, losses that are not numbers."""
 
 from types import SimpleNamespace
 
@@ -28,7 +28,7 @@ def one_thread():
 
 
 def features(counts, width=6, seed=0, name="blobs"):
-    """Gaussian blobs, one a class; the test part is balanced."""
+    """Gaussian blobs, one per class; the test part is balanced."""
     rng = np.random.default_rng(seed)
     centres = 3 * rng.normal(size=(len(counts), width))
     make = lambda numbers: np.concatenate([centres[c] + rng.normal(size=(n, width)) for c, n in enumerate(numbers)])  # noqa: E731

@@ -15,6 +15,7 @@ from rfdlc.errors import choose, expect
 
 # A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.
 BYTES_AT_ONCE = 2**28
+SAMPLINGS = {"shuffle": 1.0, "balanced": 0.0, "sqrt": 0.5}  # the power of its count by which a class is drawn
 
 
 def seeded(stream: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -33,13 +34,13 @@ class EpochOrder:
     def __init__(self, labels: Tensor, sampling: str = "shuffle", weights: Tensor | None = None) -> None:
         unfit = f"sampling {sampling!r} cannot be combined with sample weights: use sampling='shuffle'"
         expect(weights is None or sampling == "shuffle", unfit)
-        self.sampling = choose("sampling", sampling, ("shuffle", "balanced", "sqrt"))
+        self.sampling = choose("sampling", sampling, SAMPLINGS)
         self._ends = None if weights is None else torch.cumsum(weights.double() * (len(weights) / weights.sum()), 0)
         self.count = len(labels)
         self._by_class = torch.argsort(labels, stable=True)
         self._sizes = torch.bincount(labels)
         self._starts = torch.cumsum(self._sizes, 0) - self._sizes
-        self._weights = torch.where(self._sizes > 0, self._sizes.double() ** (0.5 if sampling == "sqrt" else 0.0), 0.0)
+        self._weights = torch.where(self._sizes > 0, self._sizes.double() ** SAMPLINGS[sampling], 0.0)
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Sample indices (N,) on the generator's device, which must be that of the labels."""

@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationE
 
 from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.load import all_options
+from rfdlc.data.loader import SAMPLINGS
 from rfdlc.data.sources.image_files import plain_name
 from rfdlc.decide.calibrators import CALIBRATORS
+from rfdlc.decide.decider import COMBINATIONS
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.training.losses.terms import REPULSIONS, WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
@@ -25,8 +27,8 @@ CHOICES: dict[str, tuple[Collection[str], ...]] = {
     "backbone": (("auto", "own"), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
     "utility_form": (("row", "bounded", "column"),), "utility_weights": (("samples", "columns", "none"),),
     "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),
-    "sampling": (("shuffle", "balanced", "sqrt"),), "augment": (("auto",), AUGMENTATIONS),
-    "combine": (("mean-probabilities", "mean-logits"),), "calibration": (("none",), CALIBRATORS),
+    "sampling": (SAMPLINGS,), "augment": (("auto",), AUGMENTATIONS),
+    "combine": (COMBINATIONS,), "calibration": (("none",), CALIBRATORS),
     "precision": (("auto", "bf16", "float32"),), "batch_norm": (("local", "sync"),),
 }  # fmt: skip
 
@@ -119,8 +121,6 @@ class TrainConfig(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         TrainConfig.check_names(values)
-        if isinstance(values.get("target_prior"), list | tuple):  # version 1: the prior to train for, never corrected
-            values |= {"trained_prior": values["target_prior"], "target_prior": "scores"}
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from rfdlc.data.loader import SAMPLINGS
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
 from rfdlc.training.config import TrainConfig
@@ -86,7 +87,7 @@ def carried_prior(config: TrainConfig, classes: Classes) -> Matrix:
     s is 1, 1/2, 0 by the sampling, and tau the mean of the particles.
     """
     samples = np.maximum(classes.count_array, 1).astype(np.float64)
-    drawn = {"shuffle": 1.0, "sqrt": 0.5, "balanced": 0.0}[config.sampling]
+    drawn = SAMPLINGS[config.sampling]
     tau = float(np.mean(config.prior_tau)) if config.prior_tau else 0.0
     logs = drawn * np.log(samples) + np.log(_weights(config, classes)) - tau * _log_prior_ratio(config, classes)
     prior = np.exp(logs - logs.max())

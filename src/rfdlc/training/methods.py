@@ -273,8 +273,8 @@ def resolve(
 ) -> tuple[Method, TrainConfig]:
     """The method and its configuration: defaults, then the method's, then the data set's preset, then the user's.
 
-    `kind` and number of training `samples` say what suits data without a preset of their own: a step has an eighth of
-    a small table, so that an epoch has several steps, and more rows in large tables.
+    `kind` and number of training `samples` say what suits data without a preset of their own: a step has about
+    an eighth of a table's rows, at least 64 and at most 1,024, so that an epoch has several steps.
     """
     row = find_method(method)
     tabular = kind == "features" and samples

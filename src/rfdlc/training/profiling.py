@@ -14,7 +14,7 @@ from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.data.loader import capture
 from rfdlc.training.execution import Execution
-from rfdlc.training.loop import build_stages, split_outputs
+from rfdlc.training.loop import PreparedStage, split_outputs
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import choose_device, method_net, sensible_threads
 from rfdlc.training.networks.particles import place
@@ -59,7 +59,7 @@ def profile(
     row, config = resolve(method, given.name, settings, given.kind, len(given.train))
     device, seeds = choose_device(config.device), (config.seed,)
     net = place(method_net(row, config, given.input_shape, given.classes, seeds), device)
-    stage = build_stages(row, config, given, seeds, device)[0]
+    stage = PreparedStage(0, [(row, config, given.classes)], given, device)
     steps = (stage.end - stage.start) * stage.loader.steps
     step = Step(net, stage.losses, stage.settings, stage.stage, (), stage.each)
     captured = Execution(step, steps).capture

@@ -101,7 +101,10 @@ class Run:
     @cached_property
     def config(self) -> TrainConfig:
         """The settings; what a folder of an earlier version does not have is as the method's default."""
-        return self.method.configure(self.metadata["settings"])
+        settings = self.metadata["settings"]
+        if self.metadata["version"] == 1:  # its target prior was the prior to train for, and never corrected
+            settings = {**settings, "trained_prior": settings.get("target_prior", ()), "target_prior": "scores"}
+        return self.method.configure(settings)
 
     @cached_property
     def method_name(self) -> str:

@@ -182,8 +182,9 @@ def _prepare(
             run.method_name, sizes = spec.method, (given.kind, len(given.train))
             run.config = resolve(spec.method, given.name, spec.settings, *sizes)[1]
             trainer.check(run, again)
+        described = describe_data(given, data, root, options)
         for run in runs:
-            run.create(describe_data(given, data, root, options), given.classes)
+            run.create(described, given.classes)
     return trainer, runs
 
 
@@ -196,14 +197,18 @@ def _configure_fork(
     expect(fits, f"a fork cannot continue as {method}: its networks have other parts; start a new run")
     name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "features"
     usual = resolve(source.method_name, name, {}, kind)[1].to_dict()
-    chosen = {key: value for key, value in old.to_dict().items() if value != usual[key]}
+    chosen = {key: value for key, value in old.to_dict().items() if value != usual[key] and key != "method_options"}
+    known, usual_options = run.method.options, usual["method_options"]
+    chosen |= {key: value for key, value in old.method_options.items() if key in known and value != usual_options[key]}
     run.config = resolve(run.method_name, name, {**chosen, **changes}, kind)[1]
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(run.config, name)]
     expect(not moved, f"a fork cannot change {', '.join(moved)}: its checkpoint depends on them; start a new run")
     checkpoint = source.checkpoint("last.ckpt" if at is None else f"epoch-{at}.ckpt")
     if checkpoint is None:
-        kept = sorted(file.stem.removeprefix("epoch-") for file in source.path.glob("epoch-*.ckpt"))
-        raise InputError(f"{source.path} has no checkpoint at epoch {at}: kept are {', '.join(kept) or 'none'}")
+        kept = sorted(int(file.stem.removeprefix("epoch-")) for file in source.path.glob("epoch-*.ckpt"))
+        missing = f"{source.path} has no checkpoint" + ("" if at is None else f" at epoch {at}")
+        fix = f"choose one of them, or continue the run with `rfdlc resume {source.path}`"
+        raise InputError(f"{missing}: kept are {listing(kept) or 'none'}; {fix}")
     reached = f"the epoch of the checkpoint of {source.path}, which is {checkpoint.epoch}"
     fix = f"epochs={run.config.epochs} is less than {reached}: expected more, or an earlier checkpoint"
     expect(checkpoint.epoch <= run.epochs, fix)

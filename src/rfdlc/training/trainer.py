@@ -79,11 +79,13 @@ class Trainer:
     def fit(self, runs: Sequence[Run]) -> list[Model]:
         """Train all runs to their ends; the models in the order of the runs."""
         models: dict[Path, Model] = {}
-        waiting = [self._restored(run) for run in runs]
+        waiting, planned = [self._restored(run) for run in runs], False
         while waiting:
             stack = self.stacker.next_stack(waiting)
-            if not models:
+            if not planned:
                 announce(_plan(stack, len(waiting)))
+                planned = True
+            later = len(waiting) > len(stack.members) or any(run.phase < run.config.refit for run in waiting)
             saved = time.monotonic()
             with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
                 for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show):
@@ -97,7 +99,7 @@ class Trainer:
                         _checkpoint(run, member.model.net, own, stop or leaves, due)
                     where = f"epoch {epoch.epoch} of {stack.run.epochs}  loss {epoch.losses[0]:.3f}"
                     show(0, f"{where}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s")
-                    if stop and epoch.epoch < max(member.runs[0].epochs for member in stack.members):
+                    if stop and (later or epoch.epoch < max(member.runs[0].epochs for member in stack.members)):
                         raise KeyboardInterrupt
                     if epoch.epoch == stack.end < stack.stages[-1].end:
                         break

@@ -310,14 +310,14 @@ def _parsed(line: str) -> tuple[str, int]:
 
 
 def check_listed(name: str, root: Path, contents: dict[str, frozenset[str]] | None = None) -> None:
-    """Raise for a path that leaves the root; and if there is no such file, with the `contents` of known folders."""
+    """Raise for a path that leaves the root and, with the `contents` of known folders, for a file that is missing."""
     leaves = name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
     expect(not leaves, f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it")
     if contents is not None:
         folder, _, file = name.rpartition("/")
         if folder not in contents:  # read once: much faster than one call per file
             contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
-        expect(file in contents[folder], f"there is no file {root / name}")
+        expect(file in contents[folder], f"the file {root / name} does not exist: expected a path relative to {root}")
 
 
 def _class_names(listed: dict[str, list[Entry]]) -> list[str]:

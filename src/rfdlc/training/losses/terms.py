@@ -229,8 +229,8 @@ class EvidentialExperts(Constants):
         weights = torch.where(epoch > self.diversity.after, self.weights, 1.0)[target]  # (B,)
         loss = -weights * true_class(shifted.log_softmax(-1), target)  # (M, B)
         loss = loss + epoch / self.annealing * dirichlet_divergence(shifted, target)
-        loss = loss - self.diversity(logits, weighed(held, self.eta)[0][0], epoch)
-        unsure = engagement(held)[:-1]  # (M, B)
+        engaged = engagement(held)  # (M + 1, B)
+        loss, unsure = loss - self.diversity(logits, weighed(held, engaged, self.eta)[0], epoch), engaged[:-1]
         most = self.processes.all_max(unsure.amax(-1, keepdim=True))
         return list(zip(loss, (unsure > self.threshold * most).to(loss.dtype), strict=True))  # a mean for each expert
 

@@ -80,11 +80,10 @@ def engagement(logits: Tensor) -> Tensor:
     return factors.cumprod(-2)
 
 
-def weighed(logits: Tensor, eta: float) -> tuple[Tensor, Tensor]:
-    """sum_i a_i z_i with a = softmax over experts of w_i / eta: (..., M, B, C) -> (..., 1, B, C); and the last w."""
-    engaged = engagement(logits)
+def weighed(logits: Tensor, engaged: Tensor, eta: float) -> Tensor:
+    """sum_i a_i z_i, a = softmax over experts of w_i / eta, w from `engagement`: (..., M, B, C) -> (..., 1, B, C)."""
     shares = (engaged[..., :-1, :] / eta).softmax(-2)
-    return (shares[..., None] * logits).sum(-3, keepdim=True), engaged[..., -1, :]
+    return (shares[..., None] * logits).sum(-3, keepdim=True)
 
 
 class Evidential(Combination):
@@ -97,7 +96,8 @@ class Evidential(Combination):
         self.eta = eta
 
     def forward(self, logits: Tensor, features: Tensor) -> Combined:
-        return weighed(logits, self.eta)
+        engaged = engagement(logits)
+        return weighed(logits, engaged, self.eta), engaged[..., -1, :]
 
 
 def nested_groups(classes: Classes, experts: int) -> NDArray[np.float64]:
