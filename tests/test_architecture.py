@@ -38,7 +38,7 @@ ORDER_OF_TRAINING = (
     {"trainer"},
     {"train"},
 )
-MOST_LINES, MOST_FILES = 16_000, 115
+MOST_LINES, MOST_FILES = 19_000, 125
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.
 SAME_INTERFACE = ("cli/", "data/sources/", "training/networks/fused/")
 OUR_OLD_WORDS = re.compile(
