@@ -330,3 +330,21 @@ def test_help_has_examples(run, words):
 def test_python_dash_m(tmp_path):
     done = subprocess.run([sys.executable, "-m", "rfdlc", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("rfdlc 0.")
+
+
+def test_columns_and_intervals_are_made_once_and_only_where_they_are_written(run, folder, monkeypatch):
+    from rfdlc.cli import decide
+
+    made = []
+    noted = {"_columns": decide._columns, "utility_interval": Decider.utility_interval}
+    for place, name in ((decide, "_columns"), (Decider, "utility_interval")):
+        monkeypatch.setattr(place, name, lambda *given, name=name: (made.append(name), noted[name](*given))[1])
+    words = ["decide", "test.csv", "--classes", "counts.csv", "--train-prior", "train", "--target-prior", "estimate"]
+    for more, expected in (
+        ([], ["utility_interval"]),
+        (["--json"], ["_columns", "utility_interval"]),
+        (["--out", "a.csv"], ["_columns", "utility_interval"]),
+    ):
+        made.clear()
+        assert run(*words, *more)[0] == 0
+        assert made == expected

@@ -84,6 +84,7 @@ def test_force_replaces_a_run_only_if_a_new_one_begins(tmp_path):
     with pytest.raises(InputError, match="factor"):
         run("train", "digits-lt", "--out", out, "--force", "data.factor=many")
     assert run("fork", out, "--out", tmp_path / "f", *SMALL).exit_code == 0
+    (tmp_path / ".f.replaced" / "kept").mkdir(parents=True)  # of a process that was killed
     assert run("fork", out, "--out", tmp_path / "f", *SMALL, "--force", "penalty=-0.5").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "run"]
 

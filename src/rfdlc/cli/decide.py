@@ -51,26 +51,31 @@ def decide(
     same = out is not None and out.exists() and file.exists() and out.samefile(file)
     expect(not same, f"{out}: this file holds the predictions; choose another file")
     predictions, decider = request.prepare(file)
-    found = decider.explain(predictions)
-    columns = _columns(decider, found, range(len(found)) if predictions.ids is None else predictions.ids.tolist())
+    found, columns = decider.explain(predictions), dict[str, list[Any]]()
+    if out is not None or json:
+        ids = range(len(found)) if predictions.ids is None else predictions.ids.tolist()
+        columns = _columns(decider, found, ids)
     if out is not None:
         write_table(out, columns)
     if save_decider is not None:
         with replacing(save_decider) as beside:
             decider.save(beside)
-    counts, value = np.bincount(found.action, minlength=len(found.actions)), float(np.mean(found.value))
+    counts, value = np.bincount(found.action, minlength=len(found.actions)).tolist(), float(np.mean(found.value))
     changed = int((decider.utility.decided_class[found.action] != found.argmax).sum())
-    summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts.tolist(), strict=True))}
-    summary |= {"mean_expected_utility": value, "changed_from_argmax": changed, **_summary(decider, predictions)}
-    summary["out"] = None if out is None else str(out)
-    if out is None and json:
-        rows = zip(*columns.values(), strict=True)
-        summary["decisions"] = [dict(zip(columns, row, strict=True)) for row in rows]
+    if json:
+        summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts, strict=True))}
+        summary |= {"mean_expected_utility": value, "changed_from_argmax": changed, **_summary(decider, predictions)}
+        summary["out"] = None if out is None else str(out)
+        if out is None:
+            rows = zip(*columns.values(), strict=True)
+            summary["decisions"] = [dict(zip(columns, row, strict=True)) for row in rows]
+        output(True, summary)
+        return
     lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
     lines += [f"Calibrated: {decider.fitted}."] if decider.fitted else []
     lines += [f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
     lines += [] if out is None else [f"Written to {out}."]
-    output(json, summary, _action_table(decider, found, counts.tolist()), *lines)
+    output(False, {}, _action_table(decider, found, counts), *lines)
 
 
 @takes_request
@@ -99,10 +104,13 @@ def evaluate(
         expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
     result = rfdlc.evaluate(predictions, decider=decider, classes=known, groups=pairs, **options)
+    if json:
+        output(True, result.to_dict() | {"decider": _summary(decider, predictions)})
+        return
     hint = "For head, tail and false head rate give training counts: --classes counts.csv"
     lines = [f"{decider!r}{decider.left_open(predictions)}"] + ([] if result.accuracy_by_region else [hint])
-    output(json, result.to_dict() | {"decider": _summary(decider, predictions)}, result, *lines)
-    warning = None if json else decider.prior_warning(decider.read_labelled(predictions, None)[1])
+    output(False, {}, result, *lines)
+    warning = decider.prior_warning(decider.read_labelled(predictions, None)[1])
     if warning:
         warnings.warn(warning, stacklevel=1)
 

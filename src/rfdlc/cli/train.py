@@ -154,7 +154,7 @@ def methods(json: JsonOption = False) -> None:
         known = {"summary": row.summary, "reference": row.reference, "particles": row.settings.get("particles", 1)}
         known |= {"stages": stages, "cost": round(row.relative_cost(), 2)}
         rows[name] = known | {"options": {key: {"default": o.default, "help": o.help} for key, o in options}}
-        defaults = "".join(f"\n{' '.join(f'{key}={o.default:g}' for key, o in options)}" if options else "")
+        defaults = f"\n{' '.join(f'{key}={o.default:g}' for key, o in options)}" if options else ""
         text = Text.assemble(row.summary, (f" ({row.reference})", "dim"), defaults)
         table.add_row(Text(name, "bold"), text, str(known["particles"]), " + ".join(stages), f"{known['cost']:.3g}")
     output(json, {"methods": rows}, table)
@@ -227,6 +227,7 @@ def _making(out: Path, force: bool) -> Iterator[None]:
     expect(not force or "RANK" not in os.environ, "--force is for one process, not for torchrun: remove the folder")
     replaced = out.with_name(f".{out.name}.replaced")
     if force and (out / "config.json").exists():
+        shutil.rmtree(replaced, ignore_errors=True)  # of a process that was killed
         os.replace(out, replaced)
     try:
         yield

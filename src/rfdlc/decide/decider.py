@@ -143,6 +143,12 @@ class Decider:
         prior: Prior | None = self.train_prior if moved is None else np.array(moved)
         return prior
 
+    @property
+    def decided_prior(self) -> Prior | None:
+        """The class prior of corrected probabilities: the target prior, or else the one that the scores carry."""
+        prior: Prior | None = self.effective_prior if self.target_prior is None else self.target_prior
+        return prior
+
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
         """The class prior of unlabelled data with its uncertainty; after `fit`, the BBSE estimate is a check."""
         calibrated = np.concatenate([p for _, p in self._calibrated(self.read(scores, logits))])
@@ -270,8 +276,7 @@ class Decider:
 
     def prior_warning(self, targets: Indices) -> str | None:
         """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
-        classes, size = self.utility.classes, max(1, len(targets))
-        prior = self.effective_prior if self.target_prior is None else self.target_prior
+        classes, size, prior = self.utility.classes, max(1, len(targets)), self.decided_prior
         found = np.bincount(targets, minlength=len(classes)) / size
         if prior is None or np.abs(found - prior).sum() / 2 < FAR + 0.5 * np.sqrt(len(classes) / size):
             return None
@@ -382,13 +387,9 @@ class Decider:
         return safe_log(self._mean(softmax(piece) if logits else piece))
 
     def _mean(self, values: Floats) -> Floats:
-        if len(values) == 1:
-            return values[0]
-        return (
-            np.tensordot(self.weights.astype(values.dtype), values, axes=1)
-            if self.weights is not None
-            else values.mean(0)
-        )
+        if len(values) == 1 or self.weights is None:
+            return values[0] if len(values) == 1 else values.mean(0)
+        return np.tensordot(self.weights.astype(values.dtype), values, axes=1)
 
 
 def _as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDArray[np.float64]:

@@ -30,11 +30,11 @@ from rfdlc.training.model import Model, OwnBackbone
 
 KINDS = (".npz", ".parquet", ".csv")
 MOST_ESTIMATED, BLOCKS = 20_000, 20  # samples from which a class prior is estimated, and where they are taken from
-TEXTS = ("id", "target", "action", KIND)  # columns of text; all others hold numbers
 PART_ROWS, PART_VALUES = 4096, 2**22  # of a part, the smaller of the two: what a kill costs, and what is in memory
 JOB = "job.json"
 SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files
 REPEATED = ("target", "action", KIND)  # columns of text with few different values
+TEXTS = ("id", *REPEATED)  # all other columns hold numbers
 GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in the file, the smaller of the two
 
 
@@ -78,11 +78,13 @@ def predict(
         The file and the number of samples in it.
     """
     path, kind = Path(out), choose("kind of file", Path(out).suffix.lower(), KINDS)
+    asked = {"utility": utility, "target prior": target_prior, "raw": raw}
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     alone = world_size == 1 or kind == ".parquet"
     expect(alone, f"{world_size} processes write one file together in Parquet alone: choose .parquet")
-    decided = "a utility decides for tables: write .parquet or .csv, or decide later with `rfdlc decide FILE.npz`"
-    expect(utility is None or kind != ".npz", decided)
+    given = listing([name for name, value in asked.items() if value is not None and value is not False])
+    tables = f"{given}: for tables, but {path} holds logits; write .parquet or .csv, or decide it with `rfdlc decide`"
+    expect(not given or kind != ".npz", tables)
     model = Model.load(run, backbone=backbone, device=_device())
     samples = model.open_samples(source, split=split, root=root, skip_broken=skip_broken)
     if target_prior is not None:
@@ -96,17 +98,23 @@ def predict(
     table = Table(model, samples, utility, raw)
     size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
     job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
-    job |= {"utility": table.decider.utility.to_dict(), "prior": model.decider.decided_for}
+    prior = model.decider.decided_prior  # to four digits: an estimated one has the rounding of the device
+    job |= {"prior": None if prior is None else [float(f"{share:.4g}") for share in prior]}
+    job |= {"utility": table.decider.utility.to_dict()}
     job |= {"columns": table.schema.names, "kind of scores": table.kind}
     job |= {"number of samples": len(samples), "size of parts": size}
     parts = Parts(path, table.schema, len(samples), size, job)
     with parts.opened(rank, world_size) as mine:
-        done = len(samples) - sum(len(parts.rows(part)) for part in mine)
+        share = sum(len(parts.rows(part)) for part in range(rank, parts.number, world_size))
+        done = share - sum(len(parts.rows(part)) for part in mine)
         try:
-            with live(len(samples), "Predicting", done) as show:
+            with live(
+                share, "Predicting" if world_size == 1 else f"Predicting, 1 of {world_size} shares", done
+            ) as show:
                 for part in mine:
                     parts.write(part, *table.part(rows := parts.rows(part)))
-                    show(len(rows), f"{rows.stop:,} of {len(samples):,}")
+                    done += len(rows)
+                    show(len(rows), f"{done:,} of {share:,}")
         except InputError:
             if world_size == 1:  # others may be at work on their first parts
                 parts.leave()
@@ -133,8 +141,7 @@ class Table:
         expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
         known = {"id": samples.named, "target": samples.labelled}
         names = [name for name in ("id", *classes, "target", *DECIDED, KIND) if known.get(name, True)]
-        corrected_to = decider.effective_prior if decider.target_prior is None else decider.target_prior
-        prior = decider.train_prior if raw else corrected_to
+        prior = decider.train_prior if raw else decider.decided_prior
         carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
         self.schema = pyarrow.schema(
             [(name, pyarrow.string() if name in TEXTS else pyarrow.float32()) for name in names],
@@ -176,6 +183,7 @@ class Parts:
         self._hash = sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
         self._schema = schema.with_metadata({**(schema.metadata or {}), MADE_BY: self._hash})
         self._files = [self.folder / f"part-{self._hash}-{part:08d}.parquet" for part in range(-(-count // size))]
+        self.number = len(self._files)
         self._parent = out.absolute().parent  # where processes wait for each other: it is always there
 
     @contextmanager

@@ -109,6 +109,9 @@ def test_set_utility_fits_nothing(three):
     fresh = UtilityClassifier(Counting(), COSTLY).fit(X, y)
     np.testing.assert_array_equal(model.predict(X), fresh.predict(X))
     assert model.get_params()["utility"] is COSTLY
+    with pytest.raises(ValueError, match="rows but y has"):
+        model.set_utility([[1, 0]])
+    assert model.get_params()["utility"] is COSTLY  # nothing has changed
     with pytest.raises(NotFittedError):
         UtilityClassifier(Counting()).set_utility(COSTLY)
 

@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 import rfdlc
+from rfdlc.integrations.onnx import exporting
 from rfdlc.integrations.onnx.exporting import Parity, Rounding, measure_parity, measure_rounding, random_samples
 
 
@@ -66,3 +67,15 @@ def test_what_is_refused(difference, changed, rounding, refused):
     parity = Parity(500, "random samples", difference, changed, 0, rounding=rounding)
     with pytest.raises(rfdlc.InputError, match="nothing was written") if refused else nullcontext():
         parity.check("runs/a")
+
+
+def test_samples_are_spread_over_the_test_split(tmp_path, monkeypatch):
+    """The first of a sorted test split have one class."""
+    x = np.repeat(np.arange(3.0), 40)[:, None] + np.zeros((1, 2))
+    np.savez(tmp_path / "d.npz", X_train=x, y_train=x[:, 0].astype(int), X_test=x, y_test=x[:, 0].astype(int))
+    rfdlc.train(tmp_path / "d.npz", "ce", tmp_path / "run", epochs=1, widths=(4,), device="cpu")
+    monkeypatch.setattr(exporting, "SAMPLES", 5)
+    inputs, recorded = exporting._samples(rfdlc.Model.load(tmp_path / "run", device="cpu"))
+    assert inputs[:, 0].tolist() == [0, 0, 1, 2, 2]
+    whole = rfdlc.Predictions.load(tmp_path / "run" / "predictions.npz").scores.values
+    np.testing.assert_array_equal(recorded.scores.values, whole[:, [0, 29, 59, 89, 119]])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -85,8 +86,10 @@ def test_actions(run, photos, tmp_path):
     same(done.path, run, photos)  # the two columns are no classes
     with pytest.raises(rfdlc.InputError, match="a ndarray is not a path"):
         model.open_samples(np.zeros((2, 2)))
-    with pytest.raises(rfdlc.InputError, match="for tables"):
-        rfdlc.predict(run, photos, tmp_path / "p.npz", utility=utility)
+    options = {"utility": utility, "target prior": "uniform", "raw": True}
+    for name, value in options.items():
+        with pytest.raises(rfdlc.InputError, match=f"^{name}: for tables, but .*p.npz holds logits; write .parquet"):
+            rfdlc.predict(run, photos, tmp_path / "p.npz", **{name.replace(" ", "_"): value})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
@@ -190,6 +193,12 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
         rfdlc.predict(run, photos, out, utility=rfdlc.Utility.one_hot([str(i) for i in range(10)]).with_abstain(0.3))
     with pytest.raises(rfdlc.InputError, match=f"{begun} source, another columns, another number of samples"):
         rfdlc.predict(run, photos / "3", out)
+    priors = ([0.2] * 4 + [0.1] * 2 + [0.0] * 4, [0.2] * 4 + [0.0] * 4 + [0.1] * 2)  # alike in their largest shares
+    interrupted(monkeypatch, run, photos, tmp_path / "q.csv", target_prior=priors[0])
+    with pytest.raises(rfdlc.InputError, match=r"q.csv.parts was begun with another prior:"):
+        rfdlc.predict(run, photos, tmp_path / "q.csv", target_prior=priors[1])
+    nearly = np.array(priors[0]) * (1 + 1e-7 * np.arange(10))
+    assert rfdlc.predict(run, photos, tmp_path / "q.csv", target_prior=nearly).samples == PHOTOS
     decider = run / "decider.json"
     text = decider.read_text()
     try:
@@ -351,11 +360,23 @@ def test_ranks_share_the_rows(run, photos, tmp_path, monkeypatch, order):
     out, written = tmp_path / "p.parquet", []
     monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    told = []
+    told, shares = [], []
+
+    @contextmanager
+    def live(total, description, done):
+        shown = []
+        yield lambda steps, text: shown.append((steps, text))
+        assert done + sum(steps for steps, _ in shown) == total  # a share begins at 0 and ends at 100%
+        shares.append((total, done, shown[-1][1]))
+
+    monkeypatch.setattr(predicting, "live", live)
     for rank in order:
         monkeypatch.setenv("RANK", str(rank))
         told.append(rfdlc.predict(run, photos, out).complete)
     assert told == [False, False, True]
+    assert {order[i]: share for i, share in enumerate(shares)} == {
+        0: (24, 0, "24 of 24"), 1: (21, 0, "21 of 21"), 2: (16, 0, "16 of 16")
+    }  # fmt: skip
     assert sorted(written) == list(range(8))
     same(out, run, photos)
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -194,3 +195,12 @@ def test_documents(served):
 
 def test_base64_is_strict(served):
     assert served.ask({"images": ["data:image/png;base64," + base64.b64encode(b"x").decode()]})[0] == 422
+
+
+def test_a_target_prior_without_some_classes_says_what_is_wrong(start, backend):
+    decider = backend.decider.replace(fitted=None, train_prior="uniform", target_prior=np.eye(10)[:2].sum(axis=0))
+    with start(replace(backend, decider=decider)) as served:
+        status, _, body = served.ask({"probabilities": [[0.0] * 9 + [1.0]]})
+        assert status == 422
+        assert "some probability for a class whose target prior is not 0" in json.loads(body)["detail"]
+        assert served.ask({"probabilities": [[0.1] * 10]})[0] == 200

@@ -201,9 +201,9 @@ def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
         recorded, table = Predictions.load(model.path / "predictions.npz"), Run(model.path).metadata["data"]
         test = load(table["source"], root=table.get("root"), **table.get("options", {})).splits["test"]
         if len(test) == len(recorded):
-            first = np.arange(min(SAMPLES, len(test)))
-            few = Predictions(logits=recorded.scores.values[:, first], classes=recorded.classes)
-            inputs = test.take(first).inputs
+            spread = np.linspace(0, len(test) - 1, min(SAMPLES, len(test))).astype(int)  # often sorted by class
+            few = Predictions(logits=recorded.scores.values[:, spread], classes=recorded.classes)
+            inputs = test.take(spread).inputs
             return inputs.decode(model.centre)[0] if isinstance(inputs, ImageFiles) else inputs, few
     return random_samples(model, SAMPLES), None
 

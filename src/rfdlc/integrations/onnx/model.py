@@ -18,7 +18,7 @@ from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 
-METADATA_KEY, FORMAT, VERSION, READABLE = "rfdlc", "rfdlc-onnx", 2, (1, 2)  # since 2 the utility is centred, in 64 bits
+METADATA_KEY, FORMAT, VERSION, READABLE = "rfdlc", "rfdlc-onnx", 2, (1, 2)  # in 1 a utility as input has 32 bits
 OUTPUTS = ("probabilities", "expected_utility", "action", "uncertainty", "mutual_information")
 RULES = ("expected-utility", "cobb")  # the logarithm of an expected gain is largest where the gain is
 TOLERANCE = 1e-3  # of the utility's range, between what the graph computes and what its metadata say

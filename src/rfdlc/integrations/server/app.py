@@ -38,6 +38,8 @@ DRAINED = 3  # times the largest body: an upload up to this size is read and dro
 DECODERS = 2  # threads that decode images and parse large bodies
 FULL = {b"": False, b"full=false": False, b"full=true": True}
 STATUSES = (400, 401, 408, 411, 413, 415, 422, 429, 503)  # of refusals
+TOO_LARGE = "the samples hold numbers too large to compute with: expected numbers like the training data's"
+NOTHING_LEFT = ", and samples that have some probability for a class whose target prior is not 0"
 TYPES = f"expected content type application/json or one of {', '.join(IMAGE_TYPES)}"
 
 
@@ -96,9 +98,10 @@ class Service:
             raise HTTPException(400, "the connection was closed before the body was complete") from None
         except TimeoutError:
             require(False, f"{late[1]} within {limits.seconds:g} s: try again later", late[0])
-        except InputError:  # types and shapes were checked: what remains is overflow
-            too_large = "the samples hold numbers too large to compute with: expected numbers like the training data's"
-            raise HTTPException(422, too_large) from None
+        except InputError:  # types and shapes were checked: what remains is overflow, or nothing left to decide from
+            prior = self.backend.decider.target_prior
+            absent = "" if prior is None or prior.all() else NOTHING_LEFT
+            raise HTTPException(422, TOO_LARGE + absent) from None
         finally:
             metrics.answered += 1
             if reading is None:

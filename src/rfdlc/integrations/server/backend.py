@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike
-from rfdlc.decide.scores import Floats, softmax
-from rfdlc.decide.uncertainty import entropy, mutual_information
+from rfdlc.decide.scores import Floats
+from rfdlc.decide.uncertainty import entropy, mutual_information, particle_probabilities
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import OnnxModel, check_rule
@@ -75,7 +75,7 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
         with sensible_threads(model.net, model.config):
             predictions = model.predict(samples)
         probabilities = np.asarray(model.decider.probabilities(predictions))
-        return probabilities, mutual_information(softmax(predictions.scores.values))
+        return probabilities, mutual_information(particle_probabilities(predictions.scores.values, True))
 
     decider = model.decider.replace(utility=utility)
     check_rule(decider)

@@ -35,7 +35,7 @@ class Metrics:
         prior = Gauge("rfdlc_class_prior", f"By EM, about {WINDOW} samples.", ("class",), registry=registry)
         self._shares = [prior.labels(name) for name in self.classes]
         self._deferred: list[Answer] = []
-        carried = decider.effective_prior if decider.target_prior is None else decider.target_prior
+        carried = decider.decided_prior
         self._carried = None if carried is None else np.maximum(carried, 1e-12)
         self.prior = np.full(len(self.classes), 1 / len(self.classes)) if carried is None else carried.copy()
 

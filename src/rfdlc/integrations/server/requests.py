@@ -132,7 +132,7 @@ class Reader:
         return question
 
     def _read(self, name: str, value: Any) -> Any:
-        (adapter, read), status = self.readers[name], 422
+        adapter, read = self.readers[name]
         try:
             return read(adapter.validate_python(value, strict=True))
         except ValidationError as error:

@@ -50,8 +50,9 @@ class DecidingMixin:
     def set_utility(self: Any, utility: Any) -> Any:
         """Decide for another utility from now on; nothing is fitted again."""
         check_is_fitted(self)
+        self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_)))
         self.utility = utility
-        return self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_)))
+        return self
 
     def _name_classes(self: Any, labels: Labels, counts: NDArray[np.int64]) -> Utility:
         """Name the classes and read the utility; parameters that do not fit them raise before any work."""
