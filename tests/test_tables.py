@@ -98,6 +98,18 @@ def test_the_header_comes_after_blank_lines_and_may_span_two(tmp_path: Path) -> 
     assert [batch.to_pydict() for batch in file.batches()] == [{"size\nin mm": ["1", "2"], "label": ["a", "b"]}]
 
 
+def test_a_header_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a" * 200_000 + ",label\n1,a\n")
+    with pytest.raises(InputError, match=r"t.csv: cannot be read as CSV in UTF-8 \(field larger than field limit"):
+        open_table(tmp_path / "t.csv")
+
+
+def test_a_table_below_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"t.csv: cannot be written \(Not a directory\)"):
+        write_table(tmp_path / "file" / "t.csv", {"a": [1]})
+
+
 @pytest.mark.parametrize(
     ("lines", "delimiter"),
     [

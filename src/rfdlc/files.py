@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ def replacing(path: Path) -> Iterator[Path]:
         yield beside
         os.replace(beside, path)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file") from None
+        reason = os.strerror(error.errno) if error.errno else error  # of pyarrow's, strerror names the hidden file
+        raise InputError(f"{path}: cannot be written ({reason}); choose another file") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # the error above says more
+            beside.unlink()
 
 
 @contextmanager

@@ -53,6 +53,7 @@ class ArrowFile:
     def __init__(self, path: Path) -> None:
         from pyarrow import types
         from pyarrow.dataset import dataset
+        from pyarrow.dataset import field as field_named
 
         self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
         files, partitioning = (parquet_files(path), "hive") if path.is_dir() else ([path], None)
@@ -63,8 +64,9 @@ class ArrowFile:
             for field in fields:
                 kind = getattr(field.type, "value_type", None) if types.is_nested(field.type) else None
                 if kind is not None and (types.is_floating(kind) or types.is_integer(kind)):
-                    first = self._dataset.head(1, columns=[field.name]).column(0).to_pylist()
-                    self._fields[field.name] = len((first or [None])[0] or ())
+                    valid = field_named(field.name).is_valid()
+                    first = self._dataset.head(1, columns=[field.name], filter=valid).column(0).to_pylist()
+                    self._fields[field.name] = len(first[0]) if first else 0
         items = {name: [name] if n is None else [f"{name}[{i}]" for i in range(n)] for name, n in self._fields.items()}
         self.names = [item for own in items.values() for item in own]
 
@@ -97,9 +99,9 @@ class CsvFile:
         self.path = path
         with _explained(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(islice(file, 10 * HEAD_LINES))
-        self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
-        self._delimiter = delimiter_of(lines)
-        header = next(csv.reader(lines[self._blank :], delimiter=self._delimiter), [])
+            self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
+            self._delimiter = delimiter_of(lines)
+            header = next(csv.reader(lines[self._blank :], delimiter=self._delimiter), [])
         self.names = [name.strip() for name in header]
         self.decimal = "," if self._delimiter == ";" else "."
         numbers = [number(name, self.decimal) for name in self.names if is_number(name, self.decimal)]

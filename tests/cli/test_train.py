@@ -46,7 +46,7 @@ def test_train_says_what_was_done_to_the_data(tmp_path):
     rows = "".join(f"p{k},{'' if k == 3 else k},{'ab'[k % 2]}\n" for k in range(20))
     (tmp_path / "t.csv").write_text("name,age,label\n" + rows + "p20,20,\n")
     shown = run("train", tmp_path / "t.csv", "--out", tmp_path / "run", "data.skip_broken=true", *SMALL).stdout
-    assert "data: column 'name' has another value in every row and was left out" in shown
+    assert "data: column 'name' has a different value in every row and was left out" in shown
     notes = json.loads(run("resume", tmp_path / "run", "--json").stdout)["notes"]
     assert notes[0].startswith("the data has no test split: ")
     assert notes[-1] == "broken, left out: 1"

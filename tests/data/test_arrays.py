@@ -1,4 +1,4 @@
-"""Arrays, MedMNIST files and the front door: what is read, and what each wrong thing is told."""
+"""Arrays, MedMNIST files and `rfdlc.load`: what is read, and which error wrong input raises."""
 
 import json
 import tracemalloc
@@ -207,13 +207,13 @@ def test_digits() -> None:
         data.hold_out().hold_out()
 
 
-def medmnist(path: Path, size: int = 28, colour: bool = True, classes: int = 7, **changes: np.ndarray) -> Path:
+def medmnist(path: Path, size: int = 28, colour: bool = True, classes: int = 7, **changes: np.ndarray | None) -> Path:
     arrays = {}
     for split, count in (("train", 3 * classes), ("val", classes), ("test", classes)):
         shape = (count, size, size, 3) if colour else (count, size, size)
         arrays[f"{split}_images"] = RNG.integers(0, 256, shape, dtype=np.uint8)
         arrays[f"{split}_labels"] = (np.arange(count) % classes).astype(np.uint8)[:, None]
-    np.savez(path, **(arrays | changes))
+    np.savez(path, **{key: array for key, array in (arrays | changes).items() if array is not None})
     return path
 
 
@@ -329,6 +329,7 @@ def test_names_as_bytes(tmp_path: Path) -> None:
         ({"train_labels": np.zeros((21, 1), np.float32)}, "not integers"),
         ({"train_labels": np.zeros((20, 1), np.uint8)}, "21 inputs, 20 labels"),
         ({"train_labels": np.zeros((21, 1), np.uint8)}, "one class"),
+        ({"test_labels": None}, "test: has x, ids but needs both inputs and labels"),
     ],
 )
 def test_other_medmnist_variants_are_named(tmp_path: Path, changes: dict, message: str) -> None:

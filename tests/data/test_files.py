@@ -1,4 +1,4 @@
-"""Image folders and list files, tiny but real: what is read, and what every broken thing is told."""
+"""Image folders and list files, tiny but real: what is read, and which error each broken file raises."""
 
 import os
 import tempfile
@@ -131,7 +131,7 @@ BROKEN = {
     "float.tif": (lambda path: Image.fromarray(np.zeros((9, 9), np.float32)).save(path), "16 or more bits"),
     "moving.gif": (animated, "animated .3 frames.*save one frame"),
     "moving.png": (animated, "animated .3 frames"),
-    "gone.png": (lambda path: path.symlink_to("nowhere.png"), "there is no such file"),
+    "gone.png": (lambda path: path.symlink_to("nowhere.png"), "the file does not exist"),
 }
 
 

@@ -169,4 +169,4 @@ def test_slices_and_shards_by_hand() -> None:
     two = [[(s.start, s.stop) for s in batch_slices(10, 2, rank=rank, world_size=2)] for rank in (0, 1)]
     assert two == [[(0, 2), (4, 6), (8, 9)], [(2, 4), (6, 8), (9, 10)]]
     assert [list(shard(5, rank, 2)) for rank in (0, 1)] == [[0, 1], [2, 3, 4]]
-    assert [list(shard(5, rank, 2, batch_size=2)) for rank in (0, 1)] == [[0, 1], [2, 3, 4]]
+    assert [list(shard(5, rank, 2, batch_size=4)) for rank in (0, 1)] == [[0, 1, 2, 3], [4]]

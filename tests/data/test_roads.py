@@ -38,11 +38,16 @@ def test_lists_of_different_lengths_are_refused(tmp_path: Path, cells: list) -> 
         rfdlc.load(tmp_path / "t.parquet", test_fraction=0)
 
 
-def test_a_missing_list_is_missing_numbers(tmp_path: Path) -> None:
-    columns = {"v": [[1.0, 2.0], None, [3.0, 6.0], [5.0, 4.0]], "label": ["a", "b", "a", "b"]}
+@pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float32(), 2)])
+@pytest.mark.parametrize("missing", [0, 1, 3])
+def test_a_missing_list_is_missing_numbers(tmp_path: Path, missing: int, kind: pyarrow.DataType) -> None:
+    vectors: list = [[1.0, 2.0], [3.0, 6.0], [5.0, 4.0]]
+    vectors.insert(missing, None)
+    columns = {"v": pyarrow.array(vectors, kind), "label": ["a", "b", "a", "b"]}
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     found = rfdlc.load(tmp_path / "t.parquet", test_fraction=0).train.array
-    np.testing.assert_array_equal(found[1], [3, 1, 4, 1])  # medians, marked
+    np.testing.assert_array_equal(found[missing], [3, 1, 4, 1])  # medians, marked
+    np.testing.assert_array_equal(np.delete(found, missing, 0)[:, ::2], [[1, 2], [3, 6], [5, 4]])
 
 
 def test_lists_of_texts_stay_as_they_are(tmp_path: Path) -> None:
@@ -120,6 +125,17 @@ def test_a_table_of_images_without_splits_or_with_broken_rows(photos: Path) -> N
         open_samples(photos, InputSpec(data.classes, data.input_shape))
 
 
+def test_a_column_of_images_may_have_blanks_and_empty_cells(photos: Path) -> None:
+    lines = photos.read_text().splitlines()
+    photos.write_text("\n".join([lines[0], ",red,p9,train,30", *(f" {line}" for line in lines[1:])]))
+    assert len(rfdlc.load(photos, skip_broken=True).train) == 9
+    with pytest.raises(InputError, match="row 1: the path, the label or the group is missing"):
+        rfdlc.load(photos)
+    table = photos.with_name("t.csv")
+    table.write_text("image,x,label\n" + "\n".join(f",{i},{'ab'[i % 2]}" for i in range(10)))
+    assert rfdlc.load(table, test_fraction=0).kind == "features"
+
+
 # -- links and groups
 def test_links_that_leave_the_folder(tmp_path: Path) -> None:
     store, root = tmp_path / "store", tmp_path / "photos"
@@ -129,12 +145,31 @@ def test_links_that_leave_the_folder(tmp_path: Path) -> None:
         for i in range(3):
             Image.new("L", (8, 8), 40 * i).save(store / f"{kind}{i}.png")
             (root / kind / f"{i}.png").symlink_to(store / f"{kind}{i}.png")
-    with pytest.raises(InputError, match=r"link to outside of .*allow_links"):
+    with pytest.raises(InputError, match=r"link to outside of .*allow_links=True \(--allow-links\)"):
         rfdlc.load(root)
-    assert len(rfdlc.load(root, allow_links="true", test_fraction=0).train) == 6
+    data = rfdlc.load(root, allow_links="true", test_fraction=0)
+    assert len(data.train) == 6
+    spec = InputSpec(data.classes, data.input_shape)
+    with pytest.raises(InputError, match=r"link to outside of .*--allow-links"):
+        open_samples(root, spec)
+    samples = open_samples(root, spec, allow_links=True)
+    np.testing.assert_array_equal(samples.read(range(6)).split.array, data.train.array)
+    assert samples.labels.tolist() == data.train.labels.tolist()
     (root / "a" / "up").symlink_to(root)
     with pytest.raises(InputError, match="a folder that contains it"):
         rfdlc.load(root, allow_links=True)
+
+
+def test_group_files_may_have_blanks_and_missing_cells(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", x=RNG.normal(size=(4, 2)), y=[0, 1, 0, 1], ids=["a", "b", "c", "d"])
+    table = tmp_path / "groups.csv"
+    table.write_text("id , group\n a, 1\nb ,1 \nc,2\n d , 2\n")
+    found = rfdlc.load(tmp_path / "t.npz", groups=table, test_fraction=0).train.groups
+    assert found is not None
+    assert found.tolist() == ["1", "1", "2", "2"]
+    parquet.write_table(pyarrow.table({"id": ["a", "b"], "group": ["1", None]}), tmp_path / "groups.parquet")
+    with pytest.raises(InputError, match="line 3: the group of b is empty"):
+        rfdlc.load(tmp_path / "t.npz", groups=tmp_path / "groups.parquet")
 
 
 def test_a_test_split_needs_no_groups(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_csv_by_hand(path: Path) -> None:
     assert data.val.array.tolist() == [[40, 1, 0, 0, 0, 0, 0]]  # the median of training, unseen categories
     assert list(data.val.ids or ()) == ["p5"]
     notes = " | ".join(data.notes)
-    assert "'patient_id' has another value in every row and was left out" in notes
+    assert "'patient_id' has a different value in every row and was left out" in notes
     assert "'age': 2 missing values were filled with the median 40 and marked in a feature of their own" in notes
     assert data.notes[-1] == "column 'label' was taken for the class: target names another"
     assert rfdlc.load(path, target="label").notes == data.notes[:-1]
@@ -215,9 +215,9 @@ def test_missing_targets(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (ROWS, {"target": "lable"}, "no column 'lable'.*did you mean 'label'"),
-        (ROWS, {"groups": "ward"}, "no column 'ward'"),
-        (ROWS, {"drop": ["ward"]}, "no column 'ward'"),
+        (ROWS, {"target": "lable"}, "column 'lable' does not exist.*did you mean 'label'"),
+        (ROWS, {"groups": "ward"}, "column 'ward' does not exist"),
+        (ROWS, {"drop": ["ward"]}, "column 'ward' does not exist"),
         (ROWS.replace("label", "outcome"), {}, "which column is the class.*patient_id, age"),
         (ROWS + "p7,1,f\n", {}, "line 7: 3 cells, expected 6 as in the first line"),
         (ROWS.replace("sex", "age"), {}, "column 'age' appears more than once: expected different names"),
@@ -225,7 +225,7 @@ def test_missing_targets(path: Path) -> None:
         (ROWS.replace("val", "later"), {}, "split 'later' in row 5 of column 'split' is unknown"),
         (ROWS.replace("50", "inf"), {}, "column 'age' has an infinite or too large value in row 3"),
         (ROWS.replace("50", "1e39"), {}, r"column 'age' has an infinite or too large value in row 3 \(1e39\)"),
-        (ROWS, {"drop": "age,ward"}, "no column 'ward'"),
+        (ROWS, {"drop": "age,ward"}, "column 'ward' does not exist"),
         ("label\na\nb\n", {}, "no column is left to learn from"),
         (
             "file,label\na.PNG,a\nb.png,b\n",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 import rfdlc
-from rfdlc.cli.request import Drop, Groups, JsonOption, Root, SkipBroken, Source, Target
+from rfdlc.cli.request import AllowLinks, Drop, Groups, JsonOption, Root, SkipBroken, Source, Target
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import expect, listing
 
@@ -26,6 +26,7 @@ def inspect(
     root: Root = None,
     plot: Annotated[Path | None, Option(help="Write a picture of the tail, such as tail.png.")] = None,
     skip_broken: SkipBroken = False,
+    allow_links: AllowLinks = False,
     target: Target = None,
     groups: Groups = None,
     drop: Drop = None,
@@ -51,7 +52,7 @@ def inspect(
     check_writable(plot)
     options: dict[str, Any] = {"root": root, "target": target, "groups": groups, "drop": drop or None, "labels": labels}
     options |= {"factor": factor, "profile": profile, "image_size": image_size, "test_fraction": test_fraction}
-    options |= {"seed": seed, "skip_broken": skip_broken or None}
+    options |= {"seed": seed, "skip_broken": skip_broken or None, "allow_links": allow_links or None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
         data = rfdlc.load(source, **{name: value for name, value in options.items() if value is not None})

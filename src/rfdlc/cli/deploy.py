@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import JsonOption, Root, RunFolder, SkipBroken, Source, UtilityRequest, takes_request
+from rfdlc.cli.request import AllowLinks, JsonOption, Root, RunFolder, SkipBroken, Source, UtilityRequest, takes_request
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import check_writable, output
 from rfdlc.errors import expect
@@ -26,6 +26,7 @@ def predict(
     split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
     raw: Annotated[bool, Option("--raw", help="Write the model's own probabilities, not corrected.")] = False,
     skip_broken: SkipBroken = False,
+    allow_links: AllowLinks = False,
     json: JsonOption = False,
 ) -> None:
     """Predict a data set with a trained model; `rfdlc decide`, `evaluate` and `report` read the result.
@@ -45,7 +46,8 @@ def predict(
     """
     check_writable(out)
     with ready():
-        options = {"split": split, "root": root, "skip_broken": skip_broken, "raw": raw, **request.for_model(run)}
+        options = {"split": split, "root": root, "skip_broken": skip_broken, "allow_links": allow_links, "raw": raw}
+        options |= request.for_model(run)
         try:
             done = rfdlc.predict(run, source, out, **options)
         except KeyboardInterrupt:

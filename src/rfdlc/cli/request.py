@@ -33,6 +33,7 @@ Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column o
 Groups = Annotated[str | None, Option(help="CSV file or column of a table: samples that belong together.")]
 Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")]
 SkipBroken = Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, and report them.")]
+AllowLinks = Annotated[bool, Option("--allow-links", help="Accept links that leave a folder of images.")]
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]

@@ -13,7 +13,19 @@ import typer
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import Drop, Force, Groups, JsonOption, Root, RunFolder, SeedOption, SkipBroken, Source, Target
+from rfdlc.cli.request import (
+    AllowLinks,
+    Drop,
+    Force,
+    Groups,
+    JsonOption,
+    Root,
+    RunFolder,
+    SeedOption,
+    SkipBroken,
+    Source,
+    Target,
+)
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect
 from rfdlc.progress import speaks
@@ -45,6 +57,7 @@ def train(
     groups: Groups = None,
     drop: Drop = None,
     skip_broken: SkipBroken = False,
+    allow_links: AllowLinks = False,
     method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
@@ -66,6 +79,7 @@ def train(
     """
     with ready():
         options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
+        options["allow_links"] = allow_links
         chosen = _chosen(settings, ("out", "root", *options))
         named = chosen.pop("method", method)
         options = {name: value for name, value in options.items() if value}

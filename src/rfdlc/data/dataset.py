@@ -14,7 +14,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect, listing
 
 SPLITS = ("train", "val", "test")
-SKIPPING = "skip_broken (--skip-broken; to rfdlc train data.skip_broken=true)"  # how to ask for it, in messages
+SKIPPING, LINKING = "skip_broken=True (--skip-broken)", "allow_links=True (--allow-links)"  # the fix, in messages
 HELD_OUT = "the data has no test split: {} of {} samples were held out for it (seed {})"  # a note
 ALIASES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 ALIASES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")

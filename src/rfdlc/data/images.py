@@ -77,12 +77,15 @@ class ImageFiles:
     def shape(self) -> tuple[int, int, int, int]:
         return len(self), self.channels, self.size, self.size
 
+    def open(self, index: int) -> "Image":
+        return open_image(self.root / self.names[index])
+
     def decode(self, centre: float = 1.0) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
         """All images in memory, of each the `centre` share of its shorter side; and which are broken, and why."""
         images = np.zeros(self.shape, dtype=np.uint8)
 
         def fill(index: int) -> None:
-            with open_image(self.root / self.names[index]) as image:
+            with self.open(index) as image:
                 images[index] = planes(fitted(image, self.size, self.channels, centre))
 
         return images, attempt(fill, range(len(self)), "Decoding images")[1]
@@ -116,7 +119,7 @@ def open_image(path: Path) -> "Image":
         image = Image.open(path)
         trouble = unusable(image)
     except FileNotFoundError:
-        trouble = "there is no such file"
+        trouble = "the file does not exist"
     except UnidentifiedImageError:
         empty = not path.stat().st_size
         trouble = "the file is empty (0 bytes)" if empty else "pillow cannot read this as an image, or it is corrupt"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split
-from rfdlc.data.images import ImageFiles, attempt, decoded, open_image
+from rfdlc.data.images import ImageFiles, attempt, decoded
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.files import replacing
@@ -93,7 +93,7 @@ def _hashes(split: Split) -> tuple[dict[int, int], list[str]]:
         return {place: _hash(row) for place, row in enumerate(files)}, []
 
     def content(place: int) -> int:
-        with open_image(files.root / files.names[place]) as image:
+        with files.open(place) as image:
             pixels = np.asarray(decoded(image, files.channels))
         return _hash(np.concatenate([np.array(pixels.shape, dtype=np.int64).view(np.uint8), pixels.reshape(-1)]))
 

@@ -173,7 +173,8 @@ def _validated(reader: Reader, options: Mapping[str, Any], source: Any) -> dict[
 
 def _with_groups(data: Dataset, path: Path) -> Dataset:
     """Every sample with its group, from a file in GROUPS_FORMAT; rows for other samples are ignored."""
-    cells = {name: [str(cell) for cell in column.to_pylist()] for name, column in read_columns(path).items()}
+    found = {name: column.to_pylist() for name, column in read_columns(path).items()}
+    cells = {name: ["" if cell is None else str(cell).strip() for cell in own] for name, own in found.items()}
     columns = {name.lower(): own for name, own in cells.items()}
     by_index = {"split", "index"} <= columns.keys()
     key = next((name for name in IDS if name in columns), "")

@@ -59,7 +59,7 @@ class Samples:
 
 def open_samples(
     source: str | Path, spec: InputSpec, *, root: str | Path | None = None, split: str | None = None,
-    skip_broken: bool = False,
+    skip_broken: bool = False, allow_links: bool = False,
 ) -> Samples:  # fmt: skip
     """Samples of any source, labelled or not, by default of the last split that it has."""
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
@@ -73,10 +73,10 @@ def open_samples(
         expect(spec.encoder, f"{place} is a table, but this model was trained on {trained}: expected {wanted}")
         return _table(place, spec, split)
     if place.is_file() and image_files.is_image(place.name):
-        return _folder(place, spec, split, skip_broken)
+        return _folder(place, spec, split, skip_broken, allow_links)
     reader, found = find_reader(source, root)
     if reader is image_files.read_folder:
-        return _folder(found, spec, split, skip_broken)
+        return _folder(found, spec, split, skip_broken, allow_links)
     if reader is image_files.read_list:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
         named = image_files.find_listed_images(image_files.list_file(found, split, whole=whole), spec.classes.names)
@@ -95,9 +95,9 @@ def split_of(data: Dataset, split: str | None, classes: Classes) -> Split:
     return Split(found.inputs, _matched(found.labels, data.classes.names, classes), found.ids)
 
 
-def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool) -> Samples:
+def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool, allow_links: bool) -> Samples:
     """A folder named after a class labels its images."""
-    root, below, names = image_files.find_images(path, split)
+    root, below, names = image_files.find_images(path, split, allow_links)
     place = {name: i for i, name in enumerate(spec.classes.names)}
     inside = (name.removeprefix(below).split("/") for name in names)
     labels = np.fromiter((place.get(steps[0], UNKNOWN) if len(steps) > 1 else UNKNOWN for steps in inside), np.int64)

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from rfdlc.data.augment import AUGMENTATION, GREY
 from rfdlc.data.dataset import Normalisation, Split
-from rfdlc.data.images import Box, BrokenImage, ImageFiles, decoded, fitted, open_image, planes, view
+from rfdlc.data.images import Box, BrokenImage, ImageFiles, decoded, fitted, planes, view
 from rfdlc.data.loader import EpochLoader
 from rfdlc.errors import InputError, expect
 
@@ -148,7 +148,7 @@ class _Batches(TorchDataset[tuple[Tensor, str]]):
         images = np.empty((len(indices), *shape), dtype=np.uint8)
         try:
             for place, index in enumerate(indices.tolist()):
-                with open_image(self.files.root / self.files.names[index]) as image:
+                with self.files.open(index) as image:
                     if training is None:
                         shown = fitted(image, shape[-1], shape[0], self.view.evaluated)
                     else:  # Python's generator: numpy's takes four times as long to seed

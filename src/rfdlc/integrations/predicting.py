@@ -53,7 +53,7 @@ class Predicted:
 def predict(
     run: str | Path, source: str | Path, out: str | Path, *, split: str | None = None, root: str | Path | None = None,
     utility: Utility | None = None, target_prior: PriorLike | None = None, raw: bool = False,
-    skip_broken: bool = False, backbone: OwnBackbone | None = None,
+    skip_broken: bool = False, allow_links: bool = False, backbone: OwnBackbone | None = None,
 ) -> Predicted:  # fmt: skip
     """Predict any number of samples in constant memory, and write one file; after a kill, the same call continues.
 
@@ -69,8 +69,10 @@ def predict(
         What a table is decided for, by default as the run; the prior "estimate" is estimated from these samples.
     raw
         Write the model's own probabilities to a table, for a decider to calibrate and correct later.
-    skip_broken, backbone
-        Leave out and list images that cannot be read; the backbone of a run that was trained with one of your own.
+    skip_broken, allow_links
+        Leave out and list images that cannot be read; accept links that leave a folder of images.
+    backbone
+        The backbone of a run that was trained with one of your own.
 
     Returns
     -------
@@ -86,7 +88,8 @@ def predict(
     tables = f"{given}: for tables, but {path} holds logits; write .parquet or .csv, or decide it with `rfdlc decide`"
     expect(not given or kind != ".npz", tables)
     model = Model.load(run, backbone=backbone, device=_device())
-    samples = model.open_samples(source, split=split, root=root, skip_broken=skip_broken)
+    where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
+    samples = model.open_samples(source, skip_broken=skip_broken, **where)
     if target_prior is not None:
         estimated = isinstance(target_prior, str) and target_prior == "estimate"
         model.decider = model.decider.replace(target_prior=_estimated(model, samples) if estimated else target_prior)

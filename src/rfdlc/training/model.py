@@ -76,8 +76,9 @@ class Model:
         return cls(run, place(net, choose_device(device)))
 
     def predict(
-        self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False
-    ) -> Predictions:
+        self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False,
+        allow_links: bool = False,
+    ) -> Predictions:  # fmt: skip
         """Logits of samples, in memory; for more samples than that, use `rfdlc.predict`.
 
         Parameters
@@ -85,11 +86,14 @@ class Model:
         inputs
             A Dataset, a Split, an array (N, ...), a table (file, data frame, columns by name), or the name or path of
             data, for example a folder or list of images or one image. Rows of a table are encoded as the training rows.
-        split, root, skip_broken
-            Which split (by default the last), where to look for a named data set, whether to leave out broken images.
+        split, root
+            Which split (by default the last), and where to look for a named data set.
+        skip_broken, allow_links
+            Leave out broken images; accept links that leave a folder of images.
         """
         if isinstance(inputs, str | Path):
-            return self.predict_samples(self.open_samples(inputs, split=split, root=root, skip_broken=skip_broken))
+            where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
+            return self.predict_samples(self.open_samples(inputs, skip_broken=skip_broken, **where))
         found = self._split(inputs, split)
         if isinstance(files := found.inputs, ImageFiles):
             return self.predict_samples(of_files(files.root, files.names, found.labels, self._spec, skip_broken))

@@ -425,7 +425,7 @@ def test_lists_with_and_without_labels(run, photos, tmp_path):
         ("0/0.png 3", "line 2: label 3 is '3' in the model, but the image lies in a folder of another class"),
         ("../0.png", "line 2: the path '../0.png' leaves the root"),
         ("0/0.doc", "line 2: expected 'path label', got '0.0.doc'"),
-        ("0/none.png", "none.png: there is no such file"),
+        ("0/none.png", "none.png: the file does not exist"),
     ],
 )
 def test_wrong_lists(run, photos, tmp_path, line, message):

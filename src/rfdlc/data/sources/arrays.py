@@ -96,7 +96,7 @@ def read_medmnist(path: Path, *, image_size: PositiveInt | None = None) -> Datas
     names = known if len(known) > largest else numbered(largest, f"{path}: ")
     for key, values in arrays.items():
         split, _, role = key.partition("_")
-        ids[f"{split}_ids"] = [f"{split}/{i}" for i in range(len(labels[f"{split}_labels"]))]
+        ids[f"{split}_ids"] = [f"{split}/{i}" for i in range(len(values))]
         if image_size is not None and role == "images":
             arrays[key] = resized(as_images(f"{path}, {key}", values), image_size)
     return from_arrays(path.stem, {**arrays, **ids, "names": names})

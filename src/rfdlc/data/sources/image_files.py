@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import SKIPPING, Dataset, Normalisation, Split, choose_split, split_name
+from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, choose_split, split_name
 from rfdlc.data.images import GREY, SUFFIXES, ImageFiles, PackedText, attempt, open_image
 from rfdlc.decide.classes import MOST_NUMBERED
 from rfdlc.errors import InputError, expect, listing
@@ -78,24 +78,25 @@ def read_folder(
     return read_images(root.name, root, listed, names, image_size, skip_broken, notes, broken)
 
 
-def find_images(path: Path, split: str | None = None) -> tuple[Path, str, PackedText]:
+def find_images(path: Path, split: str | None = None, allow_links: bool = False) -> tuple[Path, str, PackedText]:
     """Images to predict: the root, where below it they lie (`test/`, or nothing), and their names below the root."""
     root = (path if path.is_dir() else path.parent).resolve()
-    places = _split_folders(root) if path.is_dir() else {"train": root}
+    places = _split_folders(root, allow_links) if path.is_dir() else {"train": root}
     whole = places == {"train": root}
     expect(not whole or split is None, f"{path} has no split {split!r}: expected a folder {path}/{split}")
     place = root if whole else places[choose_split(str(path), places, split)]
-    names = PackedText(track(_all_images(place, root), "Listing images") if path.is_dir() else [path.name])
+    found = track(_all_images(place, root, allow_links), "Listing images") if path.is_dir() else [path.name]
+    names = PackedText(found)
     expect(len(names), f"{path}: holds no image: expected {ENDINGS}")
     return root, "" if whole else f"{place.name}/", names
 
 
-def _all_images(folder: Path, root: Path) -> Iterator[str]:
+def _all_images(folder: Path, root: Path, allow_links: bool) -> Iterator[str]:
     """Names relative to the root, folder by folder, so that only the entries of one are held at a time."""
     here = "" if folder == root else folder.relative_to(root).as_posix() + "/"
-    for name, is_dir in _entries(folder, root):
+    for name, is_dir in _entries(folder, root, allow_links):
         if is_dir:
-            yield from _all_images(folder / name, root)
+            yield from _all_images(folder / name, root, allow_links)
         elif is_image(name):
             yield here + name
 
@@ -121,8 +122,9 @@ def _entries(folder: Path, root: Path, allow_links: bool = False) -> list[tuple[
         entries = [entry for entry in found if not entry.name.startswith((".", "__"))]
     for link in (Path(entry.path) for entry in entries if entry.is_symlink()):
         target = link.resolve()
-        outside = f"{link}: is a link to outside of {root}, which is refused: copy its target, or use allow_links=true"
-        expect(allow_links or target.is_relative_to(root), outside)
+        outside = f"{link}: is a link to outside of {root}, which is refused"
+        fix = f"copy its target, or accept such links with {LINKING}"
+        expect(allow_links or target.is_relative_to(root), f"{outside}: {fix}")
         upwards = f"{link}: is a link to a folder that contains it, which is refused: remove it"
         expect(not folder.resolve().is_relative_to(target), upwards)
     return sorted((entry.name, entry.is_dir()) for entry in entries)

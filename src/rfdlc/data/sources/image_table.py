@@ -20,10 +20,14 @@ PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_pa
 
 def image_column(path: Path) -> str | None:
     """The column of a table that holds paths of images, if there is one."""
-    file = open_table(path, of_samples=True) if is_table(path) and not path.is_dir() else None
-    for name in [name for name in (file.names if file else ()) if name.lower() in PATHS]:
-        for batch in islice(file.batches() if file else (), 1):
-            if all(is_image(str(cell)) for cell in batch.column(name).slice(0, 100).to_pylist()):
+    if path.is_dir() or not is_table(path):
+        return None
+    file = open_table(path, of_samples=True)
+    usual = [name for name in file.names if name.lower() in PATHS]
+    for batch in islice(file.batches() if usual else (), 1):
+        for name in usual:
+            texts = [text for text in text_column(batch.column(name).slice(0, 100)) if text is not None]
+            if texts and all(map(is_image, texts)):
                 return name
     return None
 

@@ -105,7 +105,6 @@ def _batch(path: Path, layout: _Layout) -> Split:
     return Split(np.ascontiguousarray(data.reshape(-1, 3, 32, 32)), np.array(labels, dtype=np.int64), ids)
 
 
-#
 # A pickle is a program for a stack machine. These files need few of its instructions, and here all of them only build
 # lists, texts and numbers. A call stays a list of its name, arguments and state: nothing is looked up, imported, called
 # or built, and `_matrix` makes the array from its bytes. Values are converted only where they are used, so that a small

@@ -124,9 +124,10 @@ def check_roles(where: str, table: Table, target: str | None, *others: str | Non
         target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
     roles = [name for name in (target, *others) if name is not None]
     for name in roles:
-        expect(name in table, f"{where}: there is no column {name!r}: it has {listing(table)}{suggestion(name, table)}")
-        once = f"{where}: column {name!r} is named twice: expected others for each of target, groups, split and drop"
-        expect(roles.count(name) == 1, once)
+        known = f"expected one of {listing(table)}{suggestion(name, table)}"
+        expect(name in table, f"{where}: column {name!r} does not exist: {known}")
+        once = f"column {name!r} is named twice: expected a different column for each of target, groups, split and drop"
+        expect(roles.count(name) == 1, f"{where}: {once}")
     return target, found
 
 
@@ -170,8 +171,8 @@ def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | N
     for name in [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]:
         texts = text_column(table[name]).tolist()
         if len(set(texts)) == len(texts) and None not in texts:
-            told = f"column {name!r} has another value in every row and was left out: it names rows, and tells no class"
-            notes.append(told)
+            reason = "it names rows and says nothing about the class"
+            notes.append(f"column {name!r} has a different value in every row and was left out: {reason}")
             ids = ids or texts
             del columns[name]
     return ids, notes
