@@ -35,11 +35,10 @@ from recording import write
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.metrics import nll
+from rfdlc.decide.outcomes import cross_fitted
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 
-FOLDS = 5
 TREES = 100
 TABLES = {"wine": load_wine, "breast cancer": load_breast_cancer, "digits": load_digits, "iris": load_iris}
 MODELS = {
@@ -105,23 +104,9 @@ def _compared(what: str, means: dict[str, float], best: str) -> Iterator[dict[st
 
 def likelihood(held: Predictions, combine: str, kind: str) -> float:
     """In nats; every sample is calibrated by the other folds."""
-    logits, labels = held.scores.values, held.targets
-    assert labels is not None
-    fold = folds(labels)
-    p = np.empty(logits.shape[1:])
-    for k in range(FOLDS):
-        decider = Decider(Utility.one_hot(held.classes), combine=combine, calibration=kind)
-        decider = decider.fit(logits[:, fold != k], labels[fold != k], logits=True, balanced=True)
-        p[fold == k] = decider.probabilities(logits[:, fold == k], logits=True)
-    return float(np.average(nll(p[np.arange(len(labels)), labels]), weights=1 / np.bincount(labels)[labels]))
-
-
-def folds(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Samples of a class spread evenly over the folds, at random."""
-    mixed = np.random.default_rng(0).permutation(len(labels))
-    fold = np.empty(len(labels), dtype=np.int64)
-    fold[mixed[np.argsort(labels[mixed], kind="stable")]] = np.arange(len(labels)) % FOLDS
-    return fold
+    decider = Decider(Utility.one_hot(held.classes), combine=combine, calibration=kind).fit(held, balanced=True)
+    found = cross_fitted(held, decider, balanced=True)
+    return float(np.average(found.nll, weights=1 / np.bincount(found.targets)[found.targets]))
 
 
 def rows(runs: list[Path]) -> Iterator[dict[str, object]]:

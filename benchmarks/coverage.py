@@ -99,4 +99,4 @@ if __name__ == "__main__":
     parser.add_argument("--samples", type=int, nargs="*", default=(100, 1000))
     options = parser.parse_args()
     rows = (row for samples in options.samples for row in simulate(samples, options.repeats, options.seed))
-    write("coverage", rows, ("numpy", "scipy"), columns=COLUMNS)
+    write("coverage", rows, ("rfdlc", "numpy", "scipy"), columns=COLUMNS)

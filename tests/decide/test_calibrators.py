@@ -35,7 +35,7 @@ def cautious(z, y, weights=None):
     return np.exp(best + CAUTION / np.sqrt((loss(best + 0.02) - 2 * loss(best) + loss(best - 0.02)) / 0.02**2))
 
 
-def test_temperature_is_the_maximum_of_the_likelihood():
+def test_temperature_is_the_most_probable_one_and_a_standard_error_more():
     rng = np.random.default_rng(0)
     z, y = sample(rng, 2000, [0.6, 0.3, 0.1], sharpness=3)
     fitted = CALIBRATORS["temperature"].fit(z, y).temperature
@@ -43,7 +43,7 @@ def test_temperature_is_the_maximum_of_the_likelihood():
     assert fitted == pytest.approx(3, rel=0.1)
 
 
-def test_class_balanced_temperature_is_the_maximum_of_the_weighted_likelihood():
+def test_class_balanced_temperature_weights_the_likelihood_and_its_sample_size():
     rng = np.random.default_rng(1)
     z, y = sample(rng, 2000, [0.9, 0.08, 0.02], sharpness=2)
     weights = 1 / np.bincount(y)[y]
@@ -134,6 +134,19 @@ def test_absent_classes_are_no_obstacle(kind, balanced):
         assert min(fitted.prior) > 0
 
 
+def test_auto_with_one_sample_or_without_weight_is_a_temperature():
+    one = Decider(Utility.one_hot(3)).fit([[0.5, 0.3, 0.2]], [0]).fitted
+    assert one.losses == {}  # with one candidate, nothing is cross-validated
+    assert "temperature 1.96 (too few samples to choose)" in str(one)
+    weights = np.where(np.arange(300) % 5 < 1, 1.0, 0.0)  # of every fifth sample, which would all be in one fold
+    z, y = sample(np.random.default_rng(6), 300, np.full(3, 1 / 3), sharpness=2)
+    order = np.argsort(y, kind="stable")
+    weighted = CALIBRATORS["auto"].fit(log_softmax(z[order], axis=1), y[order], sample_weight=weights)
+    alone = CALIBRATORS["auto"].fit(log_softmax(z[order][::5], axis=1), y[order][::5])
+    assert weighted.parameters == pytest.approx(alone.parameters)
+    assert weighted.chosen == alone.chosen
+
+
 def test_a_few_samples_that_are_all_right_do_not_make_a_model_certain():
     z = np.eye(3)[[0, 1, 2]] * 2
     assert 0.5 < CALIBRATORS["temperature"].fit(z, np.array([0, 1, 2])).temperature < 2
@@ -186,8 +199,19 @@ def test_a_wrong_training_prior_is_warned_of(shifted):
     rng = np.random.default_rng(8)
     held_out, y = sample(rng, 20_000, TRAIN)
     mistaken = Decider(Utility.one_hot(4), train_prior="uniform").fit(held_out, y, logits=True)
-    with pytest.warns(UserWarning, match="EM and BBSE.*differ by"):
+    with pytest.warns(UserWarning, match="by likelihood and BBSE.*differ by"):
         mistaken.estimate_prior(shifted[0], logits=True)
+
+
+def test_an_estimate_stays_behind_the_target_prior_that_it_gave(shifted):
+    decider = Decider(Utility.one_hot(4), train_prior=TRAIN)
+    estimate = decider.estimate_prior(shifted[0][:500], logits=True)
+    estimated = decider.replace(target_prior=estimate)
+    assert estimated.estimate is estimate
+    assert estimated.replace(rule="argmax").replace(utility=Utility.one_hot(4)).estimate is estimate
+    assert "estimated" in estimated.replace(rule="argmax").decided_for
+    for other in (None, "uniform"):
+        assert estimated.replace(target_prior=other).estimate is None
 
 
 def test_correction_equals_bayes_rule(shifted):

@@ -85,7 +85,7 @@ def test_older_results_are_read_without_it():
     assert Evaluation(1, values, "entropy").accuracy == values["accuracy"]
 
 
-@pytest.mark.parametrize("name", ["accuracy", "top 5", "samples"])
+@pytest.mark.parametrize("name", ["accuracy", "top 5", "samples", "rows", "outcomes"])
 def test_names_that_are_refused(name):
     with pytest.raises(rfdlc.InputError, match=f"metric name '{name}' is taken or is not an identifier"):
         register_metric(Metric(name, "x", top_2))

@@ -20,6 +20,7 @@ PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.
 SEVERAL = "Run folders, or predictions with a `target` column (CSV, Parquet, `.npz`), shown side by side."
 RATE = "`TRUE:DECIDED`, classes or groups: share of TRUE that is decided as DECIDED. May be repeated."
 UNCERTAINTIES = "decision-probability, max-probability, entropy, mutual-information, evidential or own."
+RESAMPLES = "Resamples for intervals of metrics of your own that are not means; the other intervals need none."
 SHOWN_ACTIONS = 25  # the most frequent ones are listed
 File = Annotated[Path, Argument(help=PREDICTIONS)]
 Files = Annotated[list[Path], Argument(help=SEVERAL, show_default=False)]
@@ -84,7 +85,7 @@ def evaluate(
     request: LabelledRequest,
     rate: Annotated[list[str] | None, Option(help=RATE)] = None,
     uncertainty: Annotated[str, Option(help=UNCERTAINTIES)] = "decision-probability",
-    bootstrap: Annotated[int, Option(help="Number of resamples for 95% intervals, such as 500.")] = 0,
+    bootstrap: Annotated[int, Option(help=RESAMPLES)] = 0,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -93,7 +94,7 @@ def evaluate(
     **Examples**
 
     - `rfdlc evaluate probs.csv --utility U.csv`
-    - `rfdlc evaluate probs.csv -u tail-sensitive -c counts.csv --calibrate val.csv --bootstrap 500`
+    - `rfdlc evaluate probs.csv -u tail-sensitive -c counts.csv --calibrate val.csv`
     - `rfdlc evaluate probs.csv --labels labels.csv --json`
     - `rfdlc evaluate runs/a --costs costs.csv`
     """
@@ -122,7 +123,7 @@ def report(
     out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
     title: Annotated[str | None, Option(help="Heading of the report.")] = None,
     images: Annotated[Path | None, Option(help="Folder with the image files named by the ids, for thumbnails.")] = None,
-    bootstrap: Annotated[int, Option(help="Resamples for 95% intervals; 0 for none.")] = 200,
+    bootstrap: Annotated[int, Option(help=RESAMPLES)] = 200,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:
@@ -172,7 +173,7 @@ def compare(
     a: Annotated[str, Argument(help="A run folder or predictions with a `target` column; several seeds with commas.")],
     b: Annotated[str, Argument(help="The same for the other side: the same test samples.")],
     request: LabelledRequest,
-    bootstrap: Annotated[int, Option(help="Resamples for metrics that are not means.")] = 300,
+    bootstrap: Annotated[int, Option(help=RESAMPLES)] = 300,
     seed: SeedOption = 0,
     json: JsonOption = False,
 ) -> None:

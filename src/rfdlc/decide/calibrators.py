@@ -240,7 +240,7 @@ class Auto(Calibrator):
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
         losses, weights = _cross_validated(log_p, targets, context)
-        chosen = next(iter(losses))
+        chosen = next(iter(SAMPLES_NEEDED))
         for name, each in losses.items():
             gain = losses[chosen] - each
             mean = weights @ gain
@@ -261,7 +261,8 @@ class Auto(Calibrator):
 
     def __str__(self) -> str:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
-        return f"{self.calibrator} (chosen by cross-validated loss: {losses})"
+        reason = f"chosen by cross-validated loss: {losses}" if losses else "too few samples to choose"
+        return f"{self.calibrator} ({reason})"
 
 
 def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -> tuple[dict[str, Floats], Floats]:
@@ -269,21 +270,23 @@ def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -
 
     The likelihood is that of the class prior decided for, if it is known, without classes that the held-out data lack.
     """
-    order = np.random.default_rng(0).permutation(len(targets))[:MOST_COMPARED]
+    repeats, carried, target = (context.get(name) for name in ("sample_weight", "train_prior", "target_prior"))
+    order = np.random.default_rng(0).permutation(len(targets) if repeats is None else np.flatnonzero(repeats))
+    order = order[:MOST_COMPARED]
     order = order[np.argsort(targets[order], kind="stable")]  # folds are stratified
     log_p, targets, fold = log_p[order], targets[order], np.arange(len(order)) % FOLDS
-    repeats, carried, target = (context.get(name) for name in ("sample_weight", "train_prior", "target_prior"))
     context = context | {"sample_weight": None if repeats is None else repeats[order]}
     held_out = _HeldOut(log_p, targets, **context)
     weights = held_out.weights * (1.0 if target is None else target[targets] / held_out.prior[targets])
     weights /= weights.sum()
     if target is not None:
         target = np.where(np.bincount(targets, minlength=len(target)) > 0, target, 1e-300)
+    enough = 1 / (weights**2).sum()  # the effective sample size
+    tried = [name for name, needed in SAMPLES_NEEDED.items() if np.polyval(needed, log_p.shape[1]) <= enough]
+    if context.get("training_counts") is None:
+        tried = [name for name in tried if CALIBRATORS[name] is not PriorCorrectedTemperature]
     losses: dict[str, Floats] = {}
-    for name, needed in SAMPLES_NEEDED.items():
-        usable = context.get("training_counts") is not None or CALIBRATORS[name] is not PriorCorrectedTemperature
-        if not usable or np.polyval(needed, log_p.shape[1]) > 1 / (weights**2).sum():  # the effective sample size
-            continue
+    for name in tried if len(tried) > 1 else ():
         losses[name] = np.empty(len(targets))
         for outside in (fold == k for k in np.unique(fold)):
             part = context | {"sample_weight": None if repeats is None else repeats[order][~outside]}
@@ -355,7 +358,7 @@ class _HeldOut:
         return float(np.exp(min(best + CAUTION / np.sqrt(max(curvature, LOG_T_SPREAD**-2)), bounds[1])))
 
     def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
-        """1/T and the coefficients of the directions (parameters, C); convex, so any start will do."""
+        """T and the bias (C,), a sum of the directions (parameters, C); convex in 1/T, so any start will do."""
         found = self._fitted(
             np.eye(1 + directions.shape[0])[0],  # 1/T = 1, no bias
             lambda parameters: parameters[0] * self.log_p + parameters[1:] @ directions,

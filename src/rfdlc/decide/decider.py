@@ -18,7 +18,16 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions, encode_targets
-from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, estimate_prior, in_words, joint_table, normalised
+from rfdlc.decide.priors import (
+    Prior,
+    PriorEstimate,
+    as_prior,
+    estimate_prior,
+    in_words,
+    is_uniform,
+    joint_table,
+    normalised,
+)
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, explained, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.utility import Utility
@@ -269,7 +278,7 @@ class Decider:
             return "decided for the class prior that the scores carry"
         if self.estimate is not None:
             return f"decided for the estimated class prior {in_words(classes, target, self.estimate.interval())}"
-        if np.ptp(target) < 1e-9:
+        if is_uniform(target):
             return "decided for a uniform class prior"
         natural = classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9
         return f"decided for the class prior {'of the training data' if natural else in_words(classes, target)}"
@@ -347,9 +356,9 @@ class Decider:
         for name, value in given.items():
             object.__setattr__(self, name, None if value is None else forms[name](value))
         object.__setattr__(self, "calibrated_on", self.calibrated_on or {})
-        if self.target_prior is not given["target_prior"]:  # the estimate behind it, for its intervals
-            estimate = given["target_prior"] if isinstance(given["target_prior"], PriorEstimate) else None
-            object.__setattr__(self, "estimate", estimate)
+        estimate = given["target_prior"] if isinstance(given["target_prior"], PriorEstimate) else self.estimate
+        behind = estimate is not None and np.array_equal(estimate.prior, self.target_prior)  # for its intervals
+        object.__setattr__(self, "estimate", estimate if behind else None)
         if self.target_prior is not None and (self.fitted or not self.calibration):
             self._known_prior()
 

@@ -91,14 +91,14 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
 
 
 def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, weight: float = 0.5) -> Estimate:
-    """The mean of one value per sample (N,), NaN where it does not count; a share, if all values are 0 or 1.
+    """The mean of one value per sample (N,), NaN where it does not count; a share, if all are and must be 0 or 1.
 
     `ends` are the smallest and the largest possible value: the interval has half a sample (`weight`) more of each.
     """
     values = np.asarray(values, dtype=np.float64)
     counts = ~np.isnan(values)
     known, size = values[counts], int(counts.sum())
-    if np.isin(known, (0, 1)).all():
+    if not size or (ends in (None, (0, 1)) and np.isin(known, (0, 1)).all()):
         return group_shares(np.where(counts, 0, -1)[None], values[None] == 1)
     value = float(known.mean())
 
@@ -119,7 +119,7 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, weight: 
 def student(values: Array) -> Interval:
     """Student's t, with the degrees of freedom that kurtosis leaves, and shifted for skewness (Johnson 1978)."""
     size, gap, spread = len(values), values - values.mean(), values.std(ddof=1)
-    if size < 2 or spread == 0:
+    if spread == 0:
         return float(values[0]), float(values[0])
     freedom = min(size - 1, max(2.0, 2 * size / max(1e-9, (gap**4).mean() / (gap**2).mean() ** 2 - 1)))
     half = special.stdtrit(freedom, (1 + LEVEL) / 2) * spread / np.sqrt(size)

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
 ECE_BINS = 15
-RESERVED = ("samples", "values", "intervals", "uncertainty")
+RESERVED = (
+    "samples", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals", "flat", "rows",
+    "to_dict",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

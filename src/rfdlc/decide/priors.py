@@ -90,9 +90,9 @@ class PriorEstimate:
         """Total variation between the two estimates: near 0 if only the class prior has changed."""
         return None if self.check is None else float(np.abs(self.prior - self.check).sum() / 2)
 
-    def interval(self, level: float = 0.95) -> tuple[Prior, Prior]:
-        """Lower and upper ends (C,) of the interval of each class."""
-        low, high = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    def interval(self) -> tuple[Prior, Prior]:
+        """Lower and upper ends (C,) of the 95% interval of each class."""
+        low, high = np.quantile(self.draws, [0.025, 0.975], axis=0)
         return low, high
 
 
@@ -118,8 +118,8 @@ def estimate_prior(probabilities: Floats, carried: Prior, joint: Floats | None =
     estimate = PriorEstimate(prior, None if joint is None else _bbse(p.mean(axis=0), joint, prior), draws)
     if estimate.disagreement is not None and estimate.disagreement > DISAGREEMENT + 1 / np.sqrt(len(p)):
         warnings.warn(
-            f"the two estimates of the class prior (EM and BBSE) differ by {estimate.disagreement:.2f} in total "
-            "variation: the data may have changed in more than its class prior, or the probabilities need calibration",
+            f"the two estimates of the class prior (by likelihood and BBSE) differ by {estimate.disagreement:.2f} in "
+            "total variation: the data may have changed in more than their class prior, or the scores need calibration",
             stacklevel=3,
         )
     return estimate

@@ -82,7 +82,8 @@ def report(
     title : str, optional
         Heading of the page.
     bootstrap, seed : int
-        Number of bootstrap resamples for intervals, and their seed (also of the samples embedded in the page).
+        Number of resamples for intervals of your own metrics that are not means, and their seed (also of the samples
+        embedded in the page).
 
     Returns
     -------
@@ -180,7 +181,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "calibration": calibration,
         "carried_prior": None if decider.effective_prior is None else decider.effective_prior.tolist(),
         "decided_for": decider.decided_for + decider.left_open(run.predictions),
-        "target_prior": decider.to_dict()["target_prior"],
+        "target_prior": None if decider.target_prior is None else decider.target_prior.tolist(),
         "made": json.loads(json.dumps(run.made), parse_constant=str),  # JSON has no infinities
         "embedded": {  # the samples that the page itself decides
             "samples": len(rows),

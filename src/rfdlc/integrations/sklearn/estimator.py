@@ -24,7 +24,7 @@ from rfdlc.decide import uncertainty
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.metrics import nll
-from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.priors import PriorLike, is_uniform
 from rfdlc.decide.scores import Floats
 from rfdlc.errors import choose, expect
 from rfdlc.integrations.sklearn.scoring import named_prior
@@ -276,7 +276,7 @@ def _train_particles(
 def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
     """Negative log-likelihood; classes weigh the same if the networks train for a uniform prior."""
     y, weights = held.labels, np.ones(len(held)) if held.weights is None else held.weights
-    if decider.train_prior is not None and np.ptp(decider.train_prior) < 1e-9:
+    if is_uniform(decider.train_prior):
         weights = weights / np.bincount(y, weights)[y]
     p = np.asarray(decider.replace(target_prior=None).probabilities(logits, logits=True))
     return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
