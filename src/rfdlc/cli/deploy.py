@@ -114,6 +114,9 @@ def serve(
     queue: Annotated[int, Option("--queue", min=1, help="Requests that may wait; more get 429.")] = 256,
     batch: Annotated[int, Option("--batch", min=1, help="Samples computed together.")] = 128,
     seconds: Annotated[float, Option("--timeout", min=0.1, help="Seconds to send, and to answer.")] = 10.0,
+    drain: Annotated[float, Option("--drain", min=0, help="Seconds after SIGTERM in which requests are accepted.")] = 1,
+    certificate: Annotated[Path | None, Option("--tls-certificate", help="PEM file, for TLS.")] = None,
+    key: Annotated[Path | None, Option("--tls-key", help="PEM file, unless the certificate holds the key.")] = None,
     quiet: Annotated[bool, Option("--quiet", help="No log line for each request.")] = False,
 ) -> None:
     """Answer POST /decide with actions; GET /health, /ready, /metrics and /docs too. Logs are JSON lines.
@@ -127,6 +130,7 @@ def serve(
     from rfdlc.integrations.server.backend import Limits
     from rfdlc.integrations.server.serving import serve as serve_it
 
-    limits = Limits(requests=queue, batch=batch, seconds=seconds)
+    limits = Limits(requests=queue, batch=batch, seconds=seconds, drain=drain)
     options = request.for_model(model) | {"token_file": token_file, "quiet": quiet}
+    options |= {"certificate": certificate, "key": key}
     serve_it(model, host=host, port=port, limits=limits, **options)

@@ -159,6 +159,7 @@ def test_metadata_that_do_not_describe_the_graph_are_refused(exported, tmp_path)
         "but the graph has": lambda table: table.update(utility_input=True),
         "does not decide by the utility": other_utility,
         "metadata are not those": lambda table: table.update(version=99),
+        "differ by 0.* from those at export": lambda table: table.update(reference=[1, 0, 0, 0, 0, 0]),
     }
     for message, change in changes.items():
         with pytest.raises(rfdlc.InputError, match=message):

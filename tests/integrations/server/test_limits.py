@@ -2,19 +2,23 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 
 import rfdlc
 from rfdlc.cli import main
 from rfdlc.integrations.server.backend import Limits
-from rfdlc.integrations.server.serving import check_host, listen, read_token
+from rfdlc.integrations.server.serving import check_host, listen, read_token, serve
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 
@@ -246,6 +250,44 @@ def test_term_under_load_loses_nothing(run):
     assert not halves
     assert len(whole) > 50
     assert stopped["accepted"] == stopped["answered"] == len(whole)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls_and_a_drain_phase_that_answers_new_connections(run, tmp_path):
+    """After SIGTERM /ready says no, so that a balancer looks elsewhere, and late requests are answered."""
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    made += ["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    files = ["--tls-certificate", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem"]
+    trusted = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    process = subprocess.Popen(command(run, *files, "--drain", "2", "--port", "0"), stderr=subprocess.PIPE, text=True)
+    try:
+        port = json.loads(process.stderr.readline())["port"]
+        assert json.loads(process.stderr.readline())["event"] == "ready"
+
+        def ask(path, body=None):
+            request = urllib.request.Request(f"https://localhost:{port}{path}", body)
+            request.add_header("Content-Type", "application/json")
+            try:
+                return urllib.request.urlopen(request, timeout=10, context=trusted).status
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        assert ask("/ready") == 200
+        process.terminate()
+        time.sleep(0.3)
+        assert ask("/ready") == 503
+        assert ask("/health") == 200
+        assert ask("/decide", json.dumps(QUESTION).encode()) == 200
+        assert process.wait(20) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
+    with pytest.raises(rfdlc.InputError, match=r"key.pem: cannot be used for TLS"):
+        serve(run, certificate=tmp_path / "key.pem")
+    with pytest.raises(rfdlc.InputError, match="needs its certificate"):
+        serve(run, key=tmp_path / "key.pem")
 
 
 def test_logs_are_json_without_payloads(run):

@@ -30,7 +30,7 @@ from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
 from rfdlc.integrations.onnx.graph import serialise
-from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel
+from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel, blank_sample
 from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Run
 
@@ -130,6 +130,8 @@ def export(
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
     metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model)}
+    if full:  # what any machine must compute for one sample
+        metadata["reference"] = model.decider.probabilities(model.predict(blank_sample(shape)))[0].tolist()
     logger = logging.getLogger("torch.onnx")
     with warnings.catch_warnings(action="ignore"), ExitStack() as quiet:
         quiet.callback(logger.setLevel, logger.level)

@@ -121,10 +121,18 @@ class OnnxModel:
         for name in claimed | graph:
             said, found = claimed.get(name), graph.get(name)
             expect(said == found, f"{self.path}: the metadata say {said} for {name!r}, but the graph has {found}")
-        decided = self._run(np.zeros((1, *self.input_shape), np.uint8 if self._images else np.float32), self.utility)
+        decided = self._run(blank_sample(self.input_shape), self.utility)
         distance = np.abs(decided.expected_utility - decided.probabilities @ self.utility.matrix).max()
         near = distance <= TOLERANCE * max(np.abs(self.utility.matrix).max(), 1e-30)
         expect(near, f"{self.path}: the graph does not decide by the utility of its metadata, or is not finite")
+        off = np.abs(decided.probabilities[0] - self.metadata.get("reference", decided.probabilities[0])).max()
+        other = f"{self.path}: this machine computes probabilities that differ by {off:.2g} from those at export"
+        expect(off <= TOLERANCE, f"{other}: export it again, or use another version of onnxruntime")
+
+
+def blank_sample(shape: tuple[int, ...]) -> NDArray[Any]:
+    """One sample of zeros, which every model must be able to compute."""
+    return np.zeros((1, *shape), np.uint8 if len(shape) == 3 else np.float32)
 
 
 def check_rule(decider: Decider) -> None:

@@ -196,6 +196,7 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
         dependencies=[Security(HTTPBearer(auto_error=False))] if token else [],  # checked by the middleware
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    app.state.draining = False  # since SIGTERM
     app.add_middleware(AccessMiddleware, service=service, token=token)
     content = {"application/json": {"schema": service.reader.schema}}
     if service.reader.files:
@@ -219,7 +220,7 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
     @app.get("/ready", responses={503: {"description": "not ready"}})
     async def ready() -> JSONResponse:
         """The model is loaded and accepts requests."""
-        running = service.batcher is not None
+        running = service.batcher is not None and not app.state.draining
         return JSONResponse({"ready": running}, 200 if running else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)

@@ -16,7 +16,7 @@ from rfdlc.decide.scores import Floats
 from rfdlc.decide.uncertainty import entropy, mutual_information, particle_probabilities
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.integrations.onnx.model import OnnxModel, check_rule
+from rfdlc.integrations.onnx.model import OnnxModel, blank_sample, check_rule
 
 DIGITS = 7  # after the decimal point, in answers
 TURNS = 3  # of the event loop before a batch is formed, so that requests that have arrived are read first
@@ -38,6 +38,7 @@ class Limits:
     headers: int = 32_768  # bytes
     connections: int = 512  # idle ones; the one that has been idle longest is closed
     seconds: float = 10.0  # to send a request, to answer it, and to read the answer
+    drain: float = 1.0  # seconds after SIGTERM in which /ready says no and requests are still accepted
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,7 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
 
     decider = model.decider.replace(utility=utility)
     check_rule(decider)
-    sample = np.zeros((1, *model.input_shape), np.uint8 if len(model.input_shape) == 3 else np.float32)
-    finite = np.isfinite(compute(sample)[0]).all()
+    finite = np.isfinite(compute(blank_sample(model.input_shape))[0]).all()
     expect(finite, f"{path} cannot be served: its probabilities are not finite; train or export the model again")
     return Backend(place.resolve().name, model, decider, compute)
 

@@ -5,6 +5,7 @@ import ipaddress
 import json
 import logging
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -28,11 +29,12 @@ LOG_LINES = 10_000  # that wait to be written; more are dropped, so that an unre
 def serve(
     model: str | Path, *, utility: Utility | None = None, target_prior: PriorLike | None = None,
     host: str = "127.0.0.1", port: int = 8000, token_file: str | Path | None = None, limits: Limits | None = None,
-    quiet: bool = False,
+    quiet: bool = False, certificate: str | Path | None = None, key: str | Path | None = None,
 ) -> None:  # fmt: skip
     """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first."""
     token = None if token_file is None else read_token(token_file)
     check_host(host, token)
+    expect(key is None or certificate is not None, "a key (--tls-key) needs its certificate (--tls-certificate)")
     try:
         import uvicorn
 
@@ -41,6 +43,19 @@ def serve(
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
     limits = limits or Limits()
     app = create_app(open_backend(model, utility, target_prior), limits, token)
+    server = uvicorn.Server(configured(app, limits, ssl_certfile=certificate, ssl_keyfile=key))
+    try:
+        server.config.load()
+    except OSError as error:
+        raise InputError(f"{certificate}: cannot be used for TLS ({error.strerror}): expected PEM files") from None
+    stop = server.handle_exit
+
+    def drain(number: int, frame: Any) -> None:
+        wait = limits.drain if number == signal.SIGTERM and not app.state.draining else 0.0
+        app.state.draining = True
+        threading.Timer(wait, stop, (number, frame)).start()
+
+    server.handle_exit = drain  # type: ignore[method-assign]
     listening, handler = listen(host, port), JsonLines()
     for name, level in (("rfdlc.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
         logger = logging.getLogger(name)
@@ -50,10 +65,10 @@ def serve(
     fields = {"host": host, "port": listening.getsockname()[1], "token": token is not None}
     logging.getLogger("rfdlc.serve").info("listening", extra={"fields": fields})
     with warnings.catch_warnings(action="ignore"):  # they would quote utilities that clients send
-        uvicorn.Server(configured(app, limits)).run(sockets=[listening])
+        server.run(sockets=[listening])
 
 
-def configured(app: Any, limits: Limits) -> Any:
+def configured(app: Any, limits: Limits, **tls: Any) -> Any:
     """How uvicorn serves the application."""
     from uvicorn import Config
 
@@ -68,6 +83,7 @@ def configured(app: Any, limits: Limits) -> Any:
         headers=[("x-content-type-options", "nosniff"), ("cache-control", "no-store")],
         timeout_keep_alive=5,
         timeout_graceful_shutdown=int(2 * limits.seconds) + 1,
+        **tls,
     )
 
 
