@@ -116,7 +116,8 @@ class Stacker:
         net = place(net, device)
         self.group.broadcast_(list(net.state_dict().values()))  # a backbone of the user's own may be random
         if first.config.batch_norm == "sync" and not self.group.single:
-            share_statistics(net, self.group)
+            for module in (net, *net.single):
+                share_statistics(module, self.group)
         for number, own in enumerate(() if alone else nets):
             place(own, device).load_state_dict(of_run(net.state_dict(), number, len(nets)), assign=True)
         samples = [self._samples(run) for run in runs]

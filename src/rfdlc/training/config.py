@@ -19,7 +19,7 @@ from rfdlc.decide.decider import COMBINATIONS
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.training.losses.terms import REPULSIONS, WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
-from rfdlc.training.networks.particles import HEADS
+from rfdlc.training.networks.particles import EXECUTIONS, HEADS
 from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 
 # The names that a setting may have; registries may grow.
@@ -29,7 +29,7 @@ CHOICES: dict[str, tuple[Collection[str], ...]] = {
     "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),
     "sampling": (SAMPLINGS,), "augment": (("auto",), AUGMENTATIONS),
     "combine": (COMBINATIONS,), "calibration": (("none",), CALIBRATORS),
-    "precision": (("auto", "bf16", "float32"),), "batch_norm": (("local", "sync"),),
+    "precision": (("auto", "bf16", "float32"),), "execution": (EXECUTIONS,), "batch_norm": (("local", "sync"),),
 }  # fmt: skip
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -116,6 +116,7 @@ class TrainConfig(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     precision: str = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
     compile: bool = Field(False, description="compile the networks (GPU); pays off in long trainings")
+    execution: str = Field("auto", description="networks stacked, or separate, one after another; auto: by their width")
     checkpoint_activations: bool = Field(False, description="recompute activations to save memory; not with compile")
     batch_norm: str = Field("local", description="statistics: local to each process, or sync, of the global batch")
 

@@ -25,7 +25,7 @@ class Execution:
         self.step = step
         net, settings, processes, on_gpu = step.net, step.settings, step.processes, step.device.type == "cuda"
         synchronised = settings.batch_norm == "sync" and not processes.single  # inside of the networks, layer by layer
-        net.fused = net.fusable and steps >= WORTH_FUSING and not synchronised
+        net.fused = net.fusable and not net.single and steps >= WORTH_FUSING and not synchronised
         if settings.compile and on_gpu and step.stage.trains == "all" and not net.fused and not synchronised:
             # for full micro-batches alone: compiling another shape costs more than it saves
             full = -(-settings.batch_size // processes.world_size // settings.accumulate)

@@ -232,6 +232,7 @@ def method_net(
         combine = partial(method.combination, config, classes)
         net = ParticleNet(found, len(classes), particles=config.particles, combine=combine, **options)
     net.name, net.recompute = name, config.checkpoint_activations
+    net.execute(config.execution)
     return net
 
 

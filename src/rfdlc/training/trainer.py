@@ -37,7 +37,7 @@ from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider,
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
 
-MAY_CHANGE = ("device", "workers", "compile")  # between the calls that train a run
+MAY_CHANGE = ("device", "workers", "compile", "execution")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
 

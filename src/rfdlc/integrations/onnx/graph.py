@@ -28,6 +28,7 @@ class DecisionGraph(nn.Module):
         super().__init__()
         kind, shape = torch.float16 if half else torch.float32, model.input_shape
         self.net = deepcopy(model.net).to("cpu", kind).eval()
+        self.net.execute("stacked")
         self.square = (shape[1], model.centre) if resize else None
         self.normalise = Normaliser(model.normalisation, shape, torch.device("cpu"), kind)
         with torch.no_grad():  # particles may be combined inside the network

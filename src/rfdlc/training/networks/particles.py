@@ -13,9 +13,11 @@ from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
 from rfdlc.training.networks.backbones import Backbone
 from rfdlc.training.networks.fused.stages import usable
-from rfdlc.training.networks.stack import IMAGES_IN_FRONT, CosineHead, Linear, recomputed, reset
+from rfdlc.training.networks.stack import IMAGES_IN_FRONT, IN_CHANNELS, Conv, CosineHead, Linear, called, reset
 
 HEADS = ("cosine", "linear")
+EXECUTIONS = ("auto", "stacked", "separate")
+WIDE = 128  # channels from which grouped convolutions are slower than one network after another
 
 # -- combinations: logits (R,M,B,C) and features (R,M,B,F) -> predicted logits, and an uncertainty (R,B) or None -------
 # Experts that are routed, weighed sample by sample or silent on some classes become one, (R,1,B,C), so that whoever
@@ -148,14 +150,32 @@ class ParticleNet(nn.Module):
         self.seeds, self.runs, self.particles = tuple(seeds), len(seeds), particles
         self.layout, self.fusable = backbone.layout, backbone.fused
         networks = self.runs * particles
-        self.trunk = nn.Sequential(*(stage(self.runs) for stage in backbone.stages[:shared_stages]))
-        self.branches = nn.Sequential(*(stage(networks) for stage in backbone.stages[shared_stages:]))
+        self.stages = backbone.stages[:shared_stages], backbone.stages[shared_stages:]
+        self.trunk, self.branches = (
+            nn.Sequential(*(stage(count) for stage in part))
+            for part, count in zip(self.stages, (self.runs, networks), strict=True)
+        )
+        self.single: list[nn.Sequential] = []  # one network's trunk and branch, where networks are computed separately
         size = networks, backbone.width, classes
         self.head = CosineHead(*size, head_scale) if head == "cosine" else Linear(*size)
         self.combination: Combination = combine(self.runs, backbone.width)
         reset(self, seeds)
 
+    def execute(self, how: str) -> None:
+        """Compute the networks of a stack together, or separately, one after another, with the same parameters.
+
+        Grouped convolutions pay for narrow layers and cost for wide ones (`benchmarks/execution.py`).
+        """
+        widest = max((layer.weight.shape[0] for layer in self.branches.modules() if isinstance(layer, Conv)), default=0)
+        networks = self.runs * self.particles
+        separate = how == "separate" or (how == "auto" and widest >= WIDE * networks)
+        with torch.device("meta"):  # structure alone: every call brings its own tensors
+            found = [nn.Sequential(*(stage(1) for stage in part)) for part in self.stages if separate]
+        self.single = found if networks > 1 and self.layout is IN_CHANNELS else []
+
     def features(self, x: Tensor) -> Tensor:
+        if self.single:
+            return self._separate_features(x)
         fused = self.fused and self.trunk.training and self.branches.training and usable(x)
         layout = IMAGES_IN_FRONT if fused else self.layout
         shared = self._through(self.trunk, layout.fold(x))
@@ -164,9 +184,25 @@ class ParticleNet(nn.Module):
         spread = layout.spread(shared, self.runs, self.particles) if self.particles > 1 else shared
         return layout.unfold(self._through(self.branches, spread), self.runs * self.particles)
 
+    def _separate_features(self, x: Tensor) -> Tensor:
+        shared = self._one_by_one(self.trunk, self.single[0], [self.layout.fold(own[None]) for own in x])
+        spread = [own for own in shared for _ in range(self.particles)]
+        found = self._one_by_one(self.branches, self.single[1], spread)
+        return torch.cat([self.layout.unfold(own, 1) for own in found])
+
+    def _one_by_one(self, stages: nn.Sequential, single: nn.Sequential, inputs: list[Tensor]) -> list[Tensor]:
+        """The stages of each network on its own input, with its slices of their parameters and buffers."""
+        single.train(stages.training)
+        for stage, template in zip(stages, single, strict=True):
+            tensors = dict(stage.named_parameters()) | dict(stage.named_buffers())
+            own = zip(*(tensor.chunk(len(inputs)) for tensor in tensors.values()), strict=True)
+            calls = [dict(zip(tensors, values, strict=True)) for values in own]
+            inputs = [called(template, its, x, self.recompute) for its, x in zip(calls, inputs, strict=True)]
+        return inputs
+
     def _through(self, stages: nn.Sequential, x: Tensor) -> Tensor:
         for stage in stages:
-            x = recomputed(stage, x) if self.recompute else stage(x)
+            x = called(stage, {}, x, self.recompute)
         return x
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ each of R runs. A network has the same weights whether it is built by itself or 
 channels, (B, K*C, H, W), so that convolutions are grouped; everything else leads with the networks, (K, B, F).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -129,15 +129,18 @@ class _SharedNorm(torch.autograd.Function):
         return found.to(x.dtype), sums[1], sums[0], None
 
 
-def recomputed(module: nn.Module, x: Tensor) -> Tensor:
-    """`module(x)`, of which only `x` is kept; the second pass updates copies of statistics: they count a batch once."""
-    if not (module.training and torch.is_grad_enabled()):
-        return module(x)
-    passes = count()
+def called(module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, recompute: bool = False) -> Tensor:
+    """`module(x)` with these tensors in place of its own. With `recompute` only `x` is kept for the backward pass.
+
+    The second pass then updates copies of statistics: they count a batch once.
+    """
+    if not (recompute and module.training and torch.is_grad_enabled()):
+        return functional_call(module, dict(tensors), (x,)) if tensors else module(x)
+    passes, buffers = count(), {name: tensors.get(name, own) for name, own in module.named_buffers()}
 
     def run(values: Tensor) -> Tensor:
-        again = next(passes) > 0
-        return functional_call(module, {name: b.clone() for name, b in module.named_buffers() if again}, (values,))
+        copies = {name: own.clone() for name, own in buffers.items()} if next(passes) else {}
+        return functional_call(module, {**tensors, **copies}, (values,))
 
     return checkpoint(run, x, use_reentrant=False)
 
