@@ -123,10 +123,10 @@ def _resnet(stem: Stage, inputs: int, rows: Sequence[Row], row: type[nn.Sequenti
     return Backbone(IN_CHANNELS, (stem, *stages), widths[-1], fused=row is BasicBlocks)
 
 
-def small_resnet(channels: int, blocks: int = 5) -> Backbone:
+def small_resnet(channels: int, blocks: int = 5, width: int = 16) -> Backbone:
     """CIFAR ResNet of 6 * blocks + 2 layers (ResNet-32: 5 blocks). Stages: stem, 16, 32 and 64 channels."""
-    rows = [(BasicBlock, blocks, outputs) for outputs in (16, 32, 64)]
-    return _resnet(partial(Stem, inputs=channels, outputs=16), 16, rows, BasicBlocks)
+    rows = [(BasicBlock, blocks, outputs) for outputs in (width, 2 * width, 4 * width)]
+    return _resnet(partial(Stem, inputs=channels, outputs=width), width, rows, BasicBlocks)
 
 
 def large_resnet(channels: int, widths: Sequence[int] = (64, 128, 256, 512), groups: int = 1) -> Backbone:

@@ -1,0 +1,175 @@
+"""How large networks are executed: a step of ours beside the plain PyTorch loop of the same networks in the same run.
+
+    python benchmarks/execution.py                     everything; about eight minutes on an H200
+    python benchmarks/execution.py resnet50 widths     some of resnet50, resnext50, vit, widths
+    python benchmarks/execution.py --brief             small batches of small images: seconds, to try it, on a CPU too
+
+Three particles. ResNet-50 and ResNeXt-50 as in the preset imagenet-lt: the trunk up to the second stage is shared; a
+ViT-S/16 of timm is copied whole. The plain loop has modules of timm, autocast, fused SGD and torch.compile. `widths`
+compares stacked and separate networks by the channels of their widest layer, which the rule of execution=auto rests on.
+"""
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recording import write
+from rfdlc.decide.classes import Classes
+from rfdlc.training.execution import Execution
+from rfdlc.training.losses import RunLosses
+from rfdlc.training.methods import METHODS, resolve
+from rfdlc.training.model import method_net
+from rfdlc.training.networks.backbones import small_resnet
+from rfdlc.training.networks.particles import ParticleNet, place
+from rfdlc.training.step import Step
+
+PARTICLES, CLASSES, METHOD = 3, 1000, "rf-dlc"
+MODULES = {"resnet50": "resnet50", "resnext50": "resnext50_32x4d", "vit": "vit_small_patch16_224"}
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+class Plain(nn.Module):
+    """A shared trunk, three branches, three cosine heads, as one would write them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        made: list[Any] = [timm.create_model(MODULES[kind], num_classes=0) for _ in range(PARTICLES)]
+        first = made[0]
+        if kind == "vit":
+            self.trunk, branches = nn.Sequential(), made
+        else:
+            parts = first.conv1, first.bn1, first.act1, first.maxpool, first.layer1, first.layer2
+            self.trunk = nn.Sequential(*parts)
+            branches = [nn.Sequential(m.layer3, m.layer4, m.global_pool) for m in made]
+        self.branches = nn.ModuleList(branches)
+        weights = [functional.normalize(torch.randn(first.num_features, CLASSES), dim=0) for _ in made]
+        self.heads = nn.ParameterList(map(nn.Parameter, weights))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared = self.trunk(x)
+        found = [functional.normalize(branch(shared).float(), dim=1) for branch in self.branches]
+        return torch.stack([30 * f @ functional.normalize(w, dim=0) for f, w in zip(found, self.heads, strict=True)])
+
+
+class Bench:
+    """Batches on a device, and how a step is timed on it."""
+
+    def __init__(self, device: torch.device, batch: int, side: int, repeats: int) -> None:
+        self.device, self.side, self.repeats, self.gpu = device, side, repeats, device.type == "cuda"
+        counts = [int(1280 * (5 / 1280) ** (c / (CLASSES - 1))) for c in range(CLASSES)]
+        self.classes = Classes([str(c) for c in range(CLASSES)], counts)
+        self.log_prior = torch.tensor(counts, dtype=torch.float32, device=device).log()
+        inputs = torch.randn(1, batch, 3, side, side, device=device)
+        labels = torch.randint(0, CLASSES, (1, batch), device=device)
+        self.batch: Batch = inputs, labels, torch.rand(1, 3, device=device)
+
+    def timed(self, step: Callable[[], object]) -> tuple[float, float]:
+        """Milliseconds of a step (least of five groups), and the peak of memory in GiB."""
+        for _ in range(8 if self.gpu else 2):
+            step()
+        times = []
+        for _ in range(5):
+            self.wait()
+            began = time.perf_counter()
+            for _ in range(self.repeats):
+                step()
+            self.wait()
+            times.append((time.perf_counter() - began) / self.repeats)
+        return 1000 * min(times), torch.cuda.max_memory_allocated() / 2**30 if self.gpu else 0.0
+
+    def wait(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize()
+
+    def clean(self) -> None:
+        torch.compiler.reset()
+        gc.collect()
+        if self.gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def plain(self, kind: str, compiled: bool) -> tuple[float, float]:
+        self.clean()
+        net = Plain(kind).to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimiser = torch.optim.SGD(net.parameters(), 0.01, 0.9, weight_decay=2e-4, nesterov=True, fused=True)
+        forward: Callable[[Tensor], Tensor] = torch.compile(net, dynamic=False) if compiled else net
+        inputs, labels = self.batch[0][0].contiguous(memory_format=torch.channels_last), self.batch[1][0]
+
+        def step() -> None:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.gpu):
+                logits = forward(inputs)
+            shifted = (logits + self.log_prior).flatten(0, 1).float()
+            optimiser.zero_grad()
+            functional.cross_entropy(shifted, labels.repeat(PARTICLES)).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+
+        return self.timed(step)
+
+    def ours(self, kind: str, compiled: bool, how: str = "auto") -> tuple[float, float]:
+        changes: dict[str, Any] = {"compile": compiled, "mixup": 0.0, "execution": how}
+        changes |= {"backbone": "resnext50"} if kind == "resnext50" else {}
+        changes |= {"particles": PARTICLES, "batch_size": self.batch[1].shape[1]}
+        row, config = resolve(METHOD, "imagenet-lt", changes)
+        network = (lambda: timm.create_model(MODULES["vit"], num_classes=0)) if kind == "vit" else None
+        self.clean()
+        return self.step(method_net(row, config, self.batch[0].shape[2:], self.classes, (0,), network), config)
+
+    def step(self, net: ParticleNet, config: Any) -> tuple[float, float]:
+        row = METHODS[METHOD]
+        losses = RunLosses([row.loss(config, self.classes, None)]).to(self.device)
+        step = Step(place(net, self.device), losses, config)
+        execution = Execution(step, 1000)  # captured, and without fused kernels
+        step.begin_epoch(1, 0.01)
+        return self.timed(lambda: execution(*self.batch))
+
+
+def measure(options: argparse.Namespace) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.benchmark = True
+    rows: list[dict[str, object]] = []
+
+    def note(what: str, value: float, unit: str, **more: object) -> None:
+        rows.append({"what": what, "value": f"{value:.4g}", "unit": unit, **more})
+        print(f"{what}: {value:.4g} {unit} {more or ''}", flush=True)
+
+    batch, side = (4, 224 if "vit" in options.kinds else 64) if options.brief else (256, 224)
+    for kind in (kind for kind in options.kinds if kind in MODULES):
+        bench = Bench(device, batch, side, 1 if options.brief else 10)
+        for compiled in (False, True) if bench.gpu else (False,):
+            name = f"{kind}, {batch} images of {side} px{', compiled' * compiled}"
+            plain, memory = bench.plain(kind, compiled)
+            note(f"{name}: plain loop", plain, "ms", reference=f"{memory:.2f} GiB")
+            needed = {"required": "<= 1.0"} if compiled else {}
+            found, used = bench.ours(kind, compiled)
+            note(f"{name}: ours", found, "ms", reference=f"{used:.2f} GiB", ratio=f"{found / plain:.3f}", **needed)
+            if bench.gpu:
+                needed = {"required": "<= 1.05"} if compiled else {}
+                note(f"{name}: memory of ours", used, "GiB", ratio=f"{used / memory:.3f}", **needed)
+        del bench
+    for width in (16, 32, 64, 128) if "widths" in options.kinds else ():
+        bench = Bench(device, 16 if options.brief or device.type == "cpu" else 128, 32, 2 if options.brief else 10)
+        _, config = resolve(METHOD, "imagenet-lt", {"compile": False, "mixup": 0.0, "particles": PARTICLES})
+        found = []
+        for how in ("stacked", "separate"):
+            bench.clean()
+            net = ParticleNet(small_resnet(3, width=width), CLASSES, particles=PARTICLES)
+            net.execute(how)
+            found.append(bench.step(net, config)[0])
+        name = f"ResNet-32 with {4 * width} channels in its widest layer, {device.type}"
+        note(f"{name}: separate", found[1], "ms", reference=f"stacked {found[0]:.4g}", ratio=f"{found[1] / found[0]:.3f}")
+    write("execution-brief" if options.brief else "execution", rows, ("torch", "timm"), options.commit)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", default=[*MODULES, "widths"])
+    parser.add_argument("--brief", action="store_true")
+    parser.add_argument("--commit", default="", help="commit to record, where there is no git")
+    measure(parser.parse_args())
