@@ -163,7 +163,9 @@ def measure(options: argparse.Namespace) -> None:
             net.execute(how)
             found.append(bench.step(net, config)[0])
         name = f"ResNet-32 with {4 * width} channels in its widest layer, {device.type}"
-        note(f"{name}: separate", found[1], "ms", reference=f"stacked {found[0]:.4g}", ratio=f"{found[1] / found[0]:.3f}")
+        note(
+            f"{name}: separate", found[1], "ms", reference=f"stacked {found[0]:.4g}", ratio=f"{found[1] / found[0]:.3f}"
+        )
     write("execution-brief" if options.brief else "execution", rows, ("torch", "timm"), options.commit)
 
 

@@ -1,4 +1,4 @@
-"""The loop: runs alone and stacked, deferral, optimisers, clipping, averaging, odd data, losses that are not numbers."""
+"""The loop: runs alone and stacked, deferral, optimisers, clipping, averaging, odd data, losses of NaN."""
 
 from types import SimpleNamespace
 
@@ -166,6 +166,34 @@ def test_optimisers_equal_torch():
             optimiser.step(mine, gradients, torch.tensor([0.1]))
             expected.step()
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mine, reference, strict=True))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(Sgd, torch.optim.SGD), (AdamW, torch.optim.AdamW)])
+def test_factors_of_the_learning_rate_are_groups_of_torch(ours, theirs):
+    start, factors = [torch.randn(2, 3), torch.randn(2, 1), torch.randn(2, 4)], [0.1, 1.0, 0.1]
+    mine, reference = [p.clone() for p in start], [nn.Parameter(p.clone()) for p in start]
+    options = {"momentum": 0.9, "nesterov": True} if ours is Sgd else {}
+    groups = [{"params": [p], "lr": 0.2 * f} for p, f in zip(reference, factors, strict=True)]
+    optimiser, expected = ours(mine, [0.01, 0.01], factors=factors), theirs(groups, weight_decay=0.01, **options)
+    for i in range(3):
+        gradients = [(0.3 * i - 0.4) * p for p in start]
+        for p, g in zip(reference, gradients, strict=True):
+            p.grad = g.clone()
+        optimiser.step(mine, gradients, torch.tensor([0.2, 0.2]))
+        expected.step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mine, reference, strict=True))
+
+
+def test_factors_fall_from_the_head_to_the_first_stage():
+    changes = {"widths": (4, 6), "shared_stages": 0, "backbone_rate": 0.5, "layer_decay": 0.1}
+    data, (_, settings) = features([20, 8]), resolve("rf-dlc", "blobs", changes)
+    net = method_net(METHODS["rf-dlc"], settings, data.input_shape, data.classes, (0,))
+    (part,) = build_stages(METHODS["rf-dlc"], settings, data, (0,), CPU)
+    step = Step(net, part.losses, settings)
+    found = dict(zip(step.parameters, step.optimiser.factors, strict=True))
+    expected = {"branches.0": 0.05, "branches.1": 0.5, "head": 1.0}
+    for name, parameter in net.named_parameters():
+        assert found[parameter] == pytest.approx(next(f for part, f in expected.items() if name.startswith(part)))
 
 
 def test_clipping_is_by_run():

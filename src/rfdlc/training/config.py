@@ -84,6 +84,8 @@ class TrainConfig(BaseModel):
     accumulate: int = Field(1, ge=1, description="micro-batches per step and process, to save memory")
     optimiser: str = Field("sgd", description="sgd (Nesterov) or adamw")
     learning_rate: float = Field(0.1, ge=0, description="base learning rate")
+    backbone_rate: float = Field(1.0, ge=0, description="factor of the learning rate of all layers but the head")
+    layer_decay: float = Field(1.0, gt=0, le=1, description="another factor per stage, from the last to the first")
     momentum: Share = Field(0.9, description="momentum of sgd")
     weight_decay: float = Field(5e-4, ge=0, description="L2 decay of every weight")
     schedule: str = Field("cosine", description="learning-rate schedule")

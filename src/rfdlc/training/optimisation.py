@@ -21,15 +21,20 @@ Tensors = list[Tensor]
 
 
 class Sgd:
-    """v = momentum * v + g; p -= rate * (g + momentum * v), with g = gradient + decay * p. One decay, or per run."""
+    """v = momentum * v + g; p -= rate * (g + momentum * v), with g = gradient + decay * p. One decay, or per run.
 
-    def __init__(self, parameters: Tensors, decays: Sequence[float], momentum: float = 0.9) -> None:
-        self.decays, self.momentum = decays, momentum
+    `factors` of the learning rate, one per parameter; by default 1.
+    """
+
+    def __init__(
+        self, parameters: Tensors, decays: Sequence[float], momentum: float = 0.9, factors: Sequence[float] = ()
+    ) -> None:
+        self.decays, self.factors, self.momentum = decays, factors or [1.0] * len(parameters), momentum
         self.state = {"velocity": _zeros(parameters)}
 
     def step(self, parameters: Tensors, gradients: Tensors, rates: Tensor) -> None:
-        slices = _slices(len(self.decays), parameters, gradients, self.state["velocity"])
-        for (own, slopes, velocity), decay, rate in zip(slices, self.decays, rates.unbind(), strict=False):
+        tensors = parameters, gradients, self.state["velocity"]
+        for (own, slopes, velocity), decay, rate in _groups(self.factors, self.decays, rates, *tensors):
             torch._fused_sgd_(
                 own, slopes, velocity if self.momentum else [], lr=rate, weight_decay=decay, momentum=self.momentum,
                 nesterov=self.momentum > 0, dampening=0.0, maximize=False, is_first_step=False,
@@ -37,18 +42,18 @@ class Sgd:
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019). `decays` as in Sgd."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019). `decays` and `factors` as in Sgd."""
 
-    def __init__(self, parameters: Tensors, decays: Sequence[float]) -> None:
-        self.decays = decays
+    def __init__(self, parameters: Tensors, decays: Sequence[float], factors: Sequence[float] = ()) -> None:
+        self.decays, self.factors = decays, factors or [1.0] * len(parameters)
         steps = [torch.zeros((), device=parameters[0].device)]
         self.state = {"first": _zeros(parameters), "second": _zeros(parameters), "steps": steps}
 
     def step(self, parameters: Tensors, gradients: Tensors, rates: Tensor) -> None:
         *moments, (steps,) = self.state.values()
         steps += 1
-        slices = _slices(len(self.decays), parameters, gradients, *moments)
-        for (own, slopes, first, second), decay, rate in zip(slices, self.decays, rates.unbind(), strict=False):
+        tensors = parameters, gradients, *moments
+        for (own, slopes, first, second), decay, rate in _groups(self.factors, self.decays, rates, *tensors):
             torch._fused_adamw_(
                 own, slopes, first, second, [], [steps] * len(own), lr=rate, weight_decay=decay, beta1=0.9, beta2=0.999,
                 eps=1e-8, amsgrad=False, maximize=False,
@@ -68,6 +73,16 @@ def _slices(runs: int, *lists: Tensors) -> Iterator[tuple[Tensors, ...]]:
         return iter([lists])
     cut = [[tensor.chunk(runs) for tensor in tensors] for tensors in lists]
     return zip(*(map(list, zip(*parts, strict=True)) for parts in cut), strict=True)
+
+
+def _groups(
+    factors: Sequence[float], decays: Sequence[float], rates: Tensor, *lists: Tensors
+) -> Iterator[tuple[tuple[Tensors, ...], float, Tensor]]:
+    """What one fused operation updates: the tensors of a run that have the same rate, with their decay and rate."""
+    for factor in dict.fromkeys(factors):
+        chosen = [[t for t, own in zip(tensors, factors, strict=True) if own == factor] for tensors in lists]
+        scaled = rates if factor == 1 else rates * factor
+        yield from zip(_slices(len(decays), *chosen), decays, scaled.unbind(), strict=False)
 
 
 def clip(gradients: Tensors, largest: float, runs: int) -> None:

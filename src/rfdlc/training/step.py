@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,9 @@ class Step:
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         self.device = self.parameters[0].device
-        options = {"momentum": settings.momentum} if settings.optimiser == "sgd" else {}
+        options: dict[str, Any] = {"momentum": settings.momentum} if settings.optimiser == "sgd" else {}
+        known = net.rate_factors(settings.backbone_rate, settings.layer_decay)
+        options["factors"] = [known.get(parameter, 1.0) for parameter in self.parameters]
         self.optimiser = OPTIMISERS[settings.optimiser](self.parameters, _decays(each), **options)
         repulsions = [(own.repulsion, own.repulsion_tau, own.repulsion_strength) for own in each]
         repelled = net.particles > 1 and any(kind != "none" for kind, _, _ in repulsions)

@@ -232,6 +232,13 @@ class ParticleNet(nn.Module):
         """(R, M, F, C): what the paper's repulsion acts on."""
         return self._by_run(self.head.weight)
 
+    def rate_factors(self, backbone: float, layer_decay: float) -> dict[Tensor, float]:
+        """Learning-rate factors of the backbone's parameters: `backbone`, lower by a factor per stage to the input."""
+        stages = [*self.trunk, *self.branches]
+        depths = range(len(stages) - 1, -1, -1)
+        pairs = zip(stages, depths, strict=True)
+        return {p: backbone * layer_decay**depth for stage, depth in pairs for p in stage.parameters()}
+
     def parts(self, name: str) -> list[nn.Module]:
         """What a stage trains: all particles, their heads alone, or the router of its combination."""
         body: list[nn.Module] = [self.trunk, self.branches, self.head]
