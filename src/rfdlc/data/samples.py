@@ -1,7 +1,9 @@
 """Samples to predict, in a fixed order, read chunk by chunk, so that memory does not grow with their number."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect
 from rfdlc.tables import is_table, open_table, parquet_files
 
+AHEAD = 2  # chunks that are read while one is computed
 UNKNOWN = -1  # the label of a sample whose class is not known
 
 
@@ -55,6 +58,18 @@ class Samples:
     @property
     def labelled(self) -> bool:
         return bool(len(self)) and int(self.labels.min()) >= 0
+
+    def read_ahead(self, parts: Sequence[range], size: int) -> Iterator[tuple[int, Chunk]]:
+        """The rows of each part, `size` at a time, with the number of the part; others are read meanwhile."""
+        whole, coming = enumerate(parts), deque[tuple[int, Future[Chunk]]]()
+        pieces = ((number, rows[at : at + size]) for number, rows in whole for at in range(0, len(rows), size))
+        with ThreadPoolExecutor(1, "read") as reader:
+            for number, rows in pieces:
+                coming.append((number, reader.submit(self.read, rows)))
+                if len(coming) > AHEAD:
+                    yield coming[0][0], coming.popleft()[1].result()
+            for number, piece in coming:
+                yield number, piece.result()
 
 
 def open_samples(

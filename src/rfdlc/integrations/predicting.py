@@ -1,15 +1,11 @@
-"""predict: predictions of any number of samples, written as they come; after a kill, the same call continues.
-
-The table is written in parts, in a folder beside the file that they become. Parts carry the hash of their job in their
-names, so that those of another model or source are never joined.
-"""
+"""predict: predictions of any number of samples, written as they come; after a kill, the same call continues."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +18,16 @@ from rfdlc.decide.priors import PriorEstimate, PriorLike
 from rfdlc.decide.rules import largest
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, KIND, RAW
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, choose, expect, listing
-from rfdlc.files import locked, read_json, replacing
-from rfdlc.progress import live
-from rfdlc.tables import open_writer
+from rfdlc.errors import choose, expect, listing
+from rfdlc.files import replacing
+from rfdlc.integrations.parts import Computed, Parts, TableStore, ranks
 from rfdlc.training.model import Model, OwnBackbone
 
 KINDS = (".npz", ".parquet", ".csv")
 MOST_ESTIMATED, BLOCKS = 20_000, 20  # samples from which a class prior is estimated, and where they are taken from
 PART_ROWS, PART_VALUES = 4096, 2**22  # of a part, the smaller of the two: what a kill costs, and what is in memory
-JOB = "job.json"
-SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files
 REPEATED = ("target", "action", KIND)  # columns of text with few different values
 TEXTS = ("id", *REPEATED)  # all other columns hold numbers
-GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in the file, the smaller of the two
 
 
 @dataclass(frozen=True)
@@ -81,13 +73,13 @@ def predict(
     """
     path, kind = Path(out), choose("kind of file", Path(out).suffix.lower(), KINDS)
     asked = {"utility": utility, "target prior": target_prior, "raw": raw}
-    rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    world_size = ranks()[1]
     alone = world_size == 1 or kind == ".parquet"
     expect(alone, f"{world_size} processes write one file together in Parquet alone: choose .parquet")
     given = listing([name for name, value in asked.items() if value is not None and value is not False])
     tables = f"{given}: for tables, but {path} holds logits; write .parquet or .csv, or decide it with `rfdlc decide`"
     expect(not given or kind != ".npz", tables)
-    model = Model.load(run, backbone=backbone, device=_device())
+    model = Model.load(run, backbone=backbone, device=local_device())
     where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
     samples = model.open_samples(source, skip_broken=skip_broken, **where)
     if target_prior is not None:
@@ -99,33 +91,16 @@ def predict(
             found.save(beside)
         return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for)
     table = Table(model, samples, utility, raw)
-    size = max(1, min(PART_ROWS, PART_VALUES // len(table.schema)))
     job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
     prior = model.decider.decided_prior  # to four digits: an estimated one has the rounding of the device
     job |= {"prior": None if prior is None else [float(f"{share:.4g}") for share in prior]}
     job |= {"utility": table.decider.utility.to_dict()}
     job |= {"columns": table.schema.names, "kind of scores": table.kind}
-    job |= {"number of samples": len(samples), "size of parts": size}
-    parts = Parts(path, table.schema, len(samples), size, job)
-    with parts.opened(rank, world_size) as mine:
-        share = sum(len(parts.rows(part)) for part in range(rank, parts.number, world_size))
-        done = share - sum(len(parts.rows(part)) for part in mine)
-        try:
-            with live(
-                share, "Predicting" if world_size == 1 else f"Predicting, 1 of {world_size} shares", done
-            ) as show:
-                for part in mine:
-                    parts.write(part, *table.part(rows := parts.rows(part)))
-                    done += len(rows)
-                    show(len(rows), f"{done:,} of {share:,}")
-        except InputError:
-            if world_size == 1:  # others may be at work on their first parts
-                parts.leave()
-            raise
-        complete = parts.join() or not parts.folder.exists()
-    skipped = parts.skipped.read_bytes().count(b"\n") if complete and parts.skipped.exists() else 0
-    listed, prior = parts.skipped if skipped else None, model.decider.decided_for
-    return Predicted(path, len(samples) - skipped, skipped, prior, complete, listed)
+    store = TableStore(table.schema, kind, REPEATED)
+    parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
+    complete = parts.fill(table.compute, "Predicting")
+    skipped, listed = parts.skipped if complete else (0, None)
+    return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed)
 
 
 class Table:
@@ -151,16 +126,17 @@ class Table:
             {"rfdlc.scores": json.dumps({"scores": self.kind, "prior": carried}, ensure_ascii=False)},
         )
 
-    def part(self, rows: range) -> tuple[Any, list[str]]:
-        """These rows as a `pyarrow.Table`, and what was wrong with those that were left out."""
+    def compute(self, parts: Sequence[range]) -> Iterator[Computed]:
+        """Each part as a `pyarrow.Table`, and what was wrong with the samples that were left out."""
         import pyarrow
 
-        pieces, broken = [self.schema.empty_table()], list[str]()
-        for predictions, piece in self.model.predict_pieces(self.samples, rows):
-            broken += piece.broken
-            if predictions is not None:
-                pieces.append(pyarrow.table(self._columns(predictions), self.schema))
-        return pyarrow.concat_tables(pieces), broken
+        for _, found in groupby(self.model.predict_pieces(self.samples, parts), lambda piece: piece[0]):
+            pieces, broken = [self.schema.empty_table()], list[str]()
+            for _, predictions, piece in found:
+                broken += piece.broken
+                if predictions is not None:
+                    pieces.append(pyarrow.table(self._columns(predictions), self.schema))
+            yield pyarrow.concat_tables(pieces), broken
 
     def _columns(self, found: Predictions) -> dict[str, Any]:
         corrected = np.asarray(self.decider.probabilities(found))
@@ -177,149 +153,17 @@ class Table:
         return {name: columns[name] for name in self.schema.names}
 
 
-class Parts:
-    """Rows 0 to `count` in parts of `size`, Parquet files that are complete or not there; `job` says what they are."""
-
-    def __init__(self, out: Path, schema: Any, count: int, size: int, job: Mapping[str, Any]) -> None:
-        self.out, self.count, self.size, self.job = out, count, size, json.loads(json.dumps(job))
-        self.folder, self.skipped = out.with_name(f"{out.name}.parts"), out.with_name(f"{out.name}.skipped.txt")
-        self._hash = sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
-        self._schema = schema.with_metadata({**(schema.metadata or {}), MADE_BY: self._hash})
-        self._files = [self.folder / f"part-{self._hash}-{part:08d}.parquet" for part in range(-(-count // size))]
-        self.number = len(self._files)
-        self._parent = out.absolute().parent  # where processes wait for each other: it is always there
-
-    @contextmanager
-    def opened(self, rank: int = 0, world_size: int = 1) -> Iterator[list[int]]:
-        """Begin or continue this job; gives the parts to do by this process. Only those of the job write meanwhile."""
-        with ExitStack() as locks:
-            with locked(self._parent):
-                try:
-                    self.folder.mkdir(exist_ok=True)
-                except OSError as error:
-                    raise InputError(f"{self.folder}: cannot be created ({error.strerror})") from None
-                granted = locks.enter_context(locked(self.folder, wait=False, shared=world_size > 1))
-                expect(granted, f"{self.out}: another process is writing it; wait, or choose another file")
-                if world_size > 1 and self._is_written():
-                    self._remove()
-                    mine = []
-                else:
-                    self._check_same()
-                    with replacing(self.folder / JOB) as beside:
-                        beside.write_text(json.dumps(self.job, indent=1), encoding="utf-8")
-                    mine = [part for part in self._missing() if part % world_size == rank]
-            yield mine
-
-    def rows(self, part: int) -> range:
-        """The rows of a part."""
-        return range(part * self.size, min(self.count, (part + 1) * self.size))
-
-    def write(self, part: int, table: Any, broken: Sequence[str]) -> None:
-        """Write one finished part, with what was wrong with the samples that were left out of it."""
-        lines = "".join(f"{' '.join(text.split())}\n" for text in broken).encode("utf-8", "surrogateescape")
-        schema = self._schema.with_metadata({**self._schema.metadata, SKIPPED: lines})
-        with replacing(self._files[part]) as beside, open_writer(beside, schema, ".parquet") as writer:
-            writer.write_table(table.cast(schema))
-
-    def join(self) -> bool:
-        """Join all parts to the file and remove the folder; False where some are missing, or another process did it."""
-        with locked(self._parent):
-            if JOB not in self._names() or self._missing():
-                return False
-            joined = self.folder / f"joined{self.out.suffix}"
-            with replacing(joined) as beside:
-                skipped = self._join(beside)
-            self.skipped.unlink(missing_ok=True)
-            if skipped:
-                with replacing(self.skipped) as beside:
-                    beside.write_bytes(skipped)
-            os.replace(joined, self.out)
-            self._remove()
-        return True
-
-    def leave(self) -> None:
-        """Remove the folder where no part was finished: it would only bar other jobs."""
-        with locked(self._parent):
-            if self._names() <= {JOB}:
-                self._remove()
-
-    def _join(self, path: Path) -> bytes:
-        """Write all parts to one file; returns what was wrong with the samples that were left out."""
-        from pyarrow import concat_tables
-
-        parts, skipped = range(len(self._files)), b""
-        group = max(1, min(GROUP_ROWS, GROUP_VALUES // len(self._schema)) // self.size)  # parts of a row group
-        with open_writer(path, self._schema, self.out.suffix.lower(), REPEATED) as writer:
-            for first in parts[::group]:
-                tables = [self._read(part) for part in parts[first : first + group]]
-                skipped += b"".join(table.schema.metadata.get(SKIPPED, b"") for table in tables)
-                writer.write_table(concat_tables(table.cast(self._schema) for table in tables))
-        return skipped
-
-    def _read(self, part: int) -> Any:
-        """A part as a table; raises where rows of it are lost."""
-        from pyarrow import ArrowException
-        from pyarrow.parquet import read_table
-
-        file, again = self._files[part], "remove it, and run the command again"
-        try:
-            table = read_table(file, memory_map=False)
-        except (OSError, ArrowException) as error:
-            raise InputError(f"{file}: cannot be read ({error}); {again}") from None
-        found = table.num_rows + (table.schema.metadata or {}).get(SKIPPED, b"").count(b"\n")
-        expect(
-            found == len(self.rows(part)), f"{file}: holds {found} samples, expected {len(self.rows(part))}; {again}"
-        )
-        return table
-
-    def _check_same(self) -> None:
-        names = self._names()
-        begun = read_json(self.folder / JOB) if JOB in names else self.job
-        other = ", another ".join(name for name in self.job if begun.get(name) != self.job[name])
-        fix = f"or remove the folder to start over (rm -r '{self.folder}')"
-        told = f"{self.folder} was begun with another {other}: run the command that it was begun with to continue"
-        expect(not other, f"{told}, {fix}")
-        ours = all(name.startswith((".", "part-", "joined", JOB)) for name in names)
-        expect(ours, f"{self.folder} holds other files: move them, or choose another name for the predictions")
-        same = all(self._hash in name for name in names if name.startswith("part-"))
-        expect(same, f"{self.folder} holds parts of another job: choose another name for the file, {fix}")
-
-    def _is_written(self) -> bool:
-        """Whether the file is there, made by this job."""
-        from pyarrow import ArrowException
-        from pyarrow.parquet import read_schema
-
-        with suppress(OSError, ArrowException):  # it is not there, or somebody else's
-            return (read_schema(self.out).metadata or {}).get(MADE_BY) == self._hash.encode()
-        return False
-
-    def _names(self) -> set[str]:
-        return set(os.listdir(self.folder)) if self.folder.exists() else set()
-
-    def _missing(self) -> list[int]:
-        """The parts that are still to be done."""
-        names = self._names()
-        return [part for part, file in enumerate(self._files) if file.name not in names]
-
-    def _remove(self) -> None:
-        """The description of the job goes last: without it, the parts would seem to be somebody else's."""
-        for name in sorted(self._names(), key=JOB.__eq__):
-            os.unlink(self.folder / name)
-        if self.folder.exists():
-            self.folder.rmdir()
-
-
 def _estimated(model: Model, samples: Samples) -> PriorEstimate:
     """The class prior of the samples; of many, from blocks that are spread evenly."""
     blocks = 1 if len(samples) <= MOST_ESTIMATED else BLOCKS
     size = min(len(samples), MOST_ESTIMATED) // blocks
     starts = np.linspace(0, len(samples) - size, blocks).astype(int).tolist()
-    pieces = (piece for start in starts for piece in model.predict_pieces(samples, range(start, start + size)))
-    logits = [predictions.scores.values for predictions, _ in pieces if predictions is not None]
+    pieces = model.predict_pieces(samples, [range(start, start + size) for start in starts])
+    logits = [predictions.scores.values for _, predictions, _ in pieces if predictions is not None]
     return model.decider.estimate_prior(np.concatenate(logits, axis=1), logits=True)
 
 
-def _device() -> str:
+def local_device() -> str:
     """Under torchrun each process of a machine has a GPU of its own."""
     local, gpus = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
     return f"cuda:{int(local) % gpus}" if local is not None and gpus else "auto"

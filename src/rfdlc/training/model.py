@@ -1,7 +1,6 @@
 """Model: a run folder made ready to predict and decide. The networks of runs are built here."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -105,24 +104,20 @@ class Model:
         expect(isinstance(source, str | Path), f"{other}; samples in memory are for Model.load(run).predict")
         return open_samples(source, self._spec, **options)
 
-    def predict_pieces(self, samples: Samples, rows: range) -> Iterator[tuple[Predictions | None, Chunk]]:
-        """Predictions of these rows in pieces, while the next piece is read; None for a piece of broken samples."""
+    def predict_pieces(
+        self, samples: Samples, parts: Sequence[range]
+    ) -> Iterator[tuple[int, Predictions | None, Chunk]]:
+        """Predictions of each part's rows in pieces, with the part's number; None for a piece of broken samples."""
         size = max(1, min(SAMPLES_AT_ONCE, BYTES_AT_ONCE // int(np.prod(self.input_shape))))
-        starts = range(0, len(rows), size)
-        with ThreadPoolExecutor(1, "read") as reader:
-            coming = [reader.submit(samples.read, rows[:size])] if starts else []
-            for start in starts:
-                piece = coming.pop().result()
-                if start + size < len(rows):
-                    coming.append(reader.submit(samples.read, rows[start + size : start + 2 * size]))
-                yield (self._predict(piece.split) if len(piece.split) else None), piece
+        for number, piece in samples.read_ahead(parts, size):
+            yield number, (self._predict(piece.split) if len(piece.split) else None), piece
 
     def predict_samples(self, samples: Samples) -> Predictions:
         """Logits of all samples, in memory."""
-        pieces = list(self.predict_pieces(samples, range(len(samples))))
-        found = [predictions for predictions, _ in pieces if predictions is not None]
-        expect(found, f"none of the samples can be read, the first: {''.join(pieces[0][1].broken[:1])}")
-        labels = np.concatenate([piece.split.labels for _, piece in pieces])
+        pieces = list(self.predict_pieces(samples, [range(len(samples))]))
+        found = [predictions for _, predictions, _ in pieces if predictions is not None]
+        expect(found, f"none of the samples can be read, the first: {''.join(pieces[0][2].broken[:1])}")
+        labels = np.concatenate([piece.split.labels for _, _, piece in pieces])
         known: dict[str, Any] = {"targets": labels} if labels.min() >= 0 else {}
         for name in ("ids", "uncertainty"):
             if getattr(found[0], name) is not None:

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.samples import InputSpec, open_samples
-from rfdlc.integrations import predicting
+from rfdlc.integrations import parts, predicting
+from rfdlc.integrations.parts import Parts, TableStore
 
 PHOTOS = 61  # not divisible by the size of parts or the number of processes
 
@@ -127,12 +128,13 @@ SLOWLY = """
 import sys, time
 import rfdlc
 from rfdlc.integrations import predicting
+from rfdlc.integrations.parts import Parts
 predicting.PART_ROWS = 8
-write = predicting.Parts.write
+write = Parts.write
 def slowly(self, part, table, broken):
     write(self, part, table, broken)
     time.sleep(0.1)
-predicting.Parts.write = slowly
+Parts.write = slowly
 rfdlc.predict(*sys.argv[1:])
 """
 
@@ -154,7 +156,7 @@ def test_kill_9_and_go_on(run, photos, tmp_path, monkeypatch):
     before = list(parts.glob("part-*"))
     assert 3 <= len(before) < 8
     written = []
-    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    monkeypatch.setattr(Parts, "write", _noting(Parts.write, written))
     assert rfdlc.predict(run, photos, out).samples == PHOTOS
     assert len(written) == 8 - len(before)  # no part was done twice
     assert out.read_bytes() == whole.read_bytes()
@@ -171,7 +173,7 @@ def _noting(write, written):
 
 def interrupted(monkeypatch, run, source, out, after=3, **options):
     """A job that ended after some parts."""
-    write, done = predicting.Parts.write, []
+    write, done = Parts.write, []
 
     def failing(self, part, table, broken):
         if len(done) == after:
@@ -180,7 +182,7 @@ def interrupted(monkeypatch, run, source, out, after=3, **options):
         write(self, part, table, broken)
 
     with monkeypatch.context() as patched:
-        patched.setattr(predicting.Parts, "write", failing)
+        patched.setattr(Parts, "write", failing)
         with pytest.raises(KeyboardInterrupt):
             rfdlc.predict(run, source, out, **options)
 
@@ -271,7 +273,7 @@ def test_decisions_continue_too(run, photos, tmp_path, monkeypatch):
     utility = rfdlc.Utility.one_hot([str(i) for i in range(10)]).with_abstain(0.3)
     interrupted(monkeypatch, run, photos, tmp_path / "p.csv", utility=utility)
     written = []
-    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    monkeypatch.setattr(Parts, "write", _noting(Parts.write, written))
     assert rfdlc.predict(run, photos, tmp_path / "p.csv", utility=utility).complete
     assert written == [3, 4, 5, 6, 7]
 
@@ -300,7 +302,7 @@ def test_killed_while_merging(run, photos, tmp_path, monkeypatch):
     rfdlc.predict(run, photos, whole)
     for broken_step in ("replace", "unlink"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"rfdlc.integrations.predicting.os.{broken_step}", _interrupting(broken_step))
+            patched.setattr(f"rfdlc.integrations.parts.os.{broken_step}", _interrupting(broken_step))
             with pytest.raises(KeyboardInterrupt):
                 rfdlc.predict(run, photos, out)
         rfdlc.predict(run, photos, out)
@@ -325,7 +327,7 @@ def test_a_full_disk_keeps_the_parts(run, photos, tmp_path, monkeypatch, kind):
 
     out = tmp_path / f"p.{kind}"
     with monkeypatch.context() as patched:
-        patched.setattr(predicting.Parts, "_join", full)
+        patched.setattr(TableStore, "join", full)
         with pytest.raises(rfdlc.errors.InputError, match=r"cannot be written \(No space left on device\)"):
             rfdlc.predict(run, photos, out)
     assert len(list((tmp_path / f"p.{kind}.parts").glob("part-*"))) == 8
@@ -358,7 +360,7 @@ def test_image_files_for_a_model_of_arrays_that_are_not_square(photos):
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_ranks_share_the_rows(run, photos, tmp_path, monkeypatch, order):
     out, written = tmp_path / "p.parquet", []
-    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    monkeypatch.setattr(Parts, "write", _noting(Parts.write, written))
     monkeypatch.setenv("WORLD_SIZE", "3")
     told, shares = [], []
 
@@ -369,7 +371,7 @@ def test_ranks_share_the_rows(run, photos, tmp_path, monkeypatch, order):
         assert done + sum(steps for steps, _ in shown) == total  # a share begins at 0 and ends at 100%
         shares.append((total, done, shown[-1][1]))
 
-    monkeypatch.setattr(predicting, "live", live)
+    monkeypatch.setattr(parts, "live", live)
     for rank in order:
         monkeypatch.setenv("RANK", str(rank))
         told.append(rfdlc.predict(run, photos, out).complete)
@@ -394,7 +396,7 @@ def test_another_number_of_processes_goes_on(run, photos, tmp_path, monkeypatch)
 def test_a_process_that_comes_when_all_is_done(run, photos, tmp_path, monkeypatch):
     out, written = tmp_path / "p.parquet", []
     rfdlc.predict(run, photos, out)
-    monkeypatch.setattr(predicting.Parts, "write", _noting(predicting.Parts.write, written))
+    monkeypatch.setattr(Parts, "write", _noting(Parts.write, written))
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert rfdlc.predict(run, photos, out).complete
     assert not written

@@ -1,0 +1,282 @@
+"""Parts: a large result, computed part by part; after a kill, the same call continues.
+
+Parts lie in a folder beside the file that they become. They carry the hash of their job in their names, so that those
+of another model or source are never joined.
+"""
+
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from rfdlc.errors import InputError, expect
+from rfdlc.files import locked, read_json, replacing
+from rfdlc.progress import live
+from rfdlc.tables import open_writer
+
+JOB = "job.json"
+SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files
+GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in a Parquet file, the smaller of the two
+AGAIN = "remove it, and run the command again"
+
+Computed = tuple[Any, Sequence[str]]  # the rows of a part, and what was wrong with the samples that were left out
+
+
+class Store(Protocol):
+    """The format of parts and of the file that they become."""
+
+    suffix: str  # of parts
+
+    def write(self, path: Path, rows: Any, skipped: bytes) -> None:
+        """Write the rows of a part, and a line for each sample that was left out of it."""
+
+    def join(self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str) -> bytes:
+        """Write parts of these numbers of samples to one file; returns the lines of all of them."""
+
+    def job_of(self, path: Path) -> str | None:
+        """The hash of the job that wrote a file, where it says so."""
+
+
+class Parts:
+    """Samples 0 to `count` in parts of `size`, files that are complete or not there; `job` says what they are."""
+
+    def __init__(self, out: Path, store: Store, count: int, size: int, job: Mapping[str, Any]) -> None:
+        job = {**job, "number of samples": count, "size of parts": size}
+        self.out, self.store, self.count, self.size = out, store, count, size
+        self.job = json.loads(json.dumps(job))
+        self.folder, self._list = out.with_name(f"{out.name}.parts"), out.with_name(f"{out.name}.skipped.txt")
+        self._hash = sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
+        self._numbers = range(-(-count // size))
+        self._files = [self.folder / f"part-{self._hash}-{part:08d}{store.suffix}" for part in self._numbers]
+        self._parent = out.absolute().parent  # where processes wait for each other: it is always there
+
+    def fill(self, compute: Callable[[Sequence[range]], Iterator[Computed]], description: str) -> bool:
+        """Compute the missing parts, and join all; False where other processes still have parts to do.
+
+        `compute` gets the rows of several parts and yields each in turn. Under torchrun, processes share the parts.
+        """
+        rank, world_size = ranks()
+        with self.opened(rank, world_size) as mine:
+            own = sum(len(self.rows(part)) for part in self._numbers[rank::world_size])
+            done = own - sum(len(self.rows(part)) for part in mine)
+            share = f", 1 of {world_size} shares" if world_size > 1 else ""
+            try:
+                with live(own, f"{description}{share}", done) as show:
+                    for part, computed in zip(mine, compute([self.rows(part) for part in mine]), strict=True):
+                        self.write(part, *computed)
+                        done += len(self.rows(part))
+                        show(len(self.rows(part)), f"{done:,} of {own:,}")
+            except InputError:
+                if world_size == 1:  # others may be at work on their first parts
+                    self.leave()
+                raise
+            return self.join() or not self.folder.exists()
+
+    @property
+    def skipped(self) -> tuple[int, Path | None]:
+        """The number of samples that were left out, and the file that lists them."""
+        lines = self._list.read_bytes().count(b"\n") if self._list.exists() else 0
+        return lines, self._list if lines else None
+
+    @contextmanager
+    def opened(self, rank: int = 0, world_size: int = 1) -> Iterator[list[int]]:
+        """Begin or continue this job; gives the parts to do by this process. Only those of the job write meanwhile."""
+        with ExitStack() as locks:
+            with locked(self._parent):
+                try:
+                    self.folder.mkdir(exist_ok=True)
+                except OSError as error:
+                    raise InputError(f"{self.folder}: cannot be created ({error.strerror})") from None
+                granted = locks.enter_context(locked(self.folder, wait=False, shared=world_size > 1))
+                expect(granted, f"{self.out}: another process is writing it; wait, or choose another file")
+                if world_size > 1 and self.store.job_of(self.out) == self._hash:
+                    self._remove()
+                    mine = []
+                else:
+                    self._check_same()
+                    with replacing(self.folder / JOB) as beside:
+                        beside.write_text(json.dumps(self.job, indent=1), encoding="utf-8")
+                    mine = [part for part in self._missing() if part % world_size == rank]
+            yield mine
+
+    def rows(self, part: int) -> range:
+        """The rows of a part."""
+        return range(part * self.size, min(self.count, (part + 1) * self.size))
+
+    def write(self, part: int, rows: Any, broken: Sequence[str]) -> None:
+        """Write one finished part, with what was wrong with the samples that were left out of it."""
+        lines = "".join(f"{' '.join(text.split())}\n" for text in broken).encode("utf-8", "surrogateescape")
+        with replacing(self._files[part]) as beside:
+            self.store.write(beside, rows, lines)
+
+    def join(self) -> bool:
+        """Join all parts to the file and remove the folder; False where some are missing, or another process did it."""
+        with locked(self._parent):
+            if JOB not in self._names() or self._missing():
+                return False
+            joined, sizes = self.folder / f"joined{self.out.suffix}", [len(self.rows(i)) for i in self._numbers]
+            with replacing(joined) as beside:
+                skipped = self.store.join(self._files, sizes, beside, self._hash)
+            self._list.unlink(missing_ok=True)
+            if skipped:
+                with replacing(self._list) as beside:
+                    beside.write_bytes(skipped)
+            os.replace(joined, self.out)
+            self._remove()
+        return True
+
+    def leave(self) -> None:
+        """Remove the folder where no part was finished: it would only bar other jobs."""
+        with locked(self._parent):
+            if self._names() <= {JOB}:
+                self._remove()
+
+    def _check_same(self) -> None:
+        names = self._names()
+        begun = read_json(self.folder / JOB) if JOB in names else self.job
+        other = ", another ".join(name for name in self.job if begun.get(name) != self.job[name])
+        fix = f"or remove the folder to start over (rm -r '{self.folder}')"
+        told = f"{self.folder} was begun with another {other}: run the command that it was begun with to continue"
+        expect(not other, f"{told}, {fix}")
+        ours = all(name.startswith((".", "part-", "joined", JOB)) for name in names)
+        expect(ours, f"{self.folder} holds other files: move them, or choose another name for the result")
+        same = all(self._hash in name for name in names if name.startswith("part-"))
+        expect(same, f"{self.folder} holds parts of another job: choose another name for the file, {fix}")
+
+    def _names(self) -> set[str]:
+        return set(os.listdir(self.folder)) if self.folder.exists() else set()
+
+    def _missing(self) -> list[int]:
+        """The parts that are still to be done."""
+        names = self._names()
+        return [part for part, file in enumerate(self._files) if file.name not in names]
+
+    def _remove(self) -> None:
+        """The description of the job goes last: without it, the parts would seem to be somebody else's."""
+        for name in sorted(self._names(), key=JOB.__eq__):
+            os.unlink(self.folder / name)
+        if self.folder.exists():
+            self.folder.rmdir()
+
+
+@dataclass(frozen=True)
+class TableStore:
+    """Tables of pyarrow: parts in Parquet, the file in Parquet or CSV. `repeated` are columns with few values."""
+
+    schema: Any
+    kind: str  # of the file: .parquet or .csv
+    repeated: Sequence[str] = ()
+    values: int = 0  # per row, where columns hold lists
+    suffix: str = ".parquet"
+
+    def write(self, path: Path, rows: Any, skipped: bytes) -> None:
+        schema = self.schema.with_metadata({**(self.schema.metadata or {}), SKIPPED: skipped})
+        with open_writer(path, schema, self.suffix) as writer:
+            writer.write_table(rows.cast(schema))
+
+    def join(self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str) -> bytes:
+        from pyarrow import concat_tables
+
+        skipped, schema = b"", self.schema.with_metadata({**(self.schema.metadata or {}), MADE_BY: job})
+        group = max(1, min(GROUP_ROWS, GROUP_VALUES // max(self.values, len(schema))) // max(1, *sizes, 1))
+        with open_writer(path, schema, self.kind, self.repeated) as writer:
+            for first in range(0, len(files), group):
+                both = zip(files[first : first + group], sizes[first : first + group], strict=True)
+                tables = [self._read(file, size) for file, size in both]
+                skipped += b"".join(table.schema.metadata.get(SKIPPED, b"") for table in tables)
+                writer.write_table(concat_tables(table.cast(schema) for table in tables))
+        return skipped
+
+    def job_of(self, path: Path) -> str | None:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_schema
+
+        with suppress(OSError, ArrowException):  # it is not there, or somebody else's
+            return str((read_schema(path).metadata or {}).get(MADE_BY, b"").decode())
+        return None
+
+    def _read(self, file: Path, size: int) -> Any:
+        """A part as a table; raises where rows of it are lost."""
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+
+        try:
+            table = read_table(file, memory_map=False)
+        except (OSError, ArrowException) as error:
+            raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None
+        _check_count(file, table.num_rows + (table.schema.metadata or {}).get(SKIPPED, b"").count(b"\n"), size)
+        return table
+
+
+@dataclass(frozen=True)
+class ArrayStore:
+    """Arrays with one entry per row, in an `.npz` file that is written without holding them in memory.
+
+    The array `split` says which arrays of the file a row belongs to: `train_x`, `test_x`, ...; those of a row without
+    a split are called as they are. `constants` are written beside them.
+    """
+
+    constants: Mapping[str, Any]
+    suffix: str = ".npz"
+
+    def write(self, path: Path, rows: Any, skipped: bytes) -> None:
+        with path.open("wb") as file:  # numpy would add a suffix to the path
+            np.savez(file, **rows, skipped=np.frombuffer(skipped, np.uint8))
+
+    def join(self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str) -> bytes:
+        skipped, splits = b"", list[Any]()
+        kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # shape of an entry, and type
+        for file, size in zip(files, sizes, strict=True):
+            with _opened(file) as part:
+                lines, found = part["skipped"].tobytes(), part["split"]
+                _check_count(file, len(found) + lines.count(b"\n"), size)
+                skipped, splits = skipped + lines, [*splits, found]
+                for name in set(part.files) - {"skipped", "split"}:
+                    array = part[name]
+                    before = kinds.get(name, (array.shape[1:], array.dtype))[1]
+                    kinds[name] = array.shape[1:], np.promote_types(before, array.dtype)  # texts of any length
+        with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+            for split in dict.fromkeys(text for part in splits for text in np.unique(part).tolist()):
+                rows = [part == split for part in splits]
+                for name, (shape, dtype) in kinds.items():
+                    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+                    header["shape"] = (int(sum(map(np.sum, rows))), *shape)
+                    called = f"{split}_{name}.npy" if split else f"{name}.npy"
+                    with archive.open(called, "w", force_zip64=True) as member:
+                        np.lib.format.write_array_header_2_0(member, header)
+                        for file, own in zip(files, rows, strict=True):
+                            if own.any():
+                                with _opened(file) as part:
+                                    member.write(part[name][own].astype(dtype).tobytes())
+            for name, value in self.constants.items():
+                with archive.open(f"{name}.npy", "w") as member:
+                    np.lib.format.write_array(member, np.asarray(value))
+        return skipped
+
+    def job_of(self, path: Path) -> str | None:
+        return None  # of several processes, none knows whether the file is theirs
+
+
+def ranks() -> tuple[int, int]:
+    """The rank of this process and the number of processes, as torchrun sets them."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _check_count(file: Path, found: int, size: int) -> None:
+    expect(found == size, f"{file}: holds {found} samples, expected {size}; {AGAIN}")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with np.load(file, allow_pickle=False) as found:
+            yield found
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None
