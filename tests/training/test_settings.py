@@ -62,7 +62,7 @@ def test_later_wins():
         ({"head": "cosin"}, "did you mean 'cosine'"),
         ({"refit": "perhaps"}, "input should be a valid boolean"),
         ({"prior_tau": "0,1"}, "prior_tau has 2 values for 1 particles"),
-        ({"widths": ""}, "should have at least 1 item"),
+        ({"widths": "0"}, "widths=.0. is not possible"),
         ({"milestones": "0.5,x"}, "milestones='x' is not possible: input should be a valid number"),
         ({"mixup": 0.4, "cutmix": 1.0}, "cannot be used together"),
         ({"compile": True, "checkpoint_activations": True}, "cannot be used together"),

@@ -16,6 +16,7 @@ from rfdlc.errors import InputError, expect, listing
 SPLITS = ("train", "val", "test")
 SKIPPING, LINKING = "skip_broken=True (--skip-broken)", "allow_links=True (--allow-links)"  # the fix, in messages
 HELD_OUT = "the data has no test split: {} of {} samples were held out for it (seed {})"  # a note
+EMBEDDED = 64  # so many features without names, or more, are those of a network
 ALIASES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 ALIASES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 
@@ -164,6 +165,13 @@ class Dataset:
     @property
     def kind(self) -> str:
         return "images" if len(self.input_shape) == 3 else "features"
+
+    @property
+    def suits(self) -> str:
+        """The general preset for data of this kind: images, features (wide, without names of columns), or table."""
+        wide = self.kind == "features" and self.input_shape[0] >= EMBEDDED
+        embedded = wide and (self.encoder is None or self.encoder.items >= self.input_shape[0] / 2)
+        return "images" if self.kind == "images" else "features" if embedded else "table"
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
         """Move a stratified fraction of train into `val`, groups as a whole; the classes are counted again."""

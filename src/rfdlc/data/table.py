@@ -1,5 +1,6 @@
 """Tables as features: what is done to each column is learned on the training rows and kept as plain data."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -159,6 +160,11 @@ class TableEncoder:
     @property
     def features(self) -> tuple[str, ...]:
         return tuple(feature for column in self.columns for feature in column.features)
+
+    @property
+    def items(self) -> int:
+        """The number of columns that are items of a list, such as embeddings in a Parquet file."""
+        return sum(re.fullmatch(r".*\[\d+\]", column.name) is not None for column in self.columns)
 
     @property
     def kinds(self) -> NDArray[np.str_]:

@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import chain
@@ -25,6 +25,7 @@ from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 # The names that a setting may have; registries may grow.
 CHOICES: dict[str, tuple[Collection[str], ...]] = {
     "backbone": (("auto", "own"), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
+    "head_init": (("random", "class-means"),),
     "utility_form": (("row", "bounded", "column"),), "utility_weights": (("samples", "columns", "none"),),
     "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),
     "sampling": (SAMPLINGS,), "augment": (("auto",), AUGMENTATIONS),
@@ -51,15 +52,18 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    preset: str = Field("auto", description="settings to start from: auto (by the data), none, features, table, ...")
     # network
     backbone: str = Field("auto", description="network, or package.module:function; auto: by the shape of a sample")
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (256, 256), min_length=1, description="hidden widths of an mlp"
+        (256, 256), description="hidden widths of an mlp; empty for none"
     )
     particles: int = Field(1, ge=1, le=64, description="number of particles M of the ensemble")
     shared_stages: int = Field(0, ge=0, description="number of first stages of the backbone that the particles share")
     head: str = Field("cosine", description="cosine (normalised features and weights) or linear")
     head_scale: float = Field(30.0, ge=1e-3, description="scale of the logits of a cosine head")
+    head_init: str = Field("random", description="random, or class-means of the first features (cosine head)")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of the features before the head dropped in training")
     # loss
     weights: str = Field("constant", description="class weights 1/f(n): the form of f")
     trained_prior: tuple[NonNegativeFloat, ...] = Field((), description="class prior to train for; empty for uniform")
@@ -158,6 +162,8 @@ class TrainConfig(BaseModel):
         for one, other, off in (("mixup", "cutmix", 0), ("compile", "checkpoint_activations", "false")):
             both = getattr(self, one) and getattr(self, other)
             expect(not both, f"{one} and {other} cannot be used together: set one of them to {off}")
+        cosine = self.head == "cosine" or self.head_init == "random"
+        expect(cosine, "head_init=class-means is for cosine heads: set head=cosine, or head_init=random")
         return self
 
     @property
@@ -191,14 +197,21 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     return {key.strip().replace("-", "_"): value.strip() for key, value in (pair.split("=", 1) for pair in pairs)}
 
 
-def preset(data_name: str, method: str, kind: str = "") -> Mapping[str, Any]:
-    """Settings for data of this name, or else of this kind, from a TOML file: top-level keys, the method's table."""
-    presets, general = _presets(), {"images": "images", "features": "table"}.get(kind, "")
-    table = presets.get(plain_name(data_name)) or presets.get(general) or {}
-    return {**{key: value for key, value in table.items() if not isinstance(value, dict)}, **table.get(method, {})}
+def preset(wanted: str, method: str, data_name: str = "", kind: str = "") -> dict[str, Any]:
+    """Settings of a preset, a TOML file: its top-level keys, then the method's table, and its name.
+
+    `auto` is that of the data's name where there is one, otherwise that of their kind: images, features or table.
+    """
+    presets, plain = _presets(), plain_name(data_name)
+    if wanted == "auto":
+        named = next((name for name in presets if plain_name(name) == plain and kind in ("", "images")), "")
+        wanted = named or kind or "none"
+    table = {} if wanted == "none" else presets[choose("preset", wanted, ("auto", "none", *presets))]
+    general = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    return {**general, **table.get(method, {}), "preset": wanted}
 
 
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
     found = (files("rfdlc.training") / "presets").iterdir()
-    return {plain_name(file.name.removesuffix(".toml")): tomllib.loads(file.read_text("utf-8")) for file in found}
+    return {file.name.removesuffix(".toml"): tomllib.loads(file.read_text("utf-8")) for file in found}

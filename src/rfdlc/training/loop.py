@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rfdlc.data.augment import AUGMENTATIONS, Augment, draw_shares
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.loader import ResidentLoader
+from rfdlc.data.loader import ResidentLoader, seeded
 from rfdlc.data.streamed import StreamedLoader, View
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.utility import Utility
@@ -33,6 +34,8 @@ from rfdlc.training.methods import Method
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.step import Step, reduced
+
+SHARES = 5  # a stream of random numbers beside those of order, augmentation, mixing, sampled weights and dropout
 
 
 class TrainingStopped(RuntimeError):
@@ -161,6 +164,8 @@ def epochs(
         for stage in (stage for stage in stages if stage.end >= done):
             if stage.stage.reinitialize_head and done <= stage.start:
                 reinitialize_head(net)
+            if stage.settings.head_init == "class-means" and done == stage.start == 0:
+                start_at_class_means(net, stage, processes)
             step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
             execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps)
             for name, tensor in step.state.items() if done > stage.start else ():
@@ -184,6 +189,28 @@ def epochs(
                 yield Epoch(epoch, losses, rates, seconds, processes.world_size * count / seconds, step.state)
             # after the last checkpoint: a run resumed from it comes by here too
             deviations = _finalize(net, stage, step, processes)
+
+
+@torch.no_grad()
+def start_at_class_means(net: ParticleNet, stage: PreparedStage, processes: ProcessGroup = SINGLE) -> None:
+    """Cosine heads in the direction of the mean normalised features of each class, before the first epoch.
+
+    Particles weigh the samples of a class differently, by uniform random numbers. A class without samples keeps what
+    it has.
+    """
+    loader, settings, device = stage.loader, stage.settings, net.head.weight.device
+    shape = net.particles, loader.count
+    shares = torch.stack([torch.rand(shape, generator=seeded(SHARES, seed, 0)) for seed in net.seeds])  # (R, M, N)
+    shares, sums, classes = shares.to(device), torch.zeros_like(net.head.weight), net.head.weight.shape[-1]
+    net.eval()
+    for (inputs, targets), rows in zip(loader.epoch(0), loader.slices, strict=True):
+        with torch.autocast(device.type, torch.bfloat16, enabled=reduced(settings, device)):
+            features = net.features(inputs)  # (K, B, F)
+        members = functional.one_hot(targets, classes)[:, None] * shares[..., rows, None]  # (R, M, B, C)
+        sums += functional.normalize(features.to(sums), dim=-1).mT @ members.flatten(0, 1).to(sums)
+    sums = processes.all_sum(sums)
+    means = functional.normalize(sums, dim=1)
+    net.head.weight.copy_(torch.where(sums.any(1, keepdim=True), means, net.head.weight))
 
 
 def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: ProcessGroup) -> list[Tensor]:

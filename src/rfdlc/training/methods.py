@@ -273,10 +273,10 @@ def resolve(
 ) -> tuple[Method, TrainConfig]:
     """The method and its configuration: defaults, then the method's, then the data set's preset, then the user's.
 
-    `kind` and number of training `samples` say what suits data without a preset of their own: a step has about
-    an eighth of a table's rows, at least 64 and at most 1,024, so that an epoch has several steps.
+    `kind` (images, features or table) and number of training `samples` say what suits data without a preset of their
+    own: a step has about an eighth of the rows, at least 64 and at most 1,024, so that an epoch has several steps.
     """
-    row = find_method(method)
-    tabular = kind == "features" and samples
+    row, found = find_method(method), preset(overrides.get("preset", "auto"), method, data_name, kind)
+    tabular = found["preset"] in ("features", "table") and samples
     sized = {"batch_size": min(1024, max(64, 2 ** int(math.log2(samples / 8))))} if tabular else {}
-    return row, row.configure({**row.settings, **sized, **preset(data_name, method, kind), **overrides})
+    return row, row.configure({**row.settings, **sized, **found, **overrides, "preset": found["preset"]})

@@ -222,10 +222,10 @@ def method_net(
         name = "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
     with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
         found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
-        options: dict[str, Any] = {"head": config.head, "head_scale": config.head_scale, "seeds": seeds}
-        options["shared_stages"] = min(config.shared_stages, len(found.stages) - (name == "mlp"))
+        options: dict[str, Any] = {name: getattr(config, name) for name in ("head", "head_scale", "dropout")}
+        options["shared_stages"] = min(config.shared_stages, max(0, len(found.stages) - (name == "mlp")))
         combine = partial(method.combination, config, classes)
-        net = ParticleNet(found, len(classes), particles=config.particles, combine=combine, **options)
+        net = ParticleNet(found, len(classes), particles=config.particles, seeds=seeds, combine=combine, **options)
     net.name, net.recompute = name, config.checkpoint_activations
     net.execute(config.execution)
     return net

@@ -56,7 +56,7 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Measure the first stage of a training as `train` would run it, on its own data, without training."""
     given = data if isinstance(data, Dataset) else load(data, root=root, **dict(data_options or {}))
-    row, config = resolve(method, given.name, settings, given.kind, len(given.train))
+    row, config = resolve(method, given.name, settings, given.suits, len(given.train))
     device, seeds = choose_device(config.device), (config.seed,)
     net = place(method_net(row, config, given.input_shape, given.classes, seeds), device)
     stage = PreparedStage(0, [(row, config, given.classes)], given, device)

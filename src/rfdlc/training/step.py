@@ -67,6 +67,7 @@ class Step:
         self.total.zero_()
         self.good.zero_()
         self.net.train()
+        self.net.dropout.seed(self.net.seeds, epoch, self.processes.rank)
         if self.stage.trains != "all":  # frozen layers keep their statistics too
             self.net.trunk.eval()
             self.net.branches.eval()

@@ -179,8 +179,9 @@ def _prepare(
         trainer = Trainer(given, backbone=backbone, group=group, networks=networks)
         runs = [Run(spec.out, group.main) for spec in specs]
         for run, spec in zip(runs, specs, strict=True):
-            run.method_name, sizes = spec.method, (given.kind, len(given.train))
-            run.config = resolve(spec.method, given.name, spec.settings, *sizes)[1]
+            run.method_name, calibrated_apart = spec.method, given.val is not None  # then there is nothing to refit on
+            chosen = {**({"refit": False} if calibrated_apart else {}), **spec.settings}
+            run.config = resolve(spec.method, given.name, chosen, given.suits, len(given.train))[1]
             trainer.check(run, again)
         described = describe_data(given, data, root, options)
         for run in runs:
@@ -195,12 +196,13 @@ def _configure_fork(
     run.method_name, old, data = method or source.method_name, source.config, source.metadata["data"]
     fits = run.method.combination is source.method.combination
     expect(fits, f"a fork cannot continue as {method}: its networks have other parts; start a new run")
-    name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "features"
-    usual = resolve(source.method_name, name, {}, kind)[1].to_dict()
+    name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "table"
+    before = {} if old.preset == "auto" else {"preset": old.preset}  # runs of earlier versions did not keep it
+    usual = resolve(source.method_name, name, before, kind)[1].to_dict()
     chosen = {key: value for key, value in old.to_dict().items() if value != usual[key] and key != "method_options"}
     known, usual_options = run.method.options, usual["method_options"]
     chosen |= {key: value for key, value in old.method_options.items() if key in known and value != usual_options[key]}
-    run.config = resolve(run.method_name, name, {**chosen, **changes}, kind)[1]
+    run.config = resolve(run.method_name, name, {**before, **chosen, **changes}, kind)[1]
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(run.config, name)]
     expect(not moved, f"a fork cannot change {', '.join(moved)}: its checkpoint depends on them; start a new run")
     checkpoint = source.checkpoint("last.ckpt" if at is None else f"epoch-{at}.ckpt")

@@ -40,6 +40,7 @@ from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
 MAY_CHANGE = ("device", "workers", "compile", "execution")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
+OTHERS = {"features": "; preset=table for a table", "table": "; preset=features for those of a network"}
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -219,6 +220,7 @@ def _plan(stack: Stack, waiting: int) -> str:
         "data": f"{data.name}, {samples} samples, {len(data.classes)} classes",
         "network": f"{model.net.name}, particles: {run.config.particles}, weights: {weights:,}",
         "training": f"{run.method_name}, {epochs}{', then again on all samples' * run.config.refit}{side_by_side}",
+        "settings": f"preset {run.config.preset}{OTHERS.get(run.config.preset, '')}",
         "device": f"{model.device}, {torch.get_num_threads()} CPU threads",
         "decisions": model.decider.decided_for.removeprefix("decided "),
     }

@@ -74,7 +74,7 @@ def test_the_command_line_reads_a_table_the_same_way(three, tmp_path):
 
 def test_defaults_are_those_of_the_command_line():
     ours = RFDLCClassifier(random_state=0)._config(500, first=True)
-    theirs = resolve("rf-dlc", "patients", {}, "features", 500)[1]
+    theirs = resolve("rf-dlc", "patients", {}, "table", 500)[1]
     assert {f: getattr(ours, f) for f in TrainConfig.model_fields} == {
         f: getattr(theirs, f) for f in TrainConfig.model_fields
     }
@@ -297,7 +297,7 @@ def test_wrong_input(three, named):
     with pytest.raises(ValueError, match="too large for dtype"):
         RFDLCClassifier(**SMALL).fit(np.where(np.arange(8) == 3, 1e200, X), y)
     with pytest.raises(InputError, match="setting widths="):
-        RFDLCClassifier(hidden=()).fit(X, y)
+        RFDLCClassifier(hidden=(0,)).fit(X, y)
     with pytest.raises(InputError, match=r"target_prior 'unifrom' is unknown"):
         RFDLCClassifier(**SMALL, target_prior="unifrom").fit(X, y)
     with pytest.raises(InputError, match="setting particles=0 is not possible"):

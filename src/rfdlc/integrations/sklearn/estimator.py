@@ -168,7 +168,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             changes["calibration"] = self.calibrate or "none"
         changes["prior_tau"] = (1.0,) if self.weighting == "prior" else ()
         changes["weights"] = "constant" if self.weighting in ("prior", "none") else self.weighting
-        config = resolve(METHOD, "", changes, "features", samples)[1]
+        config = resolve(METHOD, "", changes, "table", samples)[1]
         for name in () if first else ("widths", "particles"):
             old, new = getattr(self.settings_, name), getattr(config, name)
             expect(old == new, f"{name} was {old} when training began and is {new} now: use a new estimator (clone)")

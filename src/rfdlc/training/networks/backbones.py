@@ -137,10 +137,10 @@ def large_resnet(channels: int, widths: Sequence[int] = (64, 128, 256, 512), gro
 
 
 def mlp(features: int, widths: tuple[int, ...]) -> Backbone:
-    """A multilayer perceptron: one stage per hidden layer. Inputs of any shape are flattened."""
+    """A multilayer perceptron: one stage per hidden layer, if any. Inputs of any shape are flattened."""
     flat = Layout(lambda x: x.flatten(2), IN_FRONT.spread)
     stages = tuple(partial(Hidden, inputs=i, outputs=o) for i, o in pairwise((features, *widths)))
-    return Backbone(flat, stages, widths[-1])
+    return Backbone(flat, stages, (features, *widths)[-1])
 
 
 class Copies(nn.Module):

@@ -13,7 +13,17 @@ from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
 from rfdlc.training.networks.backbones import Backbone
 from rfdlc.training.networks.fused.stages import usable
-from rfdlc.training.networks.stack import IMAGES_IN_FRONT, IN_CHANNELS, Conv, CosineHead, Linear, called, reset
+from rfdlc.training.networks.stack import (
+    IMAGES_IN_FRONT,
+    IN_CHANNELS,
+    IN_FRONT,
+    Conv,
+    CosineHead,
+    Dropout,
+    Linear,
+    called,
+    reset,
+)
 
 HEADS = ("cosine", "linear")
 EXECUTIONS = ("auto", "stacked", "separate")
@@ -141,7 +151,7 @@ class ParticleNet(nn.Module):
 
     def __init__(
         self, backbone: Backbone, classes: int, *, particles: int = 1, seeds: Sequence[int] = (0,),
-        shared_stages: int = 0, head: str = "cosine", head_scale: float = 30.0,
+        shared_stages: int = 0, head: str = "cosine", head_scale: float = 30.0, dropout: float = 0.0,
         combine: Combine = lambda runs, width: Combination(),
     ) -> None:  # fmt: skip
         super().__init__()
@@ -157,6 +167,7 @@ class ParticleNet(nn.Module):
         )
         self.single: list[nn.Sequential] = []  # one network's trunk and branch, where networks are computed separately
         size = networks, backbone.width, classes
+        self.dropout = Dropout(networks, dropout)
         self.head = CosineHead(*size, head_scale) if head == "cosine" else Linear(*size)
         self.combination: Combination = combine(self.runs, backbone.width)
         reset(self, seeds)
@@ -180,7 +191,7 @@ class ParticleNet(nn.Module):
         layout = IMAGES_IN_FRONT if fused else self.layout
         shared = self._through(self.trunk, layout.fold(x))
         if not len(self.branches):
-            return layout.unfold(shared, self.runs).repeat_interleave(self.particles, 0)
+            return IN_FRONT.spread(layout.unfold(shared, self.runs), self.runs, self.particles)
         spread = layout.spread(shared, self.runs, self.particles) if self.particles > 1 else shared
         return layout.unfold(self._through(self.branches, spread), self.runs * self.particles)
 
@@ -212,7 +223,7 @@ class ParticleNet(nn.Module):
         """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F), in full precision."""
         features, kind = self.features(x).to(self.head.weight.dtype), x.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            logits = self.head(features)
+            logits = self.head(self.dropout(features))
         return self._by_run(logits), self._by_run(features)
 
     def particle_logits(self, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -21,6 +22,8 @@ from rfdlc.training.distributed import ProcessGroup
 Generators = Sequence[torch.Generator]  # one per run
 EPSILON, MOMENTUM = 1e-5, 0.1  # of layer norm and batch norm; of running statistics
 PIXELS, CHANNELS = (0, 2, 3), (1, -1, 1, 1)  # axes of (B, channels, H, W), and the shape of one value per channel
+DROPPED = 4  # a stream of random numbers beside those of order, augmentation, mixing and sampled weights
+STRIDE, FACTORS, LOW = -1640531527, (-2048144789, -1028477387), 2**17 - 1  # 2^32 / golden ratio, MurmurHash3's, 17 bits
 aten = torch.ops.aten
 
 
@@ -226,6 +229,37 @@ class CosineHead(nn.Module):
             return _Cosines.apply(x, self.weight, self.scale)
         inverse = (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()  # multiplied last: by C numbers, not F
         return torch.bmm(x, functional.normalize(self.weight, dim=1)) * (self.scale * inverse)
+
+
+class Dropout(nn.Module):
+    """Sets a share of the features (K, B, F) to zero in training, and scales the others by 1 / (1 - share).
+
+    What is dropped is a hash of the key of a network and the place in the batch: a network drops the same in any stack,
+    and a captured step draws new places every time.
+    """
+
+    key: Tensor
+
+    def __init__(self, networks: int, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.register_buffer("key", torch.zeros(networks, 1, 1, dtype=torch.int32), persistent=False)
+
+    def seed(self, seeds: Sequence[int], epoch: int, rank: int = 0) -> None:
+        """Set the keys for an epoch: those of a run depend on its seed, the epoch and the rank of the process."""
+        each = [np.random.SeedSequence([DROPPED, seed, epoch, rank]) for seed in seeds]
+        keys = np.concatenate([own.generate_state(len(self.key) // len(seeds)) for own in each])
+        self.key.copy_(torch.from_numpy(keys.view(np.int32)).view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and self.share):
+            return x
+        places = torch.arange(x.shape[1] * x.shape[2], dtype=torch.int32, device=x.device).view(x.shape[1:])
+        mixed = places * STRIDE + self.key
+        for factor in FACTORS:  # the finalizer of MurmurHash3, in 32 bits that wrap around
+            mixed = mixed.bitwise_xor_((mixed >> 15).bitwise_and_(LOW)).mul_(factor)
+        self.key += FACTORS[0]  # another step: a multiple of the stride would shift the same places
+        return torch.where(mixed >= round(2**32 * self.share) - 2**31, x / (1 - self.share), 0)
 
 
 class LayerNorm(nn.Module):
