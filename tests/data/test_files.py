@@ -103,7 +103,7 @@ def test_resizing_keeps_proportions_and_the_centre(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.fromarray(wide).save(tmp_path / name / "0.png")
-    assert (rfdlc.load(tmp_path, image_size=32, test_fraction=0).train.array == 255).all()
+    assert (rfdlc.load(tmp_path, image_size=32, test_fraction=0, fit="crop").train.array == 255).all()
 
 
 def cut(path: Path) -> None:

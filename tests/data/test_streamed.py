@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from rfdlc.data.dataset import PHOTOGRAPHS, Split
-from rfdlc.data.images import ImageFiles, PackedText, fitted, open_image, planes
+from rfdlc.data.images import ImageFiles, PackedText, Resizing, fitted, open_image, planes
 from rfdlc.data.streamed import DRAWN, StreamedLoader, View, recoloured
 from rfdlc.errors import InputError
 
@@ -155,7 +155,26 @@ def test_a_view_is_the_crop_resized_and_flipped() -> None:
 def test_evaluation_equals_resizing_and_cropping() -> None:
     image = photograph(64, 64)
     resized = planes(image.resize((32, 32), Image.Resampling.BILINEAR))[:, 2:30, 2:30]
-    assert np.abs(planes(fitted(image, 28, 3, share=28 / 32)).astype(int) - resized).max() <= 2
+    assert np.abs(planes(fitted(image, 28, 3, Resizing(centre=28 / 32))).astype(int) - resized).max() <= 2
+
+
+@pytest.mark.parametrize(("width", "height"), [(300, 100), (100, 300), (200, 200)])
+def test_boxes_of_padded_and_stretched_images(width: int, height: int) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [rng.random(DRAWN).tolist() for _ in range(500)]
+    left, top, right, bottom = np.array([View()._box(width, height, each, "pad") for each in drawn]).T
+    area, ratio = (right - left) * (bottom - top) / max(width, height) ** 2, (right - left) / (bottom - top)
+    assert area.min() < 0.1
+    assert area.max() > 0.95
+    assert np.all((ratio > 0.73) & (ratio < 1.37))
+    for first, last, length in ((left, right, width), (top, bottom, height)):  # in the image, or around it
+        assert np.all(((first >= 0) & (last <= length)) | ((first <= 0) & (last >= length)))
+    left, top, right, bottom = np.array([View()._box(width, height, each, "stretch") for each in drawn]).T
+    assert min(left.min(), top.min()) >= 0
+    assert right.max() <= width
+    assert bottom.max() <= height
+    ratio = (right - left) / (bottom - top) * height / width
+    assert np.all((ratio > 0.7) & (ratio < 1.4))
 
 
 @pytest.mark.parametrize("order", [("b", "c", "s"), ("s", "c", "b"), ("c", "s", "b")])
@@ -186,3 +205,17 @@ def test_large_jpegs_are_decoded_smaller_for_a_view(tmp_path: Path) -> None:
     with Image.open(tmp_path / "large.jpg") as whole:
         full = planes(View(jitter=0).training(whole.convert("RGB"), 64, 3, drawn)).astype(int)
     assert np.abs(quick - full).mean() < 1.5
+
+
+@pytest.mark.parametrize("resizing", [Resizing(), Resizing(centre=224 / 256), Resizing("pad", "bicubic")], ids=str)
+def test_large_jpegs_are_decoded_smaller_in_evaluation(tmp_path: Path, resizing: Resizing) -> None:
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (15, 20, 3), dtype=np.uint8))
+    coarse.resize((300, 225), Image.Resampling.BICUBIC).save(tmp_path / "large.jpg", quality=90)
+    image = open_image(tmp_path / "large.jpg")
+    quick = planes(fitted(image, 56, 3, resizing)).astype(int)
+    assert image.size == (150, 113)
+    with Image.open(tmp_path / "large.jpg") as whole:
+        exact = planes(fitted(whole.convert("RGB"), 56, 3, resizing)).astype(int)
+    assert np.abs(quick - exact).mean() < 1
+    assert np.abs(exact - exact.mean()).mean() > 20

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.images import ImageFiles, PackedText
+from rfdlc.data.images import ImageFiles, PackedText, Resizing
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
@@ -111,8 +111,8 @@ class Dataset:
         `val` and `test` may be None.
     notes, skipped : tuple of str
         What was done to the data while it was read, and what was broken and left out.
-    normalisation, encoder : optional
-        How inputs are scaled, and how rows of a table become features.
+    normalisation, encoder, resizing : optional
+        How inputs are scaled, how rows of a table become features, and how image files become squares.
 
     Examples
     --------
@@ -131,6 +131,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     encoder: TableEncoder | None = None
+    resizing: Resizing | None = None
 
     @classmethod
     def of(

@@ -1,11 +1,13 @@
 """Image files: which are accepted, how they are decoded and resized, and compact sequences of many of them."""
 
+import json
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, choose
+from rfdlc.files import locked, read_json, replacing
 from rfdlc.progress import track
 
 if TYPE_CHECKING:
@@ -24,6 +27,9 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "RGBX", "YCbCr")
+FITS, INTERPOLATIONS = ("crop", "pad", "stretch"), ("bilinear", "bicubic")
+PADDING = {1: (114,), 3: (124, 116, 104)}  # by channels: the mean of photographs, which normalisation takes to 0
+OVERSAMPLED = 1.5  # a JPEG is decoded at a fraction of its size that leaves this many times the pixels needed per side
 ORIENTATION = 0x0112  # EXIF's tag, whose values 2 to 8 mean these transpositions
 UPRIGHT = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
 
@@ -58,6 +64,37 @@ class PackedText(Sequence[str]):
         return PackedText(self[int(i)] for i in indices)
 
 
+@dataclass(frozen=True)
+class Resizing:
+    """How an image becomes a square: its centre (crop), all of it on a grey square (pad), or all of it stretched.
+
+    `centre` is the fraction of the square that is used: 224 / 256 is resize 256, centre crop 224. Antialiased.
+    """
+
+    fit: str = "crop"
+    interpolation: str = "bilinear"
+    centre: float = 1.0
+
+    def __post_init__(self) -> None:
+        choose("fit", self.fit, FITS)
+        choose("interpolation", self.interpolation, INTERPOLATIONS)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> "Resizing":
+        """As run folders and exported models keep it; those of earlier versions have `centre` alone."""
+        return cls(**(table.get("resizing") or {"centre": float(table.get("centre", 1))}))
+
+    def frame(self, width: int, height: int) -> Box:
+        """What becomes the square: where an image is padded, it reaches over the edges."""
+        short, long = sorted((width, height))
+        across, down = {"crop": (short, short), "pad": (long, long), "stretch": (width, height)}[self.fit]
+        x, y = self.centre * across / 2, self.centre * down / 2
+        return width / 2 - x, height / 2 - y, width / 2 + x, height / 2 + y
+
+
+CROPPED = Resizing()
+
+
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
     """Image files under one root, decoded on demand to squares of side `size`."""
@@ -66,29 +103,59 @@ class ImageFiles:
     names: PackedText  # paths relative to the root
     size: int
     channels: int = 3
+    resizing: Resizing = CROPPED
+    cache: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None  # decoded squares (all, channels, H, W), own rows
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, positions: NDArray[np.int64]) -> "ImageFiles":
-        return ImageFiles(self.root, self.names.take(positions), self.size, self.channels)
+        cache = None if self.cache is None else (self.cache[0], self.cache[1][positions])
+        return replace(self, names=self.names.take(positions), cache=cache)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return len(self), self.channels, self.size, self.size
 
     def open(self, index: int) -> "Image":
-        return open_image(self.root / self.names[index])
+        if self.cache is None:
+            return open_image(self.root / self.names[index])
+        pixels, rows = self.cache
+        return picture(pixels[rows[index]])
 
-    def decode(self, centre: float = 1.0) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
-        """All images in memory, of each the `centre` share of its shorter side; and which are broken, and why."""
-        images = np.zeros(self.shape, dtype=np.uint8)
+    def decode(self, file: Path | None = None) -> tuple[NDArray[np.uint8], dict[int, BrokenImage]]:
+        """All images in memory, or in an `.npy` file that is mapped into it; and which are broken, and why."""
+        mapped = np.lib.format.open_memmap
+        images = np.zeros(self.shape, np.uint8) if file is None else mapped(file, "w+", np.uint8, self.shape)
 
         def fill(index: int) -> None:
             with self.open(index) as image:
-                images[index] = planes(fitted(image, self.size, self.channels, centre))
+                images[index] = planes(fitted(image, self.size, self.channels, self.resizing))
 
         return images, attempt(fill, range(len(self)), "Decoding images")[1]
+
+    def cached(self, folder: Path, side: int) -> tuple["ImageFiles", dict[int, BrokenImage]]:
+        """The same images, read from squares of this side in a file that is made once; and which are broken."""
+        stored = replace(self, size=side, resizing=replace(self.resizing, centre=1.0))
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{stored._digest()}.npy"
+        wrong = file.with_suffix(".json")
+        with locked(folder):  # processes that train together decode once
+            if not file.exists():
+                with replacing(file) as beside, replacing(wrong) as broken_beside:
+                    broken = stored.decode(beside)[1]
+                    broken_beside.write_text(json.dumps({index: str(error) for index, error in broken.items()}))
+        known = {int(index): BrokenImage(text) for index, text in read_json(wrong).items()}
+        resizing = replace(self.resizing, fit="crop")  # of squares: what is padded stays so
+        return replace(self, cache=(np.load(file, mmap_mode="r"), np.arange(len(self))), resizing=resizing), known
+
+    def _digest(self) -> str:
+        """Changes with the files and with how they are decoded."""
+        states = [os.stat(self.root / name) for name in self.names]
+        digest = blake2b(repr((self.shape, asdict(self.resizing))).encode(), digest_size=16)
+        digest.update(np.array([(state.st_size, state.st_mtime_ns) for state in states], dtype=np.int64).tobytes())
+        digest.update(b"".join(part.tobytes() for part in self.names.packed))
+        return digest.hexdigest()
 
 
 def attempt(
@@ -142,27 +209,33 @@ def unusable(image: "Image") -> str:
     return "" if image.mode in GREY + COLOUR else f"the image has mode {image.mode}: convert it to grey or RGB"
 
 
-def fitted(image: "Image", size: int, channels: int, share: float = 1.0) -> "Image":
-    """The centre square of `share` of the shorter side, resized to `size`: 224 / 256 is resize 256, centre crop 224."""
-    width, height = image.size
-    side = share * min(width, height)
-    box = (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
-    return view(image, box, size, channels)
+def fitted(image: "Image", size: int, channels: int, resizing: Resizing = CROPPED) -> "Image":
+    return view(image, resizing.frame(*image.size), size, channels, resizing.interpolation)
 
 
-def view(image: "Image", box: Box, size: int, channels: int) -> "Image":
-    """What is inside the box, decoded, resized to `size` (bilinear, antialiased) and turned upright."""
+def view(image: "Image", box: Box, size: int, channels: int, interpolation: str = "bilinear") -> "Image":
+    """What is inside the box, decoded, resized to `size` and turned upright; grey where the box leaves the image."""
     from PIL import Image
 
-    width, height = image.size
-    needed = 2 * size / min(box[2] - box[0], box[3] - box[1])
-    if needed <= 0.5:  # a large JPEG is decoded at a fraction of its size that leaves twice as many pixels as needed
-        image.draft(None, (math.ceil(width * needed), math.ceil(height * needed)))
+    (width, height), (x, y, right, bottom) = image.size, box
+    needed = OVERSAMPLED * size / min(right - x, bottom - y)
+    wanted = math.ceil(width * needed), math.ceil(height * needed)
+    _, smaller = (needed <= 0.5 and image.draft(None, wanted)) or ("", (0, 0, width, height))  # before it is rounded up
     image = decoded(image, channels)
-    across, down = image.size[0] / width, image.size[1] / height  # 1 unless it was decoded smaller
-    box = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-    if image.size != (size, size) or box != (0.0, 0.0, float(size), float(size)):
-        image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    inside = max(x, 0.0), max(y, 0.0), min(right, float(width)), min(bottom, float(height))
+    left, above, end, below = (  # where in the square the image lies
+        round((edge - start) * size / length)
+        for edge, start, length in zip(inside, (x, y) * 2, (right - x, bottom - y) * 2, strict=True)
+    )
+    shape = max(end - left, 1), max(below - above, 1)
+    across, down = smaller[2] / width, smaller[3] / height
+    part = inside[0] * across, inside[1] * down, inside[2] * across, inside[3] * down
+    if image.size != shape or part != (0.0, 0.0, *map(float, shape)):
+        image = image.resize(shape, Image.Resampling[interpolation.upper()], box=part)
+    if shape != (size, size):
+        content, image = image, Image.new(image.mode, (size, size), PADDING[channels])
+        image.paste(content, (left, above))
+        image.info = content.info
     return upright(image)
 
 
@@ -190,12 +263,16 @@ def decoded(image: "Image", channels: int) -> "Image":
 
 def resized(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Images in memory (N, channels, H, W) resized to `size`, as files are."""
+    channels = images.shape[1]
+    found = [planes(fitted(picture(image), size, channels)) for image in images]
+    return np.array(found, dtype=np.uint8).reshape(-1, channels, size, size)
+
+
+def picture(pixels: NDArray[np.uint8]) -> "Image":
+    """Pillow's image of pixels (channels, H, W)."""
     from PIL import Image
 
-    channels = images.shape[1]
-    pictures = (Image.fromarray(image[0] if channels == 1 else image.transpose(1, 2, 0)) for image in images)
-    found = [planes(fitted(picture, size, channels)) for picture in pictures]
-    return np.array(found, dtype=np.uint8).reshape(-1, channels, size, size)
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
 def planes(image: "Image") -> NDArray[np.uint8]:

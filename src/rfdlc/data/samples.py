@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import SKIPPING, Dataset, Split, as_inputs, choose_split
-from rfdlc.data.images import BrokenImage, ImageFiles, PackedText
+from rfdlc.data.images import CROPPED, BrokenImage, ImageFiles, PackedText, Resizing
 from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, image_files, image_table
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows
@@ -32,7 +32,7 @@ class InputSpec:
     classes: Classes
     input_shape: tuple[int, ...]
     encoder: TableEncoder | None = None
-    centre: float = 1.0  # the fraction of an image's shorter side that is used
+    resizing: Resizing = CROPPED
     target: str | None = None  # the class column of the training table, where it was named
 
 
@@ -127,10 +127,10 @@ def of_files(
     trained = f"this model was trained on arrays of {shape[-2:][0]}x{shape[-1]} pixels"
     fix = "give it an array of such images (.npy, .npz)"
     expect(shape[-1] == shape[-2], f"{root} holds image files, which become squares, but {trained}: {fix}")
-    files = ImageFiles(root, names, shape[-1], shape[0])
+    files = ImageFiles(root, names, shape[-1], shape[0], spec.resizing)
 
     def read(rows: range) -> Chunk:
-        images, wrong = files[np.array(rows)].decode(spec.centre)
+        images, wrong = files[np.array(rows)].decode()
         broken = tuple(str(wrong[i]) for i in sorted(wrong))
         if broken and not skip_broken:
             raise BrokenImage(f"{broken[0]}. Repair or remove it, or leave out what is broken with {SKIPPING}")

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from rfdlc.data.augment import AUGMENTATION, GREY
 from rfdlc.data.dataset import Normalisation, Split
-from rfdlc.data.images import Box, BrokenImage, ImageFiles, decoded, fitted, planes, view
+from rfdlc.data.images import CROPPED, Box, BrokenImage, ImageFiles, Resizing, decoded, fitted, planes, view
 from rfdlc.data.loader import EpochLoader
 from rfdlc.errors import InputError, expect
 
@@ -36,13 +36,15 @@ class View:
     ratio: float = 4 / 3  # largest proportion of its sides
     flip: bool = True
     jitter: float = 0.4  # of brightness, contrast and saturation
-    evaluated: float = 224 / 256  # of the shorter side in evaluation: what resize 256 and centre crop 224 leave
 
-    def training(self, image: "Image", size: int, channels: int, drawn: Sequence[float]) -> "Image":
+    def training(
+        self, image: "Image", size: int, channels: int, drawn: Sequence[float], resizing: Resizing = CROPPED
+    ) -> "Image":
         from PIL import Image
 
         width, height = image.size
-        shown = view(image, self._box(width, height, drawn), size, channels)
+        box = self._box(width, height, drawn, resizing.fit)
+        shown = view(image, box, size, channels, resizing.interpolation)
         if self.flip and drawn[-1] < 0.5:
             shown = shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if not self.jitter:
@@ -50,19 +52,32 @@ class View:
         brightness, contrast, saturation = (1 + self.jitter * (2 * u - 1) for u in drawn[-4:-1])
         return recoloured(shown, brightness, contrast, saturation)
 
-    def _box(self, width: int, height: int, drawn: Sequence[float]) -> Box:
-        """A box of random area and proportions; the first of some tries that fits, else the largest in the centre."""
+    def _box(self, width: int, height: int, drawn: Sequence[float], fit: str = "crop") -> Box:
+        """A box of random area and proportions; the first of some tries that fits, else the largest in the centre.
+
+        It lies in the image or, where images are padded, in a square that holds it; then it may be wider than the image
+        or higher. Where they are stretched, area and proportions are those after it.
+        """
         least, most = self.area
+        wide, high = (width, height) if fit == "crop" else (max(width, height),) * 2
         for i in range(0, 2 * TRIES, 2):
-            area = (least + drawn[i] * (most - least)) * width * height
+            area = (least + drawn[i] * (most - least)) * wide * high
             ratio = self.ratio ** (2 * drawn[i + 1] - 1)
             across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 1 <= across <= width and 1 <= down <= height:
-                left = math.floor(drawn[2 * TRIES] * (width - across + 1))
-                top = math.floor(drawn[2 * TRIES + 1] * (height - down + 1))
+            if 1 <= across <= wide and 1 <= down <= high:
+                if fit == "stretch":
+                    across, down = max(1, round(across * width / wide)), max(1, round(down * height / high))
+                left, top = _start(drawn[2 * TRIES], width, across), _start(drawn[2 * TRIES + 1], height, down)
                 return left, top, left + across, top + down
+        if fit != "crop":
+            return Resizing(fit).frame(width, height)
         w, h = min(width, height * self.ratio), min(height, width * self.ratio)
         return (width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2
+
+
+def _start(drawn: float, length: int, part: int) -> int:
+    """Where a part begins that lies in the length, or holds it."""
+    return math.floor(drawn * (length - part + 1)) if part <= length else -math.floor(drawn * (part - length + 1))
 
 
 def recoloured(image: "Image", brightness: float, contrast: float, saturation: float) -> "Image":
@@ -125,11 +140,21 @@ class StreamedLoader(EpochLoader):
         return DataLoader(self._batches, None, sampler=requests, pin_memory=self.device.type == "cuda", **own)
 
     def _received(self, loader: _Loader, requests: list[_Request]) -> Iterator[tuple[Tensor, Tensor]]:
+        # Copies have a stream of their own: while the device computes a step, the next batch is on its way.
+        side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         for (indices, _), (images, trouble) in zip(requests, loader, strict=True):
             if trouble:
                 raise BrokenImage(f"{trouble}. Repair or remove it; rfdlc inspect finds all such files")
-            inputs = self._normalised(images.to(self.device, non_blocking=True))
-            yield inputs, self.targets[torch.from_numpy(indices)].to(self.device, non_blocking=True)
+            targets = self.targets[torch.from_numpy(indices)]
+            with torch.cuda.stream(side):  # None: as without
+                inputs = self._normalised(images.to(self.device, non_blocking=True))
+                batch = inputs, targets.to(self.device, non_blocking=True)
+            if side is not None:
+                step = torch.cuda.current_stream(self.device)
+                step.wait_stream(side)
+                for tensor in batch:
+                    tensor.record_stream(step)  # its memory is used again only after that step
+            yield batch
 
 
 def _freeze(worker: int) -> None:
@@ -144,17 +169,18 @@ class _Batches(TorchDataset[tuple[Tensor, str]]):
 
     def __getitem__(self, request: _Request) -> tuple[Tensor, str]:
         indices, training = request
-        shape = self.files.shape[1:]
+        shape, resizing = self.files.shape[1:], self.files.resizing
         images = np.empty((len(indices), *shape), dtype=np.uint8)
         try:
             for place, index in enumerate(indices.tolist()):
                 with self.files.open(index) as image:
                     if training is None:
-                        shown = fitted(image, shape[-1], shape[0], self.view.evaluated)
+                        shown = fitted(image, shape[-1], shape[0], resizing)
                     else:  # Python's generator: numpy's takes four times as long to seed
                         epoch, first = training
                         rng = Random((AUGMENTATION << 192) + (self.seed << 128) + (epoch << 64) + first + place)
-                        shown = self.view.training(image, shape[-1], shape[0], [rng.random() for _ in range(DRAWN)])
+                        drawn = [rng.random() for _ in range(DRAWN)]
+                        shown = self.view.training(image, shape[-1], shape[0], drawn, resizing)
                     images[place] = planes(shown)
         except BrokenImage as error:  # as text: an exception would come with the worker's traceback
             return torch.empty(0), str(error)

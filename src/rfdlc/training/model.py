@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
-from rfdlc.data.images import ImageFiles
+from rfdlc.data.images import ImageFiles, Resizing
 from rfdlc.data.samples import Chunk, InputSpec, Samples, of_files, open_samples, split_of
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices, as_array
@@ -55,9 +55,9 @@ class Model:
         self.net, self.path, self.classes = net, run.path, run.classes
         self.device = next(net.parameters()).device
         self.config = run.config.replace(device=str(self.device))
-        self.input_shape, self.normalisation, self.encoder, self.centre = _samples_of(run)
+        self.input_shape, self.normalisation, self.encoder, self.resizing = _samples_of(run)
         target = run.metadata["data"].get("options", {}).get("target")
-        self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.centre, target)
+        self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.resizing, target)
         saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
         found = Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
         self.decider = found or new_decider(run.method_name, run.config, run.classes)
@@ -166,8 +166,8 @@ class Model:
         return Split(array, np.full(len(array), -1, dtype=np.int64))
 
 
-def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableEncoder | None, float]:
-    """From config.json: shape, normalisation, encoder, and the share of an image's shorter side that is used."""
+def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableEncoder | None, Resizing]:
+    """From config.json: shape, normalisation, encoder, and how image files become squares."""
     data = run.metadata["data"]
     try:
         shape = tuple(int(side) for side in data["input_shape"])
@@ -176,7 +176,7 @@ def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableE
         encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
         if min(shape) < 1 or (encoder is not None and shape != (len(encoder.features),)):
             raise ValueError(f"samples of shape {shape}")
-        return shape, known, encoder, float(data.get("centre", 1))
+        return shape, known, encoder, Resizing.of(data)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{run.path}/config.json is damaged where it describes the data ({error!r})") from None
 

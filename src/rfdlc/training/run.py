@@ -17,7 +17,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,7 @@ from torch import Tensor
 from rfdlc import __version__
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.load import load
-from rfdlc.data.streamed import View
+from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
 from rfdlc.files import read_json
@@ -220,7 +219,7 @@ def describe_data(data: Dataset, source: Any, root: str | Path | None, options: 
         "input_shape": list(data.input_shape),
         "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
         "encoder": None if data.encoder is None else data.encoder.to_dict(),
-        "centre": View().evaluated if isinstance(data.train.inputs, ImageFiles) else 1.0,
+        "resizing": None if data.resizing is None else asdict(data.resizing),
         "fingerprint": fingerprint(data),
         "notes": [*data.notes, *([f"broken, left out: {skipped}"] if skipped else [])],
     }
@@ -231,7 +230,13 @@ def data_of(run: Run, data: Any = None) -> Dataset:
     table = run.metadata["data"]
     given = data if data is not None else table.get("source")
     expect(given is not None, f"{run.path} was trained on data in memory: pass the same data again, resume(path, data)")
-    found = given if isinstance(given, Dataset) else load(given, root=table.get("root"), **table.get("options", {}))
+    if isinstance(given, Dataset):
+        found = given
+    else:
+        root, options = table.get("root"), table.get("options", {})
+        if "centre" in table and "fit" in options_of(find_reader(given, root)[0]):  # earlier versions always cropped
+            options = {"fit": "crop"} | options
+        found = load(given, root=root, **options)
     other = f"{run.path} was trained on other data than {found.name}: labels or samples differ"
     expect(fingerprint(found) == table["fingerprint"], other)
     return found

@@ -6,13 +6,15 @@ import torch
 from PIL import Image
 
 import rfdlc
-from rfdlc.data.images import fitted, planes
+from rfdlc.data.images import Resizing, fitted, planes
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.scores import softmax
 from rfdlc.decide.uncertainty import entropy, mutual_information
-from rfdlc.integrations.onnx.graph import DecisionHead, centre_square
+from rfdlc.integrations.onnx.graph import DecisionHead, as_squares
 
 CLASSES = rfdlc.Classes(("a", "b", "c", "d"), (40, 20, 9, 3))
+RESIZINGS = [Resizing(), Resizing(centre=0.875), Resizing("pad"), Resizing("stretch"), Resizing("crop", "bicubic")]
+RESIZINGS.append(Resizing("pad", "bicubic"))
 
 
 def scores(particles, samples=500, seed=0):
@@ -71,16 +73,16 @@ def test_other_rules_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(3, 40, 40), (3, 31, 57), (1, 64, 20), (3, 5, 7), (1, 8, 8)])
-@pytest.mark.parametrize("share", [1.0, 0.875])
-def test_resize_is_pillows(shape, share):
+@pytest.mark.parametrize("resizing", RESIZINGS, ids=str)
+def test_resize_is_pillows(shape, resizing):
     images = np.random.default_rng(0).integers(0, 256, (4, *shape), dtype=np.uint8)
-    ours = centre_square(torch.from_numpy(images).float(), 8, share).numpy()
-    difference = np.abs(ours - _by_pillow(images, share))
+    ours = as_squares(torch.from_numpy(images).float(), 8, resizing).numpy()
+    difference = np.abs(ours - _by_pillow(images, resizing))
     assert difference.max() <= 1  # a level, where pillow's fixed-point numbers round a tie the other way
     assert (difference > 0).mean() < 0.25
 
 
-def _by_pillow(images, share):
+def _by_pillow(images, resizing):
     pictures = [Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)) for image in images]
-    share = 1.0 if images.shape[2:] == (8, 8) else share  # samples already
-    return np.stack([planes(fitted(picture, 8, images.shape[1], share)) for picture in pictures])
+    resizing = Resizing() if images.shape[2:] == (8, 8) else resizing  # samples already
+    return np.stack([planes(fitted(picture, 8, images.shape[1], resizing)) for picture in pictures])

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import rfdlc
-from rfdlc.data.images import ImageFiles
+from rfdlc.data.images import ImageFiles, Resizing
 from rfdlc.integrations.server.backend import Limits, open_backend
 from rfdlc.integrations.server.requests import Reader
 
@@ -44,12 +44,12 @@ def run(photos, tmp_path_factory):
 
 def test_paths_are_seen_as_training_saw_them(run, photos, monkeypatch):
     model, recorded = rfdlc.Model.load(run, device="cpu"), rfdlc.Predictions.load(run / "predictions.npz")
-    assert model.centre == 224 / 256
+    assert model.resizing == Resizing(centre=224 / 256)
     found = model.predict(photos)
     assert found.ids.tolist() == recorded.ids.tolist()
     assert found.targets.tolist() == recorded.targets.tolist()
     np.testing.assert_allclose(found.scores.values, recorded.scores.values, atol=1e-4)
-    model._spec = replace(model._spec, centre=1.0)
+    model._spec = replace(model._spec, resizing=Resizing())
     otherwise = model.predict(photos).scores.values
     assert np.abs(otherwise - recorded.scores.values).max() > 0.01
     monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 0)

@@ -9,19 +9,25 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, choose_split, split_name
-from rfdlc.data.images import GREY, SUFFIXES, ImageFiles, PackedText, attempt, open_image
+from rfdlc.data.images import GREY, SUFFIXES, BrokenImage, ImageFiles, PackedText, Resizing, attempt, open_image
 from rfdlc.decide.classes import MOST_NUMBERED
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
 
+Fit = Literal["auto", "crop", "pad", "stretch"]
+Interpolation = Literal["bilinear", "bicubic"]
+Size = tuple[int, int]
+
 FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
+CENTRE = 224 / 256  # of streamed images in evaluation: what resize 256 and centre crop 224 leave
+PADDED_FROM = 0.2  # where a centre crop would lose more than this fraction of the training images, they are padded
 HEADERS_READ = 50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
 ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
 # How many images and classes published data sets have, and with which values one of them is normalised.
@@ -45,8 +51,9 @@ class Entry(NamedTuple):
 
 
 def read_folder(
-    path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False, allow_links: bool = False
-) -> Dataset:
+    path: Path, *, image_size: PositiveInt | None = None, fit: Fit = "auto", interpolation: Interpolation = "bilinear",
+    cache: Path | None = None, skip_broken: bool = False, allow_links: bool = False,
+) -> Dataset:  # fmt: skip
     """One folder per class, sorted by name; other files are ignored. `allow_links` accepts links to other places."""
     root = path.resolve()
     places = _split_folders(root, allow_links)
@@ -75,7 +82,8 @@ def read_folder(
     for where, unread in (("inside class folders", deeper), ("beside the splits", [] if whole else beside)):
         notes += [f"{len(unread)} folders {where} were ignored: {listing(unread, 3)}"] if unread else []
     names = sorted({str(entry.label) for entries in listed.values() for entry in entries})
-    return read_images(root.name, root, listed, names, image_size, skip_broken, notes, broken)
+    how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
+    return read_images(root.name, root, listed, names, how, notes, broken)
 
 
 def find_images(path: Path, split: str | None = None, allow_links: bool = False) -> tuple[Path, str, PackedText]:
@@ -130,42 +138,62 @@ def _entries(folder: Path, root: Path, allow_links: bool = False) -> list[tuple[
     return sorted((entry.name, entry.is_dir()) for entry in entries)
 
 
+class ImageOptions(NamedTuple):
+    """What the formats of image files have in common."""
+
+    image_size: int | None
+    fit: Fit
+    interpolation: Interpolation
+    cache: Path | None
+    skip_broken: bool
+
+
 def read_images(
-    name: str, root: Path, listed: Mapping[str, Sequence[Entry]], class_names: Sequence[str], image_size: int | None,
-    skip_broken: bool, notes: Sequence[str], broken: Sequence[str], normalisation: Normalisation | None = None,
+    name: str, root: Path, listed: Mapping[str, Sequence[Entry]], class_names: Sequence[str], how: ImageOptions,
+    notes: Sequence[str], broken: Sequence[str], normalisation: Normalisation | None = None,
 ) -> Dataset:  # fmt: skip
     """Read the headers, choose size and channels, and decode what fits into memory; `broken` is what is known."""
-    gone, usable, sizes, grey = list(broken), dict[str, list[Entry]](), set[tuple[int, int]](), True
+    gone, usable, sizes, grey = list(broken), dict[str, list[Entry]](), dict[str, list[Size]](), True
     for split, entries in listed.items():
 
-        def header(index: int, entries: Sequence[Entry] = entries) -> tuple[tuple[int, int], bool]:
+        def header(index: int, entries: Sequence[Entry] = entries) -> tuple[Size, bool]:
             with open_image(root / entries[index].name) as image:
                 return image.size, image.mode in GREY
 
         some = np.unique(np.linspace(0, len(entries) - 1, min(len(entries), HEADERS_READ)).astype(int)).tolist()
-        found, wrong = attempt(header, some, "Looking at images")
-        usable[split] = [entry for i, entry in enumerate(entries) if i not in wrong]
-        gone += [f"{entries[i].origin}{wrong[i]}" for i in sorted(wrong)]
-        sizes |= {size for size, _ in found.values()}
+        found, unread = attempt(header, some, "Looking at images")
+        usable[split] = [entry for i, entry in enumerate(entries) if i not in unread]
+        gone += [f"{entries[i].origin}{unread[i]}" for i in sorted(unread)]
+        sizes[split] = [size for size, _ in found.values()]
         grey = grey and all(is_grey for _, is_grey in found.values())
-    _check_broken(gone, skip_broken)
-    expect(sizes, f"{name}: no image in {root} can be used ({len(gone)} are broken)")
-    (side, size_note), channels = _side(sizes, image_size), 1 if grey else 3
-    files = {split: ImageFiles(root, PackedText(e.name for e in own), side, channels) for split, own in usable.items()}
-    fits = sum(math.prod(own.shape) for own in files.values()) <= FITS_IN_MEMORY
+    _check_broken(gone, how.skip_broken)
+    expect(any(sizes.values()), f"{name}: no image in {root} can be used ({len(gone)} are broken)")
+    different, channels = {size for own in sizes.values() for size in own}, 1 if grey else 3
+    side, (fit, fit_note) = _side(different, how.image_size), _fit(sizes["train"], how.fit)
+    fits = sum(map(len, usable.values())) * channels * side**2 <= FITS_IN_MEMORY
+    resizing = Resizing(fit, how.interpolation, CENTRE if fit == "crop" and not fits else 1.0)
+    files = {
+        split: ImageFiles(root, PackedText(e.name for e in own), side, channels, resizing)
+        for split, own in usable.items()
+    }
     index: dict[int | str, int] = {name: i for i, name in enumerate(class_names)}
     splits = {}
     for split, own in files.items():
-        images, wrong = own.decode() if fits else (own, {})
+        wrong: dict[int, BrokenImage] = {}
+        if how.cache is not None:  # more pixels than needed where they are cropped at random
+            own, wrong = own.cached(how.cache.expanduser(), side if fits else round(side / CENTRE))
+        images, damaged = own.decode() if fits else (own, {})
+        wrong |= damaged
         gone += [f"{usable[split][i].origin}{wrong[i]}" for i in sorted(wrong)]
         labels = np.array([index.get(entry.label, entry.label) for entry in usable[split]], dtype=np.int64)
         groups = np.array([entry.group for entry in usable[split]])
         decoded = Split(images, labels, own.names, None if None in groups else groups)
         splits[split] = decoded.take(np.setdiff1d(np.arange(len(own)), [*wrong])) if wrong else decoded
-    _check_broken(gone, skip_broken)
-    notes = [*notes, *size_note]
+    _check_broken(gone, how.skip_broken)
+    notes = [*notes, *([] if different == {(side, side)} else [_size_note(different, side, fit_note)])]
     notes += [f"{len(gone)} broken files, lines or folders were skipped, the first: {gone[0]}"] if gone else []
-    return replace(Dataset.of(name, class_names, splits, notes, normalisation), skipped=tuple(gone))
+    data = Dataset.of(name, class_names, splits, notes, normalisation)
+    return replace(data, skipped=tuple(gone), resizing=resizing)
 
 
 def _check_broken(broken: Sequence[str], skip_broken: bool) -> None:
@@ -174,16 +202,30 @@ def _check_broken(broken: Sequence[str], skip_broken: bool) -> None:
     expect(skip_broken or not broken, f"{named}. {fix}")
 
 
-def _side(sizes: set[tuple[int, int]], image_size: int | None) -> tuple[int, list[str]]:
-    """The side of the square that images become, by default their own if it is small, and a note where it is not."""
-    least, *_, most = sorted([*sizes] * 2, key=math.prod)
+def _side(sizes: set[Size], image_size: int | None) -> int:
+    """The side of the square that images become, by default their own if it is small."""
+    width, height = min(sizes)
     typical = float(np.median([min(size) for size in sizes]))
     usual = max((side for side in (32, 64, 128, 224) if side <= typical), default=32)
-    side = image_size or (least[0] if len(sizes) == 1 and least[0] == least[1] <= 64 else usual)
+    return image_size or (width if len(sizes) == 1 and width == height <= 64 else usual)
+
+
+def _fit(sizes: Sequence[Size], wanted: Fit) -> tuple[str, str]:
+    """How training images of these sizes become squares, and why."""
+    told = {"crop": "the shorter side resized, the centre kept", "pad": "resized as a whole, padded"}
+    told["stretch"] = "stretched"
+    if wanted != "auto":
+        return wanted, told[wanted]
+    lost = float(np.mean([1 - min(size) / max(size) for size in sizes])) if sizes else 0.0
+    fit = "pad" if lost > PADDED_FROM else "crop"
+    return fit, f"{told[fit]} (a centre crop {'would lose' if fit == 'pad' else 'loses'} {lost:.0%} of the pixels)"
+
+
+def _size_note(sizes: set[Size], side: int, fitted: str) -> str:
+    least, *_, most = sorted([*sizes] * 2, key=math.prod)
     small, large = (f"{width}x{height}" for width, height in (least, most))
     come = f"images of {small}" if len(sizes) == 1 else f"images from {small} to {large} ({len(sizes)} sizes)"
-    note = f"{come} become {side}x{side}: the shorter side resized, the centre kept; image_size sets another size"
-    return side, [] if sizes == {(side, side)} else [note]
+    return f"{come} become {side}x{side}: {fitted}; image_size and fit set others"
 
 
 def find_lists(folder: Path) -> dict[str, dict[str, Path]]:
@@ -203,7 +245,10 @@ def find_named_list(root: Path, name: str) -> Path:
     return found[0]
 
 
-def read_list(path: Path, *, image_size: PositiveInt | None = None, skip_broken: bool = False) -> Dataset:
+def read_list(
+    path: Path, *, image_size: PositiveInt | None = None, fit: Fit = "auto", interpolation: Interpolation = "bilinear",
+    cache: Path | None = None, skip_broken: bool = False,
+) -> Dataset:  # fmt: skip
     """A training list (of a folder, the one in it) and, beside it, those of val and test; paths are relative to it."""
     path = list_file(path, "train") if path.is_dir() else path
     stem, split = _stem_and_split(path)
@@ -222,8 +267,9 @@ def read_list(path: Path, *, image_size: PositiveInt | None = None, skip_broken:
     notes = [f"{path.parent}: differs from the published data set: {', '.join(wrong)}"] if wrong else []
     for note in notes:
         warnings.warn(note, stacklevel=3)
-    normalisation = NORMALISATIONS.get(plain)
-    return read_images(stem or path.stem, root, listed, names, image_size, skip_broken, notes, broken, normalisation)
+    known, normalisation = "crop" if plain in PUBLISHED and fit == "auto" else fit, NORMALISATIONS.get(plain)
+    how = ImageOptions(image_size, known, interpolation, cache, skip_broken)
+    return read_images(stem or path.stem, root, listed, names, how, notes, broken, normalisation)
 
 
 def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:

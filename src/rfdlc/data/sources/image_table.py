@@ -9,7 +9,15 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import PackedText
-from rfdlc.data.sources.image_files import Entry, check_listed, is_image, read_images
+from rfdlc.data.sources.image_files import (
+    Entry,
+    Fit,
+    ImageOptions,
+    Interpolation,
+    check_listed,
+    is_image,
+    read_images,
+)
 from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_of_splits, split_column
 from rfdlc.data.table import text_column
 from rfdlc.errors import InputError, expect
@@ -34,7 +42,8 @@ def image_column(path: Path) -> str | None:
 
 def read(
     path: Path, *, target: str | None = None, groups: str | None = None, split: str | None = None,
-    image_size: PositiveInt | None = None, skip_broken: bool = False,
+    image_size: PositiveInt | None = None, fit: Fit = "auto", interpolation: Interpolation = "bilinear",
+    cache: Path | None = None, skip_broken: bool = False,
 ) -> Dataset:  # fmt: skip
     """One row per image; paths are relative to the table. `groups` and `split` name columns."""
     table, root, where = read_columns(path), path.parent.resolve(), str(path)
@@ -56,7 +65,8 @@ def read(
             except InputError as error:
                 broken.append(f"{where}, row {row + 1}: {error}")
     names = classes_of(where, [entry.label for entries in listed.values() for entry in entries])[1]
-    return read_images(path.stem, root, listed, names, image_size, skip_broken, notes, broken)
+    how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
+    return read_images(path.stem, root, listed, names, how, notes, broken)
 
 
 def find_images(

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from rfdlc import __version__
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.load import load
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.evaluation import entries, evaluate
 from rfdlc.decide.predictions import Predictions
@@ -32,7 +31,7 @@ from rfdlc.files import replacing
 from rfdlc.integrations.onnx.graph import serialise
 from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel, blank_sample
 from rfdlc.training.model import Model, OwnBackbone
-from rfdlc.training.run import Run
+from rfdlc.training.run import Run, data_of
 
 SAMPLES = 500
 BATCH = 50  # samples: large images of many particles need much memory
@@ -158,7 +157,7 @@ def _describe(model: Model) -> dict[str, Any]:
     digest = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.exists() else None
     made_by = {"rfdlc": __version__, "torch": torch.__version__, "method": run.method_name}
     made_from = {"run": run.path.resolve().name, "data": run.metadata["data"]["name"], "weights_sha256": digest}
-    samples = {"input_shape": list(model.input_shape), "centre": model.centre}
+    samples: dict[str, Any] = {"input_shape": list(model.input_shape), "resizing": asdict(model.resizing)}
     samples["encoder"] = None if encoder is None else encoder.to_dict()
     described = {"format": FORMAT, "version": VERSION, "decider": model.decider.to_dict(), **samples}
     return {**described, "provenance": {**made_by, **made_from}}
@@ -200,13 +199,12 @@ def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], ow
 def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
     """Test samples with the predictions that the run recorded, if both can be read; else random samples."""
     with suppress(InputError, KeyError, OSError):  # the data are not on this machine
-        recorded, table = Predictions.load(model.path / "predictions.npz"), Run(model.path).metadata["data"]
-        test = load(table["source"], root=table.get("root"), **table.get("options", {})).splits["test"]
+        recorded, test = Predictions.load(model.path / "predictions.npz"), data_of(Run(model.path)).splits["test"]
         if len(test) == len(recorded):
             spread = np.linspace(0, len(test) - 1, min(SAMPLES, len(test))).astype(int)  # often sorted by class
             few = Predictions(logits=recorded.scores.values[:, spread], classes=recorded.classes)
             inputs = test.take(spread).inputs
-            return inputs.decode(model.centre)[0] if isinstance(inputs, ImageFiles) else inputs, few
+            return inputs.decode()[0] if isinstance(inputs, ImageFiles) else inputs, few
     return random_samples(model, SAMPLES), None
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from rfdlc.data.images import PADDING, Resizing
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import PROBABILITY_FLOOR
@@ -29,7 +31,7 @@ class DecisionGraph(nn.Module):
         kind, shape = torch.float16 if half else torch.float32, model.input_shape
         self.net = deepcopy(model.net).to("cpu", kind).eval()
         self.net.execute("stacked")
-        self.square = (shape[1], model.centre) if resize else None
+        self.square = (shape[1], model.resizing) if resize else None
         self.normalise = Normaliser(model.normalisation, shape, torch.device("cpu"), kind)
         with torch.no_grad():  # particles may be combined inside the network
             particles = self.net(torch.zeros(1, 2, *shape, dtype=kind)).shape[1]  # (1, M, 2, C)
@@ -37,7 +39,7 @@ class DecisionGraph(nn.Module):
 
     def forward(self, inputs: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
         samples = inputs.to(torch.float32)
-        samples = self.normalise(centre_square(samples, *self.square) if self.square else samples)
+        samples = self.normalise(as_squares(samples, *self.square) if self.square else samples)
         return self.head(self.net(samples.unsqueeze(0))[0].float(), utility)
 
 
@@ -83,26 +85,47 @@ def centred(utility: Tensor) -> tuple[Tensor, Tensor]:
     return (utility - common[:, None]).float(), common.float()
 
 
-def centre_square(images: Tensor, size: int, share: float = 1.0) -> Tensor:
-    """Images (B, channels, H, W) of any size -> `share` of their centre square at `size`, as pillow does (bilinear).
+def _cubic(distance: Tensor) -> Tensor:
+    near, far = (1.5 * distance - 2.5) * distance**2 + 1, ((2.5 - 0.5 * distance) * distance - 4) * distance + 2
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
+
+
+Kernel = Callable[[Tensor], Tensor]
+KERNELS: dict[str, Kernel] = {"bilinear": lambda distance: (1 - distance).clamp_min(0), "bicubic": _cubic}
+
+
+def as_squares(images: Tensor, size: int, resizing: Resizing) -> Tensor:
+    """Images (B, channels, H, W) of any size as squares, as `data.images.fitted` makes them.
 
     Images that have the size already are left as they are.
     """
     height, width = (torch.scalar_tensor(side, dtype=torch.float32) for side in images.shape[-2:])
-    ready = (height == size) & (width == size)
-    side = torch.where(ready, 1.0, share) * torch.minimum(height, width)
-    across = _triangles(torch.arange(images.shape[-1]), width, side, size)
-    down = _triangles(torch.arange(images.shape[-2]), height, side, size)
-    return _rounded(down @ _rounded(images @ across.T))
+    centre = torch.where((height == size) & (width == size), 1.0, resizing.centre)
+    longer, shorter = torch.maximum(height, width), torch.minimum(height, width)
+    frames = {"crop": (shorter, shorter), "pad": (longer, longer), "stretch": (width, height)}[resizing.fit]
+    sides = zip((width, height), frames, images.shape[:1:-1], strict=True)
+    (across, right), (down, below) = (
+        _weights(torch.arange(pixels), length, centre * frame, size, KERNELS[resizing.interpolation])
+        for length, frame, pixels in sides
+    )
+    squares = _rounded(down @ _rounded(images @ across.T))
+    if resizing.fit != "pad":
+        return squares
+    padding = torch.tensor(PADDING[images.shape[1]], dtype=torch.float32)[:, None, None]
+    return torch.where(below[:, None] & right, squares, padding)
 
 
-def _triangles(pixels: Tensor, length: Tensor, side: Tensor, size: int) -> Tensor:
-    """(size, length): the weight of each pixel in each of the new ones."""
-    step = side / size
-    centres = (torch.arange(size) + 0.5) * step + (length - side) / 2
-    distance = (pixels.to(torch.float32) + 0.5 - centres[:, None]).abs()
-    triangles = (1 - distance / step.clamp_min(1)).clamp_min(0)
-    return triangles / triangles.sum(1, keepdim=True)
+def _weights(pixels: Tensor, length: Tensor, frame: Tensor, size: int, kernel: Kernel) -> tuple[Tensor, Tensor]:
+    """(size, length), the weight of each pixel in each of the new ones; and (size,), whether they lie in the image."""
+    start, place = (length - frame) / 2, torch.arange(size, dtype=torch.float32)
+    low, high = start.clamp_min(0), torch.minimum(start + frame, length)
+    first, end = (((edge - start) * size / frame).round() for edge in (low, high))
+    count = (end - first).clamp_min(1)
+    step = (high - low) / count
+    centres = (place - first + 0.5) * step + low
+    distance = (pixels.to(torch.float32) + 0.5 - centres[:, None]).abs() / step.clamp_min(1)
+    weights, inside = kernel(distance), (place >= first) & (place < first + count)
+    return weights / torch.where(inside, weights.sum(1), 1.0)[:, None], inside
 
 
 def _rounded(levels: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.dataset import as_inputs
+from rfdlc.data.images import Resizing
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
@@ -58,7 +59,7 @@ class OnnxModel:
         self.decider = Decider.from_dict(metadata["decider"])
         self.classes, self.utility = self.decider.utility.classes, self.decider.utility
         self.input_shape = tuple(int(side) for side in metadata["input_shape"])
-        self.centre = float(metadata.get("centre", 1))  # fraction of an image's shorter side that training looked at
+        self.resizing = Resizing.of(metadata)
         self.resize, self.utility_input = bool(metadata["resize"]), bool(metadata["utility_input"])
         self.encoder = TableEncoder.from_dict(metadata["encoder"]) if metadata.get("encoder") else None
         self._images, self._outdated = len(self.input_shape) == 3, metadata["version"] == 1

@@ -170,7 +170,7 @@ class Reader:
             if time.monotonic() > deadline:  # the request has been answered with 503
                 raise TimeoutError
             try:
-                samples[place] = planes(fitted(image, side, channels, self.served.centre))
+                samples[place] = planes(fitted(image, side, channels, self.served.resizing))
             except Exception:
                 raise HTTPException(422, f"image {place}: {IMAGE}") from None
         return samples
