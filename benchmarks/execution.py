@@ -115,6 +115,7 @@ class Bench:
     def ours(self, kind: str, compiled: bool, how: str = "auto") -> tuple[float, float]:
         changes: dict[str, Any] = {"compile": compiled, "mixup": 0.0, "execution": how}
         changes |= {"backbone": "resnext50"} if kind == "resnext50" else {}
+        changes |= {"shared_stages": 0} if kind == "vit" else {}
         changes |= {"particles": PARTICLES, "batch_size": self.batch[1].shape[1]}
         row, config = resolve(METHOD, "imagenet-lt", changes)
         network = (lambda: timm.create_model(MODULES["vit"], num_classes=0)) if kind == "vit" else None
@@ -142,7 +143,7 @@ def measure(options: argparse.Namespace) -> None:
     batch, side = (4, 224 if "vit" in options.kinds else 64) if options.brief else (256, 224)
     for kind in (kind for kind in options.kinds if kind in MODULES):
         bench = Bench(device, batch, side, 1 if options.brief else 10)
-        for compiled in (False, True) if bench.gpu else (False,):
+        for compiled in (True,) if options.compiled else (False, True) if bench.gpu else (False,):
             name = f"{kind}, {batch} images of {side} px{', compiled' * compiled}"
             plain, memory = bench.plain(kind, compiled)
             note(f"{name}: plain loop", plain, "ms", reference=f"{memory:.2f} GiB")
@@ -173,5 +174,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", default=[*MODULES, "widths"])
     parser.add_argument("--brief", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="compiled networks alone")
     parser.add_argument("--commit", default="", help="commit to record, where there is no git")
     measure(parser.parse_args())
