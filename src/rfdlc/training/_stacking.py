@@ -82,7 +82,8 @@ class Stacker:
     def build(self, run: Run, seeds: Sequence[int] = ()) -> ParticleNet:
         """The network of a run, or of a stack of runs like it. What does not fit the data raises here."""
         method, config, data = run.method, run.config, self.data
-        return method_net(method, config, data.input_shape, data.classes, seeds or (config.seed,), self.backbone)
+        given = data.input_shape, data.classes, seeds or (config.seed,), self.backbone
+        return method_net(method, config, *given, start=run.start)
 
     def next_stack(self, waiting: Sequence[Run]) -> Stack:
         """The stack to train next: the runs that are least far, so that they can join the others."""

@@ -1,8 +1,10 @@
 """TrainConfig: the settings of a training. Defaults, then the method's, then a preset's, then the user's."""
 
+import json
 import os
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from itertools import chain
@@ -25,7 +27,7 @@ from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 # The names that a setting may have; registries may grow.
 CHOICES: dict[str, tuple[Collection[str], ...]] = {
     "backbone": (("auto", "own"), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
-    "head_init": (("random", "class-means"),),
+    "head_init": (("random", "class-means"),), "interpolation": (("auto", "bilinear", "bicubic"),),
     "utility_form": (("row", "bounded", "column"),), "utility_weights": (("samples", "columns", "none"),),
     "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),
     "sampling": (SAMPLINGS,), "augment": (("auto",), AUGMENTATIONS),
@@ -54,7 +56,13 @@ class TrainConfig(BaseModel):
 
     preset: str = Field("auto", description="settings to start from: auto (by the data), none, features, table, ...")
     # network
-    backbone: str = Field("auto", description="network, or package.module:function; auto: by the shape of a sample")
+    backbone: str = Field(
+        "auto", description="network, timm:NAME or package.module:function; auto: by the shape of a sample"
+    )
+    backbone_options: dict[str, Any] = Field({}, description="further arguments of a timm network: backbone.KEY=VALUE")
+    pretrained: str = Field("none", description="weights to start from: none, a safetensors file, or hub (timm's)")
+    image_size: int = Field(0, ge=0, description="side of the images that the network sees; 0: timm's, or as they are")
+    interpolation: str = Field("auto", description="how images are resized: bilinear or bicubic; auto: timm's")
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (256, 256), description="hidden widths of an mlp; empty for none"
     )
@@ -149,10 +157,26 @@ class TrainConfig(BaseModel):
             return [word for word in value.replace(";", ",").split(",") if word.strip()]
         return value if isinstance(value, Iterable) else [value]
 
+    @field_validator("pretrained", mode="before")
+    @classmethod
+    def _source(cls, value: Any) -> Any:
+        return {"true": "hub", "false": "none"}.get(str(value).lower(), value)
+
+    @field_validator("backbone_options")
+    @classmethod
+    def _values(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Text of a command line as the JSON value that it is."""
+        for name, value in options.items():
+            with suppress(ValueError):
+                options[name] = json.loads(value) if isinstance(value, str) else value
+        return options
+
     @field_validator(*CHOICES)
     @classmethod
     def _known(cls, value: str, info: Any) -> str:
         imported = info.field_name == "backbone" and ":" in value
+        file = info.field_name == "weights" and value.endswith(".safetensors")
+        expect(not file, f"setting weights={value!r}: weights are those of the classes; write pretrained={value}")
         return value if imported else choose(f"setting {info.field_name}", value, chain(*CHOICES[info.field_name]))
 
     @model_validator(mode="after")

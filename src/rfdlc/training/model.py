@@ -26,10 +26,12 @@ from rfdlc.training.loop import split_outputs
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.backbones import backbone, own
 from rfdlc.training.networks.particles import ParticleNet, place
+from rfdlc.training.networks.pretrained import PREFIX, Resize, Start, Weights, starting_point, timm_backbone
 from rfdlc.training.run import Run
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
 
+NETWORK = "backbone", "pretrained", "image_size", "interpolation", "backbone_options"  # settings that choose it
 SMALL_STEP = 10_000_000  # multiplications
 SAMPLES_AT_ONCE, BYTES_AT_ONCE = 1000, 2**25  # of inputs that are read and computed together
 
@@ -66,7 +68,8 @@ class Model:
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
         """The model of a run folder, on a device. A run with a function or module as its `backbone` needs it again."""
         run = Run(path)
-        net = method_net(run.method, run.config, _samples_of(run)[0], run.classes, (run.config.seed,), backbone)
+        shape, seeds = _samples_of(run)[0], (run.config.seed,)
+        net = method_net(run.method, run.config, shape, run.classes, seeds, backbone, start={})
         try:
             net.load_state_dict(run.weights())
         except RuntimeError as error:
@@ -203,29 +206,55 @@ def choose_device(wanted: str) -> torch.device:
     return device
 
 
+def own_network(config: TrainConfig, given: OwnBackbone | None = None) -> OwnBackbone | None:
+    """The backbone of the user's own that was given, or that the config names as package.module:function."""
+    name = config.backbone
+    if given is not None or ":" not in name or name.startswith(PREFIX):
+        return given
+    try:
+        found: OwnBackbone = resolve_name(name)
+        return found
+    except (ImportError, AttributeError, ValueError) as error:
+        problem = f"setting backbone={name!r} cannot be imported ({error})"
+        raise InputError(f"{problem}: expected package.module:function on the path, or timm:NAME") from None
+
+
+def start_of(config: TrainConfig, network: OwnBackbone | None = None) -> Start:
+    """What a training with this config starts from."""
+    return starting_point(*(getattr(config, name) for name in NETWORK), own_network(config, network))
+
+
 def method_net(
     method: Method, config: TrainConfig, shape: tuple[int, ...], classes: Classes, seeds: Sequence[int],
-    network: OwnBackbone | None = None,
+    network: OwnBackbone | None = None, start: Weights | None = None,
 ) -> ParticleNet:  # fmt: skip
-    """The network for samples of this shape and len(seeds) runs; `network` is a backbone of the user's own."""
-    name = config.backbone
-    if ":" in name and network is None:
-        try:
-            network = resolve_name(name)
-        except (ImportError, AttributeError, ValueError) as error:
-            problem = f"setting backbone={name!r} cannot be imported ({error})"
-            raise InputError(f"{problem}: expected package.module:function on the path") from None
+    """The network for samples of this shape and len(seeds) runs; `network` is a backbone of the user's own.
+
+    `start` are the weights of a network to start from; an empty one is for weights that are loaded later.
+    """
+    name, size = config.backbone, config.image_size
+    network = own_network(config, network)
     missing = "this run has a backbone of its own, which a folder cannot hold: pass backbone=... again"
     expect(name != "own" or network is not None, f"{missing}, or train with 'package.module:function'")
     if name == "auto":  # samples are (F,) or (channels, height, width)
-        side = min(shape[1:]) if len(shape) == 3 else 0
+        side = (size or min(shape[1:])) if len(shape) == 3 else 0
         name = "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
     with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
-        found = backbone(name, shape, config.widths) if network is None else own(network, torch.zeros(2, *shape))
+        expect(not size or len(shape) == 3, f"image_size={size} is for images, got samples of shape {shape}")
+        seen = (shape[0], size, size) if size else shape
+        if name.startswith(PREFIX):
+            found = timm_backbone(name, seen, size, config.backbone_options, start)
+        elif network is not None:
+            found = own(network, torch.zeros(2, *seen), start)
+        else:
+            found = backbone(name, seen, config.widths)
         options: dict[str, Any] = {name: getattr(config, name) for name in ("head", "head_scale", "dropout")}
-        options["shared_stages"] = min(config.shared_stages, max(0, len(found.stages) - (name == "mlp")))
+        most = config.shared_stages if name.startswith(PREFIX) else max(0, len(found.stages) - (name == "mlp"))
+        options["shared_stages"] = min(config.shared_stages, most)
         combine = partial(method.combination, config, classes)
         net = ParticleNet(found, len(classes), particles=config.particles, seeds=seeds, combine=combine, **options)
+    if seen != shape:
+        net.resize = Resize(*shape[1:], size, config.interpolation)
     net.name, net.recompute = name, config.checkpoint_activations
     net.execute(config.execution)
     return net

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rfdlc.data.dataset import Dataset
-from rfdlc.data.load import load
 from rfdlc.data.loader import capture
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import PreparedStage, split_outputs
 from rfdlc.training.methods import resolve
-from rfdlc.training.model import choose_device, method_net, sensible_threads
+from rfdlc.training.model import choose_device, method_net, sensible_threads, start_of
 from rfdlc.training.networks.particles import place
 from rfdlc.training.networks.stack import Conv, Linear
+from rfdlc.training.run import load_for
 from rfdlc.training.step import Step, reduced
 
 # An activation is written and read forward, read again backward, and so is its gradient: written, read
@@ -55,10 +54,12 @@ def profile(
     data_options: Mapping[str, Any] | None = None, **settings: Any,
 ) -> Profile:  # fmt: skip
     """Measure the first stage of a training as `train` would run it, on its own data, without training."""
-    given = data if isinstance(data, Dataset) else load(data, root=root, **dict(data_options or {}))
-    row, config = resolve(method, given.name, settings, given.suits, len(given.train))
+    early = resolve(method, data if isinstance(data, str) else "", settings)[1]
+    start = start_of(early)
+    given, _ = load_for(data, root, data_options or {}, early, start)
+    row, config = resolve(method, given.name, {**settings, **start.settings}, given.suits, len(given.train))
     device, seeds = choose_device(config.device), (config.seed,)
-    net = place(method_net(row, config, given.input_shape, given.classes, seeds), device)
+    net = place(method_net(row, config, given.input_shape, given.classes, seeds, start=start.weights), device)
     stage = PreparedStage(0, [(row, config, given.classes)], given, device)
     steps = (stage.end - stage.start) * stage.loader.steps
     step = Step(net, stage.losses, stage.settings, stage.stage, (), stage.each)

@@ -5,7 +5,7 @@ last.ckpt          all that continues the training (safetensors)   epoch-N.ckpt 
 history.csv        one row per epoch                               held-out.npz       predictions of held-out data
 model.safetensors  the trained weights                             decider.json       calibration and combination
 predictions.npz    particle logits of the test split               metrics.json       their metrics
-environment.json   versions and hardware
+environment.json   versions and hardware                           pretrained.safetensors  the weights it started from
 """
 
 import csv
@@ -17,7 +17,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from rfdlc import __version__
-from rfdlc.data.dataset import Dataset
+from rfdlc.data.dataset import Dataset, Normalisation
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
@@ -37,6 +37,7 @@ from rfdlc.errors import InputError, expect
 from rfdlc.files import read_json
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
+from rfdlc.training.networks.pretrained import Start, Weights
 
 FORMAT, VERSION, READABLE = "rfdlc-run", 2, (1, 2)
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
@@ -75,11 +76,20 @@ class Run:
         hardware = {"platform": platform.platform(), "threads": torch.get_num_threads(), "numpy": np.__version__}
         hardware["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         described = {"method": self.method_name, "settings": self.config.to_dict(), "data": data, **more}
+        if self.start is not None:
+            self.write("pretrained.safetensors", save(plain_tensors(self.start)))
         self.write_json("classes.json", classes.to_dict())
         self.write_json("environment.json", {**versions, **hardware})
         self.write_json(
             "config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **described}
         )  # last
+
+    @cached_property
+    def start(self) -> Weights | None:
+        """The weights that its networks start from (setting `pretrained`); None for random ones."""
+        path = self.path / "pretrained.safetensors"
+        with _readable(path, "a file of weights"):
+            return load_file(path) if path.exists() else None
 
     @property
     def exists(self) -> bool:
@@ -225,6 +235,24 @@ def describe_data(data: Dataset, source: Any, root: str | Path | None, options: 
     }
 
 
+def load_for(
+    source: Any, root: str | Path | None, options: Mapping[str, Any], config: TrainConfig, start: Start
+) -> tuple[Dataset, dict[str, Any]]:
+    """The data as a network expects them, and the options that load them so: image files are decoded at its size."""
+    if isinstance(source, Dataset):
+        expect(not options, f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load")
+        data, options = source, {}
+    else:
+        known, wanted = options_of(find_reader(source, root)[0]), config.replace(**start.settings)
+        sized: dict[str, Any] = {"image_size": wanted.image_size} if wanted.image_size else {}
+        sized |= {"interpolation": wanted.interpolation} if wanted.interpolation != "auto" else {}
+        options = {**{name: value for name, value in sized.items() if name in known}, **options}
+        data = load(source, root=root, **options)
+    if start.preprocessing is not None:
+        data = replace(data, normalisation=Normalisation(start.preprocessing.mean, start.preprocessing.std))
+    return data, options
+
+
 def data_of(run: Run, data: Any = None) -> Dataset:
     """The data that a run was trained on, passed again or loaded from where they were; other data are refused."""
     table = run.metadata["data"]
@@ -239,7 +267,8 @@ def data_of(run: Run, data: Any = None) -> Dataset:
         found = load(given, root=root, **options)
     other = f"{run.path} was trained on other data than {found.name}: labels or samples differ"
     expect(fingerprint(found) == table["fingerprint"], other)
-    return found
+    scale = table["normalisation"]  # which may be a pretrained network's
+    return replace(found, normalisation=None if scale is None else Normalisation(*map(tuple, scale.values())))
 
 
 def fingerprint(data: Dataset) -> str:

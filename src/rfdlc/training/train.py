@@ -5,16 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rfdlc.data.dataset import Dataset
-from rfdlc.data.load import load
 from rfdlc.errors import InputError, expect, listing, repeated
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
-from rfdlc.training.model import Model, OwnBackbone
-from rfdlc.training.run import Checkpoint, Run, data_of, describe_data
+from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
+from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for
 from rfdlc.training.trainer import Trainer
 
-FIXED_IN_FORKS = "backbone", "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser"
+FIXED_IN_FORKS = *NETWORK, "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser"
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,7 @@ def fork(
     with process_group() as group:
         with group.raising_together():
             source, run = Run(path), Run(out, group.main)
+            run.start = source.start
             checkpoint = _configure_fork(run, source, at, method, changes)
             trainer = Trainer(data_of(source, data), backbone=own, group=group)
             trainer.check(run, again=under_torchrun())
@@ -171,16 +170,20 @@ def _prepare(
 ) -> tuple[Trainer, list[Run]]:  # fmt: skip
     """A trainer and its runs in their folders. What cannot be used raises before there is one."""
     with group.raising_together():
-        for spec in specs:  # a wrong setting raises before any work
-            resolve(spec.method, data if isinstance(data, str) else "", spec.settings)
-        late = f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load"
-        expect(not (isinstance(data, Dataset) and options), late)
-        given = data if isinstance(data, Dataset) else load(data, root=root, **options)
+        # a wrong setting, network or file of weights raises before any work
+        early = [resolve(spec.method, data if isinstance(data, str) else "", spec.settings)[1] for spec in specs]
+        networks_of = [str([getattr(config, name) for name in NETWORK]) for config in early]
+        known = {key: start_of(config, backbone) for key, config in dict(zip(networks_of, early, strict=True)).items()}
+        starts = [known[key] for key in networks_of]
+        several = "these networks expect images of different sizes or scales: train each of them in a call of its own"
+        expect(all(start.preprocessing == starts[0].preprocessing for start in starts), several)
+        given, options = load_for(data, root, options, early[0], starts[0])
         trainer = Trainer(given, backbone=backbone, group=group, networks=networks)
         runs = [Run(spec.out, group.main) for spec in specs]
-        for run, spec in zip(runs, specs, strict=True):
-            run.method_name, calibrated_apart = spec.method, given.val is not None  # then there is nothing to refit on
-            chosen = {**({"refit": False} if calibrated_apart else {}), **spec.settings}
+        for run, spec, start in zip(runs, specs, starts, strict=True):
+            run.method_name, run.start = spec.method, start.weights
+            calibrated_apart = given.val is not None  # then there is nothing to refit on
+            chosen = {**({"refit": False} if calibrated_apart else {}), **spec.settings, **start.settings}
             run.config = resolve(spec.method, given.name, chosen, given.suits, len(given.train))[1]
             trainer.check(run, again)
         described = describe_data(given, data, root, options)

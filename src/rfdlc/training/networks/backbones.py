@@ -4,7 +4,7 @@ A backbone is a list of stages. Each stage builds itself for any number of netwo
 by the particles of a run. The last stage gives features, one vector per sample.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise
@@ -180,12 +180,19 @@ def _flat(name: str) -> str:
     return "copy_" + name.replace(".", "__")
 
 
-def own(make: Callable[[], nn.Module] | nn.Module, example: Tensor) -> Backbone:
+def own(
+    make: Callable[[], nn.Module] | nn.Module, example: Tensor, start: Mapping[str, Tensor] | None = None
+) -> Backbone:
     """A user's network as a backbone of one stage; a dry run on `example` (B, ...) finds the width of its features.
 
-    A function makes a fresh network for each particle; a module (a pretrained one, say) is copied as it is.
+    A function makes a fresh network for each particle; a module (a pretrained one, say) is copied as it is. With
+    `start`, all begin with these weights; an empty one leaves them as they are, for weights that are loaded later.
     """
     build = (lambda: deepcopy(make)) if isinstance(make, nn.Module) else make
+    if start is not None:
+        first = build()
+        first.load_state_dict(start, strict=bool(start))
+        build = partial(deepcopy, first)
     with torch.no_grad():
         features = build().eval()(example)
     shape = tuple(getattr(features, "shape", ()))

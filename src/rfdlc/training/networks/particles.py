@@ -170,6 +170,7 @@ class ParticleNet(nn.Module):
         self.dropout = Dropout(networks, dropout)
         self.head = CosineHead(*size, head_scale) if head == "cosine" else Linear(*size)
         self.combination: Combination = combine(self.runs, backbone.width)
+        self.resize: nn.Module = nn.Identity()  # of images, to the size that the networks are made for
         reset(self, seeds)
 
     def execute(self, how: str) -> None:
@@ -221,7 +222,7 @@ class ParticleNet(nn.Module):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F), in full precision."""
-        features, kind = self.features(x).to(self.head.weight.dtype), x.device.type
+        features, kind = self.features(self.resize(x)).to(self.head.weight.dtype), x.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             logits = self.head(self.dropout(features))
         return self._by_run(logits), self._by_run(features)
