@@ -63,7 +63,7 @@ format: .venv/ready
 	touch .venv/trains
 
 .venv/ready: .venv/trains
-	$(PIP) -e ".[train,tables,export,serve,dev]"
+	$(PIP) -e ".[train,vision,tables,export,serve,dev]"
 	touch .venv/ready
 
 clean:

@@ -50,8 +50,8 @@ def test_later_wins():
     [
         ({"epohcs": 3}, "did you mean 'epochs'"),
         (
-            {"image_size": 3},
-            "an option of the data and not a setting: write data.image_size=..., in Python",
+            {"test_fraction": 3},
+            "an option of the data and not a setting: write data.test_fraction=..., in Python",
         ),
         ({"epochs": "many"}, "epochs='many' is not possible: input should be a valid integer"),
         ({"epochs": 2.5}, "epochs=2.5 is not possible: input should be a valid integer"),

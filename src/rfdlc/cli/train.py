@@ -34,6 +34,7 @@ LISTED = "List all settings and exit."
 SETTINGS = "Settings; `rfdlc train --settings` lists them."
 Pairs = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help=SETTINGS, show_default=False)]
 
+PREFIXES = "data.", "backbone."  # of options that are passed on: to the reader of the data, to timm
 SCORED = {"test": "test", "held_out_balanced": "held out, as if balanced"}
 
 
@@ -67,15 +68,17 @@ def train(
     """Train on long-tailed data; calibrate on held-out data; keep everything in a run folder.
 
     Settings come from the data set's preset and the method; `key=value` overrides them, `data.key=value` is an option
-    of the data set. Ctrl-C stops at a checkpoint. `torchrun` starts it on several GPUs or machines.
+    of the data set, `backbone.key=value` one of a timm network. Ctrl-C stops at a checkpoint. `torchrun` starts it on
+    several GPUs or machines.
 
     **Examples**
 
     - `rfdlc train digits-lt --out runs/digits data.factor=20 --profile`
     - `rfdlc train patients.csv --target diagnosis --groups patient --out runs/patients`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
-    - `rfdlc train cifar100-lt --root data --out runs/b --method rf-dlc-paper utility=tail-sensitive`
-    - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/c`
+    - `rfdlc train photos/ --out runs/b backbone=timm:resnet50 pretrained=r50.safetensors particles=3 shared_stages=3`
+    - `rfdlc train cifar100-lt --root data --out runs/c --method rf-dlc-paper utility=tail-sensitive`
+    - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/d`
     """
     with ready():
         options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
@@ -83,7 +86,12 @@ def train(
         chosen = _chosen(settings, ("out", "root", *options))
         named = chosen.pop("method", method)
         options = {name: value for name, value in options.items() if value}
-        options |= {key.removeprefix("data."): chosen.pop(key) for key in list(chosen) if key.startswith("data.")}
+        of_data, of_network = (
+            {key.removeprefix(prefix): chosen.pop(key) for key in list(chosen) if key.startswith(prefix)}
+            for prefix in PREFIXES
+        )
+        options |= of_data
+        chosen |= {"backbone_options": of_network} if of_network else {}
         given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
         if profile:
             _show_profile(source, named, given)
@@ -262,7 +270,7 @@ def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]
         written = f"--{name.replace('_', '-')} {chosen.get(name)}"
         expect(name not in chosen, f"{name} is an option and not a setting: write {written}")
     others = {"method", *(name for method in METHODS.values() for name in method.options)}
-    rfdlc.TrainConfig.check_names(key for key in chosen if key not in others and not key.startswith("data."))
+    rfdlc.TrainConfig.check_names(key for key in chosen if key not in others and not key.startswith(PREFIXES))
     return dict(chosen)
 
 
@@ -286,6 +294,9 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         likely = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes), rule="argmax")
         found = rfdlc.evaluate(predictions, decider=likely)
         columns = {"arg max": found.to_dict(), "highest expected utility": metrics["test_tail_sensitive"]}
+    if "diversity" in metrics and model.net.particles > 1:
+        differ = metrics["diversity"]["disagreement"]
+        lines.append(f"particles: the arg max of two of them differs on {differ:.1%} of the test samples")
     lines += [str(model.decider), f"run folder: {path}", f"next: rfdlc {following}"]
     output(as_json, {"run": str(path), "notes": notes, **metrics}, metrics_table(columns, title), *lines)
 

@@ -240,7 +240,8 @@ def method_net(
         side = (size or min(shape[1:])) if len(shape) == 3 else 0
         name = "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
     with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
-        expect(not size or len(shape) == 3, f"image_size={size} is for images, got samples of shape {shape}")
+        needed = f"backbone {name!r} with image_size={size} needs images (channels, height, width)"
+        expect(not size or len(shape) == 3, f"{needed}, got samples of shape {shape}")
         seen = (shape[0], size, size) if size else shape
         if name.startswith(PREFIX):
             found = timm_backbone(name, seen, size, config.backbone_options, start)

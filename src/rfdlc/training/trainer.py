@@ -216,9 +216,13 @@ def _plan(stack: Stack, waiting: int) -> str:
     weights = sum(parameter.numel() for parameter in model.net.parameters())
     epochs = f"{run.epochs} epochs of {stack.stages[-1].loader.steps:,} steps"
     side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""
+    net, shared = model.net, len(model.net.trunk)
+    network = f"{net.name}{f' at {run.config.image_size} pixels' if run.config.image_size else ''}"
+    network += f", pretrained ({run.config.pretrained})" if run.start is not None else ""
+    network += f", {shared} of {shared + len(net.branches)} stages shared" if shared else ""
     lines = {
         "data": f"{data.name}, {samples} samples, {len(data.classes)} classes",
-        "network": f"{model.net.name}, particles: {run.config.particles}, weights: {weights:,}",
+        "network": f"{network}, particles: {run.config.particles}, weights: {weights:,}",
         "training": f"{run.method_name}, {epochs}{', then again on all samples' * run.config.refit}{side_by_side}",
         "settings": f"preset {run.config.preset}{OTHERS.get(run.config.preset, '')}",
         "device": f"{model.device}, {torch.get_num_threads()} CPU threads",

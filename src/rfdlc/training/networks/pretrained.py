@@ -222,9 +222,6 @@ def _of_channels(network: nn.Module, found: dict[str, Tensor], first: Sequence[s
     return found
 
 
-# -- stages -------------------------------------------------------------------------------------------------------------
-
-
 class Segment(nn.Module):
     """Consecutive modules of a network, called one after another. The last segment ends with the network's pooling."""
 
@@ -257,7 +254,6 @@ def timm_backbone(
     """
     network = _create(name, size, options)
     channels = len(network.preprocessing.mean)
-    expect(len(shape) == 3, f"backbone {name!r} needs images (channels, height, width), got samples of shape {shape}")
     fix = (
         f"backbone.in_chans={shape[0]} makes a network for them, in Python backbone_options={{'in_chans': {shape[0]}}}"
     )
