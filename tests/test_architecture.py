@@ -26,7 +26,7 @@ SHARED = {"errors", "files", "progress", "style", "tables"}
 ORDER_OF_TRAINING = (
     {"distributed"},
     {"networks"},
-    {"losses", "optimisation"},
+    {"losses", "optimisation", "embedding"},
     {"config"},
     {"factories"},
     {"methods"},

@@ -10,6 +10,7 @@ from rfdlc.decide.evaluation import evaluate as evaluate
 from rfdlc.decide.predictions import Predictions as Predictions
 from rfdlc.decide.utility import Utility as Utility
 from rfdlc.errors import InputError as InputError
+from rfdlc.integrations.embedding import embed as embed
 from rfdlc.integrations.onnx.exporting import export as export
 from rfdlc.integrations.onnx.model import OnnxModel as OnnxModel
 from rfdlc.integrations.predicting import predict as predict

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,14 @@ def locked(path: Path, *, wait: bool = True, shared: bool = False) -> Iterator[b
         yield granted
     finally:
         os.close(place)
+
+
+def has_external_data(message: Any) -> bool:
+    """Whether a tensor anywhere in an ONNX message is stored outside of it."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        return bool(message.external_data or message.data_location)
+    inner = [value for field, value in message.ListFields() if field.message_type is not None]
+    return any(has_external_data(one) for v in inner for one in (v if isinstance(v, Sequence) else [v]))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ COMMANDS = {
     decide: ("decide", "evaluate", "report", "plot", "compare"),
     data: ("inspect",),
     train: ("demo", "methods", "train", "resume", "fork"),
-    deploy: ("predict", "export", "serve"),
+    deploy: ("embed", "predict", "export", "serve"),
 }
 for _module, _names in COMMANDS.items():
     for _name in _names:

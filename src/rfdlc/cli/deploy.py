@@ -3,17 +3,97 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import AllowLinks, JsonOption, Root, RunFolder, SkipBroken, Source, UtilityRequest, takes_request
+from rfdlc.cli.request import (
+    AllowLinks,
+    JsonOption,
+    Root,
+    RunFolder,
+    SkipBroken,
+    Source,
+    Target,
+    UtilityRequest,
+    takes_request,
+)
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import check_writable, output
-from rfdlc.errors import expect
+from rfdlc.errors import InputError, expect
 
+BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in backbone such as resnet50."
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
+
+
+def embed(
+    source: Source,
+    backbone: Annotated[str, Option("--backbone", "-b", help=BACKBONE)],
+    out: Annotated[Path, Option("--out", "-o", help="Features as .parquet, or as .npz.")] = Path("features.parquet"),
+    pretrained: Annotated[
+        str, Option(help="Weights: a safetensors file, `hub` (downloaded by timm), `none`.")
+    ] = "none",
+    layers: Annotated[str | None, Option(help="Modules or ONNX outputs to put side by side: `a,b,output`.")] = None,
+    flips: Annotated[bool, Option("--flips", help="Average the features of an image and its mirror image.")] = False,
+    image_size: Annotated[int, Option(min=0, help="Side of the images; 0 for the network's own.")] = 0,
+    channels: Annotated[int, Option(min=1, help="3 for colour, 1 for grey.")] = 3,
+    mean: Annotated[str | None, Option(help="Of the channels, on the scale 0..1: `0.5,0.5,0.5`.")] = None,
+    std: Annotated[str | None, Option(help="Of the channels, on the scale 0..1.")] = None,
+    fit: Annotated[str | None, Option(help="How image files become squares: crop, pad or stretch.")] = None,
+    crop: Annotated[float | None, Option(help="Fraction of the square that is used, such as 0.875.")] = None,
+    interpolation: Annotated[str | None, Option(help="bilinear or bicubic.")] = None,
+    half: Annotated[bool, Option("--half", help="Compute in 16 bits on a GPU.")] = False,
+    batch: Annotated[int, Option("--batch", min=0, help="Images computed together; 0: by the device.")] = 0,
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    root: Root = None,
+    target: Target = None,
+    skip_broken: SkipBroken = False,
+    allow_links: AllowLinks = False,
+    json: JsonOption = False,
+) -> None:
+    """Write features of images by any network; `rfdlc train` on them gives a model that predicts from images.
+
+    Images are read and features written in parts, in constant memory: after an interruption the same command continues.
+    Under torchrun each process computes a share. Splits, labels and ids are kept. The file says how it was made, and
+    the weights are copied beside it.
+
+    **Examples**
+
+    - `rfdlc embed photos/ --backbone timm:resnet50 --pretrained resnet50.safetensors --out features.parquet --flips`
+    - `rfdlc embed photos/ --backbone model.onnx --image-size 224 --out features.npz`
+    - `rfdlc embed cifar100-lt --root data --backbone mypackage.networks:encoder --image-size 160`
+    - `rfdlc train features.parquet --out runs/a && rfdlc predict runs/a new_photos/ --out predictions.parquet`
+    """
+    check_writable(out, endings=(".parquet", ".npz"))
+    given: dict[str, Any] = {"image_size": image_size, "channels": channels, "crop": crop, "half": half, "flips": flips}
+    given |= {"mean": numbers("mean", mean), "std": numbers("std", std), "batch_size": batch, "device": device}
+    given |= {"fit": fit, "interpolation": interpolation}
+    given |= {"root": root, "target": target, "skip_broken": skip_broken, "allow_links": allow_links}
+    with ready():
+        try:
+            named = [name.strip() for name in (layers or "").split(",") if name.strip()]
+            done = rfdlc.embed(source, out, backbone=backbone, pretrained=pretrained, layers=named, **given)
+        except KeyboardInterrupt:
+            print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
+            raise
+    listed, width = done.skipped_file and str(done.skipped_file), done.embedding.width
+    lines = [f"{done.samples:,} samples, {width:,} features of {done.embedding.backbone}: {out}"]
+    lines += [f"{done.skipped:,} broken ones were left out: {listed}"] if done.skipped else []
+    lines += [f"weights for new images: {done.weights}", f"next: rfdlc train {out} --out runs/features"]
+    if not done.complete:
+        lines = ["this process has finished its share; the last one to finish writes the file"]
+    summary = {"out": str(out), "samples": done.samples, "complete": done.complete, "skipped": done.skipped}
+    summary |= {"skipped_file": listed, "weights": str(done.weights)}
+    output(json, summary | {"embedding": done.embedding.model_dump(mode="json")}, *lines)
+
+
+def numbers(name: str, text: str | None) -> tuple[float, ...] | None:
+    """Numbers between commas; None for None."""
+    try:
+        return None if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--{name} {text!r}: expected a number per channel, such as 0.5,0.5,0.5") from None
 
 
 @takes_request
@@ -46,7 +126,8 @@ def predict(
     """
     check_writable(out)
     with ready():
-        options = {"split": split, "root": root, "skip_broken": skip_broken, "allow_links": allow_links, "raw": raw}
+        options: dict[str, Any] = {"split": split, "root": root, "skip_broken": skip_broken}
+        options |= {"allow_links": allow_links, "raw": raw}
         options |= request.for_model(run)
         try:
             done = rfdlc.predict(run, source, out, **options)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, PackedText, Resizing
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import TableEncoder
@@ -111,8 +112,10 @@ class Dataset:
         `val` and `test` may be None.
     notes, skipped : tuple of str
         What was done to the data while it was read, and what was broken and left out.
-    normalisation, encoder, resizing : optional
-        How inputs are scaled, how rows of a table become features, and how image files become squares.
+    normalisation, encoder : optional
+        How inputs are scaled, and how rows of a table become features.
+    resizing, embedding : optional
+        How image files become squares, and how images became features.
 
     Examples
     --------
@@ -132,6 +135,7 @@ class Dataset:
     skipped: tuple[str, ...] = ()
     encoder: TableEncoder | None = None
     resizing: Resizing | None = None
+    embedding: Embedding | None = None
 
     @classmethod
     def of(
@@ -171,7 +175,8 @@ class Dataset:
     def suits(self) -> str:
         """The general preset for data of this kind: images, features (wide, without names of columns), or table."""
         wide = self.kind == "features" and self.input_shape[0] >= EMBEDDED
-        embedded = wide and (self.encoder is None or self.encoder.items >= self.input_shape[0] / 2)
+        unnamed = wide and (self.encoder is None or self.encoder.items >= self.input_shape[0] / 2)
+        embedded = unnamed or self.embedding is not None
         return "images" if self.kind == "images" else "features" if embedded else "table"
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from rfdlc.data.dataset import HELD_OUT, Dataset, Normalisation, split_name
-from rfdlc.data.sources import arrays, image_files, image_table, longtailed, table
+from rfdlc.data.sources import arrays, embedded, image_files, image_table, longtailed, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
 from rfdlc.tables import is_table, read_columns
@@ -67,6 +67,7 @@ register_source(image_files.read_folder, recognises=Path.is_dir)
 register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
 register_source(table.read, recognises=is_table)
 register_source(image_table.read, recognises=lambda path: image_table.image_column(path) is not None)
+register_source(embedded.read, recognises=lambda path: embedded.metadata(path) is not None)
 register_source(image_files.read_list, recognises=lambda path: path.is_dir() and bool(image_files.find_lists(path)))
 named = _named(longtailed.find_cifar, longtailed.LAYOUTS)
 register_source(longtailed.read_cifar, names=named, recognises=longtailed.is_cifar)

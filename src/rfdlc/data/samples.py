@@ -4,19 +4,20 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SKIPPING, Dataset, Split, as_inputs, choose_split
+from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Split, as_inputs, choose_split, split_name
+from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, BrokenImage, ImageFiles, PackedText, Resizing
 from rfdlc.data.load import find_reader, known_names, load, options_of
-from rfdlc.data.sources import arrays, image_files, image_table
-from rfdlc.data.sources.table import TARGETS, TableRows, names_rows
-from rfdlc.data.table import TableEncoder
+from rfdlc.data.sources import arrays, embedded, image_files, image_table
+from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, split_column
+from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect
 from rfdlc.tables import is_table, open_table, parquet_files
@@ -34,6 +35,7 @@ class InputSpec:
     encoder: TableEncoder | None = None
     resizing: Resizing = CROPPED
     target: str | None = None  # the class column of the training table, where it was named
+    embedding: Embedding | None = None  # how the features were made, where that is known
 
 
 class Chunk(NamedTuple):
@@ -82,6 +84,8 @@ def open_samples(
     if images and (column := image_table.image_column(place)) is not None:
         target = _target(place, spec, [column])
         return of_files(*image_table.find_images(place, column, target, split, spec.classes.names), spec, skip_broken)
+    if (made := embedded.metadata(place)) is not None and spec.encoder is None:
+        return _embedded(place, spec, split, made["embedding"])
     if is_table(place):
         wanted = "a folder, a list or an array of images" if images else ".npy or .npz"
         trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
@@ -99,9 +103,71 @@ def open_samples(
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
     sized: dict[str, Any] = {"image_size": spec.input_shape[-1]} if "image_size" in options_of(reader) else {}
-    one = split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes)
+    return _in_memory(split_of(load(source, root=root, test_fraction=0, **sized), split, spec.classes))
+
+
+def open_splits(
+    source: str | Path, spec: InputSpec, *, root: str | Path | None = None, target: str | None = None, **options: Any
+) -> tuple[dict[str, Samples], tuple[str, ...]]:
+    """All splits of a source of images ("" where it has none), and the names of its classes, as they are found."""
+    place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
+    splits, names = [""], list[str]()
+    if (image_table.image_column(place)) is not None:
+        file = open_table(place, of_samples=True)
+        target = target or _target(place, replace(spec, target=target), [])
+        texts = [text_column(batch.column(target)) for batch in file.batches()] if target else []
+        names = sorted({str(text) for column in texts for text in column if text is not None})
+        if (column := split_column(file.names)) is not None:
+            splits = splits_in(file, column)
+    elif not (place.is_file() and image_files.is_image(place.name)):
+        reader, found_at = find_reader(source, root)
+        if reader is image_files.read_folder:
+            splits, names = image_files.folder_splits(found_at, options.get("allow_links", False))
+        elif reader is image_files.read_list:
+            files, names = image_files.list_splits(found_at)
+            known = replace(spec, classes=Classes(tuple(names)))
+            skip = options.get("skip_broken", False)
+            lists = {split: image_files.find_listed_images(file, names) for split, file in files.items()}
+            return {split: of_files(*found, known, skip) for split, found in lists.items()}, tuple(names)
+        elif reader in (arrays.read, arrays.read_npy):
+            found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))
+            given = found.get("", {}).pop("names", None)
+            roles = {split: own for split, own in found.items() if own}
+            splits, labelled = list(roles), any("y" in own for own in roles.values())
+            numbered = {split or "train": own for split, own in roles.items()}
+            names = arrays.class_names(place.name, numbered) if labelled else []
+            names = names if given is None else [str(name) for name in as_array(given)]
+        else:
+            data = load(source, root=root, test_fraction=0)
+            return {split: _in_memory(own) for split, own in data.splits.items()}, data.classes.names
+    known = replace(spec, classes=Classes(tuple(names)) if names else spec.classes, target=target)
+    opened = {split: open_samples(source, known, root=root, split=split or None, **options) for split in splits}
+    return opened, tuple(names)
+
+
+def splits_in(file: Any, column: str) -> list[str]:
+    """The splits that a column of a table names."""
+    found = {split_name(str(cell).strip()) for batch in file.batches() for cell in batch.column(column).to_pylist()}
+    return [split for split in SPLITS if split in found]
+
+
+def _in_memory(one: Split) -> Samples:
     mark = _digest([np.ascontiguousarray(one.array), one.labels])
     return Samples(one.labels, one.ids is not None, mark, lambda rows: Chunk(one.take(np.array(rows))))
+
+
+def holds_features(source: str | Path, root: str | Path | None = None) -> bool:
+    """Whether a source holds features (or another table) rather than images."""
+    place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
+    if place.is_file() and image_files.is_image(place.name):
+        return False
+    if is_table(place):
+        return image_table.image_column(place) is None
+    reader, found = find_reader(source, root)
+    if reader not in (arrays.read, arrays.read_npy):
+        return False
+    splits = arrays.by_split(place.name, arrays.open_arrays(found, streamed=True))
+    return any(len(roles["x"].shape) == 2 for roles in splits.values() if "x" in roles)
 
 
 def split_of(data: Dataset, split: str | None, classes: Classes) -> Split:
@@ -153,6 +219,25 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
         return Chunk(Split(encoder.transform(cells), rows.labels[wanted.start : wanted.stop], ids))
 
     return Samples(rows.labels, identity is not None, _state(path), read)
+
+
+def _embedded(path: Path, spec: InputSpec, split: str | None, made: Embedding) -> Samples:
+    """Features that `rfdlc embed` wrote, of the same embedding as those that the model was trained on."""
+    fits = (made.width,) == spec.input_shape and (spec.embedding is None or made.is_like(spec.embedding))
+    other = f"{path}: has features of {made.backbone} ({made.width}), but this model was trained on other ones"
+    expect(fits, f"{other}: embed with the network, weights and options that it was trained with")
+    file = open_table(path)
+    if (column := split_column(file.names)) is not None:
+        split = choose_split(str(path), splits_in(file, column), split)
+    rows = TableRows(path, split, _target(path, spec, [embedded.FEATURES]), spec.classes.names)
+
+    def read(wanted: range) -> Chunk:
+        cells = rows[wanted]
+        columns = [cells[f"{embedded.FEATURES}[{i}]"].to_numpy() for i in range(made.width)]
+        ids = text_column(cells["id"]).astype(str).tolist() if "id" in cells else None
+        return Chunk(Split(np.stack(columns, axis=1), rows.labels[wanted.start : wanted.stop], ids))
+
+    return Samples(rows.labels, "id" in rows.names, _state(path), read)
 
 
 def _target(path: Path, spec: InputSpec, features: Collection[str]) -> str | None:

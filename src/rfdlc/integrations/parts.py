@@ -32,7 +32,9 @@ Computed = tuple[Any, Sequence[str]]  # the rows of a part, and what was wrong w
 class Store(Protocol):
     """The format of parts and of the file that they become."""
 
-    suffix: str  # of parts
+    @property
+    def suffix(self) -> str:
+        """Of the files of parts."""
 
     def write(self, path: Path, rows: Any, skipped: bytes) -> None:
         """Write the rows of a part, and a line for each sample that was left out of it."""
@@ -239,14 +241,13 @@ class ArrayStore:
                 _check_count(file, len(found) + lines.count(b"\n"), size)
                 skipped, splits = skipped + lines, [*splits, found]
                 for name in set(part.files) - {"skipped", "split"}:
-                    array = part[name]
-                    before = kinds.get(name, (array.shape[1:], array.dtype))[1]
-                    kinds[name] = array.shape[1:], np.promote_types(before, array.dtype)  # texts of any length
+                    shape, dtype = _header(part, name)
+                    kinds[name] = shape[1:], np.promote_types(kinds.get(name, (shape, dtype))[1], dtype)  # texts
         with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
             for split in dict.fromkeys(text for part in splits for text in np.unique(part).tolist()):
                 rows = [part == split for part in splits]
                 for name, (shape, dtype) in kinds.items():
-                    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+                    header: dict[str, Any] = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
                     header["shape"] = (int(sum(map(np.sum, rows))), *shape)
                     called = f"{split}_{name}.npy" if split else f"{name}.npy"
                     with archive.open(called, "w", force_zip64=True) as member:
@@ -280,3 +281,12 @@ def _opened(file: Path) -> Iterator[Any]:
             yield found
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{file}: cannot be read ({error}); {AGAIN}") from None
+
+
+def _header(part: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array in an `.npz` file, without reading it."""
+    with part.zip.open(f"{name}.npy") as member:
+        old = np.lib.format.read_magic(member) == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
+    return shape, dtype

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from torch import nn
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
+from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, Resizing
-from rfdlc.data.samples import Chunk, InputSpec, Samples, of_files, open_samples, split_of
+from rfdlc.data.samples import Chunk, InputSpec, Samples, holds_features, of_files, open_samples, split_of
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.decider import Decider
@@ -22,6 +24,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
+from rfdlc.training.embedding import Embedder, load_embedder
 from rfdlc.training.loop import split_outputs
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.backbones import backbone, own
@@ -58,8 +61,9 @@ class Model:
         self.device = next(net.parameters()).device
         self.config = run.config.replace(device=str(self.device))
         self.input_shape, self.normalisation, self.encoder, self.resizing = _samples_of(run)
-        target = run.metadata["data"].get("options", {}).get("target")
-        self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.resizing, target)
+        target, made = run.metadata["data"].get("options", {}).get("target"), run.metadata["data"].get("embedding")
+        self.embedding = None if made is None else Embedding.read(made, run.path / "config.json")
+        self._spec = InputSpec(run.classes, self.input_shape, self.encoder, self.resizing, target, self.embedding)
         saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
         found = Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
         self.decider = found or new_decider(run.method_name, run.config, run.classes)
@@ -98,20 +102,32 @@ class Model:
             return self.predict_samples(self.open_samples(inputs, skip_broken=skip_broken, **where))
         found = self._split(inputs, split)
         if isinstance(files := found.inputs, ImageFiles):
-            return self.predict_samples(of_files(files.root, files.names, found.labels, self._spec, skip_broken))
+            spec = self._spec if self.embedding is None else replace(self._spec, input_shape=self.embedding.input_shape)
+            return self.predict_samples(of_files(files.root, files.names, found.labels, spec, skip_broken))
         return self._predict(found)
 
     def open_samples(self, source: str | Path, **options: Any) -> Samples:
         """The samples at a path, in the form that this model needs."""
         other = f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name"
         expect(isinstance(source, str | Path), f"{other}; samples in memory are for Model.load(run).predict")
-        return open_samples(source, self._spec, **options)
+        spec = self._spec
+        if self.embedding is not None and not holds_features(source, options.get("root")):
+            made = self.embedding
+            spec = InputSpec(self.classes, made.input_shape, resizing=made.resizing, target=spec.target)
+        return open_samples(source, spec, **options)
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The network that made the features, where it is known: images are embedded as the training images were."""
+        assert self.embedding is not None
+        return load_embedder(self.embedding, self.path / self.embedding.weights_name, self.device)
 
     def predict_pieces(
         self, samples: Samples, parts: Sequence[range]
     ) -> Iterator[tuple[int, Predictions | None, Chunk]]:
         """Predictions of each part's rows in pieces, with the part's number; None for a piece of broken samples."""
-        size = max(1, min(SAMPLES_AT_ONCE, BYTES_AT_ONCE // int(np.prod(self.input_shape))))
+        shape = self.input_shape if self.embedding is None else self.embedding.input_shape
+        size = max(1, min(SAMPLES_AT_ONCE, BYTES_AT_ONCE // int(np.prod(shape))))
         for number, piece in samples.read_ahead(parts, size):
             yield number, (self._predict(piece.split) if len(piece.split) else None), piece
 
@@ -144,6 +160,8 @@ class Model:
         return decider.decide(self.predict(inputs, **where))
 
     def _predict(self, split: Split) -> Predictions:
+        if self.embedding is not None and len(split.inputs.shape) == 4:
+            split = replace(split, inputs=self.embedder(split.array))
         shape, own = tuple(split.inputs.shape[1:]), self.input_shape
         expect(shape == own, f"samples have shape {shape}, but this model was trained on {own}")
         found = self.predict_split(split)
@@ -164,7 +182,8 @@ class Model:
                 expect(several, f"column {name!r} is {column!r}: expected a list of cells, one per row")
             inputs = self.encoder.transform({n: c.tolist() if hasattr(c, "tolist") else c for n, c in cells.items()})
         array = as_inputs("array", as_array(inputs))
-        fits = array.shape[1:] == self.input_shape and len(array)
+        images = self.embedding is not None and array.ndim == 4
+        fits = (images or array.shape[1:] == self.input_shape) and len(array)
         expect(fits, f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
         return Split(array, np.full(len(array), -1, dtype=np.int64))
 

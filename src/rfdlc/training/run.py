@@ -6,6 +6,7 @@ history.csv        one row per epoch                               held-out.npz 
 model.safetensors  the trained weights                             decider.json       calibration and combination
 predictions.npz    particle logits of the test split               metrics.json       their metrics
 environment.json   versions and hardware                           pretrained.safetensors  the weights it started from
+embedding.*        the weights that made its features
 """
 
 import csv
@@ -14,11 +15,12 @@ import io
 import json
 import os
 import platform
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,14 @@ from torch import Tensor
 
 from rfdlc import __version__
 from rfdlc.data.dataset import Dataset, Normalisation
+from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
 from rfdlc.files import read_json
 from rfdlc.training.config import TrainConfig
+from rfdlc.training.embedding import sha256_of
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
 
@@ -64,8 +68,10 @@ class Run:
         self.phase, self.epoch = 0, 0
         self.history: Rows = []
 
-    def create(self, data: Mapping[str, Any], classes: Classes, **more: Any) -> None:
-        """Make the folder, if there is none, of this method and config on what `describe_data` gave."""
+    def create(
+        self, data: Mapping[str, Any], classes: Classes, copies: Mapping[str, Path] | None = None, **more: Any
+    ) -> None:
+        """Make the folder, if there is none, of this method and config on what `describe_data` gave, with `copies`."""
         if self.exists or not self.writes:
             return
         try:
@@ -78,6 +84,8 @@ class Run:
         described = {"method": self.method_name, "settings": self.config.to_dict(), "data": data, **more}
         if self.start is not None:
             self.write("pretrained.safetensors", save(plain_tensors(self.start)))
+        for name, source in (copies or {}).items():
+            self.write(name, partial(shutil.copyfile, source))
         self.write_json("classes.json", classes.to_dict())
         self.write_json("environment.json", {**versions, **hardware})
         self.write_json(
@@ -230,6 +238,7 @@ def describe_data(data: Dataset, source: Any, root: str | Path | None, options: 
         "normalisation": None if scale is None else {"mean": list(scale.mean), "std": list(scale.std)},
         "encoder": None if data.encoder is None else data.encoder.to_dict(),
         "resizing": None if data.resizing is None else asdict(data.resizing),
+        "embedding": None if data.embedding is None else data.embedding.model_dump(mode="json"),
         "fingerprint": fingerprint(data),
         "notes": [*data.notes, *([f"broken, left out: {skipped}"] if skipped else [])],
     }
@@ -251,6 +260,17 @@ def load_for(
     if start.preprocessing is not None:
         data = replace(data, normalisation=Normalisation(start.preprocessing.mean, start.preprocessing.std))
     return data, options
+
+
+def weights_of(embedding: Embedding | None) -> dict[str, Path]:
+    """The copy of weights that a run keeps to embed images; nothing, and a warning, where they are not there."""
+    if embedding is None:
+        return {}
+    if embedding.place is None or sha256_of(embedding.place) != embedding.weights:
+        absent = f"the weights that made the features ({embedding.file}) are not beside them, or are other ones"
+        warnings.warn(f"{absent}: the model will predict from features, but not from images", stacklevel=3)
+        return {}
+    return {embedding.weights_name: embedding.place}
 
 
 def data_of(run: Run, data: Any = None) -> Dataset:

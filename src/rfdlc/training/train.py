@@ -9,7 +9,7 @@ from rfdlc.errors import InputError, expect, listing, repeated
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
-from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for
+from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, weights_of
 from rfdlc.training.trainer import Trainer
 
 FIXED_IN_FORKS = *NETWORK, "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser"
@@ -120,7 +120,8 @@ def fork(
             trainer.check(run, again=under_torchrun())
             origin = {"path": str(source.path), "epoch": checkpoint.epoch}
             origin["changes"] = {name: str(value) for name, value in changes.items()}
-            run.create(source.metadata["data"], source.classes, forked_from=origin)
+            kept = {file.name: file for file in source.path.glob("embedding.*")}
+            run.create(source.metadata["data"], source.classes, kept, forked_from=origin)
             if run.checkpoint() is None:
                 run.save_checkpoint(checkpoint)
         return trainer.fit([run])[0]
@@ -188,7 +189,7 @@ def _prepare(
             trainer.check(run, again)
         described = describe_data(given, data, root, options)
         for run in runs:
-            run.create(described, given.classes)
+            run.create(described, given.classes, weights_of(given.embedding))
     return trainer, runs
 
 

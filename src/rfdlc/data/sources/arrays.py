@@ -6,7 +6,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from rfdlc.data.dataset import SPLITS, Dataset, Split, as_images, as_inputs, split_name
+from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import resized
 from rfdlc.data.table import blurred
 from rfdlc.decide.classes import Classes, as_array, is_missing, numbered
@@ -40,12 +41,15 @@ MEDMNIST = {
     "tissuemnist": "0,1,2,3,4,5,6,7",
     **dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), ORGANS),
 }
+EMBEDDING = "embedding"  # the array with the text that says how features were made
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
 
 def read(path: Path) -> Dataset:
     """An `.npz`, or a folder of `.npy` files, with `x` and `y`, or with `train_x`, `train_y`, `test_x`, ..."""
-    return from_arrays(path.name if path.is_dir() else path.stem, open_arrays(path))
+    arrays = open_arrays(path)
+    made, data = arrays.get(EMBEDDING), from_arrays(path.name if path.is_dir() else path.stem, arrays)
+    return data if made is None else replace(data, embedding=Embedding.read(str(made), path).beside(path))
 
 
 def read_npy(path: Path, *, labels: str | Path | None = None) -> Dataset:
@@ -166,7 +170,7 @@ def from_arrays(name: str, arrays: Mapping[str, Any]) -> Dataset:
     mixed = f"{name}: arrays with and without a split are mixed ({listing(arrays)}): expected {EXPECTED}"
     expect(not (whole and found), mixed)
     roles = {"train": whole} if whole else found
-    names = _class_names(name, roles) if given_names is None else [str(n) for n in given_names.reshape(-1)]
+    names = class_names(name, roles) if given_names is None else [str(n) for n in given_names.reshape(-1)]
     data = Dataset.of(name, names, {split: _split(f"{name}, {split}", own, names) for split, own in roles.items()})
     inputs = roles["train"]["x"]
     wide = inputs.ndim == 2 and inputs.dtype.itemsize > 4
@@ -183,6 +187,8 @@ def by_split(name: str, arrays: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """{split or "": {role: array}} of arrays whose keys name both."""
     found: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
+        if key == EMBEDDING:
+            continue
         words = _words(key)
         splits = [split for split in map(split_name, words) if split]
         roles = [ROLES[word] for word in words if word in ROLES]
@@ -199,7 +205,8 @@ def _words(key: str) -> list[str]:
     return [word for word in re.split(r"[_\-. ]+", key.lower()) if word]
 
 
-def _class_names(name: str, roles: Mapping[str, Arrays]) -> list[str]:
+def class_names(name: str, roles: Mapping[str, Arrays]) -> list[str]:
+    """The names of the classes, from the training labels."""
     train = roles.get("train", {}).get("y", np.empty(0))
     expect(train.size, f"{name}: there are no training labels: expected {EXPECTED}")
     if train.dtype.kind not in "iufb":

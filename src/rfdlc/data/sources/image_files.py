@@ -99,6 +99,14 @@ def find_images(path: Path, split: str | None = None, allow_links: bool = False)
     return root, "" if whole else f"{place.name}/", names
 
 
+def folder_splits(path: Path, allow_links: bool = False) -> tuple[list[str], list[str]]:
+    """The splits of a folder of images ("" where it has none), and the folders in them, which may name classes."""
+    root = path.resolve()
+    places = _split_folders(root, allow_links)
+    inside = [entry for place in places.values() for entry in _entries(place, root, allow_links)]
+    return [""] if places == {"train": root} else list(places), sorted({name for name, is_dir in inside if is_dir})
+
+
 def _all_images(folder: Path, root: Path, allow_links: bool) -> Iterator[str]:
     """Names relative to the root, folder by folder, so that only the entries of one are held at a time."""
     here = "" if folder == root else folder.relative_to(root).as_posix() + "/"
@@ -281,6 +289,15 @@ def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
     expect(path.is_file() or len(stems) == 1, several)
     files = next(iter(stems.values())) if path.is_dir() else stems.get(_stem_and_split(path)[0], {})
     return files[choose_split(str(path), files, split)]
+
+
+def list_splits(path: Path) -> tuple[dict[str, Path], list[str]]:
+    """The lists of a data set by split ("" for one list alone), and the names of the classes in them."""
+    lists = find_lists(path if path.is_dir() else path.parent)
+    files = next(iter(lists.values())) if path.is_dir() else lists.get(_stem_and_split(path)[0], {})
+    files = files if path.is_dir() or path in files.values() else {"": path}
+    entries = {split: _list_entries(file, path.parent.resolve(), []) for split, file in files.items()}
+    return files, _class_names(entries)
 
 
 def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedText, NDArray[np.int64]]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
+from rfdlc.files import has_external_data
 
 METADATA_KEY, FORMAT, VERSION, READABLE = "rfdlc", "rfdlc-onnx", 2, (1, 2)  # in 1 a utility as input has 32 bits
 OUTPUTS = ("probabilities", "expected_utility", "action", "uncertainty", "mutual_information")
@@ -167,17 +168,9 @@ def _open(path: str | Path) -> Any:
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads leave the cores to others
     try:
-        external = _has_external_data(onnx.load_model_from_string(data))
+        external = has_external_data(onnx.load_model_from_string(data))
         session = None if external else onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # both have exceptions of their own
         raise InputError(f"{path}: the graph cannot be read ({type(error).__name__}); export it again") from None
     expect(session, f"{path} takes weights from other files, which its checksum does not cover: export it again")
     return session
-
-
-def _has_external_data(message: Any) -> bool:
-    """Whether a tensor anywhere in an ONNX message is stored outside of it."""
-    if message.DESCRIPTOR.name == "TensorProto":
-        return bool(message.external_data or message.data_location)
-    inner = [value for field, value in message.ListFields() if field.message_type is not None]
-    return any(_has_external_data(one) for v in inner for one in (v if isinstance(v, Sequence) else [v]))

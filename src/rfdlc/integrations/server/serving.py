@@ -55,7 +55,7 @@ def serve(
         app.state.draining = True
         threading.Timer(wait, stop, (number, frame)).start()
 
-    server.handle_exit = drain  # type: ignore[method-assign]
+    server.handle_exit = drain  # type: ignore[method-assign, assignment]
     listening, handler = listen(host, port), JsonLines()
     for name, level in (("rfdlc.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
         logger = logging.getLogger(name)

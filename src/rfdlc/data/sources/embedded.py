@@ -1,0 +1,70 @@
+"""Files of features that `rfdlc embed` wrote: Parquet with a column of lists, and how they were made."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.data.dataset import Dataset
+from rfdlc.data.embedding import Embedding
+from rfdlc.data.sources.arrays import from_arrays
+from rfdlc.data.sources.table import classes_of, rows_of_splits, split_column
+from rfdlc.data.table import text_column
+from rfdlc.errors import expect
+from rfdlc.tables import PARQUET
+
+KEY, CLASSES = "rfdlc.embedding", "rfdlc.classes"  # of the metadata, in JSON
+FEATURES = "features"  # the column
+
+
+def metadata(path: Path) -> dict[str, Any] | None:
+    """`Embedding` and class names in a Parquet file of `rfdlc embed`; None for any other file."""
+    if path.suffix.lower() not in PARQUET or not path.is_file():
+        return None
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    found: dict[bytes, bytes] = {}
+    with suppress(OSError, ArrowException):  # reading it will say what is wrong
+        schema = read_schema(path)
+        found = (schema.metadata or {}) if FEATURES in schema.names else {}
+    if KEY.encode() not in found:
+        return None
+    names = json.loads(found.get(CLASSES.encode(), b"[]"))
+    return {"embedding": Embedding.read(found[KEY.encode()], path).beside(path), "names": names}
+
+
+def read(path: Path) -> Dataset:
+    """Features, labels, ids and splits, without the encoding of a table."""
+    from pyarrow.parquet import read_table
+
+    found = metadata(path)
+    assert found is not None
+    table, embedding = read_table(path), found["embedding"]
+    known = {name: table[name] for name in table.column_names if name != FEATURES}
+    expect("target" in known, f"{path}: has no labels: embed a labelled source, or add a column target")
+    labels, names = classes_of(str(path), known["target"])
+    texts = np.array(names)[labels]
+    order = [name for name in found["names"] if name in set(names)] if set(names) <= {*found["names"]} else names
+    column = split_column(known)
+    splits = rows_of_splits(str(path), column, known[column]) if column else {"": np.arange(len(labels))}
+    features = features_of(table[FEATURES], embedding.width)
+    arrays: dict[str, Any] = {"names": order}
+    for split, rows in splits.items():
+        own = {"x": features[rows], "y": texts[rows]}
+        own |= {"ids": text_column(known["id"])[rows].astype(str)} if "id" in known else {}
+        arrays |= {f"{split}_{role}": values for role, values in own.items() if len(rows)}
+    return replace(from_arrays(path.stem, arrays), embedding=embedding)
+
+
+def features_of(column: Any, width: int) -> NDArray[np.float32]:
+    """A column of lists as one array (rows, width)."""
+    from pyarrow import compute
+
+    flat = compute.list_flatten(column).to_numpy(zero_copy_only=False) if len(column) else np.empty(0)
+    expect(flat.size == len(column) * width, f"column {FEATURES!r} has {flat.size} numbers: expected {width} per row")
+    return flat.reshape(-1, width).astype(np.float32, copy=False)
