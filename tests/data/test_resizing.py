@@ -57,8 +57,13 @@ def test_fits_are_pillows_own(tmp_path: Path, fit: str, interpolation: str) -> N
 @pytest.mark.parametrize(
     ("sizes", "fit", "note"),
     [
-        ([(40, 20)] * 4 + [(20, 40)] * 4, "pad", r"resized as a whole, padded \(a centre crop would lose 50%"),
-        ([(40, 38)] * 8, "crop", r"the centre kept \(a centre crop loses 5%"),
+        (
+            [(20, 41)] * 2 + [(20, 40)] * 6,
+            "pad",
+            r"resized as a whole, padded \(25% of .* longer than 2:1\); image",
+        ),
+        ([(40, 20)] * 7 + [(20, 38)] * 3, "crop", r"the shorter side resized, the centre kept; image_size and fit set"),
+        ([(41, 20)] + [(20, 38)] * 9, "crop", r"the centre kept \(10% of the training images are longer than 2:1\)"),
     ],
 )
 def test_elongated_training_images_are_padded(tmp_path: Path, sizes: list, fit: str, note: str) -> None:

@@ -1,10 +1,15 @@
 """The profile of a training: parts that add up, traffic counted by hand, the command's table."""
 
+from dataclasses import replace
+
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app
+from rfdlc.cli.train import _waiting
+from rfdlc.data.streamed import StreamedLoader
 from rfdlc.training import profiling
 
 
@@ -31,6 +36,50 @@ def test_the_floor_is_the_time_that_memory_needs():
     parts = {"data": 0.5, "forward": 1.0, "backward": 2.0, "optimiser": 0.5}
     found = profiling.Profile(parts, evaluation=1.0, steps=3, stages=1, trainings=1, traffic=8e9, bandwidth=4e9)
     assert (found.step, found.floor) == (4.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "ahead", "step", "told"),
+    [
+        (8.0, True, 8.0, "waits for image files 50% of the time: decoding takes 8000.0 ms per step (workers=4), the"),
+        (3.0, True, 4.0, "waits for image files 0% of the time: decoding takes 3000.0 ms"),
+        (1.0, False, 5.0, "waits for image files 20% of the time"),
+    ],
+)
+def test_decoding_or_the_network_sets_the_pace(data, ahead, step, told):
+    parts = {"data": data, "forward": 1.0, "backward": 2.5, "optimiser": 0.5}
+    found = profiling.Profile(parts, 1.0, 3, 1, 1, 8e9, 4e9, workers=4, ahead=ahead)
+    assert found.step == step
+    assert told in _waiting(found)
+    assert ("data.cache=DIR" in _waiting(found)) == (" 0% " not in told)
+    assert _waiting(replace(found, workers=None)) == ""
+
+
+def test_image_files_are_profiled_for_some_batches(quick, tmp_path, monkeypatch):
+    for i in range(24):
+        place = tmp_path / "set" / "ab"[i % 2] / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 10 * i).save(place)
+    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 0)
+    read = []
+    monkeypatch.setattr(StreamedLoader, "epoch", _counted(StreamedLoader.epoch, read))
+    data = rfdlc.load(tmp_path / "set", test_fraction=0.5)
+    settings = {"backbone": "mlp", "widths": (4,), "particles": 1, "batch_size": 2, "epochs": 1, "workers": 0}
+    found = profiling.profile(data, "ce", **settings)
+    assert found.workers == 0
+    assert not found.ahead
+    assert found.parts["data"] > 0
+    assert read == [1, 2]  # a batch to compute with, two to measure: not all six
+
+
+def _counted(epoch, read):
+    def counted(self, *args):
+        read.append(0)
+        for batch in epoch(self, *args):
+            read[-1] += 1
+            yield batch
+
+    return counted
 
 
 def test_the_command_prints_the_table_beside_the_result(quick, tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -29,6 +29,9 @@ from rfdlc.cli.request import (
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect
 from rfdlc.progress import speaks
+
+if TYPE_CHECKING:
+    from rfdlc.training.profiling import Profile
 
 LISTED = "List all settings and exit."
 SETTINGS = "Settings; `rfdlc train --settings` lists them."
@@ -115,7 +118,19 @@ def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
     total = f"{found.steps:,} steps{stage} take about {time}; one evaluation takes {found.evaluation:.2f} s."
     memory = f"A step must move {found.traffic / 1e6:,.1f} MB, which at {found.bandwidth / 1e9:,.0f} GB/s takes"
     bound = f"{1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound."
-    Console(stderr=True).print(table, f"{total} {memory} {bound}")
+    Console(stderr=True).print(table, f"{total} {memory} {bound} {_waiting(found)}".strip())
+
+
+def _waiting(found: "Profile") -> str:
+    """Whether decoding or the network sets the pace."""
+    if found.workers is None:
+        return ""
+    data, rest = found.parts["data"], found.network
+    share = 1 - rest / data if found.ahead else data / found.step
+    waits = f"The network waits for image files {max(share, 0):.0%} of the time"
+    times = f"decoding takes {1000 * data:.1f} ms per step (workers={found.workers}), the network {1000 * rest:.1f} ms"
+    fix = "; data.cache=DIR decodes once, and more workers or a smaller data.image_size are faster, too"
+    return f"{waits}: {times}{fix if share > 0.1 else ''}."
 
 
 def resume(run: RunFolder, json: JsonOption = False) -> None:

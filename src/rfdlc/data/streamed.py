@@ -118,7 +118,7 @@ class StreamedLoader(EpochLoader):
         super().__init__(split, normalisation, "cpu", **options)
         expect(len(self.seeds) == 1, f"a StreamedLoader feeds one run, got seeds {self.seeds}: give one seed")
         self._batches = _Batches(split.inputs, view or View(), self.seeds[0])
-        self._workers = min(16, os.cpu_count() or 1) if workers is None else workers
+        self.workers = min(16, os.cpu_count() or 1) if workers is None else workers
         self._requests: list[_Request] = []
         self._kept = self._new_loader(self._requests, keep=True)  # its workers live on from epoch to epoch
 
@@ -133,7 +133,7 @@ class StreamedLoader(EpochLoader):
         return self._received(self._new_loader(requests, keep=False), requests)
 
     def _new_loader(self, requests: list[_Request], *, keep: bool) -> _Loader:
-        workers = {"num_workers": self._workers, "persistent_workers": keep and self._workers > 0}
+        workers = {"num_workers": self.workers, "persistent_workers": keep and self.workers > 0}
         # Workers keep the garbage collector off what came from the parent: its marks would copy all of that memory.
         # Without a generator of its own, every iteration would advance the caller's.
         own: dict[str, Any] = {"worker_init_fn": _freeze, "generator": torch.Generator(), **workers}

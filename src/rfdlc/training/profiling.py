@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rfdlc.data.loader import capture
+from rfdlc.data.loader import ResidentLoader, capture
+from rfdlc.data.streamed import StreamedLoader
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import PreparedStage, split_outputs
 from rfdlc.training.methods import resolve
@@ -23,6 +25,7 @@ from rfdlc.training.step import Step, reduced
 # An activation is written and read forward, read again backward, and so is its gradient: written, read
 PASSES_OF_ACTIVATIONS = 5
 PASSES_OF_WEIGHTS = 7  # read forward and backward; gradient written and read; velocity read and written; written
+EVALUATED = 2000  # samples at most
 SECONDS = 0.3  # that each part is measured for
 COPIED = {"cpu": 2**27, "cuda": 2**30}  # bytes, several times a cache
 
@@ -38,10 +41,17 @@ class Profile:
     trainings: int  # two with `refit`
     traffic: float  # bytes that a step must move
     bandwidth: float  # bytes per second, measured by copying
+    workers: int | None = None  # that decode image files; None: samples are in memory
+    ahead: bool = False  # whether they do so while the device computes
+
+    @property
+    def network(self) -> float:
+        """Seconds of a step without its data."""
+        return sum(self.parts.values()) - self.parts["data"]
 
     @property
     def step(self) -> float:
-        return sum(self.parts.values())
+        return max(self.parts["data"], self.network) if self.ahead else self.parts["data"] + self.network
 
     @property
     def floor(self) -> float:
@@ -75,21 +85,37 @@ def profile(
     traffic = PASSES_OF_ACTIVATIONS * width * sum(outputs) + PASSES_OF_WEIGHTS * 4 * weights
     source, target = (torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device) for _ in range(2))
     held = given.test or given.val or given.train
+    few = held if len(held) <= EVALUATED else held.take(np.arange(EVALUATED))
 
     def loss() -> Tensor:
         mixed = step.mixed(*batch)
         return step.loss(step.logits(mixed.inputs), mixed)
 
     with sensible_threads(net, config):  # forward alone, with backward, the whole step: the differences are the parts
-        reading = _seconds(lambda: [None for _ in stage.loader.epoch(1)], device) / stage.loader.steps
+        reading = _reading(stage.loader, device)
         forward = _seconds(loss, device, captured)
         both = _seconds(lambda: step.gradients(loss()), device, captured)
         whole = _seconds(lambda: step.compute(*batch), device, captured)
-        evaluation = _seconds(lambda: split_outputs(net, held, given.normalisation, config, device), device, once=True)
+        evaluation = _seconds(lambda: split_outputs(net, few, given.normalisation, config, device), device, once=True)
     bandwidth = 2 * source.numel() / _seconds(lambda: target.copy_(source), device)  # each byte is read and written
     parts = {"data": reading, "forward": forward, "backward": max(both - forward, 0.0)}
     parts["optimiser"] = max(whole - both, 0.0)
-    return Profile(parts, evaluation, steps, len(row.stages), 1 + config.refit, traffic, bandwidth)
+    workers = stage.loader.workers if isinstance(stage.loader, StreamedLoader) else None
+    evaluation, ahead = evaluation * len(held) / len(few), bool(workers) and device.type == "cuda"
+    return Profile(parts, evaluation, steps, len(row.stages), 1 + config.refit, traffic, bandwidth, workers, ahead)
+
+
+def _reading(loader: ResidentLoader | StreamedLoader, device: torch.device) -> float:
+    """Seconds per batch; of files, after the first batches, for which workers have to start."""
+    if not isinstance(loader, StreamedLoader):
+        return _seconds(lambda: [None for _ in loader.epoch(1)], device) / loader.steps
+    batches, times = loader.epoch(1), [time.perf_counter()]
+    for _ in batches:
+        times.append(time.perf_counter())
+        if len(times) > 2 * loader.workers + 2 and times[-1] - times[loader.workers] > 10 * SECONDS:
+            break
+    first = loader.workers if len(times) > loader.workers + 1 else 0
+    return (times[-1] - times[first]) / (len(times) - 1 - first)
 
 
 def _seconds(function: Callable[[], Any], device: torch.device, captured: bool = False, once: bool = False) -> float:

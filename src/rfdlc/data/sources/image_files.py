@@ -27,7 +27,7 @@ Size = tuple[int, int]
 
 FITS_IN_MEMORY = 2 * 2**30  # bytes of decoded pixels that are held in memory; more is streamed
 CENTRE = 224 / 256  # of streamed images in evaluation: what resize 256 and centre crop 224 leave
-PADDED_FROM = 0.2  # where a centre crop would lose more than this fraction of the training images, they are padded
+PADDED_FROM = 0.1  # images are padded where more than this fraction of the training images is longer than 2:1
 HEADERS_READ = 50_000  # of more files, this many are opened; `rfdlc inspect` looks at all of them
 ENDINGS = f"files ending in {listing(sorted(SUFFIXES), 20)}"
 # How many images and classes published data sets have, and with which values one of them is normalised.
@@ -224,9 +224,9 @@ def _fit(sizes: Sequence[Size], wanted: Fit) -> tuple[str, str]:
     told["stretch"] = "stretched"
     if wanted != "auto":
         return wanted, told[wanted]
-    lost = float(np.mean([1 - min(size) / max(size) for size in sizes])) if sizes else 0.0
-    fit = "pad" if lost > PADDED_FROM else "crop"
-    return fit, f"{told[fit]} (a centre crop {'would lose' if fit == 'pad' else 'loses'} {lost:.0%} of the pixels)"
+    long = sum(max(size) > 2 * min(size) for size in sizes) / max(len(sizes), 1)
+    fit = "pad" if long > PADDED_FROM else "crop"
+    return fit, told[fit] + (f" ({long:.0%} of the training images are longer than 2:1)" if long else "")
 
 
 def _size_note(sizes: set[Size], side: int, fitted: str) -> str:
