@@ -148,3 +148,18 @@ def test_resume_predict_export(files: dict[str, Path], tmp_path: Path) -> None:
     assert accuracy(resumed, files["images"]) == accuracy(model, files["images"])
     assert rfdlc.export(str(out), str(tmp_path / "model.onnx")) is not None
     assert (tmp_path / "model.onnx").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_embed(half: bool, files: dict[str, Path], tmp_path: Path) -> None:
+    """Features of both devices agree, batch for batch, and the model on them predicts from images."""
+    given: dict[str, Any] = {"backbone": "resnet50", "image_size": 64, "flips": True, "batch_size": 48}
+    found = {}
+    for device in ("cpu", "cuda"):
+        done = rfdlc.embed(files["images"], tmp_path / f"{device}.npz", **given, device=device, half=half)
+        found[device] = rfdlc.load(done.path)
+    here, there = (found[device].train.array for device in ("cuda", "cpu"))
+    assert np.abs(here - there).max() < (0.03 if half else 0.005) * np.abs(there).max()
+    model = rfdlc.train(str(tmp_path / "cuda.npz"), "ce", tmp_path / "run", epochs=2)
+    by_images, by_features = model.predict(str(files["images"])), model.predict(str(tmp_path / "cuda.npz"))
+    assert np.abs(by_images.scores.values - by_features.scores.values).max() < 0.1

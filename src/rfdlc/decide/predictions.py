@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Predictions:
         self.classes = as_classes(max(1, np.shape(given)[-1] if np.ndim(given) else 0) if classes is None else classes)
         self.scores: Scores = as_scores(given, self.classes, logits=logits is not None)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, self.classes)
-        self.ids: NDArray[np.str_] | None = None if ids is None else _readable(as_array(ids).astype(str).reshape(-1))
+        self.ids: NDArray[np.str_] | None = None if ids is None else readable_ids(as_array(ids).astype(str).reshape(-1))
         try:
             self.uncertainty = None if uncertainty is None else np.asarray(uncertainty, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -171,7 +171,7 @@ def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
 
 
-def _readable(ids: NDArray[np.str_]) -> NDArray[np.str_]:
+def readable_ids(ids: Iterable[str]) -> NDArray[np.str_]:
     """Names of files may not be UTF-8, but tables are: other bytes are written as escapes."""
     return np.array([text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in ids])
 

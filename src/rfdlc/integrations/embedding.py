@@ -14,9 +14,10 @@ from rfdlc.data.samples import Chunk, InputSpec, Samples, open_splits
 from rfdlc.data.sources.arrays import EMBEDDING
 from rfdlc.data.sources.embedded import CLASSES, FEATURES, KEY
 from rfdlc.decide.classes import Classes
+from rfdlc.decide.predictions import readable_ids
 from rfdlc.errors import choose, expect
 from rfdlc.files import replacing
-from rfdlc.integrations.parts import ArrayStore, Computed, Parts, TableStore, ranks
+from rfdlc.integrations.parts import ArrayStore, Computed, Parts, Report, TableStore, ranks
 from rfdlc.integrations.predicting import local_device
 from rfdlc.training.embedding import Embedder, new_embedder
 from rfdlc.training.model import choose_device
@@ -132,11 +133,14 @@ class Rows:
         kept = {KEY: text, CLASSES: json.dumps(names, ensure_ascii=False)}
         return TableStore(pyarrow.schema(columns, kept), ".parquet", ["target", "split"], embedding.width)
 
-    def compute(self, parts: Sequence[range]) -> Iterator[Computed]:
+    def compute(self, parts: Sequence[range], report: Report) -> Iterator[Computed]:
         """Each part in turn: what the store writes, and what was wrong with the images that were left out."""
         batches = ((item, item[2].split.array) for item in self._read(parts))
         for _, found in groupby(self.embedder.stream(batches), lambda each: each[0][0]):
-            pieces = [(split, piece, features) for (_, split, piece), features in found]
+            pieces = list[tuple[str, Chunk, Any]]()
+            for (_, split, piece), features in found:
+                pieces.append((split, piece, features))
+                report(len(piece.split) + len(piece.broken))
             yield self._rows(pieces), [line for _, piece, _ in pieces for line in piece.broken]
 
     def _read(self, parts: Sequence[range]) -> Iterator[tuple[int, str, Chunk]]:
@@ -153,7 +157,7 @@ class Rows:
     def _rows(self, pieces: Sequence[tuple[str, Chunk, Any]]) -> Any:
         splits, found = [piece.split for _, piece, _ in pieces], [features for *_, features in pieces]
         of = [split for split, piece, _ in pieces for _ in range(len(piece.split))]
-        columns: dict[str, Any] = {"split": of, "id": [str(name) for own in splits for name in own.ids or ()]}
+        columns: dict[str, Any] = {"split": of, "id": [name for own in splits for name in readable_ids(own.ids or ())]}
         if self.labelled:
             columns["target"] = [self.classes[label] for own in splits for label in own.labels]
         features = np.concatenate(found)

@@ -27,6 +27,8 @@ GROUP_ROWS, GROUP_VALUES = 2**16, 2**24  # of a row group in a Parquet file, the
 AGAIN = "remove it, and run the command again"
 
 Computed = tuple[Any, Sequence[str]]  # the rows of a part, and what was wrong with the samples that were left out
+Report = Callable[[int], None]
+Compute = Callable[[Sequence[range], Report], Iterator[Computed]]
 
 
 class Store(Protocol):
@@ -59,10 +61,11 @@ class Parts:
         self._files = [self.folder / f"part-{self._hash}-{part:08d}{store.suffix}" for part in self._numbers]
         self._parent = out.absolute().parent  # where processes wait for each other: it is always there
 
-    def fill(self, compute: Callable[[Sequence[range]], Iterator[Computed]], description: str) -> bool:
+    def fill(self, compute: Compute, description: str) -> bool:
         """Compute the missing parts, and join all; False where other processes still have parts to do.
 
-        `compute` gets the rows of several parts and yields each in turn. Under torchrun, processes share the parts.
+        `compute` gets the rows of several parts and yields each in turn; it reports how many samples it has done by a
+        function. Under torchrun, processes share the parts.
         """
         rank, world_size = ranks()
         with self.opened(rank, world_size) as mine:
@@ -71,10 +74,14 @@ class Parts:
             share = f", 1 of {world_size} shares" if world_size > 1 else ""
             try:
                 with live(own, f"{description}{share}", done) as show:
-                    for part, computed in zip(mine, compute([self.rows(part) for part in mine]), strict=True):
+
+                    def report(samples: int) -> None:
+                        nonlocal done
+                        done += samples
+                        show(samples, f"{done:,} of {own:,}")
+
+                    for part, computed in zip(mine, compute([self.rows(i) for i in mine], report), strict=True):
                         self.write(part, *computed)
-                        done += len(self.rows(part))
-                        show(len(self.rows(part)), f"{done:,} of {own:,}")
             except InputError:
                 if world_size == 1:  # others may be at work on their first parts
                     self.leave()

@@ -20,7 +20,7 @@ from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, KIND, RAW
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
 from rfdlc.files import replacing
-from rfdlc.integrations.parts import Computed, Parts, TableStore, ranks
+from rfdlc.integrations.parts import Computed, Parts, Report, TableStore, ranks
 from rfdlc.training.model import Model, OwnBackbone
 
 KINDS = (".npz", ".parquet", ".csv")
@@ -126,7 +126,7 @@ class Table:
             {"rfdlc.scores": json.dumps({"scores": self.kind, "prior": carried}, ensure_ascii=False)},
         )
 
-    def compute(self, parts: Sequence[range]) -> Iterator[Computed]:
+    def compute(self, parts: Sequence[range], report: Report) -> Iterator[Computed]:
         """Each part as a `pyarrow.Table`, and what was wrong with the samples that were left out."""
         import pyarrow
 
@@ -134,6 +134,7 @@ class Table:
             pieces, broken = [self.schema.empty_table()], list[str]()
             for _, predictions, piece in found:
                 broken += piece.broken
+                report(len(piece.split) + len(piece.broken))
                 if predictions is not None:
                     pieces.append(pyarrow.table(self._columns(predictions), self.schema))
             yield pyarrow.concat_tables(pieces), broken
