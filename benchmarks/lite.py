@@ -14,9 +14,8 @@ import zipfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-
 from rfdlc.training.networks.pretrained import load_backbone
+from safetensors.torch import save_file
 
 
 def translated(found: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

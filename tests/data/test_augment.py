@@ -160,6 +160,13 @@ def test_settings_choose_the_augmentation(settings: dict, expected: Augment) -> 
     assert augmentation(TrainConfig(**settings), "features") is None
 
 
+def test_large_images_are_cropped_by_an_eighth() -> None:
+    for side, padding in ((28, 4), (32, 4), (64, 8), (160, 20)):
+        found = augmentation(TrainConfig(augment="crop-flip"), "images", side)
+        assert found == Augment(crop_padding=padding, flip=True)
+    assert augmentation(TrainConfig(augment="none"), "images", 160) == Augment()
+
+
 def test_a_policy_and_cutout_in_the_batches_of_a_training(images: torch.Tensor) -> None:
     """Each batch is what the augmentation gives for the drawn parameters, image by image."""
     split = Split(images.numpy(), np.arange(12) % 2)

@@ -221,18 +221,22 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     return {key.strip().replace("-", "_"): value.strip() for key, value in (pair.split("=", 1) for pair in pairs)}
 
 
-def preset(wanted: str, method: str, data_name: str = "", kind: str = "") -> dict[str, Any]:
+def preset(wanted: str, method: str, data_name: str = "", kind: str = "", pretrained: bool = False) -> dict[str, Any]:
     """Settings of a preset, a TOML file: its top-level keys, then the method's table, and its name.
 
-    `auto` is that of the data's name where there is one, otherwise that of their kind: images, features or table.
+    `auto` is finetune for pretrained networks, otherwise that of the data's name where there is one, otherwise that of
+    their kind: images, features or table. Which prior to decide for, finetune takes from the preset of the data.
     """
     presets, plain = _presets(), plain_name(data_name)
+    named = next((name for name in presets if plain_name(name) == plain and kind in ("", "images")), "")
     if wanted == "auto":
-        named = next((name for name in presets if plain_name(name) == plain and kind in ("", "images")), "")
-        wanted = named or kind or "none"
+        wanted = "finetune" if pretrained else named or kind or "none"
     table = {} if wanted == "none" else presets[choose("preset", wanted, ("auto", "none", *presets))]
-    general = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    return {**general, **table.get(method, {}), "preset": wanted}
+    if wanted == "finetune" and "target_prior" in presets.get(named, {}):
+        table = {**table, "target_prior": presets[named]["target_prior"]}
+    methods = {key: value for key, value in table.items() if isinstance(value, dict)}  # mixup is a method, too
+    general = {key: value for key, value in table.items() if key not in methods}
+    return {**general, **methods.get(method, {}), "preset": wanted}
 
 
 @cache

