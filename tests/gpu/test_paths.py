@@ -14,10 +14,15 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from rfdlc.training.networks.pretrained import load_backbone  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from rfdlc.methods import METHODS  # noqa: E402
 from rfdlc.training import execution  # noqa: E402
+from rfdlc.training.networks.backbones import large_resnet  # noqa: E402
+from rfdlc.training.networks.fused import stages  # noqa: E402
+from rfdlc.training.networks.particles import ParticleNet, place  # noqa: E402
 
 COUNTS = (400, 300, 200, 120, 60, 30)
 FEW: dict[str, Any] = {"epochs": 6, "batch_size": 64}
@@ -114,10 +119,53 @@ def test_settings(settings: dict[str, Any], files: dict[str, Path], tmp_path: Pa
 def test_execution(
     mode: str, method: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never, soon = 10**9, 50
+    never, soon, used = 10**9, 50, set[str]()
+
+    def noted(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            used.add(name)
+            return function(*arguments, **options)
+
+        return call
+
     monkeypatch.setattr(execution, "WORTH_CAPTURING", never if mode == "eager" else soon)
     monkeypatch.setattr(execution, "WORTH_FUSING", soon if mode == "fused" else never)
+    monkeypatch.setattr(execution, "capture", noted("captured", execution.capture))
+    monkeypatch.setattr(stages, "run", noted("fused", stages.run))
     assert trained(files["images"], tmp_path / "run", method=method, **SMALL) > 3 * CHANCE
+    assert used == {"eager": set(), "captured": {"captured"}, "fused": {"captured", "fused"}}[mode]
+
+
+@pytest.mark.parametrize("shared", [0, 3])
+def test_separate_networks_equal_stacked_ones(shared: int) -> None:
+    """Logits and gradients of wide networks in full precision, which differ in the order of sums alone."""
+    found = []
+    for how in ("stacked", "separate"):
+        net = ParticleNet(large_resnet(3, widths=(16, 16, 32, 32)), 5, particles=3, shared_stages=shared)
+        net.execute(how)
+        place(net.double(), torch.device("cuda")).train()
+        x = torch.randn(1, 8, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64).cuda()
+        logits = net(x)
+        gradients = torch.autograd.grad(logits.square().sum(), [*net.parameters()])
+        found.append((logits.detach(), *gradients))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet"])
+def test_timm(name: str, compiled: bool, files: dict[str, Path], tmp_path: Path) -> None:
+    """A network of timm from a file of weights: trained on a shared trunk, resumed, loaded without that file."""
+    pytest.importorskip("timm")
+    weights, out, data = tmp_path / "weights.safetensors", tmp_path / "run", str(files["images"])
+    save_file(load_backbone(f"timm:{name}", image_size=64).state_dict(), weights)
+    settings: dict[str, Any] = {"backbone": f"timm:{name}", "pretrained": weights, "image_size": 64, "shared_stages": 1}
+    model = rfdlc.train(data, out=str(out), compile=compiled, **FEW, **settings)
+    assert accuracy(model, files["images"]) > 2 * CHANCE
+    weights.unlink()
+    again = rfdlc.Model.load(str(out)).predict(data).scores.values
+    np.testing.assert_allclose(again, model.predict(data).scores.values, rtol=0, atol=1e-4)
+    rfdlc.resume(str(out))
 
 
 def test_features(files: dict[str, Path], tmp_path: Path) -> None:
