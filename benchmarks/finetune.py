@@ -13,6 +13,7 @@ decide in the same way. `--only NAME ...` trains some of the rows, `--seeds` oth
 
 import argparse
 import csv
+import json
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,7 +51,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "dropout=0.2": {"dropout": 0.2},
 }
 FIELDS = (
-    "data", "row", "seed", "split", "accuracy", "head", "medium", "tail", "false_head_rate", "ece",
+    "data", "row", "seed", "split", "accuracy", "head", "med", "tail", "false_head_rate", "ece",
     *(f"utility{penalty:g}" for penalty in PENALTIES), *(f"utility{penalty:g}_argmax" for penalty in PENALTIES),
     "disagreement", "seconds", "settings", "hardware", "versions", "commit",
 )  # fmt: skip
@@ -60,7 +61,7 @@ def on_test(model: Model, predictions: Predictions) -> dict[str, Any]:
     """Metrics of the decisions for one-hot utility, and mean utilities decided and by arg max."""
     found = rfdlc.evaluate(predictions, decider=model.decider.replace(utility=rfdlc.Utility.one_hot(model.classes)))
     row: dict[str, Any] = {"accuracy": found.accuracy, "ece": found.ece, "false_head_rate": found.false_head_rate}
-    row |= {name: found.regions[name]["accuracy"] for name in ("head", "medium", "tail") if name in found.regions}
+    row |= found.accuracy_by_region
     for penalty in PENALTIES:
         utility = rfdlc.Utility.tail_sensitive(model.classes, penalty)
         decided = rfdlc.evaluate(predictions, decider=model.decider.replace(utility=utility))
@@ -100,10 +101,11 @@ class Bench:
             model = rfdlc.train(source, method, f"{folder}/run", **where, **chosen)
             seconds = time.perf_counter() - began
             row: dict[str, Any] = {"data": self.options.source, "row": name, "seed": seed, "seconds": f"{seconds:.1f}"}
-            metrics = rfdlc.Run(f"{folder}/run").metrics
+            metrics = json.loads(Path(folder, "run", "metrics.json").read_text())
         if self.options.choose:
             held = metrics["held_out_balanced"]
-            row |= {"split": "held-out", **{key: held[key] for key in ("accuracy", "ece")}}
+            row |= {"split": "held-out", **{key: held[key] for key in ("accuracy", "ece", "false_head_rate")}}
+            row |= held["accuracy_by_region"] | {"disagreement": metrics["diversity"]["disagreement"]}
         else:
             test = model.predict(source, split="test", **where)
             row |= {"split": "test", **on_test(model, test)}
