@@ -14,8 +14,9 @@ import zipfile
 from pathlib import Path
 
 import torch
-from rfdlc.training.networks.pretrained import load_backbone
 from safetensors.torch import save_file
+
+from rfdlc.training.networks.pretrained import load_backbone
 
 
 def translated(found: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

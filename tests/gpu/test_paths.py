@@ -14,7 +14,6 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from rfdlc.training.networks.pretrained import load_backbone  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -23,6 +22,7 @@ from rfdlc.training import execution  # noqa: E402
 from rfdlc.training.networks.backbones import large_resnet  # noqa: E402
 from rfdlc.training.networks.fused import stages  # noqa: E402
 from rfdlc.training.networks.particles import ParticleNet, place  # noqa: E402
+from rfdlc.training.networks.pretrained import load_backbone  # noqa: E402
 
 COUNTS = (400, 300, 200, 120, 60, 30)
 FEW: dict[str, Any] = {"epochs": 6, "batch_size": 64}
