@@ -19,7 +19,7 @@ from rfdlc.data.sources import arrays, embedded, image_files, image_table
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
-from rfdlc.errors import expect
+from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import is_table, open_table, parquet_files
 
 AHEAD = 2  # chunks that are read while one is computed
@@ -111,10 +111,14 @@ def open_splits(
 ) -> tuple[dict[str, Samples], tuple[str, ...]]:
     """All splits of a source of images ("" where it has none), and the names of its classes, as they are found."""
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
-    splits, names = [""], list[str]()
-    if (image_table.image_column(place)) is not None:
+    splits, names, features = [""], list[str](), f"{source}: holds features, not images: there is nothing to embed"
+    table = image_table.image_column(place) is not None
+    expect(table or target is None, f"target {target!r} is a column of a table of images, but {source} is not one")
+    if table:
         file = open_table(place, of_samples=True)
-        target = target or _target(place, replace(spec, target=target), [])
+        target = target or _target(place, spec, [])
+        known_columns = f"expected one of {listing(file.names)}{suggestion(str(target), file.names)}"
+        expect(target is None or target in file.names, f"{place}: column {target!r} does not exist: {known_columns}")
         texts = [text_column(batch.column(target)) for batch in file.batches()] if target else []
         names = sorted({str(text) for column in texts for text in column if text is not None})
         if (column := split_column(file.names)) is not None:
@@ -133,12 +137,14 @@ def open_splits(
             found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))
             given = found.get("", {}).pop("names", None)
             roles = {split: own for split, own in found.items() if own}
+            expect(all(len(own["x"].shape) > 2 for own in roles.values() if "x" in own), features)
             splits, labelled = list(roles), any("y" in own for own in roles.values())
             numbered = {split or "train": own for split, own in roles.items()}
             names = arrays.class_names(place.name, numbered) if labelled else []
             names = names if given is None else [str(name) for name in as_array(given)]
         else:
             data = load(source, root=root, test_fraction=0)
+            expect(data.kind == "images", features)
             return {split: _in_memory(own) for split, own in data.splits.items()}, data.classes.names
     known = replace(spec, classes=Classes(tuple(names)) if names else spec.classes, target=target)
     opened = {split: open_samples(source, known, root=root, split=split or None, **options) for split in splits}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rfdlc.data.dataset import PHOTOGRAPHS, Normalisation
@@ -133,7 +133,7 @@ class Embedder:
             shutil.copyfile(self.network.path, path)
         else:
             weights = self.network.state_dict().items()
-            save_file({name: value.cpu().contiguous().clone() for name, value in weights}, path)
+            path.write_bytes(save({name: value.cpu().contiguous().clone() for name, value in weights}))
         return sha256_of(path)
 
 

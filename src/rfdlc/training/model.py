@@ -102,19 +102,21 @@ class Model:
             return self.predict_samples(self.open_samples(inputs, skip_broken=skip_broken, **where))
         found = self._split(inputs, split)
         if isinstance(files := found.inputs, ImageFiles):
-            spec = self._spec if self.embedding is None else replace(self._spec, input_shape=self.embedding.input_shape)
-            return self.predict_samples(of_files(files.root, files.names, found.labels, spec, skip_broken))
+            return self.predict_samples(of_files(files.root, files.names, found.labels, self._images, skip_broken))
         return self._predict(found)
 
     def open_samples(self, source: str | Path, **options: Any) -> Samples:
         """The samples at a path, in the form that this model needs."""
         other = f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name"
         expect(isinstance(source, str | Path), f"{other}; samples in memory are for Model.load(run).predict")
-        spec = self._spec
-        if self.embedding is not None and not holds_features(source, options.get("root")):
-            made = self.embedding
-            spec = InputSpec(self.classes, made.input_shape, resizing=made.resizing, target=spec.target)
-        return open_samples(source, spec, **options)
+        features = self.embedding is None or holds_features(source, options.get("root"))
+        return open_samples(source, self._spec if features else self._images, **options)
+
+    @property
+    def _images(self) -> InputSpec:
+        """How images are read, also for a model of features that knows how they were made."""
+        spec, made = self._spec, self.embedding
+        return spec if made is None else replace(spec, input_shape=made.input_shape, resizing=made.resizing)
 
     @cached_property
     def embedder(self) -> Embedder:

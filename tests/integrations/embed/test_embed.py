@@ -209,6 +209,8 @@ def test_a_model_of_features_predicts_from_images(photos, tmp_path, kind):
         rfdlc.Predictions.load(done.path).scores.values[0],
         model.decider.probabilities(model.predict(str(features), split="train")), atol=1e-5,
     )  # fmt: skip
+    files = rfdlc.Split(ImageFiles(photos, PackedText(by_images.ids), 12), np.zeros(21, dtype=np.int64))
+    np.testing.assert_allclose(model.predict(files).scores.values, by_images.scores.values, atol=1e-5)
     own = by_images.scores.values[:, by_images.ids.tolist().index("test/bee/3.png")]
     np.testing.assert_allclose(model.predict(photos / "test" / "bee" / "3.png").scores.values[:, 0], own, atol=1e-5)
     (run / "embedding.safetensors").unlink()
@@ -274,6 +276,20 @@ def test_timm_and_weights_of_a_file(photos, tmp_path):
     np.testing.assert_allclose(split.array, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     with pytest.raises(rfdlc.InputError, match="weights of another network"):
         rfdlc.embed(photos, tmp_path / "g.npz", backbone="timm:resnet18", **given)
+
+
+def test_sources_without_images(photos, tmp_path):
+    given = {"backbone": f"{HERE}:corners", **OPTIONS}
+    np.savez(tmp_path / "f.npz", x=np.eye(3), y=np.arange(3))
+    (tmp_path / "t.csv").write_text("a,label\n1,x\n2,y\n3,x\n")
+    for source in ("f.npz", "t.csv"):
+        with pytest.raises(rfdlc.InputError, match="holds features, not images"):
+            rfdlc.embed(tmp_path / source, tmp_path / "g.npz", **given)
+    with pytest.raises(rfdlc.InputError, match="target 'kind' is a column of a table of images, but"):
+        rfdlc.embed(photos, tmp_path / "g.npz", target="kind", **given)
+    (tmp_path / "images.csv").write_text("path,label\na.png,x\n")
+    with pytest.raises(rfdlc.InputError, match=r"column 'labels' does not exist: .*did you mean 'label'"):
+        rfdlc.embed(tmp_path / "images.csv", tmp_path / "g.npz", target="labels", **given)
 
 
 @pytest.mark.parametrize(

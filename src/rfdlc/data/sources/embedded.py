@@ -14,7 +14,7 @@ from rfdlc.data.embedding import Embedding
 from rfdlc.data.sources.arrays import from_arrays
 from rfdlc.data.sources.table import classes_of, rows_of_splits, split_column
 from rfdlc.data.table import text_column
-from rfdlc.errors import expect
+from rfdlc.errors import expect, listing
 from rfdlc.tables import PARQUET
 
 KEY, CLASSES = "rfdlc.embedding", "rfdlc.classes"  # of the metadata, in JSON
@@ -28,14 +28,16 @@ def metadata(path: Path) -> dict[str, Any] | None:
     from pyarrow import ArrowException
     from pyarrow.parquet import read_schema
 
-    found: dict[bytes, bytes] = {}
+    found, names = dict[bytes, bytes](), []
     with suppress(OSError, ArrowException):  # reading it will say what is wrong
         schema = read_schema(path)
         found = (schema.metadata or {}) if FEATURES in schema.names else {}
     if KEY.encode() not in found:
         return None
-    names = json.loads(found.get(CLASSES.encode(), b"[]"))
-    return {"embedding": Embedding.read(found[KEY.encode()], path).beside(path), "names": names}
+    with suppress(ValueError):
+        names = json.loads(found.get(CLASSES.encode(), b""))
+    known = [str(name) for name in names] if isinstance(names, list) else []
+    return {"embedding": Embedding.read(found[KEY.encode()], path).beside(path), "names": known}
 
 
 def read(path: Path) -> Dataset:
@@ -47,6 +49,8 @@ def read(path: Path) -> Dataset:
     table, embedding = read_table(path), found["embedding"]
     known = {name: table[name] for name in table.column_names if name != FEATURES}
     expect("target" in known, f"{path}: has no labels: embed a labelled source, or add a column target")
+    absent = listing([row for row, text in enumerate(text_column(known["target"]), 1) if text is None], 5)
+    expect(not absent, f"{path}: the target is missing in row {absent}: remove them")
     labels, names = classes_of(str(path), known["target"])
     texts = np.array(names)[labels]
     order = [name for name in found["names"] if name in set(names)] if set(names) <= {*found["names"]} else names
