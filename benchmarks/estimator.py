@@ -34,7 +34,7 @@ def rows() -> Iterator[dict[str, object]]:
     for hidden in ((100,), (128, 128), (256, 256)):
         pairs = []
         for _ in range(REPETITIONS):
-            ours = RFDLCClassifier(hidden=hidden, particles=5, epochs=EPOCHS, random_state=0)
+            ours = RFDLCClassifier(backbone="mlp", hidden=hidden, particles=5, epochs=EPOCHS, random_state=0)
             theirs = MLPClassifier(hidden, max_iter=EPOCHS, n_iter_no_change=EPOCHS, tol=0.0, random_state=0)
             pairs.append((seconds(ours, X, y), seconds(theirs, X, y)))
             assert ours.n_iter_ == theirs.n_iter_ == EPOCHS

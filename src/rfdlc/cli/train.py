@@ -313,7 +313,20 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         differ = metrics["diversity"]["disagreement"]
         lines.append(f"particles: the arg max of two of them differs on {differ:.1%} of the test samples")
     lines += [str(model.decider), f"run folder: {path}", f"next: rfdlc {following}"]
-    output(as_json, {"run": str(path), "notes": notes, **metrics}, metrics_table(columns, title), *lines)
+    choice = run.read_json("choice.json") if (path / "choice.json").exists() else {}
+    tables = [metrics_table(columns, title), *([_choice_table(choice)] if choice else [])]
+    output(as_json, {"run": str(path), "notes": notes, **metrics, "choice": choice}, *tables, *lines)
+
+
+def _choice_table(choice: dict[str, Any]) -> Any:
+    """The candidates for a table, with their losses on held-out samples, and what they count."""
+    table = new_table("candidate", "held-out loss", "weight", title="Chosen on held-out samples")
+    rows = choice["candidates"]
+    for row in rows:
+        weight = f"{row['weight']:.2f}" if row["weight"] else ""
+        table.add_row(row["name"], f"{row['loss']:.4f}", weight, end_section=row is rows[-1])
+    table.add_row("mixture", f"{choice['mixture_loss']:.4f}", "")
+    return table
 
 
 def metrics_table(columns: dict[str, dict[str, Any]], title: str | None = None) -> Any:

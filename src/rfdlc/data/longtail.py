@@ -84,3 +84,29 @@ def _held_groups(labels: Indices, fraction: float, seed: int, groups: NDArray[An
 
 def _shuffled(positions: ArrayLike, seed: int, stream: int) -> Indices:
     return np.random.default_rng([seed, stream]).permutation(np.asarray(positions, dtype=np.int64))
+
+
+def assign_folds(labels: Indices, folds: int, seed: int = 0, groups: NDArray[Any] | None = None) -> Indices:
+    """The fold (N,) in which each sample is held out: stratified, groups as a whole; -1 for never.
+
+    Every class of a held-out sample is in the other folds, too: what would leave none there is never held out.
+
+    >>> assign_folds(np.array([0, 0, 0, 0, 1, 1, 2]), 2).tolist()
+    [0, 1, 0, 1, 1, 0, -1]
+    """
+    if groups is not None:
+        from sklearn.model_selection import StratifiedGroupKFold
+
+        found = np.full(len(labels), -1)
+        count = len(np.unique(groups))
+        expect(count >= folds, f"{count} groups cannot be divided into {folds} folds: use fewer folds")
+        splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+        for number, (_, held) in enumerate(splitter.split(labels, labels, groups)):
+            found[held] = number
+    else:
+        order = np.concatenate([_shuffled(np.flatnonzero(labels == c), seed, int(c)) for c in np.unique(labels)])
+        found = np.empty(len(labels), dtype=np.int64)
+        found[order] = np.arange(len(labels)) % folds
+    alone = [c for c in np.unique(labels) if len(np.unique(found[labels == c])) == 1]
+    never = np.isin(labels, alone) if groups is None else np.isin(groups, groups[np.isin(labels, alone)])
+    return np.where(never, -1, found)

@@ -24,9 +24,10 @@ from rfdlc.training.networks.backbones import BACKBONES
 from rfdlc.training.networks.particles import EXECUTIONS, HEADS
 from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 
+TABULAR = ("mixture", "trees")  # backbones of tables, that are not networks alone
 # The names that a setting may have; registries may grow.
 CHOICES: dict[str, tuple[Collection[str], ...]] = {
-    "backbone": (("auto", "own"), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
+    "backbone": (("auto", "own", *TABULAR), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
     "head_init": (("random", "class-means"),), "interpolation": (("auto", "bilinear", "bicubic"),),
     "utility_form": (("row", "bounded", "column"),), "utility_weights": (("samples", "columns", "none"),),
     "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),
@@ -57,7 +58,7 @@ class TrainConfig(BaseModel):
     preset: str = Field("auto", description="settings to start from: auto (by the data), none, features, table, ...")
     # network
     backbone: str = Field(
-        "auto", description="network, timm:NAME or package.module:function; auto: by the shape of a sample"
+        "auto", description="network, timm:NAME or package.module:function; auto: by the data; tables: trees, mixture"
     )
     backbone_options: dict[str, Any] = Field({}, description="further arguments of a timm network: backbone.KEY=VALUE")
     pretrained: str = Field("none", description="weights to start from: none, a safetensors file, or hub (timm's)")

@@ -9,7 +9,7 @@ from torch import nn
 from rfdlc.data.loader import SAMPLINGS
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
-from rfdlc.training.config import TrainConfig
+from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.losses import Loss, terms
 from rfdlc.training.networks.particles import Combination, Router
 
@@ -84,9 +84,11 @@ def _log_prior_ratio(config: TrainConfig, classes: Classes) -> Matrix:
 def carried_prior(config: TrainConfig, classes: Classes) -> Matrix:
     """The class prior of the trained probabilities: proportional to n^s w(n) (p_train / p_target)^-tau.
 
-    s is 1, 1/2, 0 by the sampling, and tau the mean of the particles.
+    s is 1, 1/2, 0 by the sampling, and tau the mean of the particles. A mixture brings all that it holds to p_train.
     """
     samples = np.maximum(classes.count_array, 1).astype(np.float64)
+    if config.backbone in TABULAR:
+        return samples / samples.sum()
     drawn = SAMPLINGS[config.sampling]
     tau = float(np.mean(config.prior_tau)) if config.prior_tau else 0.0
     logs = drawn * np.log(samples) + np.log(_weights(config, classes)) - tau * _log_prior_ratio(config, classes)

@@ -13,7 +13,7 @@ from rfdlc.decide.classes import Classes
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.training import factories
-from rfdlc.training.config import TrainConfig, preset
+from rfdlc.training.config import TABULAR, TrainConfig, preset
 from rfdlc.training.factories import CombinationFactory, LossFactory, Matrix, carried_prior, integrated_gain
 from rfdlc.training.losses.terms import NestedExperts, Routing, SelfDistillation
 from rfdlc.training.networks.particles import Evidential, GroupMean, ParticleNet, nested_groups
@@ -101,6 +101,8 @@ class Method:
         The stages in order, and how particles are combined inside the network; by default a Decider averages them.
     utility, rule, target_prior
         Those of the Decider that a training leaves behind. Any other utility can follow.
+    mixes
+        Whether it can fit trees and mixtures to tables, and does so by default.
     options
         Numbers that only this method has, by name. `config.method_options[name]` is the value.
 
@@ -120,6 +122,7 @@ class Method:
     utility: Callable[[Classes], Utility] = Utility.one_hot
     rule: str = "expected-utility"
     target_prior: str | None = None
+    mixes: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def configure(self, values: Mapping[str, Any]) -> TrainConfig:
@@ -161,6 +164,9 @@ _BALANCED = {"sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup":
 _HEAD_EPOCHS = {"head_epochs": Option(10, "epochs of the second stage, which trains a new head", low=1)}
 _NEW_HEAD = Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True)
 _TEMPERATURE_SHARE = Option(0.05, "share of the class frequency in the late temperatures of the divergence", high=1)
+
+# One network per fold: those of all folds are averaged. Particles of a mixture have weights, of probabilities.
+MIXED = {"backbone": "mixture", "particles": 1, "combine": "mean-probabilities", "calibration": "auto"}
 
 METHODS: dict[str, Method] = {
     # one network, one stage
@@ -259,6 +265,7 @@ METHODS: dict[str, Method] = {
         "our default: the prior inside the likelihood, mixup, repulsion; calibrated, then decided by expected utility",
         "RF-DLC with the target prior in the likelihood (docs/learn.md)",
         {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.4, "calibration": "prior-corrected-temperature"},
+        mixes=True,
     ),
 }  # fmt: skip
 
@@ -275,9 +282,12 @@ def resolve(
 
     `kind` (images, features or table) and number of training `samples` say what suits data without a preset of their
     own: a step has about an eighth of the rows, at least 64 and at most 1,024, so that an epoch has several steps.
+    A method that `mixes` trains a table as a mixture with trees.
     """
     row, pretrained = find_method(method), overrides.get("pretrained", "none") != "none"
     found = preset(overrides.get("preset", "auto"), method, data_name, kind, pretrained)
     tabular = found["preset"] in ("features", "table") and samples
     sized = {"batch_size": min(1024, max(64, 2 ** int(math.log2(samples / 8))))} if tabular else {}
-    return row, row.configure({**row.settings, **sized, **found, **overrides, "preset": found["preset"]})
+    mixes = found["preset"] == "table" and row.mixes and overrides.get("backbone", "mixture") in TABULAR
+    mixed = MIXED if mixes else {}
+    return row, row.configure({**row.settings, **sized, **found, **mixed, **overrides, "preset": found["preset"]})

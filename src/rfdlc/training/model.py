@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rfdlc.data.dataset import Dataset, Normalisation, Split, as_inputs
 from rfdlc.data.embedding import Embedding
@@ -22,12 +22,13 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.training.config import TrainConfig
+from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.embedding import Embedder, load_embedder
 from rfdlc.training.loop import split_outputs
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.backbones import backbone, own
+from rfdlc.training.networks.mixture import Mixture, Networks, rebuilt_member
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.pretrained import PREFIX, Resize, Start, Weights, starting_point, timm_backbone
 from rfdlc.training.run import Run
@@ -56,7 +57,7 @@ class Model:
     (450,)
     """
 
-    def __init__(self, run: Run, net: ParticleNet) -> None:
+    def __init__(self, run: Run, net: ParticleNet | Mixture) -> None:
         self.net, self.path, self.classes = net, run.path, run.classes
         self.device = next(net.parameters()).device
         self.config = run.config.replace(device=str(self.device))
@@ -72,11 +73,14 @@ class Model:
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
         """The model of a run folder, on a device. A run with a function or module as its `backbone` needs it again."""
         run = Run(path)
-        shape, seeds = _samples_of(run)[0], (run.config.seed,)
-        net = method_net(run.method, run.config, shape, run.classes, seeds, backbone, start={})
+        given = run.method, run.config, _samples_of(run)[0], run.classes
+        tabular = run.config.backbone in TABULAR
+        net = None if tabular else method_net(*given, (run.config.seed,), backbone, start={})
         try:
-            net.load_state_dict(run.weights())
-        except RuntimeError as error:
+            weights = run.weights()
+            net = mixture_net(*given, weights) if net is None else net
+            net.load_state_dict(weights)
+        except (RuntimeError, KeyError, InputError) as error:
             reason = str(error).splitlines()[-1].strip()
             raise InputError(f"{run.path}: the weights do not fit the network of config.json ({reason})") from None
         return cls(run, place(net, choose_device(device)))
@@ -282,8 +286,27 @@ def method_net(
     return net
 
 
+def mixture_net(
+    method: Method, config: TrainConfig, shape: tuple[int, ...], classes: Classes, weights: Mapping[str, Tensor]
+) -> Mixture:
+    """The mixture that these weights are of: what it has as members, their names say."""
+    states: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in weights.items():
+        if key.startswith("members."):
+            _, name, rest = key.split(".", 2)
+            states.setdefault(name, {})[rest] = tensor
+    members: dict[str, nn.Module] = {}
+    for name, state in sorted(states.items()):  # files sort their tensors
+        if name == "mlp":
+            seeds = range(len(state["net.head.weight"]) // config.particles)
+            members[name] = Networks(method_net(method, config.replace(backbone="mlp"), shape, classes, seeds))
+        else:
+            members[name] = rebuilt_member(name, state, shape[0], len(classes))
+    return Mixture(members, torch.zeros(len(members)), torch.zeros(len(members), len(classes)))
+
+
 @contextmanager
-def sensible_threads(net: ParticleNet, config: TrainConfig) -> Iterator[None]:
+def sensible_threads(net: nn.Module, config: TrainConfig) -> Iterator[None]:
     """One thread for steps so small that more threads cost more than they save (small MLPs on a CPU)."""
     before, weights = torch.get_num_threads(), list(net.parameters())
     small = all(w.ndim < 4 for w in weights) and sum(w.numel() for w in weights) * config.batch_size < SMALL_STEP

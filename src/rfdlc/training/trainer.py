@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,14 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import announce, live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
+from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
+from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
+from rfdlc.training.tabular import check_table, describe_table, fit_table
 
 MAY_CHANGE = ("device", "workers", "compile", "execution")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
@@ -75,12 +77,15 @@ class Trainer:
         possible = group.single or config.batch_norm == "local" or not own
         expect(possible, "batch_norm=sync is for built-in backbones: use batch_norm=local with one of your own")
         new_decider(run.method_name, config, data.classes)
-        self.stacker.built[run.path] = self.stacker.build(run)
+        if config.backbone in TABULAR:
+            check_table(run.method, config, data, group.single)
+        else:
+            self.stacker.built[run.path] = self.stacker.build(run)
 
     def fit(self, runs: Sequence[Run]) -> list[Model]:
         """Train all runs to their ends; the models in the order of the runs."""
-        models: dict[Path, Model] = {}
-        waiting, planned = [self._restored(run) for run in runs], False
+        models = {run.path: self._fit_table(run) for run in runs if run.config.backbone in TABULAR}
+        waiting, planned = [self._restored(run) for run in runs if run.path not in models], False
         while waiting:
             stack = self.stacker.next_stack(waiting)
             if not planned:
@@ -143,20 +148,41 @@ class Trainer:
         run, model = member.runs[0], member.model
         predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
-            decider = new_decider(run.method_name, run.config, run.classes)
-            if decider.calibration is not None:  # by likelihood under the prior decided for
-                decider = decider.fit(predictions, balanced=is_uniform(decider.target_prior))
-            run.write("decider.json", decider.save)
-            run.write("held-out.npz", predictions.save)
+            _calibrate(run, predictions)
         run.phase, run.epoch = run.phase + 1, 0
-        if run.phase <= run.config.refit:
-            return None
-        run.write("model.safetensors", save(plain_tensors(model.net.state_dict())))
+        return None if run.phase <= run.config.refit else self._finish(run, model.net.requires_grad_(True))
+
+    def _fit_table(self, run: Run) -> Model:
+        """Fit the mixture of a run. It is fitted from the start, also where this was begun before."""
+        announce(_table_plan(run, self.data))
+        try:
+            found = fit_table(self.data, run.method, run.config)
+        except KeyboardInterrupt:
+            again = f"start again with `rfdlc resume {run.path}`"
+            raise TrainingInterrupted(f"stopped before the table was fitted; {again}") from None
+        held, ids = found.held, None if found.held.ids is None else list(found.held.ids)
+        run.write_json("choice.json", found.choice.to_dict())
+        predictions = Predictions(logits=found.logits, targets=held.labels, ids=ids, classes=self.data.classes)
+        _calibrate(run, predictions, found.weights)
+        return self._finish(run, found.net)
+
+    def _finish(self, run: Run, net: ParticleNet | Mixture) -> Model:
+        """Write the trained networks, and score them."""
+        run.write("model.safetensors", save(plain_tensors(net.state_dict())))
         self.group.barrier()  # all ranks read the files
-        model = Model(run, model.net.eval().requires_grad_(True))
+        model = Model(run, net.eval())
         score_test(run, model, self.data, self.group)
         self.group.barrier()
         return model
+
+
+def _calibrate(run: Run, predictions: Predictions, weights: Floats | None = None) -> None:
+    """Write the decider, fitted to held-out predictions, and the predictions."""
+    decider = new_decider(run.method_name, run.config, run.classes).replace(weights=weights)
+    if decider.calibration is not None:  # by likelihood under the prior decided for
+        decider = decider.fit(predictions, balanced=is_uniform(decider.target_prior))
+    run.write("decider.json", decider.save)
+    run.write("held-out.npz", predictions.save)
 
 
 def score_test(run: Run, model: Model, data: Dataset, group: ProcessGroup = SINGLE) -> None:
@@ -228,7 +254,18 @@ def _plan(stack: Stack, waiting: int) -> str:
         "device": f"{model.device}, {torch.get_num_threads()} CPU threads",
         "decisions": model.decider.decided_for.removeprefix("decided "),
     }
-    return "\n".join(f"{name:10} {text}" for name, text in lines.items())
+    return _lines(lines)
+
+
+def _table_plan(run: Run, data: Dataset) -> str:
+    decisions = new_decider(run.method_name, run.config, data.classes).decided_for.removeprefix("decided ")
+    samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+    known = f"{data.name}, {samples} samples, {data.input_shape[0]:,} features, {len(data.classes)} classes"
+    return _lines({"data": known, **describe_table(data, run.config), "decisions": decisions})
+
+
+def _lines(named: dict[str, str]) -> str:
+    return "\n".join(f"{name:10} {text}" for name, text in named.items())
 
 
 @contextmanager

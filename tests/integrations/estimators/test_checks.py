@@ -19,7 +19,7 @@ def expected_failures(estimator):
 
 
 @parametrize_with_checks(
-    [UtilityClassifier(LogisticRegression(C=1)), RFDLCClassifier(hidden=(32,), particles=2, epochs=30)],
+    [UtilityClassifier(LogisticRegression(C=1)), RFDLCClassifier(backbone="mlp", hidden=(32,), particles=2, epochs=30)],
     expected_failed_checks=expected_failures,
 )
 def test_every_check(estimator, check):

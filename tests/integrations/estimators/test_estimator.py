@@ -23,7 +23,7 @@ from rfdlc.data.longtail import hold_out_indices
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import resolve
 
-SMALL = {"hidden": (16,), "particles": 2, "epochs": 20, "random_state": 0}
+SMALL = {"backbone": "mlp", "hidden": (16,), "particles": 2, "epochs": 20, "random_state": 0}
 COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 
 
@@ -62,7 +62,9 @@ def test_the_command_line_reads_a_table_the_same_way(three, tmp_path):
     frame = pd.DataFrame(X, columns=[f"f{i}" for i in range(X.shape[1])]).assign(kind=y, split="train")
     frame.to_csv(tmp_path / "table.csv", index=False)
     words = ["train", "table.csv", "--target", "kind", "--root", str(tmp_path), "--out", str(tmp_path / "run")]
-    result = CliRunner().invoke(app, [*words, "particles=2", "widths=16", "epochs=20"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [*words, "backbone=mlp", "particles=2", "widths=16", "epochs=20"], catch_exceptions=False
+    )
     assert result.exit_code == 0
     model = rfdlc.Model.load(tmp_path / "run")
     ours = RFDLCClassifier(**SMALL).fit(X, y)

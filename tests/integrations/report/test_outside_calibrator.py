@@ -98,7 +98,7 @@ def test_the_estimators():
     wrapped = rfdlc.UtilityClassifier(LogisticRegression(), calibration=NAME, ensemble=False).fit(X, y)
     log_p = np.log(wrapped.estimator_.predict_proba(X))
     np.testing.assert_allclose(wrapped.predict_proba(X), by_hand(wrapped.decider_.fitted, log_p), atol=1e-6)
-    own = rfdlc.RFDLCClassifier(calibrate=NAME, epochs=2, particles=1, device="cpu").fit(X, y)
+    own = rfdlc.RFDLCClassifier(backbone="mlp", calibrate=NAME, epochs=2, particles=1, device="cpu").fit(X, y)
     assert isinstance(own.decider_.fitted, Mixing)
     assert (own.predict(X) == own.predict_proba(X).argmax(axis=1)).all()
 

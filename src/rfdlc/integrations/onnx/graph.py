@@ -17,6 +17,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import METADATA_KEY, OUTPUTS, check_rule, with_checksum
+from rfdlc.integrations.onnx.trees import replace_trees, translation
 from rfdlc.training.model import Model
 
 LARGEST = 2**31 - 1  # bytes: the limit of a protobuf message
@@ -154,17 +155,21 @@ def serialise(model: Model, metadata: dict[str, Any], onnx: bool) -> bytes:
         arguments.append(torch.zeros(classes, actions + 1, dtype=torch.float64))
         axes.append({1: "actions"})
     graph = DecisionGraph(model, resize=metadata["resize"], half=metadata["precision"] == "half")
+    trees = replace_trees(graph.net) if onnx else []
     shapes = tuple({axis: Dim(name) for axis, name in names.items()} for names in axes)
     with torch.no_grad():
         program = torch.export.export(graph, tuple(arguments), dynamic_shapes=shapes, strict=False)
     if onnx:
-        return _onnx_bytes(program, tuple(axes), text, quantised=metadata["precision"] == "int8")
+        return _onnx_bytes(program, tuple(axes), text, trees, quantised=metadata["precision"] == "int8")
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
     return buffer.getvalue()
 
 
-def _onnx_bytes(program: ExportedProgram, axes: tuple[dict[int, str], ...], text: str, *, quantised: bool) -> bytes:
+def _onnx_bytes(
+    program: ExportedProgram, axes: tuple[dict[int, str], ...], text: str, trees: list[dict[str, Any]], *,
+    quantised: bool,
+) -> bytes:  # fmt: skip
     """An ONNX file with a checksum. Stack traces of nodes are left out: they name files of this machine."""
     try:
         from onnxscript import opset18
@@ -181,7 +186,7 @@ def _onnx_bytes(program: ExportedProgram, axes: tuple[dict[int, str], ...], text
         input_names=["inputs", "utility"][: len(axes)],
         output_names=list(OUTPUTS),
         dynamic_shapes=axes,  # their names, for those who open the file in a viewer
-        custom_translation_table={torch.ops.prims.prod.default: product},
+        custom_translation_table={torch.ops.prims.prod.default: product, **translation(trees)},
     )
     assert exported is not None
     model = exported.model_proto

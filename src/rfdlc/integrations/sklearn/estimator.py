@@ -1,4 +1,4 @@
-"""RFDLCClassifier: an ensemble of small networks for long-tailed tables and embeddings.
+"""RFDLCClassifier: trees, linear models and small networks for long-tailed tables and embeddings.
 
 Weights and optimizer state are kept as plain arrays by name; networks are built from them when they are needed.
 """
@@ -34,12 +34,13 @@ try:
     import torch
 
     from rfdlc.data.loader import ResidentLoader
-    from rfdlc.training.config import TrainConfig
+    from rfdlc.training.config import TABULAR, TrainConfig
     from rfdlc.training.loop import build_stages, epochs
     from rfdlc.training.losses.terms import WEIGHT_FORMS
     from rfdlc.training.methods import METHODS, resolve
-    from rfdlc.training.model import choose_device, method_net, new_decider, sensible_threads
+    from rfdlc.training.model import choose_device, method_net, mixture_net, new_decider, sensible_threads
     from rfdlc.training.networks.particles import ParticleNet, place
+    from rfdlc.training.tabular import fit_table
 except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
     raise ModuleNotFoundError(needed, name=error.name) from error
@@ -58,26 +59,29 @@ _UNCERTAINTIES: dict[str, Any] = {
 
 @dataclass(eq=False, repr=False)
 class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """An ensemble of multilayer perceptrons for imbalanced classes, calibrated, that decides by expected utility.
+    """A mixture of trees, linear models and networks for imbalanced classes, calibrated; decides by expected utility.
 
-    It trains as `rfdlc train` does. Features are standardized inside; sparse input is converted to dense input.
+    It trains as `rfdlc train` trains a table. Features are standardized inside; sparse input becomes dense input.
 
     Parameters
     ----------
     utility : Utility, data frame, path, array or str, optional
         U[true, action], as in `UtilityClassifier`.
+    backbone : {"mixture", "trees", "mlp"}, default "mixture"
+        Trees, linear models and networks, weighed by the likelihood of out-of-fold probabilities; only trees; or only
+        networks. `partial_fit`, `warm_start` and `early_stopping` always train networks only.
     weighting : str, default "prior"
-        How rare classes are trained: "prior" (the class prior inside the likelihood), "none", or class weights 1/f(n)
-        with f "linear", "sqrt", "log", "power" or "effective".
-    particles, hidden : int, default 3; sequence of int, default (256, 256)
-        Number of networks, and the widths of their hidden layers.
+        How networks learn rare classes: "prior" (the class prior inside the likelihood), "none", or class weights
+        1/f(n) with f "linear", "sqrt", "log", "power" or "effective".
+    particles, hidden : int or "auto"; sequence of int, default (256, 256)
+        Number of networks, by default 3, in a mixture one per fold; and the widths of their hidden layers.
     epochs, batch_size, learning_rate : int, default 60; int or "auto"; float, default 0.002
         Passes over the data (at most, with `early_stopping`), rows per step, and the base learning rate.
     early_stopping, patience : bool, default False; int, default 10
         Stop if the loss on held-out samples has not fallen for `patience` epochs, and keep the best epoch.
     calibrate, hold_out : bool or str, default True; float, default 0.1
         Whether to calibrate, or the name of a calibrator; the share of the samples that is held out for calibration
-        and early stopping: stratified, whole `groups`.
+        and early stopping of networks: stratified, whole `groups`. A mixture is calibrated out of fold instead.
     target_prior : str, dict or array, default "train"
         Class prior where decisions are made: "train" (as in y), "uniform", or shares by class.
     abstain_label, warm_start : object or dict, default -1; bool, default False
@@ -90,21 +94,24 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     classes_, class_counts_, actions_ : array
         Labels of the classes, their numbers of samples, and labels of the actions.
     decider_, loss_curve_, held_out_loss_curve_ : Decider, lists of float
-        From logits to actions; the losses of each epoch.
+        From logits to actions; the losses of each epoch of networks alone.
+    choice_ : Choice
+        Of a mixture: the out-of-fold loss and the weight of each candidate.
 
     Examples
     --------
     >>> from sklearn.datasets import load_wine
     >>> X, y = load_wine(return_X_y=True)
-    >>> model = RFDLCClassifier("tail-sensitive", hidden=(32,), random_state=0).fit(X, y)
+    >>> model = RFDLCClassifier("tail-sensitive", backbone="trees", random_state=0).fit(X, y)
     >>> model.predict(X[:3]), bool(model.score(X, y) > 0.95)
     (array([0, 0, 0]), True)
     """
 
     utility: Any = None
     _: KW_ONLY
+    backbone: str = "mixture"
     weighting: str = "prior"
-    particles: int = 3
+    particles: int | str = "auto"
     hidden: Sequence[int] = (256, 256)
     epochs: int = 60
     early_stopping: bool = False
@@ -127,7 +134,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         known = labels if first else self.classes_
         problem = "warm_start can only be used where `self.classes_` is the same as in the previous call to fit"
         expect(np.array_equal(labels, known), f"{problem}: it was {known}, `y` has {labels}")
-        return self._train(split, labels, np.bincount(split.labels), first)
+        train = self._train if self.backbone == "mlp" or self.warm_start or self.early_stopping else self._mix
+        return train(split, labels, np.bincount(split.labels), first)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one pass, without calibration. The first call names all `classes` and scales the features."""
@@ -154,12 +162,13 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         tags.input_tags.sparse = True
         return tags
 
-    def _config(self, samples: int, first: bool) -> TrainConfig:
+    def _config(self, samples: int, first: bool, mixes: bool = True) -> TrainConfig:
         """The settings of `rfdlc train` for a table of this size, changed by the parameters."""
         choose("weighting", self.weighting, WEIGHTINGS)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         names = ("particles", "epochs", "learning_rate", "hold_out", "device")
-        changes = {name: getattr(self, name) for name in names}
+        changes = {name: value for name in names if (value := getattr(self, name)) != "auto" or name == "device"}
+        changes["backbone"] = choose("backbone", self.backbone, ("mlp", *TABULAR)) if mixes else "mlp"
         changes["widths"] = tuple(np.atleast_1d(self.hidden).tolist())
         changes["seed"] = int(self.random_state) if isinstance(self.random_state, Integral) else seed
         if self.batch_size != "auto":
@@ -201,7 +210,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def _train(self, split: Split, labels: Any, counts: Any, first: bool, partial: bool = False) -> Self:
         """Train until the last epoch and calibrate; or, `partial`, for one more epoch without calibration."""
         utility = self._name_classes(labels, counts)
-        config: TrainConfig = self._config(len(split), first)
+        config: TrainConfig = self._config(len(split), first, mixes=False)
         self.normalisation_: Any = Normalisation.of(split.array) if first else self.normalisation_
         self.class_counts_, self.settings_ = counts, config
         data = Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_)
@@ -226,6 +235,20 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         if (held := data.val) is not None:
             logits = self._particle_logits(held.array)
             decider = decider.fit(logits, held.labels, logits=True, sample_weight=held.weights)
+        return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
+
+    def _mix(self, split: Split, labels: Any, counts: Any, first: bool) -> Self:
+        """Fit a mixture, and calibrate it out of fold."""
+        utility = self._name_classes(labels, counts)
+        self.normalisation_, self.class_counts_ = Normalisation.of(split.array), counts
+        self.settings_ = config = self._config(len(split), first)
+        data = _weighted(Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_))
+        found = fit_table(data, METHODS[METHOD], config)
+        self.weights_, self.choice_, self.optimiser_ = _arrays(found.net.state_dict()), found.choice, {}
+        self.loss_curve_, self.held_out_loss_curve_ = list[float](), list[float]()
+        decider = new_decider(METHOD, config, data.classes).replace(weights=found.weights)
+        if decider.calibration is not None:
+            decider = decider.fit(found.logits, found.held.labels, logits=True, sample_weight=found.held.weights)
         return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
 
     def _particle_logits(self, inputs: NDArray[np.float32]) -> Floats:
@@ -282,20 +305,23 @@ def _held_out_loss(decider: Decider, held: Split, logits: Floats) -> float:
     return float(np.average(nll(p[np.arange(len(y)), y]), weights=weights))
 
 
-def _network(config: TrainConfig, shape: tuple[int, ...], classes: int, weights: Arrays) -> ParticleNet:
-    net = method_net(METHODS[METHOD], config, shape, as_classes(classes), (config.seed,))
+def _network(config: TrainConfig, shape: tuple[int, ...], classes: int, weights: Arrays) -> Any:
+    given = METHODS[METHOD], config, shape, as_classes(classes)
+    tensors = {name: torch.tensor(array) for name, array in weights.items()}
+    net = mixture_net(*given, tensors) if config.backbone in TABULAR else method_net(*given, (config.seed,))
     if weights:
-        net.load_state_dict({name: torch.tensor(array) for name, array in weights.items()})
+        net.load_state_dict(tensors)
     return place(net, choose_device(config.device))
 
 
 @torch.no_grad()
-def _logits(net: ParticleNet, inputs: Floats, normalisation: Normalisation | None) -> Floats:
+def _logits(net: torch.nn.Module, inputs: Floats, normalisation: Normalisation | None) -> Floats:
     """In double precision: a sample's prediction must not depend on the others in its batch."""
     exact = deepcopy(net).double().eval()
-    device = exact.head.weight.device
+    device = next(exact.parameters()).device
     bare = Split(inputs, np.zeros(len(inputs), dtype=np.int64))
-    loader = ResidentLoader(bare, normalisation, batch_size=4096, device=device, dtype=torch.float64)
+    size = 4096 if isinstance(net, ParticleNet) else 256  # every sample is in every tree
+    loader = ResidentLoader(bare, normalisation, batch_size=size, device=device, dtype=torch.float64)
     return torch.cat([exact(batch[None])[0] for batch, _ in loader.in_order()], dim=1).cpu().numpy()
 
 

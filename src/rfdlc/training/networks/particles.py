@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from rfdlc.training.networks.stack import (
 HEADS = ("cosine", "linear")
 EXECUTIONS = ("auto", "stacked", "separate")
 WIDE = 128  # channels from which grouped convolutions are slower than one network after another
+Net = TypeVar("Net", bound=nn.Module)
 
 # -- combinations: logits (R,M,B,C) and features (R,M,B,F) -> predicted logits, and an uncertainty (R,B) or None -------
 # Experts that are routed, weighed sample by sample or silent on some classes become one, (R,1,B,C), so that whoever
@@ -257,7 +259,7 @@ class ParticleNet(nn.Module):
         return {"all": body, "head": body[2:], "router": [self.get_submodule("combination")]}[name]
 
 
-def place(net: ParticleNet, device: torch.device, channels_last: bool | None = None) -> ParticleNet:
+def place(net: Net, device: torch.device, channels_last: bool | None = None) -> Net:
     """On the device, in the memory layout that is fast there: by default channels last on a GPU."""
     moved = net.to(device)
     if (device.type == "cuda") if channels_last is None else channels_last:

@@ -1,0 +1,233 @@
+"""Mixture: trees, linear models and networks as the particles of one module. A fitted tree is arrays, and no code.
+
+A member maps features (B, F) to the logits (K, B, C) of K models: one per fold, and one of all samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rfdlc.errors import choose, expect
+from rfdlc.training.networks.particles import Combination, ParticleNet
+
+VOTES_OF_THE_PRIOR = 1.0  # that a forest is short of: no class is impossible where no tree has seen it
+
+
+class Trees(nn.Module):
+    """K ensembles of T trees: each sends a sample down to a leaf, and the values of the leaves are added.
+
+    Nodes of all trees lie one after the other, parents first. A sample goes to `right` where its feature exceeds the
+    threshold; both children of a leaf are the leaf itself. `value` is (nodes, C), or (nodes, 1) for trees that score
+    one class each, in turn. `roots` is (K, T) and `baseline`, what the values are added to, (K, C).
+    """
+
+    feature: Tensor
+    left: Tensor
+    right: Tensor
+    roots: Tensor
+    threshold: Tensor
+    baseline: Tensor
+    INDICES = ("feature", "left", "right", "roots")
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__()
+        for name in (*self.INDICES, "threshold", "baseline"):
+            self.register_buffer(name, tensors[name])
+        self.value = nn.Parameter(tensors["value"], requires_grad=False)
+        self.depth = self._depth()
+
+    @classmethod
+    def joined(cls, each: Sequence[Self]) -> Self:
+        """The models of several in one."""
+        states, start = [dict(trees.state_dict()) for trees in each], 0
+        for state in states:
+            nodes = len(state["feature"])
+            state |= {name: state[name] + start for name in ("left", "right", "roots")}
+            start += nodes
+        return cls(**{name: torch.cat([state[name] for state in states]) for name in states[0]})
+
+    @classmethod
+    def rebuilt(cls, state: Mapping[str, Tensor], features: int, classes: int) -> Self:
+        """From the tensors of a file, which may hold anything: no index may point outside, no way may be a circle."""
+        nodes, models = len(state["feature"]), len(state["roots"])
+        own, width = torch.arange(nodes), 1 if state["value"].shape[-1] == 1 else classes
+        _expect_shapes(state, threshold=(nodes,), value=(nodes, width), baseline=(models, classes))
+        bounds = {"feature": (0, features), "left": (own, nodes), "right": (own, nodes), "roots": (0, nodes)}
+        for name, (low, high) in bounds.items():
+            indices = state[name]
+            inside = indices.dtype == torch.int64 and indices.ndim == 1 + (name == "roots") and indices.numel()
+            inside = inside and bool(((indices >= low) & (indices < high)).all())
+            expect(inside, f"{name} of the trees points outside of them")
+        whole = state["roots"].shape[1] * width % classes == 0
+        expect(whole, "the trees are not equally many for every class")
+        return cls(**state)
+
+    def _depth(self) -> int:
+        """The longest way from a root to a leaf."""
+        left, right = self.left.numpy(), self.right.numpy()
+        nodes, depth = np.unique(self.roots.numpy()), 0
+        while len(nodes := nodes[left[nodes] != nodes]):
+            nodes, depth = np.concatenate([left[nodes], right[nodes]]), depth + 1
+        return depth
+
+    def sums(self, x: Tensor) -> Tensor:
+        """(B, F) -> (K, B, C)."""
+        node = self.roots.reshape(-1).expand(x.shape[0], -1)  # (B, K * T)
+        for _ in range(self.depth):
+            exceeds = x.gather(1, self.feature[node]) > self.threshold[node]
+            node = torch.where(exceeds, self.right[node], self.left[node])
+        models, classes = self.baseline.shape
+        values = self.value[node].reshape(x.shape[0], models, -1, classes).sum(2)
+        return (values + self.baseline).transpose(0, 1)
+
+
+class Boosting(Trees):
+    """Leaves add up to logits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sums(x)
+
+
+class Forest(Trees):
+    """Leaves add up to probabilities."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sums(x).log()
+
+
+class LinearModels(nn.Module):
+    """Weights (K, F, C) and biases (K, 1, C)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(t, requires_grad=False) for t in (weight, bias))
+
+    @classmethod
+    def joined(cls, each: Sequence[Self]) -> Self:
+        return cls(torch.cat([m.weight for m in each]), torch.cat([m.bias for m in each]))
+
+    @classmethod
+    def rebuilt(cls, state: Mapping[str, Tensor], features: int, classes: int) -> Self:
+        models, fits = len(state["weight"]), f"expected ({features}, {classes})"
+        expect(
+            state["weight"].shape == (models, features, classes), f"weight has shape {state['weight'].shape}: {fits}"
+        )
+        expect(state["bias"].shape == (models, 1, classes), f"bias has shape {state['bias'].shape}: {fits}")
+        return cls(**state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Networks(nn.Module):
+    """The particles of every run of a ParticleNet."""
+
+    def __init__(self, net: ParticleNet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.expand(self.net.runs, *x.shape)).flatten(0, 1)
+
+
+class Mixture(nn.Module):
+    """(1, B, F) -> logits (1, M, B, C), one particle per member: the mean probability of its calibrated models.
+
+    `slope` (M,) and `bias` (M, C) calibrate the models of a member and bring them to one class prior.
+    """
+
+    name = "mixture"
+    runs = 1
+    bias: Tensor
+
+    def __init__(self, members: Mapping[str, nn.Module], slope: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.members = nn.ModuleDict(dict(members))
+        self.slope = nn.Parameter(slope, requires_grad=False)
+        self.register_buffer("bias", bias)
+        self.combination, self.particles = Combination(), len(members)
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        each = [self._particle(m, member(x[0])) for m, member in enumerate(self.members.values())]
+        logits = torch.stack(each).unsqueeze(0)
+        return logits, logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outputs(x)[0]
+
+    def _particle(self, number: int, logits: Tensor) -> Tensor:
+        calibrated = (logits * self.slope[number] + self.bias[number]).log_softmax(-1)
+        return calibrated.logsumexp(0) - float(np.log(len(logits)))
+
+
+KINDS: dict[str, Any] = {"forest": Forest, "boosting": Boosting, "linear": LinearModels}
+
+
+def rebuilt_member(name: str, state: Mapping[str, Tensor], features: int, classes: int) -> nn.Module:
+    """A member from the tensors of a file; the first word of its name is its kind."""
+    kind = KINDS[choose("member of a mixture", name.split("-")[0], KINDS)]
+    member: nn.Module = kind.rebuilt(state, features, classes)
+    return member
+
+
+def _expect_shapes(state: Mapping[str, Tensor], **shapes: tuple[int, ...]) -> None:
+    for name, shape in shapes.items():
+        found = tuple(state[name].shape)
+        expect(found == shape, f"{name} has shape {found}: expected {shape}")
+
+
+def forest(trees: Sequence[Any], prior: NDArray[np.float64]) -> Forest:
+    """A fitted forest, from the `tree_` of its estimators. The prior counts as one more vote."""
+    votes, rows = len(trees) + VOTES_OF_THE_PRIOR, []
+    for tree in trees:
+        own = np.arange(tree.node_count)
+        leaf = tree.children_left < 0
+        share = tree.value[:, 0] / tree.value[:, 0].sum(axis=1, keepdims=True)
+        rows.append({
+            "feature": np.where(leaf, 0, tree.feature), "threshold": tree.threshold,
+            "left": np.where(leaf, own, tree.children_left), "right": np.where(leaf, own, tree.children_right),
+            "value": np.where(leaf[:, None], share, 0) / votes,
+        })  # fmt: skip
+    return Forest(**_tensors(rows, (1, len(trees)), VOTES_OF_THE_PRIOR * prior / votes))
+
+
+def boosting(nodes: Sequence[NDArray[Any]], baseline: NDArray[np.float64]) -> Boosting:
+    """Fitted gradient boosting, from the node tables of its trees, iteration by iteration and class by class.
+
+    Two classes have one tree per iteration, the log odds of the second: then the first is scored by empty trees.
+    """
+    rows = []
+    binary = baseline.size == 1
+    for table in nodes:
+        own, leaf = np.arange(len(table)), table["is_leaf"].astype(bool)
+        row = {
+            "feature": np.where(leaf, 0, table["feature_idx"]), "threshold": table["num_threshold"],
+            "left": np.where(leaf, own, table["left"]), "right": np.where(leaf, own, table["right"]),
+            "value": np.where(leaf, table["value"], 0)[:, None],
+        }  # fmt: skip
+        if binary:
+            row["value"] = np.concatenate([np.zeros_like(row["value"]), row["value"]], axis=1)
+        rows.append(row)
+    whole = np.concatenate([[0.0], baseline.reshape(-1)]) if binary else baseline.reshape(-1)
+    return Boosting(**_tensors(rows, (1, len(nodes)), whole))
+
+
+def _tensors(rows: Sequence[Mapping[str, NDArray[Any]]], roots: tuple[int, int], baseline: Any) -> dict[str, Tensor]:
+    starts = np.cumsum([0, *(len(row["feature"]) for row in rows)])
+    joined = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    offset = np.repeat(starts[:-1], np.diff(starts))
+    for name in ("left", "right"):
+        joined[name] = joined[name] + offset
+    # A 32-bit feature exceeds a threshold exactly if it exceeds the next smaller 32-bit number.
+    with np.errstate(over="ignore"):
+        narrow = joined["threshold"].astype(np.float32)
+    joined["threshold"] = np.where(narrow > joined["threshold"], np.nextafter(narrow, np.float32(-np.inf)), narrow)
+    kinds = {"threshold": torch.float32, "value": torch.float32}
+    tensors = {name: torch.tensor(array, dtype=kinds.get(name, torch.int64)) for name, array in joined.items()}
+    tensors["roots"] = torch.tensor(starts[:-1]).reshape(roots)
+    tensors["baseline"] = torch.tensor(np.asarray(baseline), dtype=torch.float32)[None]
+    return tensors

@@ -1,0 +1,254 @@
+"""Tables: trees, linear models and networks are fitted fold by fold, and weighed by their held-out likelihood.
+
+Every candidate predicts the samples that it was not fitted to. These predictions calibrate the candidates, give their
+weights, and calibrate the decisions, so that in the end no sample is lost to the fit of small tables.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.loader import Normaliser
+from rfdlc.data.longtail import assign_folds, hold_out_indices
+from rfdlc.decide.calibrators import Temperature
+from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.priors import as_prior
+from rfdlc.decide.scores import Floats, softmax
+from rfdlc.errors import expect
+from rfdlc.progress import live
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.factories import carried_prior
+from rfdlc.training.loop import PreparedStage, epochs
+from rfdlc.training.methods import Method
+from rfdlc.training.model import choose_device, method_net, sensible_threads
+from rfdlc.training.networks.mixture import LinearModels, Mixture, Networks, boosting, forest
+from rfdlc.training.networks.particles import place
+
+TREES, ITERATIONS, DEEPEST = 100, 100, 24  # of each forest; of boosting; levels of a tree in a forest
+FOLDS, MOST_FOLDED = 5, 20_000  # larger tables hold out one part alone
+MOST_WORK = 3e8  # samples x features x classes, above which boosting takes too long
+SMALLEST = 0.02  # weight of a candidate that stays in the mixture
+PRIOR_SAMPLES = 5  # that favour equal weights
+STEPS = 500  # of expectation maximisation
+
+Fit = Callable[[Floats, Indices, Any, int], nn.Module]  # features, labels, sample weights, seed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was tried on a table: by candidate, the held-out loss in nats after calibration, and its weight."""
+
+    losses: dict[str, float]
+    weights: dict[str, float]
+    mixture_loss: float  # with weights that were fitted to other folds
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [{"name": name, "loss": loss, "weight": self.weights[name]} for name, loss in self.losses.items()]
+        return {"candidates": rows, "mixture_loss": self.mixture_loss}
+
+
+@dataclass(frozen=True)
+class FittedTable:
+    """A mixture, the weights (M,) of its particles, their held-out logits (M, n, C), of which samples, and why."""
+
+    net: Mixture
+    weights: Floats
+    logits: Floats
+    held: Split
+    choice: Choice
+
+
+def check_table(method: Method, config: TrainConfig, data: Dataset, single: bool) -> None:
+    """Raise where `config.backbone` cannot be fitted to these data."""
+    what = f"setting backbone={config.backbone}"
+    expect(data.kind == "features", f"{what} is for tables, but {data.name} has images: leave it out")
+    expect(method.mixes, f"{what} is for methods that mix, which this is not: use --method rf-dlc, or backbone=mlp")
+    expect(single, f"{what} is fitted by one process: leave torchrun out, or use backbone=mlp")
+
+
+def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
+    """What is going to be fitted, in words."""
+    several = FOLDS if data.val is None and len(data.train) <= MOST_FOLDED else 1
+    fits = f"{several} folds, and all samples" if several > 1 else "one part of the samples is held out"
+    names = [*_candidates(data, config), *(["mlp"] if config.backbone == "mixture" else [])]
+    return {"candidates": ", ".join(names), "training": f"{fits}; weighed by held-out likelihood"}
+
+
+def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable:
+    """Fit all candidates of `config.backbone`, weigh them, and keep those that matter."""
+    scale = Normaliser(data.normalisation, data.input_shape, torch.device("cpu"), torch.float32)
+    samples, splits = _splits(data, config)
+    x, held = scale(torch.from_numpy(samples.array)).numpy(), samples.take(np.concatenate([h for _, h in splits]))
+    candidates, found = _candidates(data, config), dict[str, tuple[nn.Module, Floats]]()
+    with live(len(candidates) + 1, f"Fitting {data.name}") as show:
+        for name, fit in candidates.items():
+            show(0, name)
+            found[name] = _fit_all(fit, x, samples, splits, config)
+            show(1, name)
+        if config.backbone == "mixture":
+            show(0, "mlp")
+            found["mlp"] = _fit_networks(data, samples, splits, method, config)
+    found = dict(sorted(found.items()))  # the order of particles, also in files
+    scales = [_scale(name, logits, held, data.classes, config) for name, (_, logits) in found.items()]
+    outputs = zip(found.values(), scales, strict=True)
+    calibrated = np.array([_log(logits * slope + bias) for (_, logits), (slope, bias) in outputs])  # (M, n, C)
+    likelihoods = calibrated[:, np.arange(len(held)), held.labels]
+    shares = _shares(data.classes, held, config)
+    weights, mixture_loss = _choose(likelihoods, shares, [len(rows) for _, rows in splits])
+    named = [dict(zip(found, values.tolist(), strict=True)) for values in (-likelihoods @ shares, weights)]
+    choice = Choice(*named, mixture_loss)
+    kept = np.flatnonzero(weights)
+    members = {name: found[name][0] for i, name in enumerate(found) if weights[i]}
+    net = Mixture(members, *(torch.tensor(np.array([s[i] for s in scales])[kept]).float() for i in (0, 1)))
+    logits = calibrated[kept].astype(np.float32)
+    return FittedTable(place(net, choose_device(config.device)), weights[kept], logits, held, choice)
+
+
+def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: TrainConfig) -> tuple[float, Floats]:
+    """Slope and bias (C,) that calibrate a candidate and bring it to the class prior of the training data."""
+    carried = carried_prior(_network_config(config) if name == "mlp" else config, classes)
+    fitted = Temperature.fit(_log(logits), held.labels, sample_weight=held.weights, train_prior=carried)
+    return 1 / fitted.temperature, np.log(carried_prior(config, classes)) - np.log(carried)
+
+
+def _choose(log_p: Floats, shares: Floats, sizes: Sequence[int]) -> tuple[Floats, float]:
+    """Weights (M,) from log p (M, n) of the true class; and the loss of a mixture that is weighed by other folds."""
+    fold = np.repeat(np.arange(len(sizes)), sizes) if len(sizes) > 1 else np.arange(log_p.shape[1]) % FOLDS
+    loss = 0.0
+    for inside in (fold == k for k in np.unique(fold)):
+        others = _weights(log_p[:, ~inside], shares[~inside] / shares[~inside].sum())
+        loss -= float(np.log(others @ np.exp(log_p[:, inside])) @ shares[inside])
+    weights = _weights(log_p, shares)
+    weights = np.where(weights < SMALLEST, 0, weights)
+    return weights / weights.sum(), loss
+
+
+def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indices, Indices]]]:
+    """Samples, and for each fit the positions that it sees and those that it then predicts."""
+    train, val = data.train, data.val
+    if val is not None:
+        joined = Split(np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels]))
+        return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
+    if len(train) > MOST_FOLDED:
+        return train, [hold_out_indices(train.labels, config.hold_out or 0.1, config.seed, train.groups)]
+    fold = assign_folds(train.labels, FOLDS, config.seed, train.groups)
+    return train, [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(FOLDS) if (fold == k).any()]
+
+
+def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
+    prior = data.classes.prior
+    trees: dict[str, Fit] = {
+        "forest-random": partial(_fit_forest, "RandomForestClassifier", prior),
+        "forest-extra": partial(_fit_forest, "ExtraTreesClassifier", prior),
+    }
+    if len(data.train) * data.input_shape[0] * len(data.classes) <= MOST_WORK:
+        trees["boosting"] = partial(_fit_boosting, {})
+        small = {"learning_rate": 0.05, "max_leaf_nodes": 8, "min_samples_leaf": 5, "l2_regularization": 1.0}
+        trees["boosting-small"] = partial(_fit_boosting, small)
+    inverse = {"linear-small": 0.1, "linear": 1.0, "linear-large": 10.0}  # of the penalty on squared weights
+    linear: dict[str, Fit] = {name: partial(_fit_linear, c) for name, c in inverse.items()}
+    return trees if config.backbone == "trees" else {**linear, **trees}
+
+
+def _fit_all(
+    fit: Fit, x: Floats, samples: Split, splits: Sequence[tuple[Indices, Indices]], config: TrainConfig
+) -> tuple[nn.Module, Floats]:
+    """A model per split, and one of all samples where several models are averaged; with held-out logits (n, C)."""
+    models, logits, everything = [], [], np.arange(len(x))
+    for number, (rows, held) in enumerate(splits):
+        weights = None if samples.weights is None else samples.weights[rows]
+        models.append(fit(x[rows], samples.labels[rows], weights, config.seed + number))
+        with torch.no_grad():
+            pieces = [models[-1](torch.from_numpy(x[some]))[0] for some in np.array_split(held, -(-len(held) // 256))]
+        logits.append(torch.cat(pieces).numpy())
+    if len(splits) > 1 or config.refit:
+        models.append(fit(x[everything], samples.labels, samples.weights, config.seed + len(splits)))
+    return type(models[0]).joined(models), np.concatenate(logits)
+
+
+def _fit_forest(kind: str, prior: Any, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+    from sklearn import ensemble
+
+    leaf = max(1, len(y) // 20_000)
+    model = getattr(ensemble, kind)(TREES, max_depth=DEEPEST, min_samples_leaf=leaf, random_state=seed, n_jobs=-1)
+    model.fit(x, y, weights)
+    return forest([estimator.tree_ for estimator in model.estimators_], prior)
+
+
+def _fit_boosting(settings: dict[str, Any], x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    model = HistGradientBoostingClassifier(max_iter=ITERATIONS, early_stopping=False, random_state=seed, **settings)
+    model.fit(x, y, weights)
+    nodes = [predictor.nodes for iteration in model._predictors for predictor in iteration]
+    return boosting(nodes, model._baseline_prediction)
+
+
+def _fit_linear(c: float, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=c, max_iter=300).fit(x, y, weights)
+    weight, bias = model.coef_.T, model.intercept_[None]
+    if bias.size == 1:  # the log odds of the second class
+        weight, bias = (np.concatenate([np.zeros_like(values), values], axis=1) for values in (weight, bias))
+    return LinearModels(*(torch.tensor(values[None], dtype=torch.float32) for values in (weight, bias)))
+
+
+def _network_config(config: TrainConfig) -> TrainConfig:
+    return config.replace(backbone="mlp")
+
+
+def _fit_networks(
+    data: Dataset, samples: Split, splits: Sequence[tuple[Indices, Indices]], method: Method, config: TrainConfig
+) -> tuple[nn.Module, Floats]:
+    """One stack of networks, one per split; all splits have as many samples as the largest, some of them twice."""
+    config, device = _network_config(config), choose_device(config.device)
+    size, seeds = max(len(rows) for rows, _ in splits), [config.seed + k for k in range(len(splits))]
+    positions = [np.resize(rows, size) for rows, _ in splits]
+    classes = [Classes.from_labels(samples.labels[rows], data.classes.names) for rows, _ in splits]
+    runs = [(method, config.replace(seed=seed), own) for seed, own in zip(seeds, classes, strict=True)]
+    net = place(method_net(method, config, data.input_shape, data.classes, seeds), device)
+    fitted = Dataset(data.name, data.classes, samples, normalisation=data.normalisation)
+    stages = [PreparedStage(number, runs, fitted, device, positions=positions) for number in range(len(method.stages))]
+    with sensible_threads(net, config):
+        for _ in epochs(net, stages, {}):
+            pass
+    net.eval()
+    scale, logits = Normaliser(data.normalisation, data.input_shape, device, torch.float32), []
+    with torch.no_grad():
+        for run, (_, held) in enumerate(splits):
+            inputs = scale(torch.from_numpy(samples.array[held]).to(device))
+            particles = net(inputs.expand(net.runs, *inputs.shape))[run].cpu().numpy()  # (M, n, C)
+            logits.append(np.log(np.maximum(softmax(particles).mean(0), 1e-12)))
+    return Networks(net.requires_grad_(False)), np.concatenate(logits)
+
+
+def _log(logits: Floats) -> Floats:
+    return np.log(np.maximum(softmax(logits.astype(np.float64)), 1e-12))
+
+
+def _shares(classes: Classes, held: Split, config: TrainConfig) -> Floats:
+    """How much each held-out sample counts: as under the class prior that is decided for; they sum to one."""
+    shares = np.ones(len(held)) if held.weights is None else held.weights
+    if config.target_prior not in ("train", "scores"):
+        frequency = np.bincount(held.labels, shares, minlength=len(classes))
+        target = as_prior(config.target_prior, classes, "target_prior")
+        shares = shares * (target / np.maximum(frequency, 1e-12))[held.labels]
+    return shares / shares.sum()
+
+
+def _weights(log_p: Floats, shares: Floats) -> Floats:
+    """Weights (M,) of highest likelihood of a mixture, from log p (M, n) of the true class, shrunk to equal ones."""
+    members, p = len(log_p), np.exp(log_p - log_p.max(axis=0))
+    weights, extra = np.full(members, 1 / members), PRIOR_SAMPLES * float(shares @ shares)
+    for _ in range(STEPS):
+        responsible = weights[:, None] * p
+        weights = (responsible / responsible.sum(axis=0)) @ shares + extra / members
+        weights /= weights.sum()
+    return weights

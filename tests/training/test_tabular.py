@@ -1,0 +1,157 @@
+"""Trees, linear models and mixtures: computed as scikit-learn does, weighed, and a run from end to end."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.datasets import make_classification
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+
+import rfdlc
+from rfdlc import InputError, RFDLCClassifier
+from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.longtail import assign_folds
+from rfdlc.training import tabular
+from rfdlc.training.networks.mixture import boosting, forest
+
+
+@pytest.fixture(autouse=True)
+def few_trees(monkeypatch):
+    monkeypatch.setattr(tabular, "TREES", 8)
+    monkeypatch.setattr(tabular, "ITERATIONS", 5)
+
+
+def problem(classes, samples=300):
+    weights = [0.6, 0.3, 0.1] if classes == 3 else [0.8, 0.2]
+    X, y = make_classification(samples, 6, n_informative=4, n_classes=classes, weights=weights, random_state=0)
+    X = np.round(X.astype(np.float32), 1)  # many features lie on thresholds
+    return X, y
+
+
+def table(path, samples=150):
+    X, y = problem(3, samples)
+    frame = pd.DataFrame(X, columns=list("abcdef")).assign(kind=np.array(["common", "rare", "rarest"])[y])
+    frame["colour"] = np.where(X[:, 0] > 0, "red", "blue")
+    frame.to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_trees_are_evaluated_as_scikit_learn_does(classes):
+    X, y = problem(classes)
+    prior = np.bincount(y) / len(y)
+    found = HistGradientBoostingClassifier(max_iter=20, random_state=0).fit(X, y)
+    ours = boosting([tree.nodes for each in found._predictors for tree in each], found._baseline_prediction)
+    np.testing.assert_allclose(ours(torch.tensor(X))[0].softmax(-1), found.predict_proba(X), atol=1e-6)
+    for kind in (RandomForestClassifier, ExtraTreesClassifier):
+        found = kind(20, random_state=0).fit(X, y)
+        ours = forest([tree.tree_ for tree in found.estimators_], prior)
+        with_prior = (20 * found.predict_proba(X) + prior) / 21
+        np.testing.assert_allclose(ours(torch.tensor(X))[0].exp(), with_prior, atol=1e-6)
+    found = LogisticRegression(C=0.1, max_iter=300).fit(X, y)
+    ours = tabular._fit_linear(0.1, X, y, None, 0)
+    np.testing.assert_allclose(ours(torch.tensor(X))[0].softmax(-1), found.predict_proba(X), atol=1e-5)
+
+
+def test_models_that_are_joined_are_the_models():
+    X, y = problem(3)
+    each = [tabular._fit_forest("RandomForestClassifier", np.ones(3) / 3, X, y, None, seed) for seed in (0, 1)]
+    each_boosted = [tabular._fit_boosting({}, X[part], y[part], None, 0) for part in (slice(0, 200), slice(100, 300))]
+    for models in (each, each_boosted):
+        joined, inputs = type(models[0]).joined(models), torch.tensor(X)
+        assert torch.equal(joined(inputs), torch.cat([model(inputs) for model in models]))
+
+
+def test_folds_are_stratified_and_keep_groups_together():
+    rng = np.random.default_rng(0)
+    labels = np.concatenate([np.repeat([0, 1, 2], [60, 23, 4]), [3]])
+    fold = assign_folds(labels, 5)
+    counts = np.array([[np.sum((fold == k) & (labels == c)) for k in range(5)] for c in range(4)])
+    assert (np.ptp(counts, axis=1) <= 1).all()
+    assert fold[-1] == -1  # the only sample of its class is always seen
+    assert counts[:3].sum() == 87
+    groups = rng.permutation(np.arange(88) // 4)
+    labels[groups == groups[-1]] = 3  # one group alone has this class
+    fold = assign_folds(labels, 5, groups=groups)
+    assert all(len(set(fold[groups == g])) == 1 for g in np.unique(groups))
+    assert set(fold[labels == 3]) == {-1}
+    for k in range(5):
+        assert set(labels[fold == k]) <= set(labels[fold != k])
+    assert not np.array_equal(assign_folds(labels, 5, seed=1), assign_folds(labels, 5))
+
+
+def test_weights_have_the_highest_likelihood(monkeypatch):
+    monkeypatch.setattr(tabular, "PRIOR_SAMPLES", 0)
+    p = np.random.default_rng(0).uniform(0.05, 0.9, (2, 40))
+    shares = np.full(40, 1 / 40)
+    grid = np.linspace(0, 1, 2001)
+    losses = [-np.log(w * p[0] + (1 - w) * p[1]) @ shares for w in grid]
+    assert tabular._weights(np.log(p), shares)[0] == pytest.approx(grid[np.argmin(losses)], abs=1e-3)
+    far = tabular._weights(np.log(np.stack([p[0], p[0] / 9])), shares)
+    np.testing.assert_allclose(far, [1, 0], atol=1e-6)
+
+
+def test_a_table_from_end_to_end(tmp_path):
+    """Chosen alike by the same seed, loaded without code, predicted, evaluated, exported and served from the folder."""
+    source = table(tmp_path / "t.csv")
+    models = [rfdlc.train(source, out=tmp_path / name, epochs=3, data_options={"target": "kind"}) for name in "ab"]
+    choices = [json.loads((tmp_path / name / "choice.json").read_text()) for name in "ab"]
+    assert choices[0] == choices[1]
+    rows = choices[0]["candidates"]
+    assert {"linear", "forest-random", "forest-extra", "boosting", "mlp"} <= {row["name"] for row in rows}
+    assert sum(row["weight"] for row in rows) == pytest.approx(1)
+    loaded = rfdlc.Model.load(tmp_path / "a")
+    found = loaded.predict(source)
+    np.testing.assert_array_equal(found.scores.values, models[1].predict(source).scores.values)
+    assert found.scores.values.shape[0] == sum(row["weight"] > 0 for row in rows) == len(loaded.decider.weights)
+    held = rfdlc.Predictions.load(tmp_path / "a" / "held-out.npz")
+    assert len(held) == rfdlc.load(source, target="kind").classes.count_array.sum()  # nothing is lost to calibration
+    assert rfdlc.evaluate(rfdlc.Predictions.load(tmp_path / "a"), decider=loaded.decider).mean_utility > 0.6
+    exported = rfdlc.export(tmp_path / "a", tmp_path / "m.onnx").parity
+    assert exported.decisions_changed == 0
+    assert exported.largest_difference < 1e-5
+    assert rfdlc.resume(tmp_path / "a").decider.to_dict() == loaded.decider.to_dict()
+
+
+def test_the_estimator_is_the_table_of_the_command_line():
+    X, y = problem(3, 150)
+    model = RFDLCClassifier("tail-sensitive", random_state=0, backbone="trees").fit(X, y)
+    assert set(model.choice_.losses) == {"forest-random", "forest-extra", "boosting", "boosting-small"}
+    p = model.predict_proba(X)
+    np.testing.assert_allclose(model.predict_proba(X[:7]), p[:7], atol=1e-12)
+    assert (p.argmax(1) == y).mean() > 0.8
+    assert model.decider_.decide_probabilities(p).tolist() == model.predict(X).tolist()
+    weighted = RFDLCClassifier(random_state=0, backbone="trees").fit(X, y, np.where(y == 0, 0.0, 1.0))
+    assert weighted.classes_.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"), [("left", -1), ("right", 10**6), ("feature", 99), ("left", 0)], ids=str
+)  # a child that is its own ancestor would be a circle
+def test_files_that_point_outside_are_refused(name, broken, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "refused"
+    if not folder.exists():
+        X, y = problem(2, 60)
+        data = Dataset.of("t", ["a", "b"], {"train": Split(X, y)})
+        rfdlc.train(data, out=folder, backbone="trees")
+        save_file(load_file(folder / "model.safetensors"), folder / "whole.safetensors")
+    state = load_file(folder / "whole.safetensors")
+    key = next(key for key in state if key.endswith(f".{name}") and "forest" in key)
+    state[key][1] = broken
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(InputError, match=f"weights do not fit .*{name} of the trees points outside"):
+        rfdlc.Model.load(folder)
+
+
+def test_what_cannot_be_a_table(tmp_path):
+    source = table(tmp_path / "t.csv", 40)
+    with pytest.raises(InputError, match="backbone=trees is for tables, but digits-lt has images"):
+        rfdlc.train("digits-lt", out=tmp_path / "a", backbone="trees")
+    with pytest.raises(InputError, match="backbone=trees is for methods that mix"):
+        rfdlc.train(source, "ce", tmp_path / "b", backbone="trees", data_options={"target": "kind"})
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists()
