@@ -45,7 +45,9 @@ def test_without_a_test_part_the_next_step_is_another(tmp_path):
 def test_train_says_what_was_done_to_the_data(tmp_path):
     rows = "".join(f"p{k},{'' if k == 3 else k},{'ab'[k % 2]}\n" for k in range(20))
     (tmp_path / "t.csv").write_text("name,age,label\n" + rows + "p20,20,\n")
-    shown = run("train", tmp_path / "t.csv", "--out", tmp_path / "run", "data.skip_broken=true", *SMALL).stdout
+    shown = run(
+        "train", tmp_path / "t.csv", "--out", tmp_path / "run", "data.skip_broken=true", "backbone=mlp", *SMALL
+    ).stdout
     assert "data: column 'name' has a different value in every row and was left out" in shown
     notes = json.loads(run("resume", tmp_path / "run", "--json").stdout)["notes"]
     assert notes[0].startswith("the data has no test split: ")
@@ -66,7 +68,18 @@ def test_groups_are_a_data_option(tmp_path):
     rows = [f"{k % 7},{'ab'[k % 3 == 0]},w{k // 4}" for k in range(80)]
     (tmp_path / "t.csv").write_text("\n".join(["v,outcome,who", *rows]))
     out = tmp_path / "run"
-    words = ["train", tmp_path / "t.csv", "--target", "outcome", "--groups", "who", "--out", out, *SMALL]
+    words = [
+        "train",
+        tmp_path / "t.csv",
+        "--target",
+        "outcome",
+        "--groups",
+        "who",
+        "--out",
+        out,
+        "backbone=mlp",
+        *SMALL,
+    ]
     assert run(*words).exit_code == 0
     assert json.loads((out / "config.json").read_text())["data"]["options"] == {"target": "outcome", "groups": "who"}
     assert [column.name for column in Model.load(out).encoder.columns] == ["v"]
@@ -92,7 +105,7 @@ def test_force_replaces_a_run_only_if_a_new_one_begins(tmp_path):
 def test_predictions_of_a_labelled_table_keep_the_labels(tmp_path):
     rows = [f"p{k},{k % 5 + 10 * (k % 3 == 0)},{'ab'[k % 3 == 0]}" for k in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["id,v,outcome", *rows]))
-    run("train", tmp_path / "t.csv", "--target", "outcome", "--out", tmp_path / "run", "epochs=20", "widths=8")
+    run("train", tmp_path / "t.csv", "--target", "outcome", "--out", tmp_path / "run", "backbone=mlp", "epochs=20")
     assert run("predict", tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / "p.csv").exit_code == 0
     lines = [line.replace('"', "").split(",") for line in (tmp_path / "p.csv").read_text().splitlines()]
     assert lines[0] == ["id", "a", "b", "target", "action", "expected_utility", "rfdlc_scores"]

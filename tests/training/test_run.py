@@ -303,7 +303,9 @@ def test_a_table_is_encoded_as_in_training(tmp_path):
     colour = np.where(kind == "x", "red", np.where(kind == "y", "green", "blue"))
     lines = [f"{rng.normal():.3f},{c},{k}" for c, k in zip(colour, kind, strict=True)]
     (tmp_path / "t.csv").write_text("\n".join(["size,colour,target", *lines]))
-    model = rfdlc.train(tmp_path / "t.csv", out=tmp_path / "run", epochs=15, widths=(8,), learning_rate=0.05)
+    model = rfdlc.train(
+        tmp_path / "t.csv", out=tmp_path / "run", backbone="mlp", epochs=15, widths=(8,), learning_rate=0.05
+    )
     new = {"size": ["0.1", ""], "colour": ["blue", "red"]}
     names = [model.classes.names[i] for i in model.decide(new)]
     assert names == ["z", "x"]
