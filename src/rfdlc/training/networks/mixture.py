@@ -159,6 +159,10 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.outputs(x)[0]
 
+    def execute(self, how: str) -> None:
+        for net in (module for module in self.modules() if isinstance(module, ParticleNet)):
+            net.execute(how)
+
     def _particle(self, number: int, logits: Tensor) -> Tensor:
         calibrated = (logits * self.slope[number] + self.bias[number]).log_softmax(-1)
         return calibrated.logsumexp(0) - float(np.log(len(logits)))
