@@ -96,25 +96,27 @@ def test_weights_have_the_highest_likelihood(monkeypatch):
 
 
 def test_a_table_from_end_to_end(tmp_path):
-    """Chosen alike by the same seed, loaded without code, predicted, evaluated, exported and served from the folder."""
-    source = table(tmp_path / "t.csv")
-    models = [rfdlc.train(source, out=tmp_path / name, epochs=3, data_options={"target": "kind"}) for name in "ab"]
-    choices = [json.loads((tmp_path / name / "choice.json").read_text()) for name in "ab"]
-    assert choices[0] == choices[1]
-    rows = choices[0]["candidates"]
+    """Chosen alike by the same seed, loaded without code, predicted, evaluated and exported from the folder."""
+    source, folder = table(tmp_path / "t.csv"), tmp_path / "run"
+    model = rfdlc.train(source, out=folder, epochs=2, data_options={"target": "kind"})
+    choice = (folder / "choice.json").read_text()
+    rows = json.loads(choice)["candidates"]
     assert {"linear", "forest-random", "forest-extra", "boosting", "mlp"} <= {row["name"] for row in rows}
     assert sum(row["weight"] for row in rows) == pytest.approx(1)
-    loaded = rfdlc.Model.load(tmp_path / "a")
-    found = loaded.predict(source)
-    np.testing.assert_array_equal(found.scores.values, models[1].predict(source).scores.values)
-    assert found.scores.values.shape[0] == sum(row["weight"] > 0 for row in rows) == len(loaded.decider.weights)
-    held = rfdlc.Predictions.load(tmp_path / "a" / "held-out.npz")
+    loaded = rfdlc.Model.load(folder)
+    found = loaded.predict(source).scores.values
+    np.testing.assert_array_equal(found, model.predict(source).scores.values)
+    assert len(found) == sum(row["weight"] > 0 for row in rows) == len(loaded.decider.weights)
+    held = rfdlc.Predictions.load(folder / "held-out.npz")
     assert len(held) == rfdlc.load(source, target="kind").classes.count_array.sum()  # nothing is lost to calibration
-    assert rfdlc.evaluate(rfdlc.Predictions.load(tmp_path / "a"), decider=loaded.decider).mean_utility > 0.6
-    exported = rfdlc.export(tmp_path / "a", tmp_path / "m.onnx").parity
-    assert exported.decisions_changed == 0
-    assert exported.largest_difference < 1e-5
-    assert rfdlc.resume(tmp_path / "a").decider.to_dict() == loaded.decider.to_dict()
+    assert rfdlc.evaluate(rfdlc.Predictions.load(folder), decider=loaded.decider).mean_utility > 0.6
+    exported = rfdlc.export(folder, tmp_path / "m.onnx").parity
+    assert (exported.decisions_changed, exported.largest_difference < 1e-5) == (0, True)
+    assert rfdlc.resume(folder).decider.to_dict() == loaded.decider.to_dict()  # finished: nothing is fitted again
+    (folder / "metrics.json").unlink()
+    again = rfdlc.resume(folder)  # as after a kill: from the start
+    assert (folder / "choice.json").read_text() == choice
+    np.testing.assert_array_equal(again.predict(source).scores.values, found)
 
 
 def test_the_estimator_is_the_table_of_the_command_line():

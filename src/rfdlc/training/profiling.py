@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rfdlc.data.loader import ResidentLoader, capture
 from rfdlc.data.streamed import StreamedLoader
+from rfdlc.errors import expect
+from rfdlc.training.config import TABULAR
 from rfdlc.training.execution import Execution
 from rfdlc.training.loop import PreparedStage, split_outputs
 from rfdlc.training.methods import resolve
@@ -68,6 +70,8 @@ def profile(
     start = start_of(early)
     given, _ = load_for(data, root, data_options or {}, early, start)
     row, config = resolve(method, given.name, {**settings, **start.settings}, given.suits, len(given.train))
+    networks = config.backbone not in TABULAR
+    expect(networks, f"only networks are profiled, but backbone is {config.backbone}: set backbone=mlp")
     device, seeds = choose_device(config.device), (config.seed,)
     net = place(method_net(row, config, given.input_shape, given.classes, seeds, start=start.weights), device)
     stage = PreparedStage(0, [(row, config, given.classes)], given, device)

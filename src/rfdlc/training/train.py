@@ -184,7 +184,11 @@ def _prepare(
         for run, spec, start in zip(runs, specs, starts, strict=True):
             run.method_name, run.start = spec.method, start.weights
             calibrated_apart = given.val is not None  # then there is nothing to refit on
-            chosen = {**({"refit": False} if calibrated_apart else {}), **spec.settings, **start.settings}
+            usual: dict[str, Any] = {"refit": False} if calibrated_apart else {}
+            usual |= (
+                {} if group.single or given.suits != "table" else {"backbone": "mlp"}
+            )  # the rest fits in one process
+            chosen = {**usual, **spec.settings, **start.settings}
             run.config = resolve(spec.method, given.name, chosen, given.suits, len(given.train))[1]
             trainer.check(run, again)
         described = describe_data(given, data, root, options)

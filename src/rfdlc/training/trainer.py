@@ -153,7 +153,9 @@ class Trainer:
         return None if run.phase <= run.config.refit else self._finish(run, model.net.requires_grad_(True))
 
     def _fit_table(self, run: Run) -> Model:
-        """Fit the mixture of a run. It is fitted from the start, also where this was begun before."""
+        """Fit the mixture of a run, from the start where it is not finished."""
+        if (run.path / "metrics.json").exists():  # written last
+            return Model.load(run.path, device=run.config.device)
         announce(_table_plan(run, self.data))
         try:
             found = fit_table(self.data, run.method, run.config)

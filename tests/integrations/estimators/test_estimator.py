@@ -35,7 +35,7 @@ def fitted(three):
 
 def run_of(X, y, path, **settings):
     data = Dataset.of("arrays", [str(c) for c in np.unique(y)], {"train": Split(X.astype(np.float32), y)})
-    return rfdlc.train(data, out=path, particles=2, widths=(16,), epochs=20, **settings)
+    return rfdlc.train(data, out=path, backbone="mlp", particles=2, widths=(16,), epochs=20, **settings)
 
 
 def test_it_is_the_training_of_the_command_line(three, tmp_path, fitted):
