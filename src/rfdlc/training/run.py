@@ -6,7 +6,7 @@ history.csv        one row per epoch                               held-out.npz 
 model.safetensors  the trained weights                             decider.json       calibration and combination
 predictions.npz    particle logits of the test split               metrics.json       their metrics
 environment.json   versions and hardware                           pretrained.safetensors  the weights it started from
-embedding.*        the weights that made its features
+embedding.*        the weights that made its features              choice.json        of a table: candidates, weights
 """
 
 import csv

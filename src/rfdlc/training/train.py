@@ -185,9 +185,8 @@ def _prepare(
             run.method_name, run.start = spec.method, start.weights
             calibrated_apart = given.val is not None  # then there is nothing to refit on
             usual: dict[str, Any] = {"refit": False} if calibrated_apart else {}
-            usual |= (
-                {} if group.single or given.suits != "table" else {"backbone": "mlp"}
-            )  # the rest fits in one process
+            several = not group.single and given.suits == "table"  # trees are fitted by one process
+            usual |= {"backbone": "mlp"} if several else {}
             chosen = {**usual, **spec.settings, **start.settings}
             run.config = resolve(spec.method, given.name, chosen, given.suits, len(given.train))[1]
             trainer.check(run, again)
