@@ -29,7 +29,11 @@ from rfdlc.training.networks import pretrained  # noqa: E402
 
 NETWORKS = {"test_resnet": 5, "test_vit": 7, "test_efficientnet": 6, "test_convnext": 5}  # and their stages
 SIDE = 32
+OPTIONS = {name: {} for name in NETWORKS} | {"test_vit": {"img_size": SIDE}}
+OPTIONS |= {f"test_vit {name}": {"img_size": SIDE, "depth": depth} for name, depth in (("small", 1), ("middle", 2))}
 FEW = {"epochs": 1, "batch_size": 16, "learning_rate": 0.01, "device": "cpu", "particles": 2}
+TINY = {"backbone": "timm:test_vit", "backbone_options": {"depth": 1}, "image_size": SIDE, "shared_stages": 2}
+TINY |= {**FEW, "epochs": 5, "learning_rate": 0.03}
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +45,11 @@ def timm():
 def weights(timm, tmp_path_factory):
     """Files of networks with random weights and a classifier of ten classes, as if they were pretrained."""
     folder = tmp_path_factory.mktemp("weights")
-    for name in NETWORKS:
+    for name, options in OPTIONS.items():
         torch.manual_seed(1)
-        size = {"img_size": SIDE} if name == "test_vit" else {}
-        save_file(timm.create_model(name, num_classes=10, **size).state_dict(), folder / f"{name}.safetensors")
-    return {name: folder / f"{name}.safetensors" for name in NETWORKS}
+        network = timm.create_model(name.split()[0], num_classes=10, **options)
+        save_file(network.state_dict(), folder / f"{name}.safetensors")
+    return {name: folder / f"{name}.safetensors" for name in OPTIONS}
 
 
 def pictures(side=SIDE, channels=3):
@@ -62,12 +66,11 @@ def pictures(side=SIDE, channels=3):
 
 @pytest.fixture(scope="module")
 def run(weights, tmp_path_factory):
-    """Two heads on one test_resnet; the file of weights is gone afterwards."""
+    """Two heads on one network; the file of weights is gone afterwards."""
     folder = tmp_path_factory.mktemp("runs")
     file = folder / "copy.safetensors"
-    file.write_bytes(weights["test_resnet"].read_bytes())
-    given = {"backbone": "timm:test_resnet", "pretrained": file, "image_size": SIDE, "shared_stages": 5}
-    rfdlc.train(pictures(), out=folder / "run", **given, **FEW)
+    file.write_bytes(weights["test_vit small"].read_bytes())
+    rfdlc.train(pictures(), out=folder / "run", pretrained=file, **TINY)
     file.unlink()
     return folder / "run"
 
@@ -81,8 +84,7 @@ def built(name, weights, **settings):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_stages_of_a_network_are_the_network(name, timm, weights):
     """In both modes, with the statistics of batch norm; the trunk exists once, the other stages per particle."""
-    size = {"img_size": SIDE} if name == "test_vit" else {}
-    one = timm.create_model(name, num_classes=0, **size)
+    one = timm.create_model(name, num_classes=0, **OPTIONS[name])
     one.load_state_dict(load_file(weights[name]), strict=False)
     net = built(name, weights, particles=3, shared_stages=2)
     assert (len(net.trunk), len(net.branches)) == (2, NETWORKS[name] - 2)
@@ -98,7 +100,7 @@ def test_the_stages_of_a_network_are_the_network(name, timm, weights):
 def test_a_run_predicts_without_its_weights_file(run):
     config = json.loads((run / "config.json").read_text())
     known = config["settings"]
-    assert (known["image_size"], known["interpolation"]) == (SIDE, "bilinear")
+    assert (known["image_size"], known["interpolation"]) == (SIDE, "bicubic")
     assert config["data"]["normalisation"] == {"mean": [0.5] * 3, "std": [0.5] * 3}  # timm's, not that of the data
     model, data = rfdlc.Model.load(run, device="cpu"), pictures()
     recorded = rfdlc.Predictions.load(run).scores.values
@@ -108,16 +110,16 @@ def test_a_run_predicts_without_its_weights_file(run):
     assert found["diversity"]["mutual_information"] > 0  # equal copies below different heads
     start = load_file(run / "pretrained.safetensors")
     trained = load_file(run / "model.safetensors")
-    moved = trained["trunk.0.copy_network__conv1__0__weight"][0] - start["conv1.0.weight"]
+    moved = trained["trunk.0.copy_network__patch_embed__proj__weight"][0] - start["patch_embed.proj.weight"]
     assert 0 < moved.abs().max() < 0.2
 
 
 def test_resumed_and_refitted_it_is_the_undisturbed_run(weights, tmp_path, monkeypatch):
     """Killed in the first epoch: what it started from is in its folder. Dropout is drawn by (seed, epoch)."""
     file = tmp_path / "copy.safetensors"
-    file.write_bytes(weights["test_vit"].read_bytes())
+    file.write_bytes(weights["test_vit middle"].read_bytes())
     given = {"backbone": "timm:test_vit", "pretrained": file, "image_size": SIDE, "refit": True, **FEW}
-    given["backbone_options"] = {"drop_path_rate": 0.2}
+    given |= {"backbone_options": {"depth": 2, "drop_path_rate": 0.2}, "shared_stages": 1}
     whole = rfdlc.train(pictures(), out=tmp_path / "whole", **given).path
 
     def fail(*_):
@@ -133,8 +135,7 @@ def test_resumed_and_refitted_it_is_the_undisturbed_run(weights, tmp_path, monke
 
 
 def test_runs_of_a_stack_are_those_trained_alone(weights, run, tmp_path):
-    settings = {"backbone": "timm:test_resnet", "pretrained": weights["test_resnet"], "image_size": SIDE}
-    settings |= {"shared_stages": 5, **FEW}
+    settings = {"pretrained": weights["test_vit small"], **TINY}
     specs = [rfdlc.RunSpec(tmp_path / str(seed), "rf-dlc", {"seed": seed, **settings}) for seed in (0, 1)]
     first, second = (load_file(model.path / "model.safetensors") for model in rfdlc.train_many(pictures(), specs))
     alone = load_file(run / "model.safetensors")
@@ -168,18 +169,19 @@ def test_photographs_from_the_command_line(weights, tmp_path):
             place = tmp_path / "photos" / name / "abc"[label] / f"{number}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels.transpose(1, 2, 0)).save(place)
-    words = ["backbone=timm:test_resnet", f"pretrained={weights['test_resnet']}", "backbone.drop_rate=0.1"]
-    words += ["image_size=32", "particles=2", "shared_stages=5", "epochs=1", "device=cpu", "learning_rate=0.01"]
+    words = ["backbone=timm:test_convnext", f"pretrained={weights['test_convnext']}", "backbone.drop_rate=0.1"]
+    words += ["image_size=32", "particles=2", "shared_stages=4", "epochs=1", "device=cpu", "learning_rate=0.01"]
     given = ["train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"), *words]
     with shown():
         result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output
-    assert "timm:test_resnet at 32 pixels, pretrained" in result.stderr
-    assert "5 of 5 stages shared" in result.stderr
+    assert "timm:test_convnext at 32 pixels, pretrained" in result.stderr
+    assert "4 of 5 stages shared" in result.stderr
     assert "its classifier of 10 classes is ignored" in result.stderr
     assert "particles: the arg max of two of them differs on" in result.stdout
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["data"]["input_shape"] == [3, 32, 32]
+    assert config["data"]["resizing"]["interpolation"] == "bicubic"
     assert config["settings"]["backbone_options"] == {"drop_rate": 0.1}
     out = tmp_path / "predictions.npz"
     given = ["predict", str(tmp_path / "run"), str(tmp_path / "photos/test"), "--out", str(out)]
@@ -273,6 +275,21 @@ def test_without_a_network_the_hub_is_one_line(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, InputError)
     assert "cannot be downloaded ([Errno -2] Name or service not known): give a file" in str(result.exception)
+
+
+def test_weights_of_the_hub_are_kept_in_the_folder(weights, tmp_path, monkeypatch):
+    import huggingface_hub
+    from timm.models import _builder
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_, **__: None)
+    monkeypatch.setattr(_builder, "load_state_dict_from_hf", lambda *_, **__: load_file(weights["test_vit small"]))
+    path = rfdlc.train(pictures(), out=tmp_path / "run", pretrained=True, **TINY | {"epochs": 1}).path
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", None)
+    found, start = load_file(path / "pretrained.safetensors"), load_file(weights["test_vit small"])
+    assert {name: value.tolist() for name, value in found.items()} == {name: start[name].tolist() for name in found}
+    assert rfdlc.Model.load(path).config.pretrained == "hub"
+    forked = rfdlc.fork(path, tmp_path / "fork", data=pictures(), epochs=2)
+    assert (forked.path / "pretrained.safetensors").read_bytes() == (path / "pretrained.safetensors").read_bytes()
 
 
 def test_without_timm_the_error_says_how_to_install_it(tmp_path, monkeypatch):

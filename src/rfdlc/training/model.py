@@ -35,7 +35,8 @@ from rfdlc.training.run import Run
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
 
-NETWORK = "backbone", "pretrained", "image_size", "interpolation", "backbone_options"  # settings that choose it
+# The settings that choose the network
+NETWORK: tuple[str, ...] = ("backbone", "pretrained", "image_size", "interpolation", "backbone_options")
 SMALL_STEP = 10_000_000  # multiplications
 SAMPLES_AT_ONCE, BYTES_AT_ONCE = 1000, 2**25  # of inputs that are read and computed together
 
@@ -246,7 +247,8 @@ def own_network(config: TrainConfig, given: OwnBackbone | None = None) -> OwnBac
 
 def start_of(config: TrainConfig, network: OwnBackbone | None = None) -> Start:
     """What a training with this config starts from."""
-    return starting_point(*(getattr(config, name) for name in NETWORK), own_network(config, network))
+    given = own_network(config, network)
+    return starting_point(given, **{name: getattr(config, name) for name in NETWORK})
 
 
 def method_net(
@@ -280,7 +282,7 @@ def method_net(
         combine = partial(method.combination, config, classes)
         net = ParticleNet(found, len(classes), particles=config.particles, seeds=seeds, combine=combine, **options)
     if seen != shape:
-        net.resize = Resize(*shape[1:], size, config.interpolation)
+        net.resize = Resize(shape[1], shape[2], size, config.interpolation)
     net.name, net.recompute = name, config.checkpoint_activations
     net.execute(config.execution)
     return net

@@ -84,9 +84,11 @@ class Start:
 
 
 def starting_point(
-    name: str, pretrained: str, image_size: int, interpolation: str, options: Mapping[str, Any], network: Any = None
-) -> Start:
-    """Read or download the weights, and check them. `network` is a module or a factory of the user's own."""
+    network: Any, *, backbone: str, pretrained: str, image_size: int, interpolation: str,
+    backbone_options: Mapping[str, Any],
+) -> Start:  # fmt: skip
+    """Read or download the weights, and check them. `network` is a module or a factory of the user's own, or None."""
+    name, options = backbone, backbone_options
     if name.startswith(PREFIX):
         found = load_backbone(name, pretrained, image_size=image_size, options=options)
         own = found.preprocessing
@@ -120,22 +122,22 @@ def _timm() -> Any:
 def _create(name: str, size: int, options: Mapping[str, Any], *, hub: bool = False) -> Any:
     timm, plain = _timm(), name.removeprefix(PREFIX)
     models = timm.list_models()
-    close = get_close_matches(plain, models, 3) or [m for m in models if plain.split("_")[0] in m][:3]
+    close = [model for model in models if plain and model.startswith(plain)][:3] or get_close_matches(plain, models, 3)
     hint = f"did you mean {', '.join(f'{PREFIX}{m}' for m in close)}?" if close else "timm.list_models() lists them"
     known = timm.is_model(plain) and not plain.startswith("hf")
     expect(known, f"backbone {name!r} is not a network of timm {timm.__version__}: {hint}")
     arguments = {"in_chans": 3, **options, "num_classes": 0}
     try:
         network = _call(partial(timm.create_model, plain, **arguments), size, hub)
+        network.preprocessing = _preprocessing(network.pretrained_cfg, size, arguments["in_chans"])
+        network.width = getattr(network, "head_hidden_size", network.num_features)
+        return network.eval()
     except InputError:
         raise
     except Exception as error:  # of any of the architectures, or of the download
         given = "".join(f", backbone.{key}={value}" for key, value in options.items())
         reason = " ".join(str(error).split())
         raise InputError(f"timm cannot make {name!r} with image_size={size}{given}: {reason}") from None
-    network.preprocessing = _preprocessing(network.pretrained_cfg, size, arguments["in_chans"])
-    network.width = getattr(network, "head_hidden_size", network.num_features)
-    return network.eval()
 
 
 def _call(create: Callable[..., Any], size: int, hub: bool) -> Any:
@@ -280,19 +282,24 @@ def _cuts(network: Any) -> list[Cut]:
     expected = network.preprocessing
     side = expected.size if network.pretrained_cfg.get("fixed_input_size") else min(expected.size, SMALL)
     example = torch.randn(1, len(expected.mean), side, side, generator=torch.Generator().manual_seed(0))
-    called: list[str] = []
-    hooks = [
-        network.get_submodule(name).register_forward_hook(lambda *_, name=name: called.append(name))
-        for name in _children(network)
-    ]
+    name, called = PREFIX + network.pretrained_cfg["architecture"], list[str]()
     try:
-        network.forward_features(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    body = [name for name in called if name != "pos_drop" or not hasattr(network, "_pos_embed")]
-    ends = [i + 1 for i, name in enumerate(body[:-1]) if _ends_stage(network, name, body[i + 1])]
-    head = [name for name in _children(network) if name not in called]
+        features = network(example)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        problem = f"{name} cannot compute images of {side} x {side} pixels ({' '.join(str(error).split())})"
+        raise InputError(f"{problem}: set another image_size") from None
+    pooled = f"{name} gives {tuple(features.shape)} for one image: expected features of shape (1, {network.width})"
+    expect(features.shape == (1, network.width), pooled)
+    hooks = [
+        network.get_submodule(child).register_forward_hook(lambda *_, child=child: called.append(child))
+        for child in _children(network)
+    ]
+    network.forward_features(example)
+    for hook in hooks:
+        hook.remove()
+    body = [child for child in called if child != "pos_drop" or not hasattr(network, "_pos_embed")]
+    ends = [i + 1 for i, child in enumerate(body[:-1]) if _ends_stage(network, child, body[i + 1])]
+    head = [child for child in _children(network) if child not in called]
     cuts: list[Cut] = []
     for start, end in zip([0, *ends], [*ends, len(body)], strict=True):
         last = end == len(body)
@@ -301,7 +308,7 @@ def _cuts(network: Any) -> list[Cut]:
         found = example
         for cut in cuts:
             found = _segment(network, cut)(found)
-        plain = torch.allclose(found, network(example), rtol=1e-3, atol=1e-4)
+        plain = torch.allclose(found, features, rtol=1e-3, atol=1e-4)
     except (RuntimeError, TypeError, ValueError, AttributeError):
         plain = False
     return cuts if plain else [None]
