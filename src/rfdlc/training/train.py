@@ -43,8 +43,9 @@ def train(
     method, out
         A name in `rfdlc.methods.METHODS`, and the run folder to make. One that holds a run already is refused.
     backbone
-        A name; or a module that maps a batch to features, or a function that makes one, itself or as text
-        `"package.module:function"`. A module or function itself must be passed again to `Model.load` and `resume`.
+        A name, `"timm:NAME"` for a network of timm; or a module that maps a batch to features, or a function that
+        makes one, itself or as text `"package.module:function"`. A module or function itself must be passed again to
+        `Model.load` and `resume`.
     **settings
         Settings of a `TrainConfig`. They override those of the data set's preset and of the method.
 
