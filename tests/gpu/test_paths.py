@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -91,31 +90,6 @@ def test_method(method: str, files: dict[str, Path], tmp_path: Path) -> None:
 )
 def test_backbone(backbone: Any, files: dict[str, Path], tmp_path: Path) -> None:
     assert trained(files["images"], tmp_path / "run", backbone=backbone, **FEW) > 2 * CHANCE
-
-
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("test_resnet", {}),
-        ("test_vit", {"backbone_options": {"drop_path_rate": 0.1}}),
-        ("test_efficientnet", {"checkpoint_activations": True}),
-        ("test_convnext", {"compile": True}),
-    ],
-)
-def test_timm(name: str, more: dict[str, Any], files: dict[str, Path], tmp_path: Path) -> None:
-    """Copies of one network with a shared trunk, resized images, loaded again without the file of weights."""
-    if find_spec("timm") is None:
-        pytest.skip("timm is not installed: pip install 'rfdlc[vision]'")
-    from safetensors.torch import save_file
-
-    from rfdlc.training.networks.pretrained import load_backbone
-
-    weights, run = tmp_path / "weights.safetensors", tmp_path / "run"
-    save_file(load_backbone(f"timm:{name}", image_size=48).state_dict(), weights)
-    given = {"backbone": f"timm:{name}", "pretrained": str(weights), "image_size": 48, "shared_stages": 2, **more}
-    reached = trained(files["images"], run, learning_rate=0.02, **FEW, **given)
-    weights.unlink()
-    assert accuracy(rfdlc.Model.load(run), files["images"]) == reached > 2 * CHANCE
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def resolve(
     own: a step has about an eighth of the rows, at least 64 and at most 1,024, so that an epoch has several steps.
     A method that `mixes` trains a table as a mixture with trees.
     """
-    row, pretrained = find_method(method), overrides.get("pretrained", "none") != "none"
+    row, pretrained = find_method(method), str(overrides.get("pretrained", "none")).lower() not in ("none", "false")
     found = preset(overrides.get("preset", "auto"), method, data_name, kind, pretrained)
     tabular = found["preset"] in ("features", "table") and samples
     sized = {"batch_size": min(1024, max(64, 2 ** int(math.log2(samples / 8))))} if tabular else {}

@@ -277,8 +277,7 @@ def method_net(
         else:
             found = backbone(name, seen, config.widths)
         options: dict[str, Any] = {name: getattr(config, name) for name in ("head", "head_scale", "dropout")}
-        most = config.shared_stages if name.startswith(PREFIX) else max(0, len(found.stages) - (name == "mlp"))
-        options["shared_stages"] = min(config.shared_stages, most)
+        options["shared_stages"] = min(config.shared_stages, max(0, len(found.stages) - (name == "mlp")))
         combine = partial(method.combination, config, classes)
         net = ParticleNet(found, len(classes), particles=config.particles, seeds=seeds, combine=combine, **options)
     if seen != shape:

@@ -188,6 +188,7 @@ class ParticleNet(nn.Module):
         self.single = found if networks > 1 and self.layout is IN_CHANNELS else []
 
     def features(self, x: Tensor) -> Tensor:
+        x = self.resize(x)
         if self.single:
             return self._separate_features(x)
         fused = self.fused and self.trunk.training and self.branches.training and usable(x)
@@ -224,7 +225,7 @@ class ParticleNet(nn.Module):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F), in full precision."""
-        features, kind = self.features(self.resize(x)).to(self.head.weight.dtype), x.device.type
+        features, kind = self.features(x).to(self.head.weight.dtype), x.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             logits = self.head(self.dropout(features))
         return self._by_run(logits), self._by_run(features)
