@@ -2,11 +2,13 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.copies import first_copies, first_of
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, PackedText, Resizing
 from rfdlc.data.longtail import hold_out_indices
@@ -18,6 +20,7 @@ SPLITS = ("train", "val", "test")
 SKIPPING, LINKING = "skip_broken=True (--skip-broken)", "allow_links=True (--allow-links)"  # the fix, in messages
 HELD_OUT = "the data has no test split: {} of {} samples were held out for it (seed {})"  # a note
 EMBEDDED = 64  # so many features without names, or more, are those of a network
+COPIES = "{} training samples are copies of others, or look like them: they stay on one side of every split"  # a note
 ALIASES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 ALIASES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 
@@ -93,10 +96,23 @@ class Split:
             raise InputError(f"these {len(self)} images are not held in memory: {fix}")
         return self.inputs
 
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """(N,) the first sample of which each is a copy, or itself: copies stay on one side of a split."""
+        return first_copies(self.inputs)
+
+    def hold_out(self, fraction: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Positions (kept, held out): about the fraction of every class; groups and copies as a whole."""
+        kept, held = hold_out_indices(self.labels, fraction, seed, self.groups, self.first)
+        return (kept, held) if len(held) else hold_out_indices(self.labels, fraction, seed, self.groups)
+
     def take(self, positions: NDArray[np.int64]) -> "Split":
         ids = None if self.ids is None else PackedText(self.ids[i] for i in positions.tolist())
         groups, weights = (None if own is None else own[positions] for own in (self.groups, self.weights))
-        return Split(self.inputs[positions], self.labels[positions], ids, groups, weights)
+        taken = Split(self.inputs[positions], self.labels[positions], ids, groups, weights)
+        if "first" in vars(self):  # is not computed again
+            vars(taken)["first"] = first_of(self.first[positions])
+        return taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +196,9 @@ class Dataset:
         return "images" if self.kind == "images" else "features" if embedded else "table"
 
     def hold_out(self, fraction: float = 0.1, seed: int = 0) -> "Dataset":
-        """Move a stratified fraction of train into `val`, groups as a whole; the classes are counted again."""
+        """Move a stratified fraction of train into `val`, groups and copies as a whole; classes are counted again."""
         expect(self.val is None, f"{self.name} has validation samples already: hold_out needs val=None")
-        kept, held = hold_out_indices(self.train.labels, fraction, seed, self.train.groups)
+        kept, held = self.train.hold_out(fraction, seed)
         fix = "add samples, or do without (test_fraction=0 for data without a test split, hold_out=0 for training)"
         expect(len(held), f"{self.name}: no class has two samples (or groups), so none can be held out: {fix}")
         train = self.train.take(kept)

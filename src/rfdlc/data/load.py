@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
-from rfdlc.data.dataset import HELD_OUT, Dataset, Normalisation, split_name
+from rfdlc.data.dataset import COPIES, HELD_OUT, Dataset, Normalisation, split_name
 from rfdlc.data.sources import arrays, embedded, image_files, image_table, longtailed, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
@@ -110,6 +110,8 @@ def load(
     data = reader(place, **{name: value for name, value in checked.items() if name in options_of(reader)})
     if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
+    if data.val is None and (copies := int((data.train.first != np.arange(len(data.train))).sum())):
+        data = replace(data, notes=(*data.notes, COPIES.format(copies)))
     done = "test_fraction" in options_of(reader)  # rows of a table are split before they are encoded
     if done or list(data.splits) != ["train"] or not checked["test_fraction"]:
         return data

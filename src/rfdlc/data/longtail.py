@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rfdlc.data.copies import components
 from rfdlc.errors import expect
 
 Indices = NDArray[np.int64]
@@ -33,22 +34,35 @@ def subset(labels: Indices, counts: Indices, seed: int = 0) -> Indices:
 
 
 def hold_out_indices(
-    labels: Indices, fraction: float, seed: int = 0, groups: NDArray[Any] | None = None
+    labels: Indices, fraction: float, seed: int = 0, groups: NDArray[Any] | None = None, first: Indices | None = None
 ) -> tuple[Indices, Indices]:
     """Split positions into (kept, held out): about `fraction` of every class, seeded.
 
     A class with two samples is on both sides, one with a single sample is kept. With `groups` (N,), no group is on
-    both sides, but a class in two or more groups is, wherever groups of several classes allow it.
+    both sides, but a class in two or more groups is, wherever groups of several classes allow it. `first` (N,) is the
+    sample of which each is a copy, if not its own place: copies are on the side of the first.
     """
     expect(0 < fraction < 1, f"hold-out fraction {fraction} is out of range: expected 0 < fraction < 1")
+    own = np.arange(len(labels))
+    first = own if first is None else first
     if groups is not None:
-        held = _held_groups(labels, fraction, seed, groups)
+        held = _held_groups(labels, fraction, seed, groups if (first == own).all() else _joined(groups, first))
     else:
         held = np.zeros(len(labels), dtype=bool)
         for c in np.unique(labels):
-            members = _shuffled(np.flatnonzero(labels == c), seed, int(c))
+            members = _shuffled(np.flatnonzero((labels == c) & (first == own)), seed, int(c))
             held[members[: _share(len(members), fraction)]] = True
+        held = held[first]
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _joined(groups: NDArray[Any], first: Indices) -> Indices:
+    """Groups that share copies as one, under the name that comes first."""
+    _, start, numbers = np.unique(groups, return_index=True, return_inverse=True)
+    together = components(first, np.stack([np.arange(len(first)), start[numbers]], 1))
+    least = np.full(len(first), len(first))
+    np.minimum.at(least, together, numbers)
+    return least[together]
 
 
 def _share(count: int, fraction: float) -> int:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.longtail import hold_out_indices
 from rfdlc.decide.classes import Indices
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import ProcessGroup
@@ -145,8 +144,7 @@ class Stacker:
             return self.data, None
         key = run.config.hold_out, run.config.seed
         if key not in self.held_out:
-            train = self.data.train
-            kept, _ = hold_out_indices(train.labels, *key, train.groups)
+            kept, _ = self.data.train.hold_out(*key)
             self.held_out[key] = self.data.hold_out(key[0], seed=key[1]), kept
         return self.held_out[key]
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split, split_name
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, strays_among, text_column
@@ -46,17 +47,16 @@ def read(
         group_of = text_column(table.pop(groups)).astype(str)
     notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
     column = split or split_column(table)
-    if column is not None:
-        positions = rows_of_splits(where, column, table.pop(column))
-    elif test_fraction:
-        positions = dict(zip(("train", "test"), hold_out_indices(labels, test_fraction, seed, group_of), strict=True))
-        notes = [HELD_OUT.format(len(positions["test"]), len(labels), seed), *notes]
-    else:
-        positions = {"train": np.arange(len(labels))}
+    positions = {"train": np.arange(len(labels))} if column is None else {}
+    positions |= {} if column is None else rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     ids, left_out = _identities(table, columns)
     told = "; ".join(["", *left_out])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
+    if column is None and test_fraction:
+        first = first_copies(np.stack([_codes(column) for column in columns.values()], 1))
+        kept, held = hold_out_indices(labels, test_fraction, seed, group_of, first)
+        positions, notes = {"train": kept, "test": held}, [HELD_OUT.format(len(held), len(labels), seed), *notes]
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
     whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {name: whole.take(rows) for name, rows in positions.items()}
@@ -66,6 +66,14 @@ def read(
     mean, std = np.where(scaled, measured.mean, 0.0), np.where(scaled, measured.std, 1.0)
     data = Dataset.of(Path(where).stem, names, splits, notes, Normalisation(tuple(mean.tolist()), tuple(std.tolist())))
     return replace(data, encoder=encoder, skipped=tuple(f"{where}: row {row} has no target" for row in absent))
+
+
+def _codes(column: Column) -> NDArray[np.float64]:
+    """Numbers as they are, and numbers for texts."""
+    if column.dtype == np.float64:
+        return column
+    places: dict[Any, int] = {}
+    return np.fromiter((places.setdefault(text, len(places)) for text in column), np.float64, len(column))
 
 
 def _of_frame(frame: Any) -> Table:

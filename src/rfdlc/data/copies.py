@@ -1,0 +1,116 @@
+"""Copies: samples with the same content, and images that look the same, which belong on one side of a split."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.data.images import ImageFiles
+
+Indices = NDArray[np.int64]
+
+ALIKE = 0.99  # the correlation of two thumbnails from which on images look the same
+THUMBNAIL, SMALLEST = 16, 32  # sides of thumbnails, and of images that are compared by them
+MOST_COMPARED, MOST_FILES = 20_000, 50_000  # more images, or files, are compared by their content alone, or not at all
+MOST_COPIES = 100  # or a hundredth of the samples: what is more frequent is no copy, as in tables with few values
+FLAT = 8.0  # the standard deviation of a thumbnail, in grey levels, below which it shows nothing
+TAIL = 4096  # bytes at the end of a file that are compared
+
+
+def first_copies(inputs: NDArray[Any] | ImageFiles) -> Indices:
+    """(N,) the first sample of which each is a copy: its own place if it is none.
+
+    Files have the same content if size and last bytes agree. Images in memory are also compared by thumbnails, wherever
+    there are not too many. Where most rows of features occur twice, they are few values, and no copies.
+    """
+    count = len(inputs)
+    if isinstance(inputs, ImageFiles):
+        return joined(first_of(_hashed(_ends(inputs)))) if count <= MOST_FILES else np.arange(count)
+    if inputs.ndim == 2:
+        exact = first_of(_row_hashes(inputs))
+        copied = np.bincount(exact, minlength=count)[exact] > 1
+        return np.arange(count) if 2 * copied.sum() > count else joined(exact)
+    exact = first_of(_hashed(np.ascontiguousarray(image).tobytes() for image in inputs))
+    compared = count <= MOST_COMPARED and min(inputs.shape[2:]) >= SMALLEST
+    return joined(exact, *(_alike(inputs) if compared else ()))
+
+
+def first_of(keys: NDArray[Any]) -> Indices:
+    """(N,) the first place of each key."""
+    _, start, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    return start[numbers]
+
+
+def joined(first: Indices, *pairs: tuple[int, int]) -> Indices:
+    """The first of all samples that are joined by `first` or by pairs; sets that are too large are not joined."""
+    start = first_of(components(first, np.array(pairs, dtype=np.int64))) if pairs else first
+    large = np.bincount(start, minlength=len(first)) > max(MOST_COPIES, len(first) // 100)
+    return np.where(large[start], np.arange(len(first)), start)
+
+
+def components(first: Indices, pairs: Indices) -> Indices:
+    """(N,) the number of the set that each sample is in."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(first)
+    rows, columns = np.concatenate([np.arange(count), pairs[:, 0]]), np.concatenate([first, pairs[:, 1]])
+    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), (count, count))
+    return connected_components(graph.tocsr(), directed=False)[1].astype(np.int64)
+
+
+def _hashed(contents: Iterable[bytes]) -> NDArray[np.uint64]:
+    digests = (blake2b(content, digest_size=8).digest() for content in contents)
+    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)
+
+
+def _row_hashes(rows: NDArray[Any]) -> NDArray[np.uint64]:
+    """(N,) hashes of rows of numbers, column by column (splitmix64)."""
+    bits = np.ascontiguousarray(rows).view(f"u{rows.itemsize}")
+    total = np.zeros(len(rows), dtype=np.uint64)
+    for column in range(rows.shape[1]):
+        mixed = (total ^ bits[:, column]) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        total = mixed ^ (mixed >> np.uint64(31))
+    return total
+
+
+def _ends(files: ImageFiles) -> Iterator[bytes]:
+    """Size and last bytes of each file, or its place where no other has this size."""
+    paths = [files.root / name for name in files.names]
+    sizes = [path.stat().st_size if path.exists() else -1 for path in paths]
+    times = Counter(sizes)
+    for place, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        if size < 0 or times[size] == 1:
+            yield f"alone {place}".encode()
+            continue
+        with path.open("rb") as file:
+            file.seek(max(0, size - TAIL))
+            yield f"{size} ".encode() + file.read()
+
+
+def _alike(images: NDArray[np.uint8]) -> list[tuple[int, int]]:
+    """Pairs of images (N, channels, H, W) whose thumbnails are correlated."""
+    small = np.concatenate([_thumbnails(images[i : i + 512]) for i in range(0, max(1, len(images)), 512)])
+    small -= small.mean(1, keepdims=True)
+    small[small.std(1) < FLAT] = 0
+    small /= np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-6)
+    found: list[tuple[int, int]] = []
+    for start in range(0, len(small), 1024):
+        rows, columns = np.nonzero(small[start : start + 1024] @ small[start:].T >= ALIKE)
+        found += [(start + a, start + b) for a, b in zip(rows.tolist(), columns.tolist(), strict=True) if a < b]
+    return found
+
+
+def _thumbnails(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Mean grey values (N, THUMBNAIL**2)."""
+    grey = images.astype(np.float32).mean(1)  # (N, H, W)
+    for axis in (1, 2):
+        edges = np.linspace(0, grey.shape[axis], THUMBNAIL + 1).astype(int)
+        sums = np.add.reduceat(grey, edges[:-1], axis)
+        grey = sums / np.diff(edges).reshape(-1, *[1] * (2 - axis))
+    return grey.reshape(len(grey), THUMBNAIL**2)

@@ -1,0 +1,121 @@
+"""Copies: the same samples, or images that look the same, are never on both sides of a split that is made here."""
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import rfdlc
+from rfdlc.data.copies import first_copies
+from rfdlc.data.dataset import Split
+from rfdlc.data.longtail import hold_out_indices
+
+RNG = np.random.default_rng(0)
+
+
+def photographs(count: int, side: int = 48) -> np.ndarray:
+    """Smooth images (N, 3, side, side) that differ from each other."""
+    coarse = RNG.integers(0, 256, (count, 6, 6, 3), dtype=np.uint8)
+    images = [Image.fromarray(each).resize((side, side), Image.Resampling.BICUBIC) for each in coarse]
+    return np.stack([np.asarray(image).transpose(2, 0, 1) for image in images])
+
+
+def naive(inputs: np.ndarray) -> list[int]:
+    return [next(j for j in range(i + 1) if (inputs[j] == inputs[i]).all()) for i in range(len(inputs))]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_equal_rows_are_copies(dtype: type) -> None:
+    rows = RNG.integers(0, 3, (60, 4)).astype(dtype)
+    rows[20:] += np.arange(40)[:, None]
+    assert first_copies(rows).tolist() == naive(rows)
+    coarse = RNG.integers(0, 2, (50, 3)).astype(dtype)  # most rows occur several times by chance
+    assert first_copies(coarse).tolist() == list(range(50))
+    many = np.concatenate([np.zeros((150, 4)), RNG.normal(size=(300, 4))]).astype(dtype)
+    assert first_copies(many).tolist() == list(range(450))  # too frequent to be copies of one sample
+    assert len(first_copies(rows[:0])) == len(first_copies(np.zeros((0, 3, 40, 40), np.uint8))) == 0
+
+
+def test_images_that_look_the_same_are_copies() -> None:
+    images = photographs(40)
+    darker = np.clip(0.8 * images[3].astype(float) + 10, 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(images[5].transpose(1, 2, 0)).save(file, "JPEG", quality=40)
+    again = np.asarray(Image.open(file)).transpose(2, 0, 1)
+    flipped = images[7][:, :, ::-1]
+    grey = np.full((2, 3, 48, 48), 90, np.uint8)
+    grey[1, 0, 0, 0] = 91
+    found = first_copies(np.concatenate([images, images[:2], [darker, again, flipped], grey]))
+    assert found.tolist() == [*range(40), 0, 1, 3, 5, 44, 45, 46]
+    small = images[:, :, :24, :24]
+    assert first_copies(np.concatenate([small, 0.8 * small[:2]]).astype(np.uint8)).tolist() == list(range(42))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_copies_and_groups_are_held_out_as_a_whole(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels, first = rng.integers(0, 4, 80), np.arange(80)
+    first[rng.permutation(80)[:20]] = -1
+    kept = np.flatnonzero(first >= 0)
+    first[first < 0] = rng.choice(kept, 20)  # the first need not come before its copies here
+    groups = rng.integers(0, 40, 80)
+    for own in (None, groups):
+        train, held = hold_out_indices(labels, 0.3, seed, own, first)
+        assert sorted([*train, *held]) == list(range(80))
+        assert not set(first[train]) & set(first[held])
+        assert own is None or not set(own[train]) & set(own[held])
+        assert 0.1 < len(held) / 80 < 0.5
+
+
+def test_classes_without_copies_are_split_as_before() -> None:
+    labels, first = np.repeat([0, 1, 2], 20), np.arange(60)
+    first[45] = 44
+    before, after = hold_out_indices(labels, 0.2, 3)[1], hold_out_indices(labels, 0.2, 3, None, first)[1]
+    assert before[before < 40].tolist() == after[after < 40].tolist()
+    groups = np.arange(60) // 2
+    before = hold_out_indices(labels, 0.2, 3, groups)[1]
+    assert before.tolist() == hold_out_indices(labels, 0.2, 3, groups, np.arange(60))[1].tolist()
+
+
+def test_samples_that_are_taken_keep_their_copies() -> None:
+    split = Split(np.array([[1], [2], [1], [3], [2], [4], [5], [6], [7]], np.float32), np.zeros(9, np.int64))
+    assert split.first.tolist() == [0, 1, 0, 3, 1, 5, 6, 7, 8]
+    taken = split.take(np.array([8, 4, 2, 1]))
+    assert "first" in vars(taken)
+    assert taken.first.tolist() == [0, 1, 2, 1]
+
+
+def test_a_table_with_copies(tmp_path: Path) -> None:
+    rows = [f"{a:.4f},{'xyz'[i % 3]},{'ab'[i % 2]}" for i, a in enumerate(RNG.normal(size=60))]
+    (tmp_path / "t.csv").write_text("\n".join(["size,kind,label", *rows, *rows[:10]]))
+    for seed in range(5):
+        data = rfdlc.load(tmp_path / "t.csv", seed=seed)
+        assert data.test is not None
+        train, test = ({row.tobytes() for row in split.array} for split in (data.train, data.test))
+        assert not train & test
+    copies = [note for note in data.notes if "are copies of others" in note]
+    assert copies == [f"{70 - len(train) - len(data.test)} training samples are copies of others, or look like them: "
+                      "they stay on one side of every split"]  # fmt: skip
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_folder_with_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
+    monkeypatch.setattr("rfdlc.data.sources.image_files.FITS_IN_MEMORY", 2**30 if in_memory else 0)
+    for i, image in enumerate(photographs(20)):
+        place = tmp_path / "ab"[i % 2] / f"{i:02}.png"
+        place.parent.mkdir(exist_ok=True)
+        Image.fromarray(image.transpose(1, 2, 0)).save(place)
+        if i < 12:
+            shutil.copy(place, place.with_name(f"{i:02}-copy.png"))
+    data = rfdlc.load(tmp_path, test_fraction=0.3)
+    assert data.test is not None
+    train, test = ({str(name)[:4] for name in split.ids or ()} for split in (data.train, data.test))
+    assert not train & test
+    assert len(test) >= 4
+    assert "are copies of others" in " ".join(data.notes)
+    held = data.hold_out(0.3)
+    assert held.val is not None
+    assert not {str(name)[:4] for name in held.train.ids or ()} & {str(name)[:4] for name in held.val.ids or ()}
