@@ -2,6 +2,7 @@
 
 import math
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,12 +128,19 @@ def _open(path: Path, mapped: bool = False) -> NDArray[Any]:
 
 def _zipped(path: Path, key: str) -> Any:
     """Rows of an array in an `.npz` file on demand, or the whole array where it is stored by column."""
-    file = zipfile.ZipFile(path).open(f"{key}.npy")  # noqa: SIM115 (stays open as long as its rows are read)
+    archive = zipfile.ZipFile(path)  # stays open as long as its rows are read
+    file, member = archive.open(f"{key}.npy"), archive.getinfo(f"{key}.npy")
     old = np.lib.format.read_magic(file) == (1, 0)
     header = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
     shape, by_column, dtype = header(file)
-    whole = dtype.hasobject or by_column or not shape
-    return np.load(path, allow_pickle=False)[key] if whole else ZippedRows(path, file, file.tell(), shape, dtype)
+    if dtype.hasobject or by_column or not shape:
+        return np.load(path, allow_pickle=False)[key]
+    if member.compress_type != zipfile.ZIP_STORED:
+        return ZippedRows(path, file, file.tell(), shape, dtype)
+    stored = path.open("rb")  # read directly, which is twice as fast
+    stored.seek(member.header_offset + 26)
+    start = member.header_offset + 30 + sum(struct.unpack("<HH", stored.read(4)))  # name and extra field lie between
+    return ZippedRows(path, stored, start + file.tell(), shape, dtype)
 
 
 @dataclass(frozen=True)
