@@ -107,21 +107,25 @@ class Model:
             return self.predict_samples(self.open_samples(inputs, skip_broken=skip_broken, **where))
         found = self._split(inputs, split)
         if isinstance(files := found.inputs, ImageFiles):
-            return self.predict_samples(of_files(files.root, files.names, found.labels, self._images, skip_broken))
+            return self.predict_samples(of_files(files.root, files.names, found.labels, self.inputs, skip_broken))
         return self._predict(found)
 
     def open_samples(self, source: str | Path, **options: Any) -> Samples:
         """The samples at a path, in the form that this model needs."""
         other = f"a {type(source).__name__} is not a path: expected a folder, a file or a data set's name"
         expect(isinstance(source, str | Path), f"{other}; samples in memory are for Model.load(run).predict")
-        features = self.embedding is None or holds_features(source, options.get("root"))
-        return open_samples(source, self._spec if features else self._images, **options)
+        if self.embedding is None or holds_features(source, options.get("root")):
+            return open_samples(source, self._spec, **options)
+        _ = self.embedder  # raises where its weights are not there
+        return open_samples(source, self.inputs, **options)
 
     @property
-    def _images(self) -> InputSpec:
-        """How images are read, also for a model of features that knows how they were made."""
+    def inputs(self) -> InputSpec:
+        """What is predicted from: images, for a model of features that keeps how they were made."""
         spec, made = self._spec, self.embedding
-        return spec if made is None else replace(spec, input_shape=made.input_shape, resizing=made.resizing)
+        if made is None or not (self.path / made.weights_name).exists():
+            return spec
+        return replace(spec, input_shape=made.input_shape, resizing=made.resizing)
 
     @cached_property
     def embedder(self) -> Embedder:

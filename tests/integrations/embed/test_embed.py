@@ -22,6 +22,7 @@ from rfdlc.cli import app
 from rfdlc.data.images import ImageFiles, PackedText, Resizing
 from rfdlc.integrations import embedding as embedding_module
 from rfdlc.integrations.parts import Parts
+from rfdlc.integrations.server.backend import open_backend
 
 HERE = "tests.integrations.embed.encoders"
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
@@ -213,6 +214,9 @@ def test_a_model_of_features_predicts_from_images(photos, tmp_path, kind):
     np.testing.assert_allclose(model.predict(files).scores.values, by_images.scores.values, atol=1e-5)
     own = by_images.scores.values[:, by_images.ids.tolist().index("test/bee/3.png")]
     np.testing.assert_allclose(model.predict(photos / "test" / "bee" / "3.png").scores.values[:, 0], own, atol=1e-5)
+    backend = open_backend(run)  # a server takes images, too
+    np.testing.assert_allclose(backend.compute(images)[0], model.decider.probabilities(by_features), atol=1e-4)
+    assert (backend.inputs.input_shape, backend.inputs.resizing.centre) == ((3, 12, 12), 0.8)
     (run / "embedding.safetensors").unlink()
     with pytest.raises(rfdlc.InputError, match="the weights of the embedding are not there"):
         rfdlc.Model.load(run, device="cpu").predict(str(photos))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Backend:
     """A loaded model. `compute` maps raw samples (N, ...) to corrected probabilities (N, C) and mutual information."""
 
     name: str
-    model: Any  # Model or OnnxModel
+    inputs: Any  # InputSpec or OnnxModel: the shape of samples, and how images and rows become them
     decider: Decider
     compute: Callable[[NDArray[Any]], tuple[Floats, Floats]]
 
@@ -73,16 +74,16 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
         if exported:
             decided = model.decide(samples)
             return decided.probabilities, decided.mutual_information
-        with sensible_threads(model.net, model.config):
+        with sensible_threads(model.net, model.config) if model.embedding is None else nullcontext():
             predictions = model.predict(samples)
         probabilities = np.asarray(model.decider.probabilities(predictions))
         return probabilities, mutual_information(particle_probabilities(predictions.scores.values, True))
 
-    decider = model.decider.replace(utility=utility)
+    decider, inputs = model.decider.replace(utility=utility), model if exported else model.inputs
     check_rule(decider)
-    finite = np.isfinite(compute(blank_sample(model.input_shape))[0]).all()
+    finite = np.isfinite(compute(blank_sample(inputs.input_shape))[0]).all()
     expect(finite, f"{path} cannot be served: its probabilities are not finite; train or export the model again")
-    return Backend(place.resolve().name, model, decider, compute)
+    return Backend(place.resolve().name, inputs, decider, compute)
 
 
 @dataclass(frozen=True)

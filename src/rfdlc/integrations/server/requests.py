@@ -79,7 +79,7 @@ class Reader:
     """Reads bodies for one model into {kind: array, "utility": Utility}; `schema` describes the JSON."""
 
     def __init__(self, backend: Backend, limits: Limits) -> None:
-        self.served, self.limits, self.weights = backend.model, limits, backend.decider.weights
+        self.served, self.limits, self.weights = backend.inputs, limits, backend.decider.weights
         self.classes, shape, most = backend.decider.utility.classes, self.served.input_shape, limits.samples
         self.images = len(shape) == 3
         self.files = self.images and shape[1] == shape[2]  # image files are resized to squares
