@@ -101,12 +101,14 @@ class CsvFile:
             lines = list(islice(file, 10 * HEAD_LINES))
             self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
             self._delimiter = delimiter_of(lines)
-            header = next(csv.reader(lines[self._blank :], delimiter=self._delimiter), [])
-        self.names = [name.strip() for name in header]
+            reader = csv.reader(lines[self._blank :], delimiter=self._delimiter)
+            rows = [[cell.strip() for cell in row] for row in reader]
+        self.names = rows[0] if rows else []
         self.decimal = "," if self._delimiter == ";" else "."
         numbers = [number(name, self.decimal) for name in self.names if is_number(name, self.decimal)]
         counted = all(a % 1 == 0 and a < b for a, b in pairwise([*numbers, np.inf]))  # such as years
-        self.headless = of_samples and 2 * len(numbers) > len(self.names) and not counted
+        valued = 2 * len(numbers) > len(self.names) and not counted
+        self.headless = of_samples and (valued or _occur_again(rows, self.decimal))
         if self.headless:
             self.names = [f"column {i}" for i in range(1, len(self.names) + 1)]
 
@@ -150,6 +152,14 @@ class CsvFile:
                 known = name not in checked or is_number(cell, self.decimal)
                 expect(known, f"{where}, column {name!r}: {cell!r} is not a number")
         expect(not line or error is None, f"{self.path}: cannot be read as CSV ({error})")
+
+
+def _occur_again(rows: Sequence[Sequence[str]], decimal: str) -> bool:
+    """Whether most texts of the first row are values: they occur again below, and not because the header does."""
+    header, others = rows[0] if rows else [], [row for row in rows if row != rows[0]]
+    texts = [place for place, cell in enumerate(header) if cell and not is_number(cell, decimal)]
+    again = [any(row[place : place + 1] == [header[place]] for row in others) for place in texts]
+    return 2 * sum(again) > len(texts)
 
 
 @contextmanager

@@ -29,6 +29,10 @@ def test_duplicates_across_splits_and_labels(data: rfdlc.Dataset) -> None:
     assert leaks.broken == ()
 
 
+def test_samples_in_two_splits_are_reported_when_they_are_loaded(data: rfdlc.Dataset) -> None:
+    assert "2 of 3 test samples are copies of training samples: `rfdlc inspect` lists them" in data.notes
+
+
 def test_features_are_compared_too() -> None:
     leaks = Inspection.of(rfdlc.load({"train": (np.eye(3), [0, 1, 1]), "test": (np.eye(3)[:1], [0])}))
     assert leaks.across_splits == ("train: 0",)

@@ -63,7 +63,7 @@ def test_a_first_line_of_numbers_is_a_row(tmp_path: Path) -> None:
         rfdlc.load(tmp_path / "iris.csv")
     data = rfdlc.load(tmp_path / "iris.csv", target="column 3", test_fraction=0)
     assert len(data.train) == 12
-    assert any("the first line holds numbers and was read as a row" in note for note in data.notes)
+    assert any("the first line holds values and was read as a row" in note for note in data.notes)
     np.testing.assert_allclose(data.train.array[0], [4, 4])
     spec = InputSpec(data.classes, (2,), data.encoder, target="column 3")
     samples = open_samples(tmp_path / "iris.csv", spec)
@@ -75,6 +75,27 @@ def test_a_first_line_of_numbers_is_a_row(tmp_path: Path) -> None:
 def test_names_that_are_numbers_stay_names(tmp_path: Path, header: str) -> None:
     (tmp_path / "t.csv").write_text(f"{header}\n" + "\n".join(f"{i},{i % 3},{'ab'[i % 2]}" for i in range(10)))
     assert len(rfdlc.load(tmp_path / "t.csv", target=header.split(",")[2], test_fraction=0).train) == 10
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["1,2,3,x,red", "p,x,s,n,red", "4.5,x,s,n,red"],
+    ids=["growing whole numbers", "texts", "texts and a number"],
+)
+def test_texts_that_occur_again_are_values(tmp_path: Path, first: str) -> None:
+    a, b, c, d, _ = first.split(",")
+    rows = [
+        first,
+        *(f"{[a, i][i % 2]},{[b, i][i % 2]},{[c, i][i % 2]},{d},{'red' if i % 3 else 'blue'}" for i in range(30)),
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    data = rfdlc.load(tmp_path / "t.csv", target="column 5", test_fraction=0)
+    assert len(data.train) == 31
+    assert data.classes.names == ("blue", "red")
+    header = "size,shape,surface,odour,colour"
+    (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
+    assert len(rfdlc.load(tmp_path / "t.csv", target="colour", test_fraction=0).train) == 31
+    assert next(iter(read_columns(tmp_path / "t.csv"))) == "size"  # only rows of samples may have no header
 
 
 # -- tables of images
@@ -136,6 +157,44 @@ def test_a_column_of_images_may_have_blanks_and_empty_cells(photos: Path) -> Non
     assert rfdlc.load(table, test_fraction=0).kind == "features"
 
 
+def test_absolute_paths(photos: Path) -> None:
+    header, *lines = photos.read_text().splitlines()
+    absolute = [f"{photos.parent.resolve()}/{line}" for line in lines]
+    photos.write_text("\n".join([header, *absolute]))
+    data = rfdlc.load(photos)
+    assert list(data.train.ids or ())[:2] == ["images/0.png", "images/1.ppm"]
+    elsewhere = photos.parent / "lists" / "photos.csv"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(photos.read_text())
+    with pytest.raises(InputError, match=r"row 1: the path '/.*0.png' leaves .* \(--allow-links\)"):
+        rfdlc.load(elsewhere)
+    other = rfdlc.load(elsewhere, allow_links=True)
+    np.testing.assert_array_equal(other.train.array, data.train.array)
+    spec = InputSpec(data.classes, data.input_shape)
+    for table, allow in ((photos, False), (elsewhere, True)):
+        samples = open_samples(table, spec, split="test", allow_links=allow)
+        np.testing.assert_array_equal(samples.read(range(3)).split.array, data.test.array)  # type: ignore[union-attr]
+    lines = [
+        f"{place} {label}"
+        for place, label, *_ in (line.replace("red", "1").replace("dark", "0").split(",") for line in absolute)
+    ]
+    (photos.parent / "lists" / "my_train.txt").write_text("\n".join(lines))
+    found = rfdlc.load(photos.parent / "lists" / "my_train.txt", allow_links=True, test_fraction=0)
+    assert len(found.train) == 12
+    assert open_samples(photos.parent / "lists" / "my_train.txt", spec, allow_links=True).labels.tolist() == [0, 1] * 6
+
+
+def test_every_broken_image_is_named(photos: Path) -> None:
+    data = rfdlc.load(photos)
+    for name in ("1.ppm", "4.ppm"):
+        (photos.parent / "images" / name).write_bytes(b"P6 16 16 255 \n")
+    spec = InputSpec(data.classes, data.input_shape)
+    with pytest.raises(
+        InputError, match=r"1.ppm: .*; .*4.ppm: .*Repair or remove .*skip_broken=True \(--skip-broken\)"
+    ):
+        open_samples(photos, spec, split="train").read(range(9))
+
+
 # -- links and groups
 def test_links_that_leave_the_folder(tmp_path: Path) -> None:
     store, root = tmp_path / "store", tmp_path / "photos"
@@ -170,6 +229,20 @@ def test_group_files_may_have_blanks_and_missing_cells(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"id": ["a", "b"], "group": ["1", None]}), tmp_path / "groups.parquet")
     with pytest.raises(InputError, match="line 3: the group of b is empty"):
         rfdlc.load(tmp_path / "t.npz", groups=tmp_path / "groups.parquet")
+
+
+def test_a_test_list_needs_no_groups(photos: Path) -> None:
+    rows = [line.split(",") for line in photos.read_text().splitlines()[1:]]
+    for split in ("train", "test"):
+        lines = [f"{path} {int(label == 'red')}" for path, label, _, own, _ in rows if own == split]
+        (photos.parent / f"my_{split}.txt").write_text("\n".join(lines))
+    groups = [f"{path},{patient}" for path, _, patient, split, _ in rows if split == "train"]
+    (photos.parent / "groups.csv").write_text("\n".join(["path,patient", *groups]))
+    data = rfdlc.load(photos.parent / "my_train.txt", groups=photos.parent / "groups.csv")
+    assert data.train.groups is not None
+    assert data.train.groups.tolist() == [f"p{i // 2}" for i in range(9)]
+    assert data.test is not None
+    assert data.test.groups is None
 
 
 def test_a_test_split_needs_no_groups(tmp_path: Path) -> None:

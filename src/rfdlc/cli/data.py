@@ -10,7 +10,7 @@ from typer import Option
 import rfdlc
 from rfdlc.cli.request import AllowLinks, Drop, Groups, JsonOption, Root, SkipBroken, Source, Target
 from rfdlc.cli.writing import check_writable, new_table, output
-from rfdlc.errors import expect, listing
+from rfdlc.errors import listing
 
 if TYPE_CHECKING:
     from rfdlc.data.inspection import Inspection
@@ -48,6 +48,7 @@ def inspect(
     - `rfdlc inspect patients.csv --target diagnosis --groups patient`
     """
     from rfdlc.data.inspection import Inspection, plot_tail
+    from rfdlc.data.sources.image_files import check_broken
 
     check_writable(plot)
     options: dict[str, Any] = {"root": root, "target": target, "groups": groups, "drop": drop or None, "labels": labels}
@@ -72,8 +73,7 @@ def inspect(
         *_checks(found),
         *([] if plot is None else [f"The picture of the tail is in {plot}"]),
     )
-    fix = f"{len(found.broken)} files are broken: repair or remove them, or leave them out with --skip-broken"
-    expect(skip_broken or not found.broken, f"{''.join(found.broken[:1])}; {fix}")
+    check_broken(found.broken, skip_broken)
 
 
 def _class_table(found: "Inspection") -> Any:

@@ -33,7 +33,7 @@ def first_copies(inputs: NDArray[Any] | ImageFiles) -> Indices:
         exact = first_of(_row_hashes(inputs))
         copied = np.bincount(exact, minlength=count)[exact] > 1
         return np.arange(count) if 2 * copied.sum() > count else joined(exact)
-    exact = first_of(_hashed(np.ascontiguousarray(image).tobytes() for image in inputs))
+    exact = first_of(hashes(inputs))
     compared = count <= MOST_COMPARED and min(inputs.shape[2:]) >= SMALLEST
     return joined(exact, *(_alike(inputs) if compared else ()))
 
@@ -60,6 +60,11 @@ def components(first: Indices, pairs: Indices) -> Indices:
     rows, columns = np.concatenate([np.arange(count), pairs[:, 0]]), np.concatenate([first, pairs[:, 1]])
     graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), (count, count))
     return connected_components(graph.tocsr(), directed=False)[1].astype(np.int64)
+
+
+def hashes(images: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """(N,) of the content of each."""
+    return _hashed(np.ascontiguousarray(image).tobytes() for image in images)
 
 
 def _hashed(contents: Iterable[bytes]) -> NDArray[np.uint64]:

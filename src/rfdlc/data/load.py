@@ -11,7 +11,8 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
-from rfdlc.data.dataset import COPIES, HELD_OUT, Dataset, Normalisation, split_name
+from rfdlc.data.copies import hashes
+from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, Dataset, Normalisation, split_name
 from rfdlc.data.sources import arrays, embedded, image_files, image_table, longtailed, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
@@ -110,6 +111,7 @@ def load(
     data = reader(place, **{name: value for name, value in checked.items() if name in options_of(reader)})
     if checked["groups"] is not None and "groups" not in options_of(reader):  # of a table, groups are a column
         data = _with_groups(data, Path(checked["groups"]).expanduser())
+    data = replace(data, notes=(*data.notes, *_shared(data)))
     if data.val is None and (copies := int((data.train.first != np.arange(len(data.train))).sum())):
         data = replace(data, notes=(*data.notes, COPIES.format(copies)))
     done = "test_fraction" in options_of(reader)  # rows of a table are split before they are encoded
@@ -118,6 +120,15 @@ def load(
     moved = data.hold_out(checked["test_fraction"], checked["seed"])
     notes = (*data.notes, HELD_OUT.format(len(moved.val or ()), len(data.train), checked["seed"]))
     return replace(moved, val=None, test=moved.val, normalisation=Normalisation.of(moved.train.inputs), notes=notes)
+
+
+def _shared(data: Dataset) -> list[str]:
+    """Notes on images in memory that are in the training split and in another one."""
+    if data.kind != "images" or not all(isinstance(split.inputs, np.ndarray) for split in data.splits.values()):
+        return []
+    found = {name: hashes(split.array) for name, split in data.splits.items()}
+    counts = {name: int(np.isin(own, found["train"]).sum()) for name, own in found.items() if name != "train"}
+    return [SHARED.format(count, len(data.splits[name]), name) for name, count in counts.items() if count]
 
 
 def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SKIPPING, SPLITS, Dataset, Split, as_inputs, choose_split, split_name
+from rfdlc.data.dataset import SPLITS, Dataset, Split, as_inputs, choose_split, split_name
 from rfdlc.data.embedding import Embedding
-from rfdlc.data.images import CROPPED, BrokenImage, ImageFiles, PackedText, Resizing
+from rfdlc.data.images import CROPPED, ImageFiles, PackedText, Resizing
 from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, embedded, image_files, image_table
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, split_column
@@ -83,7 +83,8 @@ def open_samples(
     images = len(spec.input_shape) == 3
     if images and (column := image_table.image_column(place)) is not None:
         target = _target(place, spec, [column])
-        return of_files(*image_table.find_images(place, column, target, split, spec.classes.names), spec, skip_broken)
+        given = place, column, target, split, spec.classes.names, allow_links
+        return of_files(*image_table.find_images(*given), spec, skip_broken)
     if (made := embedded.metadata(place)) is not None and spec.encoder is None:
         return _embedded(place, spec, split, made["embedding"])
     if is_table(place):
@@ -98,7 +99,8 @@ def open_samples(
         return _folder(found, spec, split, skip_broken, allow_links)
     if reader is image_files.read_list:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
-        named = image_files.find_listed_images(image_files.list_file(found, split, whole=whole), spec.classes.names)
+        file = image_files.list_file(found, split, whole=whole)
+        named = image_files.find_listed_images(file, spec.classes.names, allow_links)
         return of_files(*named, spec, skip_broken)
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
@@ -204,8 +206,7 @@ def of_files(
     def read(rows: range) -> Chunk:
         images, wrong = files[np.array(rows)].decode()
         broken = tuple(str(wrong[i]) for i in sorted(wrong))
-        if broken and not skip_broken:
-            raise BrokenImage(f"{broken[0]}. Repair or remove it, or leave out what is broken with {SKIPPING}")
+        image_files.check_broken(broken, skip_broken)
         split = Split(images, labels[rows.start : rows.stop], names.take(rows))
         return Chunk(split.take(np.setdiff1d(np.arange(len(rows)), [*wrong])) if broken else split, broken)
 

@@ -174,40 +174,37 @@ def read_images(
         gone += [f"{entries[i].origin}{unread[i]}" for i in sorted(unread)]
         sizes[split] = [size for size, _ in found.values()]
         grey = grey and all(is_grey for _, is_grey in found.values())
-    _check_broken(gone, how.skip_broken)
+    check_broken(gone, how.skip_broken)
     expect(any(sizes.values()), f"{name}: no image in {root} can be used ({len(gone)} are broken)")
     different, channels = {size for own in sizes.values() for size in own}, 1 if grey else 3
     side, (fit, fit_note) = _side(different, how.image_size), _fit(sizes["train"], how.fit)
     fits = sum(map(len, usable.values())) * channels * side**2 <= FITS_IN_MEMORY
     resizing = Resizing(fit, how.interpolation, CENTRE if fit == "crop" and not fits else 1.0)
-    files = {
-        split: ImageFiles(root, PackedText(e.name for e in own), side, channels, resizing)
-        for split, own in usable.items()
-    }
     index: dict[int | str, int] = {name: i for i, name in enumerate(class_names)}
     splits = {}
-    for split, own in files.items():
+    for split, entries in usable.items():
+        own = ImageFiles(root, PackedText(entry.name for entry in entries), side, channels, resizing)
         wrong: dict[int, BrokenImage] = {}
         if how.cache is not None:  # more pixels than needed where they are cropped at random
             own, wrong = own.cached(how.cache.expanduser(), side if fits else round(side / CENTRE))
         images, damaged = own.decode() if fits else (own, {})
         wrong |= damaged
-        gone += [f"{usable[split][i].origin}{wrong[i]}" for i in sorted(wrong)]
-        labels = np.array([index.get(entry.label, entry.label) for entry in usable[split]], dtype=np.int64)
-        groups = np.array([entry.group for entry in usable[split]])
+        gone += [f"{entries[i].origin}{wrong[i]}" for i in sorted(wrong)]
+        labels = np.array([index.get(entry.label, entry.label) for entry in entries], dtype=np.int64)
+        groups = np.array([entry.group for entry in entries])
         decoded = Split(images, labels, own.names, None if None in groups else groups)
         splits[split] = decoded.take(np.setdiff1d(np.arange(len(own)), [*wrong])) if wrong else decoded
-    _check_broken(gone, how.skip_broken)
+    check_broken(gone, how.skip_broken)
     notes = [*notes, *([] if different == {(side, side)} else [_size_note(different, side, fit_note)])]
     notes += [f"{len(gone)} broken files, lines or folders were skipped, the first: {gone[0]}"] if gone else []
     data = Dataset.of(name, class_names, splits, notes, normalisation)
     return replace(data, skipped=tuple(gone), resizing=resizing)
 
 
-def _check_broken(broken: Sequence[str], skip_broken: bool) -> None:
+def check_broken(broken: Sequence[str], skip_broken: bool) -> None:
     named = "; ".join([*broken[:10], *([f"... ({len(broken)} in all)"] if len(broken) > 10 else [])])
-    fix = f"Repair or remove what is broken, or leave it out with {SKIPPING}"
-    expect(skip_broken or not broken, f"{named}. {fix}")
+    if broken and not skip_broken:
+        raise BrokenImage(f"{named}. Repair or remove what is broken, or leave it out with {SKIPPING}")
 
 
 def _side(sizes: set[Size], image_size: int | None) -> int:
@@ -255,7 +252,7 @@ def find_named_list(root: Path, name: str) -> Path:
 
 def read_list(
     path: Path, *, image_size: PositiveInt | None = None, fit: Fit = "auto", interpolation: Interpolation = "bilinear",
-    cache: Path | None = None, skip_broken: bool = False,
+    cache: Path | None = None, skip_broken: bool = False, allow_links: bool = False,
 ) -> Dataset:  # fmt: skip
     """A training list (of a folder, the one in it) and, beside it, those of val and test; paths are relative to it."""
     path = list_file(path, "train") if path.is_dir() else path
@@ -265,7 +262,7 @@ def read_list(
     expect(path in files.values(), f"{path}: there is no training list beside it: expected {beside}")
     root = path.parent.resolve()
     broken: list[str] = []
-    listed = {name: _list_entries(file, root, broken) for name, file in files.items()}
+    listed = {name: _list_entries(file, root, broken, allow_links) for name, file in files.items()}
     usable = any(listed.values()) or (broken and not skip_broken)
     expect(usable, f"{path}: holds no usable line: expected lines of 'path label', such as 'train/a.jpg 0'")
     names, plain = _class_names(listed), plain_name(stem)
@@ -296,11 +293,13 @@ def list_splits(path: Path) -> tuple[dict[str, Path], list[str]]:
     lists = find_lists(path if path.is_dir() else path.parent)
     files = next(iter(lists.values())) if path.is_dir() else lists.get(_stem_and_split(path)[0], {})
     files = files if path.is_dir() or path in files.values() else {"": path}
-    entries = {split: _list_entries(file, path.parent.resolve(), []) for split, file in files.items()}
+    entries = {split: _list_entries(file, path.parent.resolve(), [], True) for split, file in files.items()}
     return files, _class_names(entries)
 
 
-def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, PackedText, NDArray[np.int64]]:
+def find_listed_images(
+    path: Path, class_names: Sequence[str], allow_links: bool = False
+) -> tuple[Path, PackedText, NDArray[np.int64]]:
     """Images to predict: root, names, labels (-1: none), which agree with folders named after classes."""
     root, labels = path.parent.resolve(), array("q")
     place = {name: i for i, name in enumerate(class_names)}
@@ -310,7 +309,7 @@ def find_listed_images(path: Path, class_names: Sequence[str]) -> tuple[Path, Pa
             try:
                 unlabelled = is_image(line)
                 name, label = _parsed(f"{line} 0" if unlabelled else line)
-                check_listed(name, root)
+                name = listed_name(name, root, allow_links=allow_links)
                 label = -1 if unlabelled else label
                 count, folder = len(class_names), place.get("".join(name.split("/")[-2:-1]), label)
                 expect(label < count, f"label {label} is out of range: the model has {count} classes")
@@ -339,14 +338,13 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower()).replace("2018", "18")
 
 
-def _list_entries(path: Path, root: Path, broken: list[str]) -> list[Entry]:
+def _list_entries(path: Path, root: Path, broken: list[str], allow_links: bool) -> list[Entry]:
     listed: list[Entry] = []
     contents: dict[str, frozenset[str]] = {}
     for origin, line in _lines(path):
         try:
             name, label = _parsed(line)
-            check_listed(name, root, contents)
-            listed.append(Entry(name, label, origin))
+            listed.append(Entry(listed_name(name, root, contents, allow_links), label, origin))
         except InputError as error:
             broken.append(f"{origin}{error}")
     return listed
@@ -374,15 +372,20 @@ def _parsed(line: str) -> tuple[str, int]:
     return name, int(label)
 
 
-def check_listed(name: str, root: Path, contents: dict[str, frozenset[str]] | None = None) -> None:
-    """Raise for a path that leaves the root and, with the `contents` of known folders, for a file that is missing."""
+def listed_name(
+    name: str, root: Path, contents: dict[str, frozenset[str]] | None = None, allow_links: bool = False
+) -> str:
+    """The path relative to the root; raises if it leaves it or, with `contents` of folders, if there is no file."""
+    name = name.removeprefix(f"{root}/")
     leaves = name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
-    expect(not leaves, f"the path {name!r} leaves the root {root}, or is absolute: expected one relative to it")
+    fix = f"expected one relative to it, or accept such paths with {LINKING}"
+    expect(allow_links or not leaves, f"the path {name!r} leaves the root {root}, or is absolute: {fix}")
     if contents is not None:
         folder, _, file = name.rpartition("/")
         if folder not in contents:  # read once: much faster than one call per file
             contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
         expect(file in contents[folder], f"the file {root / name} does not exist: expected a path relative to {root}")
+    return name
 
 
 def _class_names(listed: dict[str, list[Entry]]) -> list[str]:

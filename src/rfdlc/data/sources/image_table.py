@@ -14,8 +14,8 @@ from rfdlc.data.sources.image_files import (
     Fit,
     ImageOptions,
     Interpolation,
-    check_listed,
     is_image,
+    listed_name,
     read_images,
 )
 from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_of_splits, split_column
@@ -43,7 +43,7 @@ def image_column(path: Path) -> str | None:
 def read(
     path: Path, *, target: str | None = None, groups: str | None = None, split: str | None = None,
     image_size: PositiveInt | None = None, fit: Fit = "auto", interpolation: Interpolation = "bilinear",
-    cache: Path | None = None, skip_broken: bool = False,
+    cache: Path | None = None, skip_broken: bool = False, allow_links: bool = False,
 ) -> Dataset:  # fmt: skip
     """One row per image; paths are relative to the table. `groups` and `split` name columns."""
     table, root, where = read_columns(path), path.parent.resolve(), str(path)
@@ -59,9 +59,9 @@ def read(
             try:
                 complete = None not in (images[row], labels[row], group_of[row])
                 expect(complete, "the path, the label or the group is missing")
-                check_listed(images[row], root, contents)
+                image = listed_name(images[row], root, contents, allow_links)
                 group = None if groups is None else group_of[row]
-                listed[name].append(Entry(images[row], labels[row], f"{where}, row {row + 1}: ", group))
+                listed[name].append(Entry(image, labels[row], f"{where}, row {row + 1}: ", group))
             except InputError as error:
                 broken.append(f"{where}, row {row + 1}: {error}")
     names = classes_of(where, [entry.label for entries in listed.values() for entry in entries])[1]
@@ -70,7 +70,12 @@ def read(
 
 
 def find_images(
-    path: Path, column: str, target: str | None, split: str | None, class_names: tuple[str, ...]
+    path: Path,
+    column: str,
+    target: str | None,
+    split: str | None,
+    class_names: tuple[str, ...],
+    allow_links: bool = False,
 ) -> tuple[Path, PackedText, NDArray[np.int64]]:
     """Images to predict: root, names and labels (-1: none). Does not check that files exist."""
     rows, root = TableRows(path, split, target, class_names), path.parent.resolve()
@@ -78,7 +83,7 @@ def find_images(
     for row, name in enumerate(names, 1):
         try:
             expect(name, "the path is missing")
-            check_listed(name, root)
+            names[row - 1] = listed_name(name, root, allow_links=allow_links)
         except InputError as error:
             raise InputError(f"{path}, row {row}: {error}") from None
     return root, PackedText(names), rows.labels

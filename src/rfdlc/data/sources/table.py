@@ -32,7 +32,7 @@ def read(
     expect(len(next(iter(table.values()))), f"{where}: has no rows, so there is no training sample")
     target, found = check_roles(where, table, target, groups, split, *drop)
     if "column 1" in table:
-        found.append("the first line holds numbers and was read as a row: columns are called column 1, column 2, ...")
+        found.append("the first line holds values and was read as a row: columns are called column 1, column 2, ...")
     absent = _missing(table[target])
     told = f"{where}: the target {target!r} is missing in row {listing(absent, 5)}"
     expect(skip_broken or not absent, f"{told}; remove them, or leave them out with {SKIPPING}")
