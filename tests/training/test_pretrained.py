@@ -26,6 +26,7 @@ from rfdlc.training import loop  # noqa: E402
 from rfdlc.training.methods import resolve  # noqa: E402
 from rfdlc.training.model import method_net, start_of  # noqa: E402
 from rfdlc.training.networks import pretrained  # noqa: E402
+from rfdlc.training.networks.lowrank import LowRank  # noqa: E402
 
 NETWORKS = {"test_resnet": 5, "test_vit": 7, "test_efficientnet": 6, "test_convnext": 5}  # and their stages
 SIDE = 32
@@ -76,7 +77,7 @@ def run(weights, tmp_path_factory):
 
 
 def built(name, weights, **settings):
-    method, config = resolve("ce", "", {"backbone": f"timm:{name}", "image_size": SIDE, **settings})
+    method, config = resolve("ce", "", {"backbone": f"timm:{name.split()[0]}", "image_size": SIDE, **settings})
     start = start_of(config.replace(pretrained=str(weights[name])))
     return method_net(method, config, (3, SIDE, SIDE), Classes.from_counts([3, 2, 1]), (0,), start=start.weights)
 
@@ -233,6 +234,34 @@ def test_weights_of_a_network_of_ones_own(tmp_path):
         torch.testing.assert_close(weight, start["body.2.weight"], rtol=0, atol=0)
 
 
+def test_low_rank_updates_are_all_that_is_trained(weights, tmp_path):
+    """LoRA: it starts as the network, ends as W + B A with W as it was, and particles have updates of their own."""
+    given = {"backbone": "timm:test_vit", "backbone_options": {"depth": 2}, "pretrained": weights["test_vit middle"]}
+    model = rfdlc.train(pictures(), out=tmp_path / "run", image_size=SIDE, lora=3, shared_stages=1, **given, **FEW)
+    start, trained = load_file(model.path / "pretrained.safetensors"), load_file(model.path / "model.safetensors")
+    names = {name for name, _ in model.net.named_parameters() if not name.startswith("head")}
+    assert {name.split("__")[-1] for name in names} == {"down", "up"}
+    place = "branches.0.copy_network__blocks__1__attn__qkv__"
+    for particle in range(2):
+        kept = trained[f"{place}weight"][particle]
+        torch.testing.assert_close(kept, start["blocks.1.attn.qkv.weight"], rtol=0, atol=0)
+    ups, downs = trained[f"{place}up"], trained[f"{place}down"]
+    assert (ups.shape, downs.shape) == ((2, 3 * 64, 3), (2, 3, 64))
+    assert (ups.abs().amax((1, 2)) > 0).all()
+    assert (downs[0] - downs[1]).abs().max() > 0.01
+    again = rfdlc.Model.load(model.path, device="cpu").predict(pictures()).scores.values
+    np.testing.assert_array_equal(again, model.predict(pictures()).scores.values)
+
+    plain, adapted = (built("test_vit middle", weights, backbone_options={"depth": 2}, lora=rank) for rank in (0, 3))
+    x = torch.randn(1, 4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(adapted.eval().features(x), plain.eval().features(x))
+    layer = nn.Linear(5, 4)
+    update = LowRank(layer, 2)
+    nn.init.normal_(update.up)
+    merged = layer(x[0, :, 0, 0, :5]) + x[0, :, 0, 0, :5] @ (update.up @ update.down).T
+    torch.testing.assert_close(update(x[0, :, 0, 0, :5]), merged)
+
+
 WRONG = {
     r"'timm:test_resnt' is not a network of timm .*did you mean timm:test_resnet": {"backbone": "timm:test_resnt"},
     r"weights of another network than timm:test_resnet": {"pretrained": "test_vit"},
@@ -242,6 +271,9 @@ WRONG = {
         "pretrained": "none",
     },
     r"timm cannot make 'timm:test_resnet'.*unexpected keyword argument 'x'": {"backbone_options": {"x": 1}},
+    r"lora=4 is for transformers: timm:test_resnet calls no linear layers": {"lora": 4},
+    r"lora=4 adapts pretrained weights: set pretrained=FILE or hub": {"lora": 4, "pretrained": "none"},
+    r"lora=4 is for backbone=timm:NAME, got 'resnet8'": {"lora": 4, "backbone": "resnet8", "pretrained": "none"},
     r"write pretrained=a.safetensors": {"weights": "a.safetensors"},
     r"is for backbone=timm:NAME or a network of your own, got backbone='resnet8'": {"backbone": "resnet8"},
     r"backbone_options are for networks of timm": {"backbone": "resnet8", "backbone_options": {"x": 1}},

@@ -63,6 +63,9 @@ class TrainConfig(BaseModel):
     backbone_options: dict[str, Any] = Field({}, description="further arguments of a timm network: backbone.KEY=VALUE")
     pretrained: str = Field("none", description="weights to start from: none, a safetensors file, or hub (timm's)")
     image_size: int = Field(0, ge=0, description="side of the images that the network sees; 0: timm's, or as they are")
+    lora: int = Field(
+        0, ge=0, description="rank of the updates (LoRA) that alone are trained in a timm transformer, or 0"
+    )
     interpolation: str = Field("auto", description="how images are resized: bilinear or bicubic; auto: timm's")
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (256, 256), description="hidden widths of an mlp; empty for none"

@@ -270,12 +270,13 @@ def method_net(
     if name == "auto":  # samples are (F,) or (channels, height, width)
         side = (size or min(shape[1:])) if len(shape) == 3 else 0
         name = "mlp" if side < 16 else "resnet32" if side < 64 else "resnet50"
+    expect(not config.lora or name.startswith(PREFIX), f"lora={config.lora} is for backbone=timm:NAME, got {name!r}")
     with torch.random.fork_rng(devices=[]):  # a network of the user's own draws its first weights
         needed = f"backbone {name!r} with image_size={size} needs images (channels, height, width)"
         expect(not size or len(shape) == 3, f"{needed}, got samples of shape {shape}")
         seen = (shape[0], size, size) if size else shape
         if name.startswith(PREFIX):
-            found = timm_backbone(name, seen, size, config.backbone_options, start)
+            found = timm_backbone(name, seen, size, config.backbone_options, start, config.lora)
         elif network is not None:
             found = own(network, torch.zeros(2, *seen), start)
         else:

@@ -12,7 +12,18 @@ from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
 from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, weights_of
 from rfdlc.training.trainer import Trainer
 
-FIXED_IN_FORKS = *NETWORK, "widths", "particles", "shared_stages", "head", "seed", "hold_out", "refit", "optimiser"
+FIXED_IN_FORKS = (
+    *NETWORK,
+    "lora",
+    "widths",
+    "particles",
+    "shared_stages",
+    "head",
+    "seed",
+    "hold_out",
+    "refit",
+    "optimiser",
+)
 
 
 @dataclass(frozen=True)
@@ -177,8 +188,8 @@ def _prepare(
         networks_of = [str([getattr(config, name) for name in NETWORK]) for config in early]
         known = {key: start_of(config, backbone) for key, config in dict(zip(networks_of, early, strict=True)).items()}
         starts = [known[key] for key in networks_of]
-        several = "these networks expect images of different sizes or scales: train each of them in a call of its own"
-        expect(all(start.preprocessing == starts[0].preprocessing for start in starts), several)
+        apart = "these networks expect images of different sizes or scales: train each of them in a call of its own"
+        expect(all(start.preprocessing == starts[0].preprocessing for start in starts), apart)
         given, options = load_for(data, root, options, early[0], starts[0])
         trainer = Trainer(given, backbone=backbone, group=group, networks=networks)
         runs = [Run(spec.out, group.main) for spec in specs]

@@ -22,6 +22,7 @@ from torch.nn import functional
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import announce
 from rfdlc.training.networks.backbones import Backbone, Copies
+from rfdlc.training.networks.lowrank import adapt, copied
 from rfdlc.training.networks.stack import IN_FRONT
 
 PREFIX = "timm:"
@@ -247,12 +248,13 @@ class Segment(nn.Module):
 
 
 def timm_backbone(
-    name: str, shape: tuple[int, ...], size: int, options: Mapping[str, Any], start: Weights | None = None
-) -> Backbone:
+    name: str, shape: tuple[int, ...], size: int, options: Mapping[str, Any], start: Weights | None = None,
+    lora: int = 0,
+) -> Backbone:  # fmt: skip
     """The network `timm:NAME` for images of `size`, with one stage for each of its own.
 
     Every network has weights of its own, drawn at random, or starts from those of `start`; an empty one leaves them as
-    they are, for weights that are loaded later.
+    they are, for weights that are loaded later. With `lora`, these are frozen, and updates of this rank are trained.
     """
     network = _create(name, size, options)
     channels = len(network.preprocessing.mean)
@@ -260,12 +262,15 @@ def timm_backbone(
         f"backbone.in_chans={shape[0]} makes a network for them, in Python backbone_options={{'in_chans': {shape[0]}}}"
     )
     expect(shape[0] == channels, f"backbone {name!r} takes images of {channels} channels, got {shape[0]}: {fix}")
+    expect(start is not None or not lora, f"lora={lora} adapts pretrained weights: set pretrained=FILE or hub")
     cuts = _cuts(network)
     if start is None:
         makes = [lambda cut=cut: _segment(_create(name, size, options), cut) for cut in cuts]
     else:
         network.load_state_dict(start, strict=bool(start))
-        makes = [partial(deepcopy, _segment(network, cut)) for cut in cuts]
+        if lora:
+            adapt(network, lora, name, _example(network))
+        makes = [partial(copied, _segment(network, cut)) for cut in cuts]
     return Backbone(IN_FRONT, tuple(partial(Copies, make) for make in makes), width=network.width)
 
 
@@ -279,14 +284,12 @@ def _segment(network: nn.Module, cut: Cut) -> nn.Module:
 @torch.no_grad()
 def _cuts(network: Any) -> list[Cut]:
     """Where the network ends the stages that timm names; one for a network whose modules are not a plain sequence."""
-    expected = network.preprocessing
-    side = expected.size if network.pretrained_cfg.get("fixed_input_size") else min(expected.size, SMALL)
-    example = torch.randn(1, len(expected.mean), side, side, generator=torch.Generator().manual_seed(0))
+    example = _example(network)
     name, called = PREFIX + network.pretrained_cfg["architecture"], list[str]()
     try:
         features = network(example)
     except (RuntimeError, AssertionError, ValueError) as error:
-        problem = f"{name} cannot compute images of {side} x {side} pixels ({' '.join(str(error).split())})"
+        problem = f"{name} cannot compute images of side {example.shape[-1]} ({' '.join(str(error).split())})"
         raise InputError(f"{problem}: set another image_size") from None
     pooled = f"{name} gives {tuple(features.shape)} for one image: expected features of shape (1, {network.width})"
     expect(features.shape == (1, network.width), pooled)
@@ -312,6 +315,13 @@ def _cuts(network: Any) -> list[Cut]:
     except (RuntimeError, TypeError, ValueError, AttributeError):
         plain = False
     return cuts if plain else [None]
+
+
+def _example(network: Any) -> Tensor:
+    """One image; a small one where the network takes any size."""
+    expected = network.preprocessing
+    side = expected.size if network.pretrained_cfg.get("fixed_input_size") else min(expected.size, SMALL)
+    return torch.randn(1, len(expected.mean), side, side, generator=torch.Generator().manual_seed(0))
 
 
 def _children(network: nn.Module) -> list[str]:
