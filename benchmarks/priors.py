@@ -1,13 +1,13 @@
 """Estimated class priors beside QuaPy's EM: their error, and how often 95% intervals contain the truth.
 
-    python benchmarks/priors.py [--draws 200]
+    python benchmarks/priors.py [--draws 200 --workers 1]
 
 The Gaussian mixtures of regret.py, with scores that carry the training prior. They are exact, or 2.5 times too large
 and calibrated on 1,000 held-out samples: ours by a temperature, which `auto` chooses here, QuaPy's by biases and a
 temperature (BCTS). The shifted prior of the test samples is drawn either far from the training prior (Dirichlet, all
 ones) or near it (Dirichlet, 50 times the training prior). `error` is the mean total variation between the estimated and
-the drawn prior; `coverage` is the share of the classes' intervals that contain the truth: the calibration is held
-fixed. A quarter of the draws is calibrated. QuaPy's rows are there if it is installed (pip install quapy).
+the drawn prior; `coverage` is the share of the classes' intervals that contain the truth.
+QuaPy's rows are there if it is installed (pip install quapy).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recording import write
+from recording import in_parallel, write
 from regret import CLASSES, TRAIN, UTILITY, WORLDS, World, scores
 from rfdlc import Decider
 
@@ -30,10 +30,10 @@ HELD_OUT = 1000
 
 
 def estimates(
-    log_likelihood: NDArray[np.float64], held_out: tuple[NDArray[np.float64], NDArray[np.int64]], kinds: tuple[str, ...]
+    log_likelihood: NDArray[np.float64], held_out: tuple[NDArray[np.float64], NDArray[np.int64]]
 ) -> Iterator[tuple[str, str, NDArray[np.float64], NDArray[np.float64] | None]]:
     """Kind of scores, name, estimate, and ours with its intervals (2, C)."""
-    for kind in kinds:
+    for kind in ("exact", "calibrated"):
         bare: dict[str, Any] = {"train_prior": "train", "target_prior": None}
         ours = theirs = Decider(UTILITY, calibration=None, **bare)
         z = log_likelihood + np.log(TRAIN.prior)
@@ -49,24 +49,30 @@ def estimates(
             yield kind, "quapy EMQ", EMQ.EM(TRAIN.prior, np.asarray(theirs.probabilities(z, logits=True)))[0], None
 
 
-def rows(draws: int) -> Iterator[dict[str, object]]:
+def simulate(shift: str, samples: int, draw: int) -> list[tuple[tuple[str, int, str, str], float, float]]:
+    """Of one draw, by kind of scores and estimate: its error, and the share of classes that are covered."""
+    world = World(*WORLDS[draw % len(WORLDS)], draw)
+    truth = np.maximum(world.rng.dirichlet(SHIFTS[shift]), 1e-6)
+    truth /= truth.sum()
+    log_likelihood, held_out = world.sample(truth, samples)[0], world.sample(TRAIN.prior, HELD_OUT)
+    measured = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind, name, found, interval in estimates(log_likelihood, held_out):
+            inside = np.nan if interval is None else ((interval[0] <= truth) & (truth <= interval[1])).mean()
+            measured.append(((shift, samples, kind, name), np.abs(found - truth).sum() / 2, float(inside)))
+    return measured
+
+
+def rows(draws: int, workers: int) -> Iterator[dict[str, object]]:
     errors, covered = defaultdict(list), defaultdict(list)
-    for (shift, alpha), samples, draw in product(SHIFTS.items(), (10, 100, 1000), range(draws)):
-        world = World(*WORLDS[draw % len(WORLDS)], draw)
-        truth = np.maximum(world.rng.dirichlet(alpha), 1e-6)
-        truth /= truth.sum()
-        log_likelihood, held_out = world.sample(truth, samples)[0], world.sample(TRAIN.prior, HELD_OUT)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            kinds = ("exact",) if draw % 4 else ("exact", "calibrated")
-            for kind, name, found, interval in estimates(log_likelihood, held_out, kinds):
-                key = shift, samples, kind, name
-                errors[key].append(np.abs(found - truth).sum() / 2)
-                if interval is not None:
-                    covered[key].append(((interval[0] <= truth) & (truth <= interval[1])).mean())
+    for each in in_parallel(simulate, product(SHIFTS, (10, 100, 1000), range(draws)), workers):
+        for key, error, inside in each:
+            errors[key].append(error)
+            covered[key].append(inside)
     for key, values in errors.items():
         row = dict(zip(("shift", "samples", "scores", "estimate"), key, strict=True))
-        share = f"{np.mean(covered[key]):.3f}" if covered[key] else ""
+        share = "" if np.isnan(covered[key]).any() else f"{np.mean(covered[key]):.3f}"
         yield row | {"draws": len(values), "error": f"{np.mean(values):.4f}", "coverage": share}
 
 
@@ -74,4 +80,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=200)
     columns = ("shift", "samples", "scores", "estimate", "draws", "error", "coverage")
-    write("priors", rows(parser.parse_args().draws), ("rfdlc", "numpy", "scipy", "quapy"), columns=columns)
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    write("priors", rows(options.draws, options.workers), ("rfdlc", "numpy", "scipy", "quapy"), columns=columns)

@@ -4,10 +4,12 @@ import csv
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from rfdlc.files import replacing
 
@@ -79,6 +81,15 @@ def write(
         writer.writeheader()
         writer.writerows(found)
     return path
+
+
+def in_parallel(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Any]:
+    """Results of a task in the order of its arguments, from so many processes."""
+    if workers == 1:
+        yield from (task(*each) for each in arguments)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(task, *zip(*arguments, strict=True))
 
 
 def _git(*words: str) -> str:

@@ -1,6 +1,6 @@
 """What calibration and priors cost against the known posterior: regret = Bayes utility - achieved utility.
 
-    python benchmarks/regret.py [--worlds 3 --seeds 6]
+    python benchmarks/regret.py [--worlds 3 --seeds 6 --workers 1]
 
 Gaussian mixtures with 10 classes, class prior 100:1, logits 2.5 times too large, a tail-sensitive utility (-1) and
 abstention at 0.2. Held-out data of n samples are long-tailed like the training data, balanced, or lack the three rarest
@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from recording import RESULTS, write
+from recording import RESULTS, in_parallel, write
 from rfdlc import Classes, Decider, Utility
 
 CLASSES, OVERCONFIDENCE, TEST = 10, 2.5, 2000
@@ -61,23 +61,30 @@ def held_out_prior(kind: str) -> NDArray[np.float64]:
     return prior / prior.sum()
 
 
-def rows(worlds: int, seeds: int) -> Iterator[dict[str, object]]:
+def regrets(number: int, seed: int) -> dict[tuple[object, ...], float]:
+    """Of one world, by held-out data, their size, target and calibrator."""
+    world, found = World(*WORLDS[number], seed), {}
+    tests = {target: world.sample(PRIORS[target], TEST) for target in TARGETS}
+    for kind, n in product(HELD_OUT, SIZES):
+        held, labels = world.sample(held_out_prior(kind), n)
+        for name in CALIBRATORS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                bare = Decider(UTILITY, calibration=name, train_prior="train")
+                fitted = bare.fit(scores(held), labels, logits=True)
+                for target, (log_likelihood, _) in tests.items():
+                    if name == "auto" and target == "uniform":  # it chooses for the prior decided for
+                        fitted = bare.replace(target_prior="uniform").fit(scores(held), labels, logits=True)
+                    found[number, kind, n, target, name] = regret(fitted, target, log_likelihood)
+    print(f"world {number} seed {seed}", flush=True)
+    return found
+
+
+def rows(worlds: int, seeds: int, workers: int) -> Iterator[dict[str, object]]:
     found: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for number, seed in product(range(worlds), range(seeds)):
-        world = World(*WORLDS[number], seed)
-        tests = {target: world.sample(PRIORS[target], TEST) for target in TARGETS}
-        for kind, n in product(HELD_OUT, SIZES):
-            held, labels = world.sample(held_out_prior(kind), n)
-            for name in CALIBRATORS:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    bare = Decider(UTILITY, calibration=name, train_prior="train")
-                    fitted = bare.fit(scores(held), labels, logits=True)
-                    for target, (log_likelihood, _) in tests.items():
-                        if name == "auto" and target == "uniform":  # it chooses for the prior decided for
-                            fitted = bare.replace(target_prior="uniform").fit(scores(held), labels, logits=True)
-                        found[number, kind, n, target, name].append(regret(fitted, target, log_likelihood))
-        print(f"world {number} seed {seed}", flush=True)
+    for each in in_parallel(regrets, product(range(worlds), range(seeds)), workers):
+        for key, value in each.items():
+            found[key].append(value)
     for key, values in found.items():
         yield dict(zip(("world", "held_out", "samples", "target", "calibration"), key, strict=True)) | {
             "regret": f"{np.mean(values):.4f}",
@@ -119,8 +126,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
-    table = list(rows(options.worlds, options.seeds))
+    table = list(rows(options.worlds, options.seeds, options.workers))
     columns = ("world", "held_out", "samples", "target", "calibration", "regret", "worst")
     print(write("regret", table, ("rfdlc", "numpy", "scipy"), columns=columns))
     plot(table)

@@ -6,28 +6,20 @@ softmax(W log p + b + log(h / q)) is fitted, and the last term is left out after
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import minimize, minimize_scalar
 from scipy.sparse import csr_array
 
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.priors import Prior, shrunk
+from rfdlc.decide.fitting import HeldOut, affine
 from rfdlc.decide.scores import Floats, log_softmax, softmax
 from rfdlc.errors import InputError, expect
 
-COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out samples, or a broken model
-# A temperature is the most probable one under a Gaussian on log T, plus some standard errors: a temperature that is too
-# low costs more than one that is too high. Chosen by regret on worlds like those of benchmarks/regret.py, with logits
-# 0.7 to 4 times too large.
-LOG_T_MEAN, LOG_T_SPREAD, CAUTION = 0.25, 0.5, 1.0
-STRENGTH = 1.0  # of a unit Gaussian on 1/T - 1 and on each bias: as weak as one sample, and keeps them finite
-MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
+QUANTILES = (-1.65, -0.7, 0.0, 0.7, 1.65)  # standard errors of log T: temperatures that are as probable, a little wider
 # What `auto` chooses from, and the held-out samples below which it is not tried: a polynomial of the number of classes.
 SAMPLES_NEEDED = {
     "temperature": (0,),
@@ -79,11 +71,16 @@ class Calibrator(Protocol):
     def from_dict(cls, table: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; lists become tuples."""
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        return cls(**{name: tuple(table[name]) if isinstance(table[name], list) else table[name] for name in names})
+        known = {name: table[name] for name in names if name in table}  # earlier versions wrote fewer
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
 
     def apply(self, log_p: Floats) -> Floats:
         """Calibrated probabilities (N, C) from logits or log probabilities (N, C)."""
-        return softmax(_affine(log_p, *self.as_affine()))
+        return softmax(affine(log_p, *self.as_affine()))
+
+    def draws(self) -> Sequence["Calibrator"]:
+        """Calibrators that are as probable given the held-out data; only itself if that is not known."""
+        return [self]
 
     def __str__(self) -> str:
         return self.name
@@ -97,14 +94,6 @@ def register_calibrator(cls: Registered) -> Registered:
     """Make a calibrator available by its `name` (a class decorator)."""
     CALIBRATORS[cls.name] = cls
     return cls
-
-
-def _affine(log_p: Floats, weight: Any, bias: Any) -> Floats:
-    """W log p + b for every row, in the precision of `log_p`, which may be logits: they are normalised if W asks it."""
-    W, b = np.asarray(weight, dtype=log_p.dtype), np.asarray(bias, dtype=log_p.dtype)
-    log_p = log_softmax(log_p) if W.ndim else log_p
-    scores: Floats = log_p @ W.T if W.ndim == 2 else log_p * W
-    return scores + b if b.any() else scores
 
 
 def check_affine(calibrator: Calibrator, classes: int) -> None:
@@ -145,6 +134,7 @@ class Temperature(Calibrator):
     temperature: float = 1.0
     bias: tuple[float, ...] | None = None
     prior: tuple[float, ...] | None = None
+    error: float = 0.0  # the standard error of log T, if the bias is known
     name = "temperature"
 
     def __post_init__(self) -> None:
@@ -153,10 +143,15 @@ class Temperature(Calibrator):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        return cls(_HeldOut(log_p, targets, **context).temperature())
+        temperature, error = HeldOut(log_p, targets, **context).temperature()
+        return cls(temperature, error=error)
 
     def as_affine(self) -> tuple[Any, Any]:
         return 1 / self.temperature, 0.0 if self.bias is None else np.array(self.bias)
+
+    def draws(self) -> Sequence[Calibrator]:
+        factors = np.exp(self.error * np.array(QUANTILES)) if self.error else ()
+        return [replace(self, temperature=float(self.temperature * factor)) for factor in factors] or [self]
 
     def __str__(self) -> str:
         return f"temperature {self.temperature:.3g}" + ("" if self.bias is None else " and a bias per class")
@@ -170,7 +165,7 @@ class BiasCorrectedTemperature(Temperature):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        held_out = _HeldOut(log_p, targets, **context)
+        held_out = HeldOut(log_p, targets, **context)
         temperature, bias = held_out.temperature_and_bias(cls.directions(targets, log_p.shape[1], **context))
         return cls(temperature, tuple(bias.tolist()), held_out.carried(1 / temperature, bias))
 
@@ -215,7 +210,7 @@ class MatrixScaling(Calibrator):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        held_out = _HeldOut(log_p, targets, **context)
+        held_out = HeldOut(log_p, targets, **context)
         weight, bias = held_out.matrix_and_bias()
         return cls(weight, bias, held_out.carried(weight, bias))
 
@@ -259,6 +254,9 @@ class Auto(Calibrator):
     def as_affine(self) -> tuple[Any, Any]:
         return self.calibrator.as_affine()
 
+    def draws(self) -> Sequence[Calibrator]:
+        return self.calibrator.draws()
+
     def __str__(self) -> str:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
         reason = f"chosen by cross-validated loss: {losses}" if losses else "too few samples to choose"
@@ -276,7 +274,7 @@ def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -
     order = order[np.argsort(targets[order], kind="stable")]  # folds are stratified
     log_p, targets, fold = log_p[order], targets[order], np.arange(len(order)) % FOLDS
     context = context | {"sample_weight": None if repeats is None else repeats[order]}
-    held_out = _HeldOut(log_p, targets, **context)
+    held_out = HeldOut(log_p, targets, **context)
     weights = held_out.weights * (1.0 if target is None else target[targets] / held_out.prior[targets])
     weights /= weights.sum()
     if target is not None:
@@ -293,108 +291,8 @@ def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 fitted = CALIBRATORS[name].fit(log_p[~outside], targets[~outside], **part)
-            scores, prior = _affine(log_p[outside], *fitted.as_affine()), fitted.prior or carried
+            scores, prior = affine(log_p[outside], *fitted.as_affine()), fitted.prior or carried
             if target is not None and prior is not None:
                 scores = scores + np.log(target / np.maximum(prior, 1e-300))
             losses[name][outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]
     return losses, weights
-
-
-class _HeldOut:
-    """Weighted held-out log probabilities, and the parameters of highest penalised likelihood."""
-
-    def __init__(
-        self,
-        log_p: Floats,
-        targets: Indices,
-        sample_weight: Floats | None = None,
-        balanced: bool = False,
-        train_prior: Prior | None = None,
-        **_: Any,
-    ) -> None:
-        self.log_p, self.targets, self.rows = np.asarray(log_p, dtype=np.float64), targets, np.arange(len(targets))
-        repeats = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        counts = np.bincount(targets, repeats, minlength=log_p.shape[1])
-        each = 1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets] if balanced else 1 / repeats.sum()
-        self.weights = each * repeats  # sum to one
-        self.size = 1 / (repeats @ np.square(np.broadcast_to(each, len(targets))))  # effective sample size
-        self.ridge = STRENGTH / self.size
-        self.prior: Prior = np.bincount(targets, self.weights, minlength=log_p.shape[1]).astype(np.float64)
-        self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the held-out data
-        if train_prior is not None:
-            self.prior = shrunk(self.size * self.prior, train_prior)
-            self.offset = np.log(np.maximum(self.prior, 1e-300) / np.maximum(train_prior, 1e-300))
-
-    def carried(self, weight: Any, bias: Any) -> tuple[float, ...]:
-        """The class prior that calibrated probabilities carry, from their mean over the held-out data."""
-        fitted = softmax(_affine(self.log_p, weight, bias) + self.offset)
-        mean = np.maximum(self.weights @ fitted, 1e-12) * np.exp(-self.offset)
-        return tuple((mean / mean.sum()).tolist())
-
-    def loss(self, scores: Floats) -> tuple[float, Floats]:
-        """The negative log-likelihood, and its derivative by the scores (N, C)."""
-        slope = softmax(scores + self.offset)
-        loss = -self.weights @ np.log(np.maximum(slope[self.rows, self.targets], 1e-300))
-        slope *= self.weights[:, None]  # weight * (p - one-hot)
-        slope[self.rows, self.targets] -= self.weights
-        return float(loss), slope
-
-    def temperature(self) -> float:
-        """The most probable temperature and `CAUTION` standard errors more."""
-
-        def loss(log_t: float) -> float:
-            likelihood = self.size * self.loss(self.log_p / np.exp(log_t))[0]
-            return likelihood + ((log_t - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 / 2
-
-        bounds, step = np.log([COLDEST, HOTTEST]), 0.05
-        best = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
-        curvature = (loss(best + step) - 2 * loss(best) + loss(best - step)) / step**2
-        if min(np.abs(best - bounds)) < 0.01:
-            warnings.warn(
-                f"the fitted temperature {np.exp(best):g} lies at the edge of what is plausible ({COLDEST} to "
-                f"{HOTTEST}): the {len(self.targets)} held-out samples may be too few, all right, or all wrong",
-                stacklevel=5,
-            )
-        return float(np.exp(min(best + CAUTION / np.sqrt(max(curvature, LOG_T_SPREAD**-2)), bounds[1])))
-
-    def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
-        """T and the bias (C,), a sum of the directions (parameters, C); convex in 1/T, so any start will do."""
-        found = self._fitted(
-            np.eye(1 + directions.shape[0])[0],  # 1/T = 1, no bias
-            lambda parameters: parameters[0] * self.log_p + parameters[1:] @ directions,
-            lambda slope: np.concatenate([[(slope * self.log_p).sum()], directions @ slope.sum(axis=0)]),
-            bounds=[(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * directions.shape[0],
-            options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
-        )
-        return float(1 / found[0]), found[1:] @ directions
-
-    def matrix_and_bias(self) -> tuple[Floats, Floats]:
-        """W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
-        classes = self.log_p.shape[1]
-        found = self._fitted(
-            np.vstack([np.eye(classes) / self.temperature(), np.zeros(classes)]),  # (C + 1, C): W.T above b
-            lambda parameters: self.log_p @ parameters[:-1] + parameters[-1],
-            lambda slope: np.vstack([self.log_p.T @ slope, slope.sum(axis=0)]),
-            MATRIX_STRENGTH,
-            options={"maxiter": 500},
-        )
-        return found[:-1].T, found[-1]
-
-    def _fitted(
-        self,
-        at_rest: Floats,
-        scores: Callable[[Floats], Floats],
-        slopes: Callable[[Floats], Floats],
-        strength: float = 1.0,
-        **settings: Any,
-    ) -> Floats:
-        """L-BFGS, with a ridge penalty on the distance from `at_rest`; `slopes` is the transpose of `scores`."""
-
-        def loss(flat: Floats) -> tuple[float, Floats]:
-            parameters = flat.reshape(at_rest.shape)
-            drift, (nll, slope) = parameters - at_rest, self.loss(scores(parameters))
-            penalty = strength * self.ridge
-            return nll + penalty / 2 * (drift**2).sum(), (slopes(slope) + penalty * drift).ravel()
-
-        found: Floats = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", **settings).x
-        return found.reshape(at_rest.shape)

@@ -13,21 +13,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from rfdlc.decide import priors
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions, encode_targets
-from rfdlc.decide.priors import (
-    Prior,
-    PriorEstimate,
-    as_prior,
-    estimate_prior,
-    in_words,
-    is_uniform,
-    joint_table,
-    normalised,
-)
+from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, as_weights, in_words, is_uniform
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, explained, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.utility import Utility
@@ -132,9 +124,7 @@ class Decider:
         checked, y = self.read_labelled(scores, targets, logits)
         expect(not checked.corrected, CORRECTED_TWICE)
         counts, context = self.utility.classes.counts, {"balanced": balanced, "train_prior": self.train_prior}
-        context["sample_weight"] = (
-            None if sample_weight is None else _as_weights(sample_weight, "sample_weight", len(y))
-        )
+        context["sample_weight"] = None if sample_weight is None else as_weights(sample_weight, "sample_weight", len(y))
         context["training_counts"] = None if counts is None else np.array(counts)
         log_p = np.concatenate([self._log_combined(piece, checked.logits) for _, piece in checked.chunks()])
         fitted = joint = None
@@ -142,7 +132,7 @@ class Decider:
             context["target_prior"] = self.target_prior
             fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
         if len(self.utility.classes) <= CHECKED_CLASSES:
-            joint = joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, context["sample_weight"])
+            joint = priors.joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, context["sample_weight"])
         return self.replace(fitted=fitted, joint=joint, calibrated_on=checked.fingerprints(y, REMEMBERED))
 
     @property
@@ -160,8 +150,13 @@ class Decider:
 
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
         """The class prior of unlabelled data with its uncertainty; after `fit`, the BBSE estimate is a check."""
-        calibrated = np.concatenate([p for _, p in self._calibrated(self.read(scores, logits))])
-        return estimate_prior(calibrated, self._known_prior(), self.joint)
+        checked, carried, drawn = self.read(scores, logits), self._known_prior(), []
+        calibrated = np.concatenate([p for _, p in self._calibrated(checked)])
+        if self.fitted is not None:
+            some = self.read(checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits)
+            each = [self.replace(fitted=calibrator) for calibrator in self.fitted.draws()]
+            drawn = [np.concatenate([p for _, p in decider._calibrated(some)]) for decider in each]
+        return priors.estimate_prior(calibrated, carried, self.joint, drawn)
 
     def overlap(self, scores: Scores, targets: Indices) -> float:
         """The share of the samples that calibrated this decider that are among these, by content or by id."""
@@ -347,7 +342,7 @@ class Decider:
         if self.fitted is not None:
             check_affine(self.fitted, len(utility.classes))
         forms: dict[str, Callable[[Any], Any]] = {
-            "weights": lambda given: _as_weights(given, "weights"),
+            "weights": lambda given: as_weights(given, "weights"),
             "train_prior": lambda given: as_prior(given, utility.classes, "train_prior"),
             "target_prior": self._as_target,
             "joint": lambda given: np.asarray(given, dtype=np.float32),
@@ -399,11 +394,3 @@ class Decider:
         if len(values) == 1 or self.weights is None:
             return values[0] if len(values) == 1 else values.mean(0)
         return np.tensordot(self.weights.astype(values.dtype), values, axes=1)
-
-
-def _as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDArray[np.float64]:
-    """Weights of particles, which sum to one, or of samples, which count repetitions."""
-    values, size = np.asarray(given, dtype=np.float64), "one per particle" if samples is None else f"{samples} of them"
-    right = values.ndim == 1 and samples in (None, len(values)) and 0 < values.sum() < np.inf and values.min() >= 0
-    expect(right, f"{what} is {values}: expected {size}, numbers of 0 or more, not all 0")
-    return normalised(values) if samples is None else values

@@ -1,7 +1,7 @@
 """Class priors: the one that scores carry, the one that is decided for, and the correction between them."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ DISAGREEMENT = 0.1  # total variation between the two estimates above which the 
 MOST_ITERATIONS, STANDSTILL = 2000, 1e-9  # of EM: enough even for classes that look alike
 NEAR = (3.0, 10.0, 30.0, 100.0, 300.0)  # samples that the carried prior counts for where a shift is small
 FLAT = 10.0  # and a uniform prior where it may be anything: a flat Dirichlet distribution for 10 classes
-BURN_IN, DRAWS, GIBBS_CELLS = 150, 500, 300_000  # of posteriors of the prior
+BURN_IN, DRAWS, GIBBS_CELLS = 100, 500, 300_000  # of posteriors of the prior
 NAMED = ("uniform", "train")
 
 
@@ -64,6 +64,14 @@ def normalised(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return shares
 
 
+def as_weights(given: ArrayLike, what: str, samples: int | None = None) -> NDArray[np.float64]:
+    """Weights of particles, which sum to one, or of samples, which count repetitions."""
+    values, size = np.asarray(given, dtype=np.float64), "one per particle" if samples is None else f"{samples} of them"
+    right = values.ndim == 1 and samples in (None, len(values)) and 0 < values.sum() < np.inf and values.min() >= 0
+    expect(right, f"{what} is {values}: expected {size}, numbers of 0 or more, not all 0")
+    return normalised(values) if samples is None else values
+
+
 def is_uniform(prior: Prior | None) -> bool:
     """Whether a prior is known and has equally frequent classes."""
     return prior is not None and bool(np.ptp(prior) < 1e-12)
@@ -96,25 +104,32 @@ class PriorEstimate:
         return low, high
 
 
-def estimate_prior(probabilities: Floats, carried: Prior, joint: Floats | None = None) -> PriorEstimate:
+def estimate_prior(
+    probabilities: Floats, carried: Prior, joint: Floats | None = None, drawn: Sequence[Floats] = ()
+) -> PriorEstimate:
     """The posterior mean of the class prior, from calibrated probabilities (N, C) that carry a known prior.
 
     Before the samples are seen, the prior may be anything, or near the carried one at a distance that is not known: so
     classes that few samples cannot rule out are kept, and large shifts are followed. The posterior is
     drawn by Gibbs sampling; for many samples, EM (Saerens, Latinne and Decaestecker 2002) finds its mode from all of
     them. `joint` (C, C) holds the mean predicted probabilities of held-out data by true class (see `joint_table`); with
-    it the class-conditional estimate of Lipton, Wang and Smola (2018) is made as a check.
+    it the class-conditional estimate of Lipton, Wang and Smola (2018) is made as a check. `drawn` are the probabilities
+    of the samples `gibbs_rows` by calibrators that are as probable: the posterior is that of all of them.
     """
     p, rng = np.asarray(probabilities, dtype=np.float64), np.random.default_rng(0)
-    likelihood = np.divide(p, carried, out=np.zeros_like(p), where=carried > 0)  # p(x | y) up to a factor per sample
-    few = likelihood
-    if p.size > GIBBS_CELLS:
-        few = likelihood[rng.choice(len(p), max(1, GIBBS_CELLS // p.shape[1]), replace=False)]
-    draws, pseudo_counts, prior = _posterior(few, carried, rng)
-    if len(few) < len(p):
-        prior = _most_probable(likelihood, prior, pseudo_counts)
-        draws = np.maximum(prior + (draws - draws.mean(axis=0)) * np.sqrt(len(few) / len(p)), 0)  # a Gaussian by then
-        draws /= draws.sum(axis=1, keepdims=True)
+    drawn = drawn or [p[gibbs_rows(p.shape)]]
+    chains = [_posterior(_likelihood(few, carried), carried, rng, DRAWS // len(drawn)) for few in drawn]
+    draws, pseudo_counts, means = (
+        np.array(each) for each in zip(*chains, strict=True)
+    )  # (K, draws, C), (K, C), (K, C)
+    prior, used = normalised(means.mean(axis=0)), len(drawn[0])
+    if used < len(p):
+        around = draws.mean(axis=1, keepdims=True)
+        draws = (draws - around) * np.sqrt(used / len(p)) + around - prior  # a Gaussian by then
+        prior = _most_probable(_likelihood(p, carried), prior, pseudo_counts.mean(axis=0))
+        draws = np.maximum(prior + draws, 0)
+        draws /= draws.sum(axis=2, keepdims=True)
+    draws = draws.reshape(-1, len(carried))
     estimate = PriorEstimate(prior, None if joint is None else _bbse(p.mean(axis=0), joint, prior), draws)
     if estimate.disagreement is not None and estimate.disagreement > DISAGREEMENT + 1 / np.sqrt(len(p)):
         warnings.warn(
@@ -141,10 +156,25 @@ def _shifts(counts: NDArray[Any], carried: Prior) -> tuple[Floats, Floats]:
     return pseudo, softmax(evidence)
 
 
-def _posterior(likelihood: Floats, carried: Prior, rng: np.random.Generator) -> tuple[Floats, Floats, Prior]:
-    """Gibbs sampling: draws (DRAWS, C) of the class prior, the mean pseudo-counts (C,), and the posterior mean (C,)."""
+def gibbs_rows(shape: tuple[int, ...]) -> Indices:
+    """Positions of as many samples of probabilities (N, C) as Gibbs sampling uses."""
+    samples, classes = shape
+    most = max(1, GIBBS_CELLS // classes)
+    return np.arange(samples) if samples <= most else np.random.default_rng(0).choice(samples, most, replace=False)
+
+
+def _likelihood(probabilities: Floats, carried: Prior) -> Floats:
+    """p(x | y) up to a factor per sample."""
+    p = np.asarray(probabilities, dtype=np.float64)
+    return np.divide(p, carried, out=np.zeros_like(p), where=carried > 0)
+
+
+def _posterior(
+    likelihood: Floats, carried: Prior, rng: np.random.Generator, draws: int
+) -> tuple[Floats, Floats, Prior]:
+    """Gibbs sampling: draws (draws, C) of the class prior, the mean pseudo-counts (C,), and the posterior mean (C,)."""
     prior, drawn = carried, []
-    for _ in track(range(BURN_IN + DRAWS), "Estimating the prior"):
+    for _ in track(range(BURN_IN + draws), "Estimating the prior"):
         reach = np.cumsum(likelihood * prior, axis=1)
         assigned = (rng.random((len(likelihood), 1)) * reach[:, -1:] > reach).sum(axis=1)
         counts = np.bincount(assigned, minlength=len(carried))
@@ -152,8 +182,8 @@ def _posterior(likelihood: Floats, carried: Prior, rng: np.random.Generator) -> 
         chosen = pseudo[rng.choice(len(pseudo), p=probable)]
         prior = rng.dirichlet(counts + chosen)
         drawn.append((prior, chosen, normalised(counts + chosen)))
-    draws, chosen, means = (np.array(each[BURN_IN:]) for each in zip(*drawn, strict=True))
-    return draws, chosen.mean(axis=0), normalised(means.mean(axis=0))
+    found, chosen, means = (np.array(each[BURN_IN:]) for each in zip(*drawn, strict=True))
+    return found, chosen.mean(axis=0), normalised(means.mean(axis=0))
 
 
 def _most_probable(likelihood: Floats, prior: Prior, pseudo_counts: Floats) -> Prior:

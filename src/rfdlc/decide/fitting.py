@@ -1,0 +1,165 @@
+"""Held-out data, and the parameters of calibrators that fit them best."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize, minimize_scalar
+from scipy.sparse import csr_array
+
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.priors import Prior, shrunk
+from rfdlc.decide.scores import Floats, log_softmax, softmax
+
+COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out samples, or a broken model
+# A temperature is the most probable one under a Gaussian on log T, plus some standard errors: a temperature that is too
+# low costs more than one that is too high. Chosen by regret on worlds like those of benchmarks/regret.py, with other
+# seeds and logits 0.7 to 4 times too large.
+LOG_T_MEAN, LOG_T_SPREAD, CAUTION = 0.25, 0.5, 0.5
+STRENGTH = 1.0  # of a unit Gaussian on 1/T - 1 and on each bias: as weak as one sample, and keeps them finite
+LEAST_CERTAIN, FEW_CLASSES = 0.1, 10  # of mean probabilities: many rare classes together would outweigh the labels
+MOVED = 0.1  # the least variance of what fitted biases do to a log prior
+MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
+
+
+def affine(log_p: Floats, weight: Any, bias: Any) -> Floats:
+    """W log p + b for every row, in the precision of `log_p`, which may be logits: they are normalised if W asks it."""
+    W, b = np.asarray(weight, dtype=log_p.dtype), np.asarray(bias, dtype=log_p.dtype)
+    log_p = log_softmax(log_p) if W.ndim else log_p
+    scores: Floats = log_p @ W.T if W.ndim == 2 else log_p * W
+    return scores + b if b.any() else scores
+
+
+class HeldOut:
+    """Weighted held-out log probabilities, and the parameters of highest penalised likelihood."""
+
+    def __init__(
+        self,
+        log_p: Floats,
+        targets: Indices,
+        sample_weight: Floats | None = None,
+        balanced: bool = False,
+        train_prior: Prior | None = None,
+        **_: Any,
+    ) -> None:
+        self.log_p, self.targets, self.rows = np.asarray(log_p, dtype=np.float64), targets, np.arange(len(targets))
+        repeats = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        counts = np.bincount(targets, repeats, minlength=log_p.shape[1])
+        each = 1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets] if balanced else 1 / repeats.sum()
+        self.weights = each * repeats  # sum to one
+        self.size = 1 / (repeats @ np.square(np.broadcast_to(each, len(targets))))  # effective sample size
+        self.ridge = STRENGTH / self.size
+        self.prior: Prior = np.bincount(targets, self.weights, minlength=log_p.shape[1]).astype(np.float64)
+        self.train_prior = train_prior
+        self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the held-out data
+        if train_prior is not None:
+            self.prior = shrunk(self.size * self.prior, train_prior)
+            self.offset = np.log(np.maximum(self.prior, 1e-300) / np.maximum(train_prior, 1e-300))
+
+    def carried(self, weight: Any, bias: Any) -> tuple[float, ...]:
+        """The class prior that calibrated probabilities carry, from their mean over the held-out data."""
+        p = self.reweighted(affine(self.log_p, weight, bias))
+        mean = np.maximum(self.weights @ p, 1e-12)
+        if self.train_prior is not None and self.train_prior.all():
+            # With few samples per class the mean is noisy: its logarithm is drawn to that of the scores' own prior, as
+            # far as chance explains the distance between them (empirical Bayes).
+            moved, variance = np.log(mean / self.train_prior), self.weights @ (p - mean) ** 2 / self.size / mean**2
+            variance = np.maximum(variance, LEAST_CERTAIN / (self.size * self.train_prior))
+            spread = 1.0
+            for _ in range(30):
+                precision = (variance + spread) ** -2
+                spread = max(0.0, float(precision @ (moved**2 - variance) / precision.sum()))
+            spread += MOVED
+            mean = self.train_prior * np.exp(moved * spread / (spread + variance))
+        return tuple((mean / mean.sum()).tolist())
+
+    def reweighted(self, scores: Floats) -> Floats:
+        """Probabilities times the weights (N, C) that give the samples the prior that the scores carry."""
+        p = softmax(scores + self.offset) * np.exp(-self.offset)
+        return p / max(float((self.weights @ p).sum()), 1e-300)
+
+    def loss(self, scores: Floats) -> tuple[float, Floats]:
+        """The negative log-likelihood, and its derivative by the scores (N, C)."""
+        slope = softmax(scores + self.offset)
+        loss = -self.weights @ np.log(np.maximum(slope[self.rows, self.targets], 1e-300))
+        slope *= self.weights[:, None]  # weight * (p - one-hot)
+        slope[self.rows, self.targets] -= self.weights
+        return float(loss), slope
+
+    def prior_misfit(self, scores: Floats) -> float:
+        """How improbable mean probabilities as far from the prior that the scores carry are (minus log, nearly).
+
+        Probabilities that carry a prior have it as their mean: in small samples that tells more about a temperature
+        than the labels do. The variance of a mean is that of hits, and larger for classes without a sample to expect.
+        """
+        if self.train_prior is None or not self.train_prior.all():
+            return 0.0
+        p = self.reweighted(scores)
+        mean, expected = self.weights @ p, self.size * self.train_prior
+        each = np.maximum(self.weights @ p**2 / mean, LEAST_CERTAIN)
+        variance = each / expected * (1 + 1 / expected) * np.sqrt(max(1.0, len(mean) / FEW_CLASSES))
+        return float(((mean / self.train_prior - 1) ** 2 / variance).sum() / 2)
+
+    def temperature(self) -> tuple[float, float]:
+        """The most probable temperature and `CAUTION` standard errors more, and the standard error of its logarithm."""
+
+        def loss(log_t: float) -> float:
+            scores = self.log_p / np.exp(log_t)
+            likelihood = self.size * self.loss(scores)[0] + self.prior_misfit(scores)
+            return likelihood + ((log_t - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 / 2
+
+        bounds, step = np.log([COLDEST, HOTTEST]), 0.05
+        best = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
+        curvature = (loss(best + step) - 2 * loss(best) + loss(best - step)) / step**2
+        if min(np.abs(best - bounds)) < 0.01:
+            warnings.warn(
+                f"the fitted temperature {np.exp(best):g} lies at the edge of what is plausible ({COLDEST} to "
+                f"{HOTTEST}): the {len(self.targets)} held-out samples may be too few, all right, or all wrong",
+                stacklevel=5,
+            )
+        error = 1 / np.sqrt(max(curvature, LOG_T_SPREAD**-2))
+        return float(np.exp(min(best + CAUTION * error, bounds[1]))), float(error)
+
+    def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
+        """T and the bias (C,), a sum of the directions (parameters, C); convex in 1/T, so any start will do."""
+        found = self._fitted(
+            np.eye(1 + directions.shape[0])[0],  # 1/T = 1, no bias
+            lambda parameters: parameters[0] * self.log_p + parameters[1:] @ directions,
+            lambda slope: np.concatenate([[(slope * self.log_p).sum()], directions @ slope.sum(axis=0)]),
+            bounds=[(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * directions.shape[0],
+            options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
+        )
+        return float(1 / found[0]), found[1:] @ directions
+
+    def matrix_and_bias(self) -> tuple[Floats, Floats]:
+        """W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
+        classes = self.log_p.shape[1]
+        found = self._fitted(
+            np.vstack([np.eye(classes) / self.temperature()[0], np.zeros(classes)]),  # (C + 1, C): W.T above b
+            lambda parameters: self.log_p @ parameters[:-1] + parameters[-1],
+            lambda slope: np.vstack([self.log_p.T @ slope, slope.sum(axis=0)]),
+            MATRIX_STRENGTH,
+            options={"maxiter": 500},
+        )
+        return found[:-1].T, found[-1]
+
+    def _fitted(
+        self,
+        at_rest: Floats,
+        scores: Callable[[Floats], Floats],
+        slopes: Callable[[Floats], Floats],
+        strength: float = 1.0,
+        **settings: Any,
+    ) -> Floats:
+        """L-BFGS, with a ridge penalty on the distance from `at_rest`; `slopes` is the transpose of `scores`."""
+
+        def loss(flat: Floats) -> tuple[float, Floats]:
+            parameters = flat.reshape(at_rest.shape)
+            drift, (nll, slope) = parameters - at_rest, self.loss(scores(parameters))
+            penalty = strength * self.ridge
+            return nll + penalty / 2 * (drift**2).sum(), (slopes(slope) + penalty * drift).ravel()
+
+        found: Floats = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", **settings).x
+        return found.reshape(at_rest.shape)
