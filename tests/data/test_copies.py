@@ -11,7 +11,7 @@ from PIL import Image
 import rfdlc
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import Split
-from rfdlc.data.longtail import hold_out_indices
+from rfdlc.data.longtail import assign_folds, hold_out_indices
 
 RNG = np.random.default_rng(0)
 
@@ -68,6 +68,10 @@ def test_copies_and_groups_are_held_out_as_a_whole(seed: int) -> None:
         assert not set(first[train]) & set(first[held])
         assert own is None or not set(own[train]) & set(own[held])
         assert 0.1 < len(held) / 80 < 0.5
+        fold = assign_folds(labels, 3, seed, own, first)
+        assert fold.tolist() == fold[first].tolist() if own is None else all(len(set(fold[own == g])) < 2 for g in own)
+        assert all(len(set(fold[first == place])) < 2 for place in first)
+        assert (fold >= 0).mean() > 0.5
 
 
 def test_classes_without_copies_are_split_as_before() -> None:
@@ -75,6 +79,7 @@ def test_classes_without_copies_are_split_as_before() -> None:
     first[45] = 44
     before, after = hold_out_indices(labels, 0.2, 3)[1], hold_out_indices(labels, 0.2, 3, None, first)[1]
     assert before[before < 40].tolist() == after[after < 40].tolist()
+    assert assign_folds(labels, 4, 3).tolist() == assign_folds(labels, 4, 3, None, np.arange(60)).tolist()
     groups = np.arange(60) // 2
     before = hold_out_indices(labels, 0.2, 3, groups)[1]
     assert before.tolist() == hold_out_indices(labels, 0.2, 3, groups, np.arange(60))[1].tolist()

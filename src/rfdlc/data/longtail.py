@@ -100,17 +100,22 @@ def _shuffled(positions: ArrayLike, seed: int, stream: int) -> Indices:
     return np.random.default_rng([seed, stream]).permutation(np.asarray(positions, dtype=np.int64))
 
 
-def assign_folds(labels: Indices, folds: int, seed: int = 0, groups: NDArray[Any] | None = None) -> Indices:
-    """The fold (N,) in which each sample is held out: stratified, groups as a whole; -1 for never.
+def assign_folds(
+    labels: Indices, folds: int, seed: int = 0, groups: NDArray[Any] | None = None, first: Indices | None = None
+) -> Indices:
+    """The fold (N,) in which each sample is held out: stratified, groups and copies as a whole; -1 for never.
 
     Every class of a held-out sample is in the other folds, too: what would leave none there is never held out.
 
     >>> assign_folds(np.array([0, 0, 0, 0, 1, 1, 2]), 2).tolist()
-    [0, 1, 0, 1, 1, 0, -1]
+    [1, 0, 0, 1, 0, 1, -1]
     """
+    own = np.arange(len(labels))
+    first = own if first is None else first
     if groups is not None:
         from sklearn.model_selection import StratifiedGroupKFold
 
+        groups = groups if (first == own).all() else _joined(groups, first)
         found = np.full(len(labels), -1)
         count = len(np.unique(groups))
         expect(count >= folds, f"{count} groups cannot be divided into {folds} folds: use fewer folds")
@@ -118,9 +123,11 @@ def assign_folds(labels: Indices, folds: int, seed: int = 0, groups: NDArray[Any
         for number, (_, held) in enumerate(splitter.split(labels, labels, groups)):
             found[held] = number
     else:
-        order = np.concatenate([_shuffled(np.flatnonzero(labels == c), seed, int(c)) for c in np.unique(labels)])
+        members = {int(c): np.flatnonzero((labels == c) & (first == own)) for c in np.unique(labels)}
+        order = np.concatenate([_shuffled(places, seed, c) for c, places in members.items()])
         found = np.empty(len(labels), dtype=np.int64)
-        found[order] = np.arange(len(labels)) % folds
+        found[order] = np.arange(len(order)) % folds
+        found = found[first]
     alone = [c for c in np.unique(labels) if len(np.unique(found[labels == c])) == 1]
     never = np.isin(labels, alone) if groups is None else np.isin(groups, groups[np.isin(labels, alone)])
     return np.where(never, -1, found)

@@ -15,7 +15,7 @@ from torch import nn
 
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.loader import Normaliser
-from rfdlc.data.longtail import assign_folds, hold_out_indices
+from rfdlc.data.longtail import assign_folds
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.priors import as_prior
@@ -136,8 +136,8 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indic
         joined = Split(np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels]))
         return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
     if len(train) > MOST_FOLDED:
-        return train, [hold_out_indices(train.labels, config.hold_out or 0.1, config.seed, train.groups)]
-    fold = assign_folds(train.labels, FOLDS, config.seed, train.groups)
+        return train, [train.hold_out(config.hold_out or 0.1, config.seed)]
+    fold = assign_folds(train.labels, FOLDS, config.seed, train.groups, train.first)
     return train, [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(FOLDS) if (fold == k).any()]
 
 
