@@ -18,6 +18,7 @@ from rfdlc.training.model import method_net
 from rfdlc.training.networks.stack import Dropout
 
 WIDTH = 64
+SHORT = {"epochs": 100, "target_prior": "uniform"}  # 200 steps
 
 
 def features(counts=(60, 30, 12, 4), width=WIDTH, seed=0):
@@ -41,7 +42,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    return rfdlc.train(data, out=tmp_path_factory.mktemp("runs") / "features", target_prior="uniform").path
+    return rfdlc.train(data, out=tmp_path_factory.mktemp("runs") / "features", **SHORT).path
 
 
 # -- which data it is for
@@ -88,10 +89,11 @@ def test_a_validation_split_is_not_trained_on_again(data, tmp_path):
 # -- heads that start at class means
 
 
-def test_heads_start_at_the_weighted_means_of_classes(data):
-    """A class without samples keeps its random direction."""
+@pytest.mark.parametrize("head", ["cosine", "mixed"])
+def test_heads_start_at_the_weighted_means_of_classes(data, head):
+    """Cosine heads at their directions; the linear head of the second particle has the logits of the nearest mean."""
     classes = Classes.from_counts((*data.classes.counts, 0))
-    config = resolve("rf-dlc", "", {"seed": 3}, "features")[1]
+    config = resolve("rf-dlc", "", {"seed": 3, "head": head, "head_scale": 8}, "features")[1]
     seeds, method = (3, 4), METHODS["rf-dlc"]
     net = method_net(method, config, data.input_shape, classes, seeds)
     before = net.head.weight.clone()
@@ -101,21 +103,27 @@ def test_heads_start_at_the_weighted_means_of_classes(data):
     )
     start_at_class_means(net, stage)
     x = (data.train.array - np.array(data.normalisation.mean)) / np.array(data.normalisation.std)
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    unit, scaled = x / np.linalg.norm(x, axis=1, keepdims=True), x / WIDTH**0.5
+    logits = net.eval()(torch.tensor(x, dtype=torch.float32).expand(2, *x.shape)).detach().numpy()  # (R, M, N, C)
     order, y = stage.loader.draw_order(0).numpy(), data.train.labels
     for run, seed in enumerate(seeds):
         shares = torch.rand((3, len(y)), generator=seeded(SHARES, seed, 0)).numpy()
         for particle in range(3):
-            found = net.head.weight[3 * run + particle].detach().numpy()
+            linear = head == "mixed" and particle == 1
             for c in range(len(data.classes)):
                 places = np.flatnonzero(y[order[run]] == c)
-                mean = sum(shares[particle, place] * x[order[run, place]] for place in places)
-                np.testing.assert_allclose(found[:, c], mean / np.linalg.norm(mean), atol=1e-5)
+                weights, members = shares[particle, places], (scaled if linear else unit)[order[run, places]]
+                mean = np.average(members, 0, weights)
+                if linear:  # a constant per sample apart, -|x - mean|^2 / 2
+                    expected = 8 / 2 * (scaled @ mean - mean @ mean / 2)
+                else:
+                    expected = 8 * unit @ (mean / np.linalg.norm(mean))
+                np.testing.assert_allclose(logits[run, particle, :, c], expected, atol=1e-4)
     assert torch.equal(net.head.weight[..., -1], before[..., -1])
 
 
 def test_class_means_are_for_cosine_heads():
-    with pytest.raises(InputError, match="class-means is for cosine heads: set head=cosine"):
+    with pytest.raises(InputError, match="class-means is for cosine and mixed heads: set head=mixed"):
         TrainConfig(head="linear", head_init="class-means")
 
 
@@ -164,7 +172,7 @@ def test_dropout_depends_on_seed_epoch_and_rank_and_not_on_the_stack():
 
 
 def test_stacked_runs_are_those_trained_alone(data, run, tmp_path):
-    specs = [rfdlc.RunSpec(tmp_path / f"{seed}", settings={"seed": seed, "target_prior": "uniform"}) for seed in (0, 1)]
+    specs = [rfdlc.RunSpec(tmp_path / f"{seed}", settings={"seed": seed, **SHORT}) for seed in (0, 1)]
     rfdlc.train_many(data, specs)
     alone, stacked = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "0"))
     for name, weights in alone.items():

@@ -72,9 +72,9 @@ class TrainConfig(BaseModel):
     )
     particles: int = Field(1, ge=1, le=64, description="number of particles M of the ensemble")
     shared_stages: int = Field(0, ge=0, description="number of first stages of the backbone that the particles share")
-    head: str = Field("cosine", description="cosine (normalised features and weights) or linear")
-    head_scale: float = Field(30.0, ge=1e-3, description="scale of the logits of a cosine head")
-    head_init: str = Field("random", description="random, or class-means of the first features (cosine head)")
+    head: str = Field("cosine", description="cosine (normalised features and weights), linear, or mixed: both in turn")
+    head_scale: float = Field(30.0, ge=1e-3, description="scale of cosine heads' logits; mixed: half for linear ones")
+    head_init: str = Field("random", description="random, or class-means of the first features")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the features before the head dropped in training")
     # loss
     weights: str = Field("constant", description="class weights 1/f(n): the form of f")
@@ -190,8 +190,8 @@ class TrainConfig(BaseModel):
         for one, other, off in (("mixup", "cutmix", 0), ("compile", "checkpoint_activations", "false")):
             both = getattr(self, one) and getattr(self, other)
             expect(not both, f"{one} and {other} cannot be used together: set one of them to {off}")
-        cosine = self.head == "cosine" or self.head_init == "random"
-        expect(cosine, "head_init=class-means is for cosine heads: set head=cosine, or head_init=random")
+        scaled = self.head != "linear" or self.head_init == "random"
+        expect(scaled, "head_init=class-means is for cosine and mixed heads: set head=mixed, or head_init=random")
         return self
 
     @property

@@ -50,7 +50,7 @@ def evidential_experts(config: TrainConfig, classes: Classes, utility: Matrix | 
 
 def _margin(config: TrainConfig, classes: Classes) -> terms.Margin:
     margins = terms.margins(classes.count_array, config.margin)
-    return terms.Margin(margins, config.head_scale if config.head == "cosine" else 1.0)
+    return terms.Margin(margins, 1.0 if config.head == "linear" else config.head_scale)
 
 
 def _diversity(config: TrainConfig, classes: Classes) -> terms.Diversity:

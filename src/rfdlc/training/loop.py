@@ -195,24 +195,25 @@ def epochs(
 
 @torch.no_grad()
 def start_at_class_means(net: ParticleNet, stage: PreparedStage, processes: ProcessGroup = SINGLE) -> None:
-    """Cosine heads in the direction of the mean normalised features of each class, before the first epoch.
+    """Start cosine and mixed heads at the mean features of each class, before the first epoch.
 
-    Particles weigh the samples of a class differently, by uniform random numbers. A class without samples keeps what
-    it has.
+    Particles weigh the samples of a class differently, by uniform random numbers. A class without samples keeps its
+    random weights.
     """
     loader, settings, device = stage.loader, stage.settings, net.head.weight.device
     shape = net.particles, loader.count
     shares = torch.stack([torch.rand(shape, generator=seeded(SHARES, seed, 0)) for seed in net.seeds])  # (R, M, N)
-    shares, sums, classes = shares.to(device), torch.zeros_like(net.head.weight), net.head.weight.shape[-1]
+    shares, classes = shares.to(device), net.head.weight.shape[-1]
+    sums, total = torch.zeros_like(net.head.weight), torch.zeros_like(net.head.weight[:, :1])  # (K, F, C), (K, 1, C)
     net.eval()
     for (inputs, targets), rows in zip(loader.epoch(0), loader.slices, strict=True):
         with torch.autocast(device.type, torch.bfloat16, enabled=reduced(settings, device)):
-            features = net.features(inputs)  # (K, B, F)
-        members = functional.one_hot(targets, classes)[:, None] * shares[..., rows, None]  # (R, M, B, C)
-        sums += functional.normalize(features.to(sums), dim=-1).mT @ members.flatten(0, 1).to(sums)
-    sums = processes.all_sum(sums)
-    means = functional.normalize(sums, dim=1)
-    net.head.weight.copy_(torch.where(sums.any(1, keepdim=True), means, net.head.weight))
+            features = net.outputs(inputs)[1].flatten(0, 1)  # (K, B, F)
+        members = (functional.one_hot(targets, classes)[:, None] * shares[..., rows, None]).flatten(0, 1)  # (K, B, C)
+        sums += features.mT @ (net.head.factors(features) * members)
+        total += members.sum(1, keepdim=True)
+    sums, total = processes.all_sum(sums), processes.all_sum(total)
+    net.head.start(sums / total.clamp(min=1e-12), total > 0)
 
 
 def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: ProcessGroup) -> list[Tensor]:

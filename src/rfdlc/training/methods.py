@@ -150,6 +150,9 @@ class Method:
         return float(config.particles * work / (3 * epochs))
 
 
+MOST_ROWS = {"table": 1024, "features": 128}  # of a batch, by the preset
+FEWEST_STEPS = 500  # of a training on features
+
 # The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear head unless margins are used.
 _PLAIN = {"head": "linear", "schedule": "step"}
 _EFFECTIVE = {"weights": "effective", "weight_beta": 0.9999}
@@ -281,13 +284,20 @@ def resolve(
     """The method and its configuration: defaults, then the method's, then the data set's preset, then the user's.
 
     `kind` (images, features or table) and number of training `samples` say what suits data without a preset of their
-    own: a step has about an eighth of the rows, at least 64 and at most 1,024, so that an epoch has several steps.
-    A method that `mixes` trains a table as a mixture with trees.
+    own. A method that `mixes` trains a table as a mixture with trees.
     """
     row, pretrained = find_method(method), str(overrides.get("pretrained", "none")).lower() not in ("none", "false")
     found = preset(overrides.get("preset", "auto"), method, data_name, kind, pretrained)
-    tabular = found["preset"] in ("features", "table") and samples
-    sized = {"batch_size": min(1024, max(64, 2 ** int(math.log2(samples / 8))))} if tabular else {}
+    sized = _sized(found["preset"], samples)
     mixes = found["preset"] == "table" and row.mixes and overrides.get("backbone", "mixture") in TABULAR
     mixed = MIXED if mixes else {}
     return row, row.configure({**row.settings, **sized, **found, **mixed, **overrides, "preset": found["preset"]})
+
+
+def _sized(preset: str, samples: int) -> dict[str, int]:
+    """Batches of about an eighth of the rows, so that an epoch has several steps; enough epochs to train heads."""
+    if preset not in MOST_ROWS or not samples:
+        return {}
+    batch = min(MOST_ROWS[preset], max(64, 2 ** int(math.log2(samples / 8))))
+    epochs = {"epochs": max(10, math.ceil(FEWEST_STEPS * batch / samples))} if preset == "features" else {}
+    return {"batch_size": batch, **epochs}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +22,16 @@ from rfdlc.training.networks.stack import (
     CosineHead,
     Dropout,
     Linear,
+    MixedHead,
     called,
     reset,
 )
 
-HEADS = ("cosine", "linear")
+HEADS: dict[str, Callable[..., nn.Module]] = {  # (networks, features, classes, scale, particles)
+    "cosine": lambda *size: CosineHead(*size[:4]),
+    "linear": lambda *size: Linear(*size[:3]),
+    "mixed": MixedHead,
+}
 EXECUTIONS = ("auto", "stacked", "separate")
 WIDE = 128  # channels from which grouped convolutions are slower than one network after another
 Net = TypeVar("Net", bound=nn.Module)
@@ -170,7 +175,7 @@ class ParticleNet(nn.Module):
         self.single: list[nn.Sequential] = []  # one network's trunk and branch, where networks are computed separately
         size = networks, backbone.width, classes
         self.dropout = Dropout(networks, dropout)
-        self.head = CosineHead(*size, head_scale) if head == "cosine" else Linear(*size)
+        self.head: Any = HEADS[head](*size, head_scale, particles)
         self.combination: Combination = combine(self.runs, backbone.width)
         self.resize: nn.Module = nn.Identity()  # of images, to the size that the networks are made for
         reset(self, seeds)

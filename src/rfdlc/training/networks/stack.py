@@ -153,6 +153,12 @@ def _he_normal(weight: Tensor, fan_in: int, generators: Generators) -> None:
         part.normal_(0, (2 / fan_in) ** 0.5, generator=generator)
 
 
+def _unit_directions(weight: Tensor, generators: Generators) -> None:
+    for part, generator in zip(weight.chunk(len(generators)), generators, strict=True):
+        part.uniform_(-1, 1, generator=generator)
+    weight.copy_(functional.normalize(weight, dim=1))
+
+
 class Conv(nn.Module):
     """K convolutions without bias: (B, K*inputs, H, W) -> (B, K*outputs, H', W'). He initialisation."""
 
@@ -220,15 +226,58 @@ class CosineHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(networks, features, classes))
 
     def reset(self, generators: Generators) -> None:
-        for part, generator in zip(self.weight.chunk(len(generators)), generators, strict=True):
-            part.uniform_(-1, 1, generator=generator)
-        self.weight.copy_(functional.normalize(self.weight, dim=1))
+        _unit_directions(self.weight, generators)
+
+    def start(self, means: Tensor, present: Tensor) -> None:
+        """In the directions of the `means` (K, F, C) of normalised features of the classes that are present."""
+        self.weight.copy_(torch.where(present, functional.normalize(means, dim=1), self.weight))
+
+    def factors(self, x: Tensor) -> Tensor:
+        """By which features are multiplied, (K, B, 1)."""
+        return (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         if by_hand(x, self.weight):
             return _Cosines.apply(x, self.weight, self.scale)
-        inverse = (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt()  # multiplied last: by C numbers, not F
-        return torch.bmm(x, functional.normalize(self.weight, dim=1)) * (self.scale * inverse)
+        # factors are multiplied last: by C numbers, not F
+        return torch.bmm(x, functional.normalize(self.weight, dim=1)) * (self.scale * self.factors(x))
+
+
+class MixedHead(nn.Module):
+    """Cosine and linear heads in turn, particle by particle: scale * cos(x, w), or scale / 2 * (w'x / sqrt(F) + b).
+
+    Which of them suits features depends on whether their length says something; an ensemble of both suits most.
+    """
+
+    linear: Tensor
+
+    def __init__(self, networks: int, features: int, classes: int, scale: float, particles: int) -> None:
+        super().__init__()
+        turn = torch.arange(networks) % particles % 2
+        self.register_buffer("linear", (turn == 1).view(-1, 1, 1), persistent=False)
+        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(networks, features, classes))
+        self.bias = nn.Parameter(torch.zeros(networks, 1, classes))
+
+    def reset(self, generators: Generators) -> None:
+        _unit_directions(self.weight, generators)
+        self.bias.zero_()
+
+    def start(self, means: Tensor, present: Tensor) -> None:
+        """At the nearest class mean, by angle or by distance; `means` (K, F, C) are those of scaled features."""
+        weight = torch.where(self.linear, means, functional.normalize(means, dim=1))
+        bias = torch.where(self.linear, -(means * means).sum(1, keepdim=True) / 2, 0)
+        self.weight.copy_(torch.where(present, weight, self.weight))
+        self.bias.copy_(torch.where(present, bias, self.bias))
+
+    def factors(self, x: Tensor) -> Tensor:
+        """By which features are multiplied, (K, B, 1): cosines need unit vectors."""
+        return torch.where(self.linear, x.shape[-1] ** -0.5, (x * x).sum(-1, keepdim=True).clamp(min=1e-24).rsqrt())
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.where(self.linear, self.weight, functional.normalize(self.weight, dim=1))
+        bias, scale = torch.where(self.linear, self.bias, 0), torch.where(self.linear, self.scale / 2, self.scale)
+        return scale * (torch.bmm(x, weight) * self.factors(x) + bias)
 
 
 class Dropout(nn.Module):

@@ -1,0 +1,347 @@
+"""Features of a network: the default training against linear probes and class means, on a CPU.
+
+    python benchmarks/features.py compare cifar100-lt.npz caltech101-lt.npz    writes results/features.csv
+    python benchmarks/features.py select cifar100-lt.npz caltech101-lt.npz     writes results/features-selection.csv
+    python benchmarks/features.py kinds                                        writes results/features-kinds.csv
+
+A file holds train_x, train_y, test_x, test_y. `rfdlc embed` makes such features of images; ours are those of
+EfficientNet-Lite0 (ImageNet weights, the mean over pixels of its last layer, 1,280 numbers) at 112 pixels for
+CIFAR100-LT (imbalance factor 100) and at 160 pixels for Caltech101-LT. Options: --workers N, --seeds 0 1 2.
+
+compare: accuracy on the balanced test split, by region; ECE and mean utility (1 for the true class, -1 for a tail
+sample decided as a more frequent class) after the same calibration for all. Each rival's regularisation, and whether
+its features are standardised, is chosen by cross-validation on the training data. Like ours, rivals are trained on
+nine tenths, calibrated on the tenth, and trained again on all.
+select: settings near the preset's, on a held-out fifth of the training data, as if classes were equally frequent.
+kinds: features that nobody tuned on, generated or from data that comes with scikit-learn; balanced test samples.
+"""
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from sklearn.datasets import load_breast_cancer, load_digits, make_classification
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+from sklearn.preprocessing import PolynomialFeatures
+
+import rfdlc
+from recording import write
+from rfdlc import Dataset, Decider, Utility, evaluate
+from rfdlc.data.dataset import Normalisation
+from rfdlc.data.longtail import hold_out_indices, profile_counts, subset
+from rfdlc.decide.scores import softmax
+from rfdlc.training.trainer import balanced_positions
+
+Array = NDArray[Any]
+Fitted = Callable[[Array], Array]  # features -> logits (N, C) that carry a uniform class prior
+FOLDS, STRENGTHS = 3, (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+PRESET: dict[str, Any] = {"preset": "features", "target_prior": "uniform"}
+CHOICES: dict[str, list[Any]] = {
+    "head": ["cosine", "mixed"], "head_scale": [10, 15, 20, 30], "dropout": [0.0, 0.2, 0.3, 0.5],
+    "mixup": [0.0, 0.1, 0.2, 0.4], "epochs": [5, 10, 20], "learning_rate": [0.03, 0.1, 0.3],
+    "weight_decay": [0.0, 5e-4, 5e-3], "batch_size": [64, 128, 256], "repulsion": ["none", "head"],
+    "head_init": ["class-means", "random"], "particles": [1, 2, 3, 4, 5],
+    "calibration": ["temperature", "prior-corrected-temperature", "auto"],
+}  # fmt: skip
+COMPARED = (
+    "data", "model", "seed", "setting", "accuracy", "head", "med", "tail", "ece", "utility_arg_max", "utility_decided",
+    "seconds",
+)  # fmt: skip
+SELECTED = ("data", "setting", "value", "accuracy", "tail", "nll", "ece", "utility_decided", "seconds", "seeds")
+KINDS = ("kind", "samples", "features", "classes", "model", "accuracy", "deviation", "tail", "nll", "seconds", "seeds")
+
+
+# -- rivals: fit(x, y, classes, strength) -> Fitted, on standardised features
+
+
+def balanced_logistic(x: Array, y: Array, classes: int, strength: float) -> Fitted:
+    model = LogisticRegression(C=strength, class_weight="balanced", max_iter=200).fit(x, y)
+    return lambda new: _spread(model.decision_function(new), model.classes_, classes)
+
+
+def adjusted_probe(x: Array, y: Array, classes: int, strength: float) -> Fitted:
+    """Linear, with the log prior added to its logits in training (Menon et al. 2021) and an L2 penalty as above."""
+    counts = np.maximum(np.bincount(y, minlength=classes), 1)
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    prior = torch.tensor(np.log(counts / counts.sum()), dtype=torch.float32)
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        weights = torch.tensor(flat, dtype=torch.float32).view(-1, classes).requires_grad_()
+        logits = inputs @ weights[:-1] + weights[-1] + prior
+        value = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        total = strength * value + weights[:-1].square().sum() / 2
+        return total.item(), torch.autograd.grad(total, weights)[0].double().numpy().ravel()
+
+    start = np.zeros((x.shape[1] + 1) * classes)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x.reshape(-1, classes)
+    return lambda new: new @ found[:-1] + found[-1]
+
+
+def class_means(x: Array, y: Array, classes: int, strength: float) -> Fitted:
+    unit = _unit(x)
+    means = _unit(np.stack([unit[y == c].sum(0) for c in range(classes)]))
+    return lambda new: 30 * _unit(new) @ means.T
+
+
+def _unit(x: Array) -> Array:
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def _spread(scores: Array, present: Array, classes: int) -> Array:
+    """Scores of scikit-learn as logits of all classes; of two classes it gives one column."""
+    both = np.stack([-scores / 2, scores / 2], 1) if scores.ndim == 1 else scores
+    logits = np.full((len(both), classes), both.min() - 30.0)
+    logits[:, present] = both
+    return logits
+
+
+RIVALS: dict[str, tuple[Callable[..., Fitted], tuple[float, ...]]] = {
+    "balanced logistic regression": (balanced_logistic, STRENGTHS),
+    "logit-adjusted linear probe": (adjusted_probe, STRENGTHS),
+    "cosine class means": (class_means, (1.0,)),
+}
+
+
+def scaled(data: Dataset, raw: bool = False) -> tuple[Callable[[Array], Array], int]:
+    """Features as rivals see them, raw or standardised, and the number of classes."""
+    found = Normalisation.of(data.train.array)
+    mean, std = (np.zeros(1), np.ones(1)) if raw else (np.array(found.mean), np.array(found.std))
+    return lambda x: ((x - mean) / std).astype(np.float32), len(data.classes)
+
+
+def cross_validated(data: Dataset, rival: str, raw: bool, strength: float, fold: int) -> float:
+    """Balanced accuracy on a fold of the training data; a class with fewer samples than folds is in some of them."""
+    prepare, classes = scaled(data, raw)
+    x, y = prepare(data.train.array), data.train.labels
+    kept, held = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(x, y))[fold]
+    logits = RIVALS[rival][0](x[kept], y[kept], classes, strength)(x[held])
+    return _balanced(logits, y[held])
+
+
+def fit_rival(data: Dataset, rival: str, raw: bool, strength: float, seed: int) -> dict[str, Any]:
+    """Calibrated on a held-out tenth, then trained on all."""
+    began, (prepare, classes), fit = time.perf_counter(), scaled(data, raw), RIVALS[rival][0]
+    x, y = prepare(data.train.array), data.train.labels
+    kept, held = hold_out_indices(y, 0.1, seed)
+    held_out = fit(x[kept], y[kept], classes, strength)(x[held])
+    fitted = fit(x, y, classes, strength)
+    seconds = time.perf_counter() - began
+    known = {"calibration": "temperature", "train_prior": "uniform", "target_prior": "uniform"}
+    decider = Decider(Utility.one_hot(data.classes), **known).fit(held_out, y[held], logits=True, balanced=True)
+    assert data.test is not None
+    found = scores(data, decider, fitted(prepare(data.test.array))[None])
+    return {
+        "model": rival,
+        "seed": seed,
+        "setting": f"C {strength:g}, {'raw' if raw else 'standardised'}",
+        **found,
+        "seconds": f"{seconds:.1f}",
+    }
+
+
+def fit_ours(data: Dataset, seed: int, **settings: Any) -> dict[str, Any]:
+    began = time.perf_counter()
+    with TemporaryDirectory() as folder:
+        model = rfdlc.train(data, out=Path(folder) / "run", seed=seed, **{**PRESET, **settings})
+        logits = rfdlc.Predictions.load(model.path).scores.values
+    seconds = time.perf_counter() - began
+    return {"model": "rfdlc", "seed": seed, "setting": "default", **scores(data, model.decider, logits),
+            "seconds": f"{seconds:.1f}"}  # fmt: skip
+
+
+def scores(data: Dataset, decider: Decider, logits: Array) -> dict[str, Any]:
+    assert data.test is not None
+    utility, labels = Utility.tail_sensitive(data.classes), data.test.labels
+    likely, decided = (
+        evaluate(logits, labels, decider=decider.replace(utility=utility, rule=rule), logits=True).values
+        for rule in ("argmax", "expected-utility")
+    )
+    percent = {"accuracy": likely["accuracy"], **likely["accuracy_by_region"]}
+    return {
+        **{name: f"{100 * value:.2f}" for name, value in percent.items()}, "ece": f"{100 * likely['ece']:.2f}",
+        "utility_arg_max": f"{likely['mean_utility']:.4f}", "utility_decided": f"{decided['mean_utility']:.4f}",
+    }  # fmt: skip
+
+
+def compare(options: argparse.Namespace, pool: Any) -> Iterator[dict[str, Any]]:
+    for path in options.files:
+        data = rfdlc.load(path)
+        ours = [pool.submit(fit_ours, data, seed) for seed in options.seeds]
+        wanted = [(name, *rest) for name, (_, own) in RIVALS.items() for rest in product((False, True), own)]
+        tried = {key: [pool.submit(cross_validated, data, *key, fold) for fold in range(FOLDS)] for key in wanted}
+        found = {key: float(np.mean([job.result() for job in jobs])) for key, jobs in tried.items()}
+        best = [max((key for key in found if key[0] == name), key=lambda key: found[key]) for name in RIVALS]
+        rivals = [pool.submit(fit_rival, data, *key, seed) for key in best for seed in options.seeds]
+        for job in (*ours, *rivals):
+            yield {"data": data.name, **job.result()}
+
+
+# -- what was chosen for the preset, on held-out training data
+
+
+def held_out_score(data: Dataset, seed: int, settings: dict[str, Any]) -> tuple[float, ...]:
+    """Metrics on a fifth of the training data as if balanced, calibrated only where calibrations are compared."""
+    parts = replace(data, val=None, test=None).hold_out(0.2, seed=seed)
+    began, apart = time.perf_counter(), replace(parts, val=None, test=parts.val)
+    with TemporaryDirectory() as folder:
+        plain = {} if "calibration" in settings else {"hold_out": 0, "refit": False, "calibration": "none"}
+        model = rfdlc.train(apart, out=Path(folder) / "run", seed=seed, **{**PRESET, **plain, **settings})
+        predictions = rfdlc.Predictions.load(model.path)
+    assert apart.test is not None
+    seconds, labels = time.perf_counter() - began, apart.test.labels
+    probabilities = np.asarray(model.decider.probabilities(predictions))
+    even = balanced_positions(labels)
+    decider = Decider(Utility.tail_sensitive(data.classes), calibration=None)
+    found = evaluate(probabilities[even], labels[even], decider=decider).values
+    return *_metrics(np.log(probabilities), labels, _tail(data)), 100 * found["ece"], found["mean_utility"], seconds
+
+
+def _metrics(logits: Array, y: Array, is_tail: Array) -> tuple[float, float, float]:
+    nll = -np.log(np.maximum(softmax(logits)[np.arange(len(y)), y], 1e-12))
+    tail = is_tail[y]
+    return _balanced(logits, y), _balanced(logits[tail], y[tail]) if tail.any() else np.nan, _class_mean(nll, y)
+
+
+def _tail(data: Dataset) -> Array:
+    return np.isin(np.arange(len(data.classes)), data.classes.thirds["tail"])
+
+
+def _balanced(logits: Array, y: Array) -> float:
+    return 100 * _class_mean(logits.argmax(1) == y, y)
+
+
+def _class_mean(values: Array, y: Array) -> float:
+    return float(np.mean([values[y == c].mean() for c in np.unique(y)]))
+
+
+def select(options: argparse.Namespace, pool: Any) -> Iterator[dict[str, Any]]:
+    for path in options.files:
+        data = rfdlc.load(path)
+        chosen = [{name: value} for name, values in CHOICES.items() for value in values]
+        jobs = [[pool.submit(held_out_score, data, seed, changed) for seed in options.seeds] for changed in chosen]
+        for changed, own in zip(chosen, jobs, strict=True):
+            accuracy, tail, nll, ece, utility, seconds = np.mean([job.result() for job in own], 0)
+            ((name, value),) = changed.items()
+            yield {
+                "data": data.name, "setting": name, "value": value, "accuracy": f"{accuracy:.2f}",
+                "tail": f"{tail:.2f}", "nll": f"{nll:.3f}", "ece": f"{ece:.2f}", "utility_decided": f"{utility:.4f}",
+                "seconds": f"{seconds:.1f}", "seeds": len(own),
+            }  # fmt: skip
+
+
+# -- other kinds of features
+
+
+def gaussians(rng: np.random.Generator, classes: int, width: int, each: int, apart: float) -> tuple[Array, Array]:
+    labels = np.repeat(np.arange(classes), each)
+    return rng.normal(0, apart, (classes, width))[labels] + rng.normal(0, 1, (len(labels), width)), labels
+
+
+def correlated(rng: np.random.Generator) -> tuple[Array, Array]:
+    x, y = gaussians(rng, 10, 200, 300, 0.0)
+    mixing = rng.normal(0, 1, (200, 200)) * np.geomspace(1, 0.03, 200)
+    return rng.normal(0, 0.25, (10, 200))[y] + 6 * x @ mixing.T / 200**0.5, y
+
+
+def counted(rng: np.random.Generator) -> tuple[Array, Array]:
+    topics, labels = rng.dirichlet(np.full(500, 0.05), 8), np.repeat(np.arange(8), 200)
+    return rng.poisson(50 * (0.3 * topics[labels] + 0.7 / 500)), labels
+
+
+def kinds(seed: int) -> dict[str, tuple[Array, Array, float]]:
+    """Features, labels, and the imbalance factor of the training samples."""
+    rng = np.random.default_rng(seed)
+    pixels, digit = load_digits(return_X_y=True)
+    tumours, benign = load_breast_cancer(return_X_y=True)
+    projected = pixels @ rng.normal(0, 0.125, (64, 512))
+    curved = make_classification(3000, 200, n_informative=15, n_redundant=15, n_classes=4, n_clusters_per_class=2,
+                                 class_sep=1.5, random_state=seed)  # fmt: skip
+    return {
+        "digits, 64 pixels": (pixels, digit, 20),
+        "digits, random projections": (projected, digit, 20),
+        "digits, nonnegative random features": (np.maximum(projected - projected.mean(0), 0), digit, 20),
+        "digits, projections with offset and scales": ((projected + 300) * np.geomspace(0.01, 100, 512), digit, 20),
+        "tumours, products of measurements": (PolynomialFeatures(2).fit_transform(tumours)[:, 1:], benign, 10),
+        "two Gaussian classes": (*gaussians(rng, 2, 128, 1500, 0.12), 100),
+        "correlated Gaussian classes": (*correlated(rng), 50),
+        "two clusters per class": (*curved, 20),
+        "counts of words": (*counted(rng), 20),
+        "50 classes, down to a single sample": (*gaussians(rng, 50, 256, 40, 0.35), 28),
+        "1,500 classes": (*gaussians(rng, 1500, 128, 12, 0.6), 8),
+    }
+
+
+def of_kind(kind: str, seed: int) -> Dataset:
+    """Balanced test samples, a third of the smallest class each; training samples with an exponential tail."""
+    x, y, factor = kinds(seed)[kind]
+    test = subset(y, [int(np.bincount(y).min() * 0.3)] * (y.max() + 1), seed)
+    rest = np.setdiff1d(np.arange(len(y)), test)
+    train = rest[subset(y[rest], profile_counts(int(np.bincount(y[rest]).min()), y.max() + 1, factor), seed)]
+    arrays = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
+    return rfdlc.load({name: a.astype(np.float32 if name.endswith("x") else int) for name, a in arrays.items()})
+
+
+def one_kind(kind: str, seed: int, model: str) -> tuple[Any, ...]:
+    """Shape, metrics on the test samples, and seconds."""
+    warnings.simplefilter("ignore")
+    data, began = of_kind(kind, seed), time.perf_counter()
+    assert data.test is not None
+    if model == "rfdlc":
+        with TemporaryDirectory() as folder:
+            found = rfdlc.train(data, out=Path(folder) / "run", target_prior="uniform", seed=seed)
+            logits = np.log(np.asarray(found.decider.probabilities(rfdlc.Predictions.load(found.path))))
+    else:
+        fit, strengths = RIVALS[model]
+        prepare, classes = scaled(data)
+        strengths = (0.1,) if classes > 1000 else strengths  # cross-validation would take an hour
+        scored = partial(cross_validated, data, model, False)
+        best = max(strengths, key=lambda C: np.mean([scored(C, i) for i in range(FOLDS if len(strengths) > 1 else 0)]))
+        logits = fit(prepare(data.train.array), data.train.labels, classes, best)(prepare(data.test.array))
+    metrics = _metrics(logits, data.test.labels, _tail(data))
+    return len(data.train), *data.input_shape, len(data.classes), *metrics, time.perf_counter() - began
+
+
+def all_kinds(options: argparse.Namespace, pool: Any) -> Iterator[dict[str, Any]]:
+    pairs = list(product(kinds(0), ("rfdlc", "balanced logistic regression", "cosine class means")))
+    jobs = [[pool.submit(one_kind, *pair[:1], seed, pair[1]) for seed in options.seeds] for pair in pairs]
+    for (kind, model), own in zip(pairs, jobs, strict=True):
+        found = np.array([job.result() for job in own])
+        samples, features, classes, accuracy, tail, nll, seconds = found.mean(0)
+        yield {
+            "kind": kind, "samples": int(samples), "features": int(features), "classes": int(classes), "model": model,
+            "accuracy": f"{accuracy:.2f}", "deviation": f"{found[:, 3].std(ddof=1) if len(found) > 1 else 0:.2f}",
+            "tail": f"{tail:.2f}", "nll": f"{nll:.3f}", "seconds": f"{seconds:.1f}", "seeds": len(own),
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=["compare", "select", "kinds"])
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--commit", default="")
+    options = parser.parse_args()
+    modes = {"compare": ("features", compare, COMPARED), "select": ("features-selection", select, SELECTED)}
+    name, rows, columns = (modes | {"kinds": ("features-kinds", all_kinds, KINDS)})[options.mode]
+    one_thread = partial(torch.set_num_threads, 1)
+    with ProcessPoolExecutor(options.workers, get_context("spawn"), one_thread) as pool:
+        print(write(name, rows(options, pool), ("rfdlc", "torch", "numpy", "scikit-learn"), options.commit, columns))
+
+
+if __name__ == "__main__":
+    main()
