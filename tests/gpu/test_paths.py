@@ -17,6 +17,9 @@ if not torch.cuda.is_available():
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
+from rfdlc.data import streamed  # noqa: E402
+from rfdlc.data.dataset import Split  # noqa: E402
+from rfdlc.data.images import ImageFiles, PackedText  # noqa: E402
 from rfdlc.methods import METHODS  # noqa: E402
 from rfdlc.training import execution  # noqa: E402
 from rfdlc.training.networks.backbones import large_resnet  # noqa: E402
@@ -211,3 +214,25 @@ def test_embed(half: bool, files: dict[str, Path], tmp_path: Path) -> None:
     model = rfdlc.train(str(tmp_path / "cuda.npz"), "ce", tmp_path / "run", epochs=2)
     by_images, by_features = model.predict(str(files["images"])), model.predict(str(tmp_path / "cuda.npz"))
     assert np.abs(by_images.scores.values - by_features.scores.values).max() < 0.1
+
+
+def test_streamed_batches_are_whole_while_the_device_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def numbered(self: Any, request: Any) -> tuple[Any, str]:  # instead of decoding, so that pillow is not needed
+        numbers = torch.from_numpy(request[0]).to(torch.uint8)
+        return numbers.view(-1, 1, 1, 1).expand(-1, *self.files.shape[1:]).contiguous(), ""
+
+    monkeypatch.setattr(streamed._Batches, "__getitem__", numbered)
+    split = Split(ImageFiles(Path(), PackedText(str(i) for i in range(200)), 224), np.arange(200) % 5)
+    loader = streamed.StreamedLoader(split, batch_size=32, device="cuda", workers=2)
+    busy = torch.randn(4096, 4096, device="cuda")
+    for epoch in (1, 2):
+        found = []
+        for inputs, targets in loader.epoch(epoch):
+            for _ in range(20):
+                busy = nn.functional.normalize(busy @ busy)
+            numbers = (255 * inputs[0]).flatten(1)
+            found.append((numbers.amin(1), numbers.amax(1), targets[0]))
+        least, most, labels = (torch.cat(column).cpu() for column in zip(*found, strict=True))
+        torch.testing.assert_close(least, most)
+        assert sorted(least.round().int().tolist()) == list(range(200))
+        assert (least.round().int() % 5).tolist() == labels.tolist()

@@ -66,3 +66,30 @@ def test_servers_see_them_so_too(run, photos, tmp_path, form):
     expected = np.asarray(backend.decider.probabilities(recorded))[place]
     question = Reader(backend, Limits()).read_image((photos / name).read_bytes(), np.inf)
     np.testing.assert_allclose(backend.compute(question["images"])[0][0], expected, atol=1e-4)
+
+
+def test_padded_images_are_padded_everywhere(tmp_path):
+    root, rng, size = tmp_path / "photos", np.random.default_rng(0), (14, 40)
+    for i in range(30):
+        place = root / ("test" if i > 23 else "train") / f"c{i % 2}" / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        pixels[:, :10, i % 2] = 250  # the end, which a centre crop would not show
+        Image.fromarray(pixels).save(place)
+    settings = {"epochs": 2, "widths": (8,), "backbone": "mlp", "hold_out": 0.2, "device": "cpu"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = rfdlc.train(root, "ce", tmp_path / "run", data_options={"image_size": SIDE}, **settings)
+        exported = rfdlc.export(tmp_path / "run", tmp_path / "model.onnx", resize=True).path
+    assert model.resizing == Resizing("pad")
+    recorded = rfdlc.Predictions.load(tmp_path / "run" / "predictions.npz")
+    found = rfdlc.Model.load(tmp_path / "run", device="cpu").predict(root)
+    np.testing.assert_allclose(found.scores.values, recorded.scores.values, atol=1e-4)
+    expected = np.asarray(model.decider.probabilities(recorded))
+    files = [root / name for name in recorded.ids]
+    whole = np.stack([np.asarray(Image.open(file)).transpose(2, 0, 1) for file in files])
+    np.testing.assert_allclose(rfdlc.OnnxModel.load(exported).decide(whole).probabilities, expected, atol=2e-3)
+    for path in (tmp_path / "run", exported):
+        backend = open_backend(path)
+        question = Reader(backend, Limits()).read_image(files[1].read_bytes(), np.inf)
+        np.testing.assert_allclose(backend.compute(question["images"])[0][0], expected[1], atol=1e-4)
