@@ -37,6 +37,7 @@ ORDER_OF_TRAINING = (
     {"_stacking", "profiling", "tabular"},
     {"trainer"},
     {"train"},
+    {"cross_validation"},
 )
 MOST_LINES, MOST_FILES = 19_000, 125
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.

@@ -21,6 +21,7 @@ from rfdlc.integrations.sklearn.estimator import RFDLCClassifier as RFDLCClassif
 from rfdlc.integrations.sklearn.scoring import make_utility_scorer as make_utility_scorer
 from rfdlc.integrations.sklearn.utility_classifier import UtilityClassifier as UtilityClassifier
 from rfdlc.training.config import TrainConfig as TrainConfig
+from rfdlc.training.cross_validation import cross_validate as cross_validate
 from rfdlc.training.model import Model as Model
 from rfdlc.training.train import RunSpec as RunSpec
 from rfdlc.training.train import fork as fork

@@ -28,7 +28,7 @@ from rfdlc.cli.request import (
 )
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect
-from rfdlc.progress import speaks
+from rfdlc.progress import announce, speaks
 
 if TYPE_CHECKING:
     from rfdlc.training.profiling import Profile
@@ -65,6 +65,7 @@ def train(
     method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
+    cv: Annotated[int, Option("--cv", help="Cross-validate with so many folds instead: out-of-fold predictions.")] = 0,
     force: Force = False,
     json: JsonOption = False,
 ) -> None:
@@ -78,11 +79,13 @@ def train(
 
     - `rfdlc train digits-lt --out runs/digits data.factor=20 --profile`
     - `rfdlc train patients.csv --target diagnosis --groups patient --out runs/patients`
+    - `rfdlc train patients.csv --target diagnosis --groups patient --out runs/folds --cv 5`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train photos/ --out runs/b backbone=timm:resnet50 pretrained=r50.safetensors particles=3 shared_stages=3`
     - `rfdlc train cifar100-lt --root data --out runs/c --method rf-dlc-paper utility=tail-sensitive`
     - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/d`
     """
+    announce(f"reading {source}")  # at once: what trains takes a while to load
     with ready():
         options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
         options["allow_links"] = allow_links
@@ -99,8 +102,9 @@ def train(
         if profile:
             _show_profile(source, named, given)
         with _making(out, force):
-            model = rfdlc.train(source, named, out, **given)
-        _report(model, json)
+            model = None if cv else rfdlc.train(source, named, out, **given)
+            folds = rfdlc.cross_validate(source, named, out, folds=cv, **given) if cv else None
+        _report(model, json) if model else _report_folds(folds, json)
 
 
 def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
@@ -263,7 +267,7 @@ def _making(out: Path, force: bool) -> Iterator[None]:
     """With `force`, a run that is in the folder is removed, if a new one takes its place."""
     expect(not force or "RANK" not in os.environ, "--force is for one process, not for torchrun: remove the folder")
     replaced = out.with_name(f".{out.name}.replaced")
-    if force and (out / "config.json").exists():
+    if force and any((out / name).exists() for name in ("config.json", "folds.json")):
         shutil.rmtree(replaced, ignore_errors=True)  # of a process that was killed
         os.replace(out, replaced)
     try:
@@ -316,6 +320,23 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     choice = run.read_json("choice.json") if (path / "choice.json").exists() else {}
     tables = [metrics_table(columns, title), *([_choice_table(choice)] if choice else [])]
     output(as_json, {"run": str(path), "notes": notes, **metrics, "choice": choice}, *tables, *lines)
+
+
+def _report_folds(found: Any, as_json: bool) -> None:
+    """Metrics of out-of-fold predictions, and how far those of the folds are apart."""
+    from rfdlc.files import read_json
+
+    metrics, path = read_json(found.path / "metrics.json"), found.path
+    columns = {"out of fold": metrics.get("test_tail_sensitive", metrics["test"])}
+    spread = [fold["mean_utility"] for fold in metrics["folds"]]
+    lines = [f"data: {note}" for note in found.notes]
+    lines += [f"mean utility of the folds (one-hot): {', '.join(f'{value:.3f}' for value in spread)}"]
+    lines += [
+        f"out-of-fold predictions: {path}/predictions.npz",
+        f"next: rfdlc evaluate {path} --utility tail-sensitive",
+    ]
+    title = "Utility tail-sensitive" if "test_tail_sensitive" in metrics else None
+    output(as_json, {"folder": str(path), **metrics}, metrics_table(columns, title), *lines)
 
 
 def _choice_table(choice: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rfdlc.data.copies import first_copies, first_of
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import ImageFiles, PackedText, Resizing
-from rfdlc.data.longtail import hold_out_indices
+from rfdlc.data.longtail import assign_folds, hold_out_indices
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect, listing
@@ -106,6 +106,11 @@ class Split:
         """Positions (kept, held out): about the fraction of every class; groups and copies as a whole."""
         kept, held = hold_out_indices(self.labels, fraction, seed, self.groups, self.first)
         return (kept, held) if len(held) else hold_out_indices(self.labels, fraction, seed, self.groups)
+
+    def folds(self, count: int, seed: int = 0) -> NDArray[np.int64]:
+        """The fold (N,) in which each sample is held out, -1 for never: stratified; groups and copies as a whole."""
+        found = assign_folds(self.labels, count, seed, self.groups, self.first)
+        return found if (found >= 0).any() else assign_folds(self.labels, count, seed, self.groups)
 
     def take(self, positions: NDArray[np.int64]) -> "Split":
         ids = None if self.ids is None else PackedText(self.ids[i] for i in positions.tolist())

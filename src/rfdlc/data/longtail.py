@@ -1,5 +1,6 @@
 """Long tails: imbalance profiles, seeded subsets that follow them, and hold-outs by class and by group."""
 
+import warnings
 from collections import defaultdict
 from typing import Any, Literal
 
@@ -105,7 +106,8 @@ def assign_folds(
 ) -> Indices:
     """The fold (N,) in which each sample is held out: stratified, groups and copies as a whole; -1 for never.
 
-    Every class of a held-out sample is in the other folds, too: what would leave none there is never held out.
+    Every class of a held-out sample is in the other folds, too: what would leave none there is never held out. `first`
+    is the sample of which each is a copy, or itself.
 
     >>> assign_folds(np.array([0, 0, 0, 0, 1, 1, 2]), 2).tolist()
     [1, 0, 0, 1, 0, 1, -1]
@@ -115,19 +117,20 @@ def assign_folds(
     if groups is not None:
         from sklearn.model_selection import StratifiedGroupKFold
 
-        groups = groups if (first == own).all() else _joined(groups, first)
-        found = np.full(len(labels), -1)
-        count = len(np.unique(groups))
+        together = groups if (first == own).all() else _joined(groups, first)
+        count = len(np.unique(together))
         expect(count >= folds, f"{count} groups cannot be divided into {folds} folds: use fewer folds")
-        splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-        for number, (_, held) in enumerate(splitter.split(labels, labels, groups)):
-            found[held] = number
+        found = np.full(len(labels), -1)
+        with warnings.catch_warnings(action="ignore"):  # classes that have fewer samples than there are folds
+            splits = StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(labels, labels, together)
+            for number, (_, held) in enumerate(splits):
+                found[held] = number
     else:
-        members = {int(c): np.flatnonzero((labels == c) & (first == own)) for c in np.unique(labels)}
-        order = np.concatenate([_shuffled(places, seed, c) for c, places in members.items()])
+        together, members = first, np.flatnonzero(first == own)
+        order = [_shuffled(members[labels[members] == c], seed, int(c)) for c in np.unique(labels)]
         found = np.empty(len(labels), dtype=np.int64)
-        found[order] = np.arange(len(order)) % folds
+        found[np.concatenate(order)] = np.arange(len(members)) % folds
         found = found[first]
     alone = [c for c in np.unique(labels) if len(np.unique(found[labels == c])) == 1]
-    never = np.isin(labels, alone) if groups is None else np.isin(groups, groups[np.isin(labels, alone)])
+    never = np.isin(together, together[np.isin(labels, alone)])
     return np.where(never, -1, found)

@@ -15,7 +15,6 @@ from torch import nn
 
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.loader import Normaliser
-from rfdlc.data.longtail import assign_folds
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.priors import as_prior
@@ -34,7 +33,7 @@ TREES, ITERATIONS, DEEPEST = 100, 100, 24  # of each forest; of boosting; levels
 FOLDS, MOST_FOLDED = 5, 20_000  # larger tables hold out one part alone
 MOST_WORK = 3e8  # samples x features x classes, above which boosting takes too long
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
-PRIOR_SAMPLES = 5  # that favour equal weights
+PRIOR_SAMPLES = 3  # that favour equal weights
 STEPS = 500  # of expectation maximisation
 
 Fit = Callable[[Floats, Indices, Any, int], nn.Module]  # features, labels, sample weights, seed
@@ -137,7 +136,7 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indic
         return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
     if len(train) > MOST_FOLDED:
         return train, [train.hold_out(config.hold_out or 0.1, config.seed)]
-    fold = assign_folds(train.labels, FOLDS, config.seed, train.groups, train.first)
+    fold = train.folds(FOLDS, config.seed)
     return train, [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(FOLDS) if (fold == k).any()]
 
 

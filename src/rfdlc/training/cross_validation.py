@@ -1,0 +1,150 @@
+"""cross_validate: a run per fold, and the predictions of all samples by runs that have not seen them.
+
+fold-0, fold-1, ...  run folders                    predictions.npz  out-of-fold probabilities, calibrated and corrected
+decider.json         what decides them              metrics.json     their metrics, and those of each fold
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.load import load
+from rfdlc.decide.classes import Classes
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.evaluation import Evaluation, evaluate
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError, expect
+from rfdlc.files import replacing
+from rfdlc.progress import announce
+from rfdlc.training.distributed import started_processes
+from rfdlc.training.model import Model
+from rfdlc.training.train import resume, train
+
+FOLDED = "folds.json"  # what a folder was made with
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """Out-of-fold predictions and their evaluation, and the run folder of every fold; in `path`."""
+
+    path: Path
+    predictions: Predictions
+    evaluation: Evaluation
+    folds: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+def cross_validate(
+    data: Any, method: str = "rf-dlc", out: str | Path = "runs/cv", *, folds: int = 5, root: str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None, **settings: Any,
+) -> CrossValidation:  # fmt: skip
+    """Train once per fold on the other folds, and predict every sample by the run that has not seen it.
+
+    Folds are stratified, and keep groups and copies together. Each run is calibrated on its own training samples, so
+    that the out-of-fold probabilities are those of a model that is used. A test split of the data is not touched. After
+    an interruption, the same call continues.
+
+    Parameters
+    ----------
+    data, method, root, data_options, **settings
+        As in `rfdlc.train`; the setting `seed` also draws the folds.
+    out, folds
+        The folder to make, and the number of folds.
+
+    Returns
+    -------
+    CrossValidation
+        `rfdlc evaluate`, `report` and `compare` read its folder like that of a run.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> found = cross_validate("digits-lt", "ce", f"{mkdtemp()}/cv", folds=2, epochs=2)
+    >>> found.predictions
+    Predictions(1 particle, 549 samples, 10 classes, probabilities, with targets)
+    """
+    expect(started_processes() == 1, "cross-validation trains in one process: leave torchrun out")
+    expect(2 <= folds <= 100, f"{folds} folds are not possible: expected 2 to 100")
+    path, seed = Path(out), int(settings.get("seed", 0))
+    given = data if isinstance(data, Dataset) else load(data, root=root, **{"test_fraction": 0, **(data_options or {})})
+    samples, fold = given.train, given.train.folds(folds, seed)
+    held = [np.flatnonzero(fold == number) for number in range(folds)]
+    empty = f"{given.name}: its {len(samples)} samples (or groups) do not fill {folds} folds: use fewer folds"
+    expect(all(map(len, held)), empty)
+    _claim(path, {"method": method, "folds": folds, "settings": {key: str(value) for key, value in settings.items()}})
+    models, parts = [], list[Predictions]()
+    for number, rows in enumerate(held):
+        announce(f"fold {number + 1} of {folds}")
+        part = _with_fold(given, np.flatnonzero(fold != number), rows)
+        models.append(_trained(part, method, path / f"fold-{number}", settings))
+        parts.append(_corrected(models[-1], samples.take(rows)))
+    never = int((fold < 0).sum())
+    notes = (f"{never} samples were never held out: their classes are in one fold alone",) if never else ()
+    return _joined_results(path, given, models, parts, held, notes)
+
+
+def _claim(path: Path, wanted: dict[str, Any]) -> None:
+    """Make the folder, or find in it what was made with the same settings."""
+    file = path / FOLDED
+    if path.exists() and any(path.iterdir()):
+        expect(file.exists(), f"{path} holds other files: choose another folder, or replace it (--force)")
+        same = json.loads(file.read_text(encoding="utf-8")) == wanted
+        expect(same, f"{path} holds a cross-validation with other settings: choose another folder, or use --force")
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be made a folder ({error.strerror}): choose another") from None
+    with replacing(file) as beside:
+        beside.write_text(json.dumps(wanted), encoding="utf-8")
+
+
+def _with_fold(data: Dataset, kept: Any, held: Any) -> Dataset:
+    train = data.train.take(kept)
+    classes = Classes.from_labels(train.labels, data.classes.names, data.classes.groups)
+    return replace(data, train=train, test=data.train.take(held), classes=classes)
+
+
+def _trained(data: Dataset, method: str, path: Path, settings: Mapping[str, Any]) -> Model:
+    if (path / "metrics.json").exists():  # written last
+        return Model.load(path)
+    return resume(path, data) if (path / "config.json").exists() else train(data, method, path, **settings)
+
+
+def _corrected(model: Model, held: Split) -> Predictions:
+    """Calibrated and corrected probabilities; the fold's Decider has done its work."""
+    found = np.asarray(model.decider.probabilities(model.predict(held)))
+    return Predictions(probabilities=found, targets=held.labels, classes=model.classes, corrected=True)
+
+
+def _joined_results(
+    path: Path, data: Dataset, models: list[Model], parts: list[Predictions], held: list[Any], notes: tuple[str, ...]
+) -> CrossValidation:
+    order, classes = np.argsort(np.concatenate(held)), data.classes
+    known: dict[str, Any] = {name: np.concatenate(values)[order] for name, values in {
+        "probabilities": [part.scores.values[0] for part in parts], "targets": [part.targets for part in parts],
+    }.items()}  # fmt: skip
+    ids = None if data.train.ids is None else [data.train.ids[i] for i in np.sort(np.concatenate(held)).tolist()]
+    predictions = Predictions(**known, ids=ids, classes=classes, corrected=True)
+    first = models[0].decider
+    decider = Decider(first.utility.with_classes(classes), calibration=None, target_prior=None, rule=first.rule)
+    evaluation = evaluate(predictions, decider=decider)
+    each = [evaluate(part, decider=decider).to_dict() for part in parts]
+    metrics: dict[str, Any] = {"test": evaluation.to_dict(), "folds": each, "notes": list(notes)}
+    if classes.imbalance_factor > 1:
+        sensitive = decider.replace(utility=Utility.tail_sensitive(classes))
+        metrics["test_tail_sensitive"] = evaluate(predictions, decider=sensitive).to_dict()
+    text = json.dumps(metrics, indent=1, ensure_ascii=False)
+    for name, save in (
+        ("predictions.npz", predictions.save), ("decider.json", decider.save),
+        ("metrics.json", lambda file: file.write_text(text, encoding="utf-8")),
+    ):  # fmt: skip
+        with replacing(path / name) as beside:
+            save(beside)
+    return CrossValidation(path, predictions, evaluation, tuple(model.path for model in models), notes)

@@ -1,0 +1,68 @@
+"""Cross-validation: every sample is predicted by a run that has not seen it, and commands read the folder."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import rfdlc
+from rfdlc import InputError
+from rfdlc.cli import app
+from rfdlc.data.longtail import assign_folds
+
+SMALL = {"epochs": 1, "widths": (4,), "backbone": "mlp", "particles": 1, "device": "cpu"}
+
+
+def grouped(path, samples=90):
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], [60, 24, 6])
+    x = rng.normal(2 * y[:, None], size=(samples, 2)).round(3)
+    lines = [f"r{i},{a},{b},{i // 3},{'abc'[c]}" for i, ((a, b), c) in enumerate(zip(x, y, strict=True))]
+    path.write_text("\n".join(["id,u,v,who,target", *lines]))
+    return path
+
+
+def test_every_sample_is_predicted_by_a_run_that_has_not_seen_it(tmp_path):
+    source, out = grouped(tmp_path / "t.csv"), tmp_path / "cv"
+    found = rfdlc.cross_validate(source, "ce", out, folds=3, data_options={"groups": "who"}, **SMALL)
+    data = rfdlc.load(source, groups="who", test_fraction=0)
+    fold = data.train.folds(3)
+    assert len(found.predictions) == 90
+    assert list(found.predictions.ids) == [f"r{i}" for i in range(90)]
+    for number, path in enumerate(found.folds):
+        model = rfdlc.Model.load(path)
+        held = np.flatnonzero(fold == number)
+        assert sum(model.classes.counts) == 90 - len(held)
+        own = model.decider.probabilities(model.predict(data.train.take(held)))
+        np.testing.assert_allclose(found.predictions.scores.values[0, held], own, atol=1e-6)
+        assert not set(data.train.groups[held]) & set(data.train.groups[fold != number])
+    again = rfdlc.cross_validate(source, "ce", out, folds=3, data_options={"groups": "who"}, **SMALL)  # all is there
+    np.testing.assert_array_equal(again.predictions.scores.values, found.predictions.scores.values)
+    with pytest.raises(InputError, match="holds a cross-validation with other settings"):
+        rfdlc.cross_validate(source, "ce", out, folds=2, data_options={"groups": "who"}, **SMALL)
+
+
+def test_commands_read_the_folder(tmp_path):
+    source, out = grouped(tmp_path / "t.csv"), tmp_path / "cv"
+    words = ["train", str(source), "--method", "ce", "--out", str(out), "--cv", "2", "epochs=1", "widths=4", "--json"]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False)
+    told = json.loads(shown.stdout)
+    assert (told["test"]["samples"], len(told["folds"])) == (90, 2)
+    evaluated = CliRunner().invoke(app, ["evaluate", str(out), "--utility", "tail-sensitive", "--json"])
+    assert json.loads(evaluated.stdout)["mean_utility"] == pytest.approx(told["test_tail_sensitive"]["mean_utility"])
+    assert rfdlc.compare(out, out)["accuracy"].difference == 0
+    rfdlc.report({"cv": out}, rfdlc.Utility.tail_sensitive(rfdlc.Predictions.load(out).classes), tmp_path / "r.html")
+    assert "fold" not in (out / "decider.json").read_text()
+    assert CliRunner().invoke(app, words).exit_code == 0  # continued: nothing was left to do
+    assert CliRunner().invoke(app, [*words[:-2], "--force", "widths=8"]).exit_code == 0
+    assert json.loads((out / "folds.json").read_text())["settings"] == {"epochs": "1", "widths": "8"}
+
+
+def test_folds_keep_copies_together():
+    labels = np.repeat([0, 1], [20, 10])
+    first = np.arange(30)
+    first[[3, 7, 25]] = 2  # copies of sample 2
+    fold = assign_folds(labels, 5, first=first)
+    assert len(set(fold[[2, 3, 7, 25]])) == 1
+    assert (np.bincount(fold[labels == 0], minlength=5) > 2).all()
