@@ -58,8 +58,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def long_tailed(X: NDArray[Any], y: NDArray[Any], factor: float) -> Problem:
+def long_tailed(problem: Any, factor: float) -> Problem:
     """An exponential tail over the classes in their order, by a seeded subset."""
+    X, y = problem
     counts = profile_counts(int(np.bincount(y).min()), len(np.unique(y)), factor)
     kept = subset(y, counts, seed=0)
     return X[kept], y[kept]
@@ -73,7 +74,8 @@ def generated(samples: int, features: int, shares: list[float], *, separation: f
     return X, y
 
 
-def in_bands(X: NDArray[Any], values: NDArray[Any], shares: list[float]) -> Problem:
+def in_bands(regression: Any, shares: list[float]) -> Problem:
+    X, values = regression
     return X, np.digitize(values, np.quantile(values, np.cumsum(shares)[:-1]))
 
 
@@ -85,19 +87,19 @@ def problems() -> dict[str, Problem]:
     return {
         "iris": load_iris(return_X_y=True),
         "wine": load_wine(return_X_y=True),
-        "wine, long-tailed 1:8": long_tailed(*load_wine(return_X_y=True), 8),
+        "wine, long-tailed 1:8": long_tailed(load_wine(return_X_y=True), 8),
         "breast cancer": (tumours, benign),
-        "breast cancer, malignant 1:10": long_tailed(tumours, 1 - benign, 10),
-        "digits, long-tailed 1:15": long_tailed(images, digit, 15),
+        "breast cancer, malignant 1:10": long_tailed((tumours, 1 - benign), 10),
+        "digits, long-tailed 1:15": long_tailed((images, digit), 15),
         "diabetes, progression in bands": (X, np.digitize(progression, [140, 220, 290])),
         "generated, 3 classes 85:10:5": generated(1200, 16, [0.85, 0.1, 0.05], separation=0.8, seed=1),
         "generated, 5 classes to 1:15": generated(1500, 20, [0.6, 0.2, 0.1, 0.06, 0.04], separation=0.8, seed=2),
         "generated, 2 classes 93:7": generated(1200, 12, [0.93, 0.07], separation=0.7, seed=3),
-        "friedman, in bands": in_bands(*make_friedman1(1000, 10, noise=1.0, random_state=0), [0.6, 0.25, 0.1, 0.05]),
+        "friedman, in bands": in_bands(make_friedman1(1000, 10, noise=1.0, random_state=0), [0.6, 0.25, 0.1, 0.05]),
         "gaussian quantiles, 1:10": long_tailed(
-            *make_gaussian_quantiles(n_samples=1600, n_features=6, n_classes=4, random_state=0), 10
+            make_gaussian_quantiles(n_samples=1600, n_features=6, n_classes=4, random_state=0), 10
         ),
-        "spheres, 1:10": long_tailed(spheres, (label > 0).astype(int), 10),
+        "spheres, 1:10": long_tailed((spheres, (label > 0).astype(int)), 10),
     }
 
 
@@ -130,14 +132,15 @@ def fold(X: NDArray[Any], y: NDArray[Any], learn: Any, held: Any) -> dict[tuple[
     """By metric and model, the value on the held-out samples and the seconds of the fit."""
     warnings.simplefilter("ignore")  # rare classes have fewer samples than folds: that is the point
     scored = utilities(Classes.from_labels(y[learn]))
-    wrapped = {
+    fitted: dict[str, Any] = {
         name: UtilityClassifier(
             model, calibration="auto", estimator_prior="uniform" if name == BALANCED_FOREST else "train"
         )
         for name, model in models().items()
     }
-    found = {}
-    for name, model in {**wrapped, OURS: RFDLCClassifier(random_state=0)}.items():
+    fitted[OURS] = RFDLCClassifier(random_state=0)
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for name, model in fitted.items():
         began = time.perf_counter()
         model.fit(X[learn], y[learn])
         seconds = time.perf_counter() - began

@@ -16,7 +16,7 @@ from rfdlc import InputError, RFDLCClassifier
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import assign_folds
 from rfdlc.training import tabular
-from rfdlc.training.networks.mixture import boosting, forest
+from rfdlc.training.networks.mixture import boosting, forest, linear
 
 
 @pytest.fixture(autouse=True)
@@ -45,23 +45,42 @@ def test_trees_are_evaluated_as_scikit_learn_does(classes):
     X, y = problem(classes)
     prior = np.bincount(y) / len(y)
     found = HistGradientBoostingClassifier(max_iter=20, random_state=0).fit(X, y)
-    ours = boosting([tree.nodes for each in found._predictors for tree in each], found._baseline_prediction)
+    ours = boosting(found, classes)
     np.testing.assert_allclose(ours(torch.tensor(X))[0].softmax(-1), found.predict_proba(X), atol=1e-6)
     for kind in (RandomForestClassifier, ExtraTreesClassifier):
         found = kind(20, random_state=0).fit(X, y)
-        ours = forest([tree.tree_ for tree in found.estimators_], prior)
         with_prior = (20 * found.predict_proba(X) + prior) / 21
-        np.testing.assert_allclose(ours(torch.tensor(X))[0].exp(), with_prior, atol=1e-6)
+        np.testing.assert_allclose(forest(found, prior)(torch.tensor(X))[0].exp(), with_prior, atol=1e-6)
     found = LogisticRegression(C=0.1, max_iter=300).fit(X, y)
-    ours = tabular._fit_linear(0.1, X, y, None, 0)
-    np.testing.assert_allclose(ours(torch.tensor(X))[0].softmax(-1), found.predict_proba(X), atol=1e-5)
+    np.testing.assert_allclose(
+        linear(found, classes)(torch.tensor(X))[0].softmax(-1), found.predict_proba(X), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("seen", [[0, 2], [0, 2, 3]])
+def test_classes_that_were_never_seen_are_unlikely(seen):
+    X, y = problem(len(seen))
+    labels, inputs = np.array(seen)[y], torch.tensor(X)
+    prior = np.full(4, 0.25)
+    boosted = HistGradientBoostingClassifier(max_iter=20, random_state=0).fit(X, labels)
+    logistic = LogisticRegression().fit(X, labels)
+    for found, ours in ((boosted, boosting(boosted, 4)), (logistic, linear(logistic, 4))):
+        p = ours(inputs)[0].softmax(-1).double().numpy()
+        assert 0 < np.delete(p, seen, axis=1).max() < 0.01
+        p = p[:, seen] / p[:, seen].sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(p, found.predict_proba(X), atol=1e-5)
+    trees = RandomForestClassifier(5, random_state=0).fit(X, labels)
+    expected = np.full((len(X), 4), 0.25 / 6)
+    expected[:, seen] += 5 / 6 * trees.predict_proba(X)
+    np.testing.assert_allclose(forest(trees, prior)(inputs)[0].exp(), expected, atol=1e-6)
 
 
 def test_models_that_are_joined_are_the_models():
     X, y = problem(3)
-    each = [tabular._fit_forest("RandomForestClassifier", np.ones(3) / 3, X, y, None, seed) for seed in (0, 1)]
-    each_boosted = [tabular._fit_boosting({}, X[part], y[part], None, 0) for part in (slice(0, 200), slice(100, 300))]
-    for models in (each, each_boosted):
+    each = [tabular._fit_forest("RandomForestClassifier", np.ones(3) / 3, 99, X, y, None, seed) for seed in (0, 1)]
+    parts = slice(0, 200), slice(100, 300)
+    boosted = [tabular._fit_boosting({}, 3, X[part], y[part], None, 0) for part in parts]
+    for models in (each, boosted):
         joined, inputs = type(models[0]).joined(models), torch.tensor(X)
         assert torch.equal(joined(inputs), torch.cat([model(inputs) for model in models]))
 

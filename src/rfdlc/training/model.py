@@ -58,6 +58,8 @@ class Model:
     (450,)
     """
 
+    net: Any  # ParticleNet or Mixture: what `outputs` and `combination` are needed of
+
     def __init__(self, run: Run, net: ParticleNet | Mixture) -> None:
         self.net, self.path, self.classes = net, run.path, run.classes
         self.device = next(net.parameters()).device
@@ -76,10 +78,10 @@ class Model:
         run = Run(path)
         given = run.method, run.config, _samples_of(run)[0], run.classes
         tabular = run.config.backbone in TABULAR
-        net = None if tabular else method_net(*given, (run.config.seed,), backbone, start={})
+        net: Any = None if tabular else method_net(*given, (run.config.seed,), backbone, start={})
+        weights = run.weights()
         try:
-            weights = run.weights()
-            net = mixture_net(*given, weights) if net is None else net
+            net = mixture_net(*given, weights) if tabular else net
             net.load_state_dict(weights)
         except (RuntimeError, KeyError, InputError) as error:
             reason = str(error).splitlines()[-1].strip()

@@ -26,17 +26,19 @@ from rfdlc.training.factories import carried_prior
 from rfdlc.training.loop import PreparedStage, epochs
 from rfdlc.training.methods import Method
 from rfdlc.training.model import choose_device, method_net, sensible_threads
-from rfdlc.training.networks.mixture import LinearModels, Mixture, Networks, boosting, forest
+from rfdlc.training.networks.mixture import Mixture, Networks, boosting, forest, linear
 from rfdlc.training.networks.particles import place
 
 TREES, ITERATIONS, DEEPEST = 100, 100, 24  # of each forest; of boosting; levels of a tree in a forest
-FOLDS, MOST_FOLDED = 5, 20_000  # larger tables hold out one part alone
-MOST_WORK = 3e8  # samples x features x classes, above which boosting takes too long
+SMALL_TREES = {"learning_rate": 0.05, "max_leaf_nodes": 8, "min_samples_leaf": 5, "l2_regularization": 1.0}
+FOLDS, MOST_FOLDED = 5, 10_000  # larger tables hold out one part alone
+MOST_WORK = 5e7  # fits x samples x features x classes, above which boosting has one candidate, and later none
+MOST_VALUES = 10_000_000  # in the leaves of a forest
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
 PRIOR_SAMPLES = 3  # that favour equal weights
 STEPS = 500  # of expectation maximisation
 
-Fit = Callable[[Floats, Indices, Any, int], nn.Module]  # features, labels, sample weights, seed
+Fit = Callable[[Floats, Indices, Any, int], Any]  # features, labels, sample weights, seed
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,7 @@ def check_table(method: Method, config: TrainConfig, data: Dataset, single: bool
 
 def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
     """What is going to be fitted, in words."""
-    several = FOLDS if data.val is None and len(data.train) <= MOST_FOLDED else 1
-    fits = f"{several} folds, and all samples" if several > 1 else "one part of the samples is held out"
+    fits = f"{FOLDS} folds, and all samples" if _folded(data) else "one part of the samples is held out"
     names = [*_candidates(data, config), *(["mlp"] if config.backbone == "mixture" else [])]
     return {"candidates": ", ".join(names), "training": f"{fits}; weighed by held-out likelihood"}
 
@@ -100,8 +101,8 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     likelihoods = calibrated[:, np.arange(len(held)), held.labels]
     shares = _shares(data.classes, held, config)
     weights, mixture_loss = _choose(likelihoods, shares, [len(rows) for _, rows in splits])
-    named = [dict(zip(found, values.tolist(), strict=True)) for values in (-likelihoods @ shares, weights)]
-    choice = Choice(*named, mixture_loss)
+    losses, shown = (dict(zip(found, v.tolist(), strict=True)) for v in (-likelihoods @ shares, weights))
+    choice = Choice(losses, shown, mixture_loss)
     kept = np.flatnonzero(weights)
     members = {name: found[name][0] for i, name in enumerate(found) if weights[i]}
     net = Mixture(members, *(torch.tensor(np.array([s[i] for s in scales])[kept]).float() for i in (0, 1)))
@@ -128,38 +129,42 @@ def _choose(log_p: Floats, shares: Floats, sizes: Sequence[int]) -> tuple[Floats
     return weights / weights.sum(), loss
 
 
+def _folded(data: Dataset) -> bool:
+    return data.val is None and len(data.train) <= MOST_FOLDED
+
+
 def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indices, Indices]]]:
     """Samples, and for each fit the positions that it sees and those that it then predicts."""
     train, val = data.train, data.val
     if val is not None:
         joined = Split(np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels]))
         return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
-    if len(train) > MOST_FOLDED:
+    if not _folded(data):
         return train, [train.hold_out(config.hold_out or 0.1, config.seed)]
     fold = train.folds(FOLDS, config.seed)
+    few = f"{data.name}: no class has two samples (or groups), so none can be held out: use backbone=mlp"
+    expect((fold >= 0).any(), few)
     return train, [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(FOLDS) if (fold == k).any()]
 
 
 def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
-    prior = data.classes.prior
-    trees: dict[str, Fit] = {
-        "forest-random": partial(_fit_forest, "RandomForestClassifier", prior),
-        "forest-extra": partial(_fit_forest, "ExtraTreesClassifier", prior),
-    }
-    if len(data.train) * data.input_shape[0] * len(data.classes) <= MOST_WORK:
-        trees["boosting"] = partial(_fit_boosting, {})
-        small = {"learning_rate": 0.05, "max_leaf_nodes": 8, "min_samples_leaf": 5, "l2_regularization": 1.0}
-        trees["boosting-small"] = partial(_fit_boosting, small)
+    classes, fits = len(data.classes), FOLDS + 1 if _folded(data) else 1
+    kinds = {"forest-random": "RandomForestClassifier", "forest-extra": "ExtraTreesClassifier"}
+    size = carried_prior(config, data.classes), max(MOST_VALUES // (2 * fits * TREES * classes), 32)
+    trees: dict[str, Fit] = {name: partial(_fit_forest, kind, *size) for name, kind in kinds.items()}
+    work = fits * len(data.train) * data.input_shape[0] * classes
+    boosted = {"boosting": {}, "boosting-small": SMALL_TREES} if work < MOST_WORK else {"boosting": {}}
+    trees |= {name: partial(_fit_boosting, given, classes) for name, given in boosted.items() if work < 4 * MOST_WORK}
     inverse = {"linear-small": 0.1, "linear": 1.0, "linear-large": 10.0}  # of the penalty on squared weights
-    linear: dict[str, Fit] = {name: partial(_fit_linear, c) for name, c in inverse.items()}
-    return trees if config.backbone == "trees" else {**linear, **trees}
+    linear_ones: dict[str, Fit] = {name: partial(_fit_linear, c, classes) for name, c in inverse.items()}
+    return trees if config.backbone == "trees" else {**linear_ones, **trees}
 
 
 def _fit_all(
     fit: Fit, x: Floats, samples: Split, splits: Sequence[tuple[Indices, Indices]], config: TrainConfig
 ) -> tuple[nn.Module, Floats]:
     """A model per split, and one of all samples where several models are averaged; with held-out logits (n, C)."""
-    models, logits, everything = [], [], np.arange(len(x))
+    models, logits = list[Any](), []
     for number, (rows, held) in enumerate(splits):
         weights = None if samples.weights is None else samples.weights[rows]
         models.append(fit(x[rows], samples.labels[rows], weights, config.seed + number))
@@ -167,36 +172,28 @@ def _fit_all(
             pieces = [models[-1](torch.from_numpy(x[some]))[0] for some in np.array_split(held, -(-len(held) // 256))]
         logits.append(torch.cat(pieces).numpy())
     if len(splits) > 1 or config.refit:
-        models.append(fit(x[everything], samples.labels, samples.weights, config.seed + len(splits)))
+        models.append(fit(x, samples.labels, samples.weights, config.seed + len(splits)))
     return type(models[0]).joined(models), np.concatenate(logits)
 
 
-def _fit_forest(kind: str, prior: Any, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+def _fit_forest(kind: str, prior: Any, leaves: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
     from sklearn import ensemble
 
-    leaf = max(1, len(y) // 20_000)
-    model = getattr(ensemble, kind)(TREES, max_depth=DEEPEST, min_samples_leaf=leaf, random_state=seed, n_jobs=-1)
-    model.fit(x, y, weights)
-    return forest([estimator.tree_ for estimator in model.estimators_], prior)
+    limits = {"max_depth": DEEPEST, "max_leaf_nodes": leaves}
+    return forest(getattr(ensemble, kind)(TREES, **limits, random_state=seed, n_jobs=-1).fit(x, y, weights), prior)
 
 
-def _fit_boosting(settings: dict[str, Any], x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+def _fit_boosting(settings: dict[str, Any], classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     model = HistGradientBoostingClassifier(max_iter=ITERATIONS, early_stopping=False, random_state=seed, **settings)
-    model.fit(x, y, weights)
-    nodes = [predictor.nodes for iteration in model._predictors for predictor in iteration]
-    return boosting(nodes, model._baseline_prediction)
+    return boosting(model.fit(x, y, weights), classes)
 
 
-def _fit_linear(c: float, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+def _fit_linear(c: float, classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
     from sklearn.linear_model import LogisticRegression
 
-    model = LogisticRegression(C=c, max_iter=300).fit(x, y, weights)
-    weight, bias = model.coef_.T, model.intercept_[None]
-    if bias.size == 1:  # the log odds of the second class
-        weight, bias = (np.concatenate([np.zeros_like(values), values], axis=1) for values in (weight, bias))
-    return LinearModels(*(torch.tensor(values[None], dtype=torch.float32) for values in (weight, bias)))
+    return linear(LogisticRegression(C=c, max_iter=300).fit(x, y, weights), classes)
 
 
 def _network_config(config: TrainConfig) -> TrainConfig:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rfdlc.errors import choose, expect
 from rfdlc.training.networks.particles import Combination, ParticleNet
 
+UNLIKELY = 5.0  # nats below the least likely class
 VOTES_OF_THE_PRIOR = 1.0  # that a forest is short of: no class is impossible where no tree has seen it
 
 
@@ -56,7 +57,8 @@ class Trees(nn.Module):
         nodes, models = len(state["feature"]), len(state["roots"])
         own, width = torch.arange(nodes), 1 if state["value"].shape[-1] == 1 else classes
         _expect_shapes(state, threshold=(nodes,), value=(nodes, width), baseline=(models, classes))
-        bounds = {"feature": (0, features), "left": (own, nodes), "right": (own, nodes), "roots": (0, nodes)}
+        bounds: dict[str, tuple[Any, int]] = {"feature": (0, features), "roots": (0, nodes)}
+        bounds |= {"left": (own, nodes), "right": (own, nodes)}
         for name, (low, high) in bounds.items():
             indices = state[name]
             inside = indices.dtype == torch.int64 and indices.ndim == 1 + (name == "roots") and indices.numel()
@@ -184,54 +186,58 @@ def _expect_shapes(state: Mapping[str, Tensor], **shapes: tuple[int, ...]) -> No
         expect(found == shape, f"{name} has shape {found}: expected {shape}")
 
 
-def forest(trees: Sequence[Any], prior: NDArray[np.float64]) -> Forest:
-    """A fitted forest, from the `tree_` of its estimators. The prior counts as one more vote."""
-    votes, rows = len(trees) + VOTES_OF_THE_PRIOR, []
-    for tree in trees:
-        own = np.arange(tree.node_count)
-        leaf = tree.children_left < 0
-        share = tree.value[:, 0] / tree.value[:, 0].sum(axis=1, keepdims=True)
-        rows.append({
-            "feature": np.where(leaf, 0, tree.feature), "threshold": tree.threshold,
-            "left": np.where(leaf, own, tree.children_left), "right": np.where(leaf, own, tree.children_right),
-            "value": np.where(leaf[:, None], share, 0) / votes,
-        })  # fmt: skip
-    return Forest(**_tensors(rows, (1, len(trees)), VOTES_OF_THE_PRIOR * prior / votes))
+def forest(model: Any, prior: NDArray[np.float64]) -> Forest:
+    """scikit-learn's forest whose labels are indices of classes. The prior (C,) counts as one more vote."""
+    votes, nodes = len(model.estimators_) + VOTES_OF_THE_PRIOR, []
+    for tree in (estimator.tree_ for estimator in model.estimators_):
+        value = np.zeros((tree.node_count, len(prior)))
+        value[:, model.classes_] = tree.value[:, 0] / tree.value[:, 0].sum(axis=1, keepdims=True) / votes
+        nodes.append((tree.feature, tree.threshold, tree.children_left, tree.children_right, value))
+    return Forest(**_tensors(nodes, [tree[2] < 0 for tree in nodes], VOTES_OF_THE_PRIOR * prior / votes))
 
 
-def boosting(nodes: Sequence[NDArray[Any]], baseline: NDArray[np.float64]) -> Boosting:
-    """Fitted gradient boosting, from the node tables of its trees, iteration by iteration and class by class.
+def boosting(model: Any, classes: int) -> Boosting:
+    """scikit-learn's histogram gradient boosting whose labels are indices of classes.
 
-    Two classes have one tree per iteration, the log odds of the second: then the first is scored by empty trees.
+    It scores all classes that it has seen in turn, or of two the second alone: then values have a column per class.
     """
-    rows = []
-    binary = baseline.size == 1
-    for table in nodes:
-        own, leaf = np.arange(len(table)), table["is_leaf"].astype(bool)
-        row = {
-            "feature": np.where(leaf, 0, table["feature_idx"]), "threshold": table["num_threshold"],
-            "left": np.where(leaf, own, table["left"]), "right": np.where(leaf, own, table["right"]),
-            "value": np.where(leaf, table["value"], 0)[:, None],
-        }  # fmt: skip
-        if binary:
-            row["value"] = np.concatenate([np.zeros_like(row["value"]), row["value"]], axis=1)
-        rows.append(row)
-    whole = np.concatenate([[0.0], baseline.reshape(-1)]) if binary else baseline.reshape(-1)
-    return Boosting(**_tensors(rows, (1, len(nodes)), whole))
+    seen, baseline = model.classes_, model._baseline_prediction.reshape(-1)
+    scored, first = (seen[1:], [0.0]) if baseline.size == 1 else (seen, [])
+    tables, nodes = [tree.nodes for iteration in model._predictors for tree in iteration], []
+    for number, table in enumerate(tables):
+        value = table["value"][:, None]
+        if len(scored) < classes:
+            value = np.zeros((len(table), classes))
+            value[:, scored[number % len(scored)]] = table["value"]
+        nodes.append((table["feature_idx"], table["num_threshold"], table["left"], table["right"], value))
+    return Boosting(**_tensors(nodes, [t["is_leaf"] == 1 for t in tables], _filled([*first, *baseline], seen, classes)))
 
 
-def _tensors(rows: Sequence[Mapping[str, NDArray[Any]]], roots: tuple[int, int], baseline: Any) -> dict[str, Tensor]:
-    starts = np.cumsum([0, *(len(row["feature"]) for row in rows)])
-    joined = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    offset = np.repeat(starts[:-1], np.diff(starts))
-    for name in ("left", "right"):
-        joined[name] = joined[name] + offset
+def linear(model: Any, classes: int) -> LinearModels:
+    """scikit-learn's logistic regression whose labels are indices of classes."""
+    weight, bias = np.zeros((classes, model.coef_.shape[1])), model.intercept_
+    weight[model.classes_[1:] if bias.size == 1 else model.classes_] = model.coef_
+    filled = _filled([0.0, *bias] if bias.size == 1 else bias, model.classes_, classes)
+    return LinearModels(*(torch.tensor(values[None], dtype=torch.float32) for values in (weight.T, filled[None])))
+
+
+def _filled(logits: Any, seen: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
+    """Logits (C,) of all classes: those that were never seen are unlikely."""
+    filled = np.full(classes, np.min(logits) - UNLIKELY)
+    filled[seen] = logits
+    return filled
+
+
+def _tensors(nodes: Sequence[tuple[Any, ...]], leaves: Sequence[NDArray[np.bool_]], baseline: Any) -> dict[str, Tensor]:
+    """Of trees, each with feature, threshold, left, right and value by node."""
+    starts = np.cumsum([0, *map(len, leaves)])
+    leaf, own, offset = np.concatenate(leaves), np.arange(starts[-1]), np.repeat(starts[:-1], np.diff(starts))
+    feature, threshold, left, right, value = (np.concatenate(parts) for parts in zip(*nodes, strict=True))
     # A 32-bit feature exceeds a threshold exactly if it exceeds the next smaller 32-bit number.
-    with np.errstate(over="ignore"):
-        narrow = joined["threshold"].astype(np.float32)
-    joined["threshold"] = np.where(narrow > joined["threshold"], np.nextafter(narrow, np.float32(-np.inf)), narrow)
-    kinds = {"threshold": torch.float32, "value": torch.float32}
-    tensors = {name: torch.tensor(array, dtype=kinds.get(name, torch.int64)) for name, array in joined.items()}
-    tensors["roots"] = torch.tensor(starts[:-1]).reshape(roots)
-    tensors["baseline"] = torch.tensor(np.asarray(baseline), dtype=torch.float32)[None]
-    return tensors
+    narrow = threshold.astype(np.float32)
+    narrow = np.where(narrow > threshold, np.nextafter(narrow, np.float32(-np.inf)), narrow)
+    indices = {"feature": np.where(leaf, 0, feature), "roots": starts[None, :-1]}
+    indices |= {name: np.where(leaf, own, child + offset) for name, child in (("left", left), ("right", right))}
+    numbers = {"threshold": narrow, "value": np.where(leaf[:, None], value, 0), "baseline": baseline[None]}
+    floats = {name: torch.tensor(array, dtype=torch.float32) for name, array in numbers.items()}
+    return floats | {name: torch.tensor(array, dtype=torch.int64) for name, array in indices.items()}
