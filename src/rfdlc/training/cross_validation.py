@@ -67,7 +67,7 @@ def cross_validate(
     >>> from tempfile import mkdtemp
     >>> found = cross_validate("digits-lt", "ce", f"{mkdtemp()}/cv", folds=2, epochs=2)
     >>> found.predictions
-    Predictions(1 particle, 549 samples, 10 classes, probabilities, with targets)
+    Predictions(1 particle, 435 samples, 10 classes, probabilities, with targets)
     """
     expect(started_processes() == 1, "cross-validation trains in one process: leave torchrun out")
     expect(2 <= folds <= 100, f"{folds} folds are not possible: expected 2 to 100")
