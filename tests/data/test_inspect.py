@@ -31,6 +31,14 @@ def test_what_a_person_reads() -> None:
     assert "groups are not known" in shown
 
 
+def test_options_of_the_data_are_those_of_train() -> None:
+    assert "Imbalance factor 10.8" in run("digits-lt", "data.factor=10")
+    with pytest.raises(InputError, match=r"'factor=10' is not an option: expected data.key=value, as data.fit=pad"):
+        run("digits-lt", "factor=10")
+    with pytest.raises(InputError, match=r"has no option 'fit'"):
+        run("digits-lt", "data.fit=pad")
+
+
 def test_what_a_program_reads(tmp_path: Path) -> None:
     images = np.array([1, 2, 3, 3, 4, 4], dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), dtype=np.uint8)
     np.savez(

@@ -5,16 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 import rfdlc
 from rfdlc.cli.request import AllowLinks, Drop, Groups, JsonOption, Root, SkipBroken, Source, Target
 from rfdlc.cli.writing import check_writable, new_table, output
-from rfdlc.errors import listing
+from rfdlc.errors import expect, listing
 
 if TYPE_CHECKING:
     from rfdlc.data.inspection import Inspection
 
+FURTHER = "Further options of the data, as for `rfdlc train`: `data.fit=pad`."
 MOST_CLASSES, ENDS, BAR = 30, 8, 24  # of more classes, this many from either end are listed
 COLOURS = {"head": "blue", "med": "green", "tail": "red"}
 MEANING = {"head": "first third", "med": "second third", "tail": "last third"}
@@ -23,6 +24,7 @@ MEANING |= {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 
 def inspect(
     source: Source,
+    further: Annotated[list[str] | None, Argument(metavar="data.KEY=VALUE", help=FURTHER, show_default=False)] = None,
     root: Root = None,
     plot: Annotated[Path | None, Option(help="Write a picture of the tail, such as tail.png.")] = None,
     skip_broken: SkipBroken = False,
@@ -46,6 +48,7 @@ def inspect(
     - `rfdlc inspect cifar100-lt --root data --plot tail.png`
     - `rfdlc inspect photos/ --groups lesions.csv --skip-broken --json`
     - `rfdlc inspect patients.csv --target diagnosis --groups patient`
+    - `rfdlc inspect photos/ data.image_size=128 data.fit=pad`
     """
     from rfdlc.data.inspection import Inspection, plot_tail
     from rfdlc.data.sources.image_files import check_broken
@@ -54,6 +57,12 @@ def inspect(
     options: dict[str, Any] = {"root": root, "target": target, "groups": groups, "drop": drop or None, "labels": labels}
     options |= {"factor": factor, "profile": profile, "image_size": image_size, "test_fraction": test_fraction}
     options |= {"seed": seed, "skip_broken": skip_broken or None, "allow_links": allow_links or None}
+    for pair in further or ():
+        key, given, value = pair.partition("=")
+        expect(
+            key.startswith("data.") and given, f"{pair!r} is not an option: expected data.key=value, as data.fit=pad"
+        )
+        options[key.removeprefix("data.").replace("-", "_")] = value
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
         data = rfdlc.load(source, **{name: value for name, value in options.items() if value is not None})
