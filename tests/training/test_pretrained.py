@@ -29,8 +29,11 @@ from rfdlc.training.networks import pretrained  # noqa: E402
 from rfdlc.training.networks.lowrank import LowRank  # noqa: E402
 
 NETWORKS = {"test_resnet": 5, "test_vit": 7, "test_efficientnet": 6, "test_convnext": 5}  # and their stages
+ROTARY = "vit_small_patch16_dinov3"  # its blocks are called with embeddings of positions
+NETWORKS[ROTARY] = 4
 SIDE = 32
 OPTIONS = {name: {} for name in NETWORKS} | {"test_vit": {"img_size": SIDE}}
+OPTIONS[ROTARY] = {"img_size": SIDE, "depth": 3, "embed_dim": 32, "num_heads": 2}
 OPTIONS |= {f"test_vit {name}": {"img_size": SIDE, "depth": depth} for name, depth in (("small", 1), ("middle", 2))}
 FEW = {"epochs": 1, "batch_size": 16, "learning_rate": 0.01, "device": "cpu", "particles": 2, "refit": False}
 TINY = {"backbone": "timm:test_vit", "backbone_options": {"depth": 1}, "image_size": SIDE, "shared_stages": 2}
@@ -77,7 +80,9 @@ def run(weights, tmp_path_factory):
 
 
 def built(name, weights, **settings):
-    method, config = resolve("ce", "", {"backbone": f"timm:{name.split()[0]}", "image_size": SIDE, **settings})
+    options = {key: value for key, value in OPTIONS[name].items() if key != "img_size"}
+    known = {"backbone": f"timm:{name.split()[0]}", "backbone_options": options, "image_size": SIDE}
+    method, config = resolve("ce", "", {**known, **settings})
     start = start_of(config.replace(pretrained=str(weights[name])))
     return method_net(method, config, (3, SIDE, SIDE), Classes.from_counts([3, 2, 1]), (0,), start=start.weights)
 
@@ -252,7 +257,7 @@ def test_low_rank_updates_are_all_that_is_trained(weights, tmp_path):
     again = rfdlc.Model.load(model.path, device="cpu").predict(pictures()).scores.values
     np.testing.assert_array_equal(again, model.predict(pictures()).scores.values)
 
-    plain, adapted = (built("test_vit middle", weights, backbone_options={"depth": 2}, lora=rank) for rank in (0, 3))
+    plain, adapted = (built("test_vit middle", weights, lora=rank) for rank in (0, 3))
     x = torch.randn(1, 4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(adapted.eval().features(x), plain.eval().features(x))
     layer = nn.Linear(5, 4)

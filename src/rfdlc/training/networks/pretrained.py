@@ -32,6 +32,7 @@ SECONDS_FOR_THE_HUB = 10
 SMALL = 96  # pixels: enough to see in which order modules are called
 
 Weights = Mapping[str, Tensor]
+Called = dict[str, dict[str, Tensor]]  # modules in their order, and the tensors that they are given by name
 
 
 @dataclass(frozen=True)
@@ -225,13 +226,21 @@ def _of_channels(network: nn.Module, found: dict[str, Tensor], first: Sequence[s
     return found
 
 
+class _Constants(nn.Module):
+    """Tensors that a module is called with besides its input, such as rotary embeddings of positions."""
+
+    def __init__(self, given: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in given.items():
+            self.register_buffer(name, tensor.detach().clone())
+
+
 class Segment(nn.Module):
     """Consecutive modules of a network, called one after another. The last segment ends with the network's pooling."""
 
-    def __init__(
-        self, network: nn.Module, names: Sequence[str], others: Sequence[str], first: bool, last: bool
-    ) -> None:
+    def __init__(self, network: nn.Module, names: Called, others: Sequence[str], first: bool, last: bool) -> None:
         super().__init__()
+        self.constants = nn.ModuleList(_Constants(constants) for constants in names.values())
         left_out = {id(network.get_submodule(name)): nn.Identity() for name in others}
         self.network, self.names, self.last = deepcopy(network, left_out), tuple(names), last
         if not first:  # embeddings of positions and classes belong to the first modules
@@ -240,10 +249,11 @@ class Segment(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         network: Any = self.network
-        for name in self.names:
-            x = network.get_submodule(name)(x)
+        for name, constants in zip(self.names, self.constants, strict=True):
+            x = network.get_submodule(name)(x, **dict(constants.named_buffers()))
             if name == "patch_embed" and hasattr(network, "_pos_embed"):
-                x = network._pos_embed(x)
+                embedded = network._pos_embed(x)
+                x = embedded[0] if isinstance(embedded, tuple) else embedded  # others are constants of the blocks
         return network.forward_head(x, pre_logits=True) if self.last else x
 
 
@@ -274,7 +284,7 @@ def timm_backbone(
     return Backbone(IN_FRONT, tuple(partial(Copies, make) for make in makes), width=network.width)
 
 
-Cut = tuple[list[str], list[str], bool, bool] | None  # the arguments of a Segment; None for the whole network
+Cut = tuple[Called, list[str], bool, bool] | None  # the arguments of a Segment; None for the whole network
 
 
 def _segment(network: nn.Module, cut: Cut) -> nn.Module:
@@ -285,7 +295,8 @@ def _segment(network: nn.Module, cut: Cut) -> nn.Module:
 def _cuts(network: Any) -> list[Cut]:
     """Where the network ends the stages that timm names; one for a network whose modules are not a plain sequence."""
     example = _example(network)
-    name, called = PREFIX + network.pretrained_cfg["architecture"], list[str]()
+    name = PREFIX + network.pretrained_cfg["architecture"]
+    called: Called = {}
     try:
         features = network(example)
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -293,20 +304,29 @@ def _cuts(network: Any) -> list[Cut]:
         raise InputError(f"{problem}: set another image_size") from None
     pooled = f"{name} gives {tuple(features.shape)} for one image: expected features of shape (1, {network.width})"
     expect(features.shape == (1, network.width), pooled)
+
+    def record(child: str, module: nn.Module, inputs: Any, given: dict[str, Any], output: Any) -> None:
+        called[child] = {key: value for key, value in given.items() if isinstance(value, Tensor)}
+
     hooks = [
-        network.get_submodule(child).register_forward_hook(lambda *_, child=child: called.append(child))
+        network.get_submodule(child).register_forward_hook(partial(record, child), with_kwargs=True)
         for child in _children(network)
     ]
-    network.forward_features(example)
+    with torch.enable_grad():
+        network.forward_features(example)
     for hook in hooks:
         hook.remove()
+    if any(tensor.requires_grad for given in called.values() for tensor in given.values()):
+        return [None]  # tensors that depend on weights are not constants
     body = [child for child in called if child != "pos_drop" or not hasattr(network, "_pos_embed")]
     ends = [i + 1 for i, child in enumerate(body[:-1]) if _ends_stage(network, child, body[i + 1])]
-    head = [child for child in _children(network) if child not in called]
+    head = [
+        child for child in _children(network) if child not in called and [*network.get_submodule(child).parameters()]
+    ]
     cuts: list[Cut] = []
     for start, end in zip([0, *ends], [*ends, len(body)], strict=True):
-        last = end == len(body)
-        cuts.append((body[start:end], [*body[:start], *body[end:], *(() if last else head)], start == 0, last))
+        last, own = end == len(body), {child: called[child] for child in body[start:end]}
+        cuts.append((own, [*body[:start], *body[end:], *(() if last else head)], start == 0, last))
     try:
         found = example
         for cut in cuts:
@@ -320,7 +340,8 @@ def _cuts(network: Any) -> list[Cut]:
 def _example(network: Any) -> Tensor:
     """One image; a small one where the network takes any size."""
     expected = network.preprocessing
-    side = expected.size if network.pretrained_cfg.get("fixed_input_size") else min(expected.size, SMALL)
+    fixed = network.pretrained_cfg.get("fixed_input_size") or hasattr(network, "patch_embed")
+    side = expected.size if fixed else min(expected.size, SMALL)
     return torch.randn(1, len(expected.mean), side, side, generator=torch.Generator().manual_seed(0))
 
 
