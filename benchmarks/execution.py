@@ -1,7 +1,7 @@
 """How large networks are executed: a step of ours beside the plain PyTorch loop of the same networks in the same run.
 
     python benchmarks/execution.py                     everything; about eight minutes on an H200
-    python benchmarks/execution.py resnet50 widths     some of resnet50, resnext50, vit, widths
+    python benchmarks/execution.py resnet50 widths     some of resnet50, resnext50, vit, widths, each a CSV of its own
     python benchmarks/execution.py --brief             small batches of small images: seconds, to try it, on a CPU too
 
 Three particles. ResNet-50 and ResNeXt-50 as in the preset imagenet-lt: the trunk up to the second stage is shared; a
@@ -12,7 +12,7 @@ compares stacked and separate networks by the channels of their widest layer, wh
 import argparse
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import timm
@@ -64,7 +64,7 @@ class Bench:
     def __init__(self, device: torch.device, batch: int, side: int, repeats: int) -> None:
         self.device, self.side, self.repeats, self.gpu = device, side, repeats, device.type == "cuda"
         counts = [int(1280 * (5 / 1280) ** (c / (CLASSES - 1))) for c in range(CLASSES)]
-        self.classes = Classes([str(c) for c in range(CLASSES)], counts)
+        self.classes = Classes(tuple(str(c) for c in range(CLASSES)), tuple(counts))
         self.log_prior = torch.tensor(counts, dtype=torch.float32, device=device).log()
         inputs = torch.randn(1, batch, 3, side, side, device=device)
         labels = torch.randint(0, CLASSES, (1, batch), device=device)
@@ -131,48 +131,57 @@ class Bench:
         return self.timed(lambda: execution(*self.batch))
 
 
-def measure(options: argparse.Namespace) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.benchmark = True
+def large(kind: str, bench: Bench, compiled: Sequence[bool]) -> list[dict[str, object]]:
+    """Ours beside the plain loop: time and memory of a step."""
     rows: list[dict[str, object]] = []
+    for choice in compiled:
+        name = f"{kind}, {len(bench.batch[1][0])} images of {bench.side} px{', compiled' * choice}"
+        plain, memory = bench.plain(kind, choice)
+        rows.append({"what": f"{name}: plain loop", "value": f"{plain:.4g}", "unit": "ms"})
+        found, used = bench.ours(kind, choice)
+        compared = {"reference": f"{plain:.4g}", "ratio": f"{found / plain:.3f}"}
+        compared |= {"required": "<= 1.0"} if choice else {}
+        rows.append({"what": f"{name}: ours", "value": f"{found:.4g}", "unit": "ms", **compared})
+        if bench.gpu:
+            compared = {"reference": f"{memory:.2f}", "ratio": f"{used / memory:.3f}"}
+            compared |= {"required": "<= 1.05"} if choice else {}
+            rows.append({"what": f"{name}: memory of ours", "value": f"{used:.2f}", "unit": "GiB", **compared})
+    return rows
 
-    def note(what: str, value: float, unit: str, **more: object) -> None:
-        rows.append({"what": what, "value": f"{value:.4g}", "unit": unit, **more})
-        print(f"{what}: {value:.4g} {unit} {more or ''}", flush=True)
 
-    batch, side = (4, 224 if "vit" in options.kinds else 64) if options.brief else (256, 224)
-    for kind in (kind for kind in options.kinds if kind in MODULES):
-        bench = Bench(device, batch, side, 1 if options.brief else 10)
-        for compiled in (True,) if options.compiled else (False, True) if bench.gpu else (False,):
-            name = f"{kind}, {batch} images of {side} px{', compiled' * compiled}"
-            plain, memory = bench.plain(kind, compiled)
-            note(f"{name}: plain loop", plain, "ms", reference=f"{memory:.2f} GiB")
-            needed = {"required": "<= 1.0"} if compiled else {}
-            found, used = bench.ours(kind, compiled)
-            note(f"{name}: ours", found, "ms", reference=f"{used:.2f} GiB", ratio=f"{found / plain:.3f}", **needed)
-            if bench.gpu:
-                needed = {"required": "<= 1.05"} if compiled else {}
-                note(f"{name}: memory of ours", used, "GiB", ratio=f"{used / memory:.3f}", **needed)
-        del bench
-    for width in (16, 32, 64, 128) if "widths" in options.kinds else ():
-        bench = Bench(device, 16 if options.brief or device.type == "cpu" else 128, 32, 2 if options.brief else 10)
-        _, config = resolve(METHOD, "imagenet-lt", {"compile": False, "mixup": 0.0, "particles": PARTICLES})
-        found = []
+def widths(bench: Bench) -> list[dict[str, object]]:
+    """Separate networks beside stacked ones, by the channels of the widest layer."""
+    rows: list[dict[str, object]] = []
+    _, config = resolve(METHOD, "imagenet-lt", {"compile": False, "mixup": 0.0, "particles": PARTICLES})
+    for width in (16, 32, 64, 128):
+        times = {}
         for how in ("stacked", "separate"):
             bench.clean()
             net = ParticleNet(small_resnet(3, width=width), CLASSES, particles=PARTICLES)
             net.execute(how)
-            found.append(bench.step(net, config)[0])
-        name = f"ResNet-32 with {4 * width} channels in its widest layer, {device.type}"
-        note(
-            f"{name}: separate", found[1], "ms", reference=f"stacked {found[0]:.4g}", ratio=f"{found[1] / found[0]:.3f}"
-        )
-    write("execution-brief" if options.brief else "execution", rows, ("torch", "timm"), options.commit)
+            times[how] = bench.step(net, config)[0]
+        what = f"ResNet-32 with {4 * width} channels in its widest layer, {bench.device.type}: separate"
+        compared = {"reference": f"{times['stacked']:.4g}", "ratio": f"{times['separate'] / times['stacked']:.3f}"}
+        rows.append({"what": what, "value": f"{times['separate']:.4g}", "unit": "ms", **compared})
+    return rows
+
+
+def measure(options: argparse.Namespace) -> None:
+    device, brief = torch.device("cuda" if torch.cuda.is_available() else "cpu"), options.brief
+    torch.backends.cudnn.benchmark = True
+    compiled = (False, True)[options.compiled :] if device.type == "cuda" else (False,)
+    for kind in options.kinds:
+        if kind == "widths":
+            rows = widths(Bench(device, 16 if brief or device.type == "cpu" else 128, 32, 2 if brief else 10))
+        else:
+            batch, side = (4, 224 if kind == "vit" else 64) if brief else (256, 224)
+            rows = large(kind, Bench(device, batch, side, 1 if brief else 10), compiled)
+        write(f"execution-{kind}{'-brief' * brief}", rows, ("torch", "timm"), options.commit)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=[*MODULES, "widths"])
+    parser.add_argument("kinds", nargs="*", default=[*MODULES, "widths"], help="by default all")
     parser.add_argument("--brief", action="store_true")
     parser.add_argument("--compiled", action="store_true", help="compiled networks alone")
     parser.add_argument("--commit", default="", help="commit to record, where there is no git")
