@@ -76,7 +76,7 @@ def rows() -> Iterator[dict[str, object]]:
     digits = load_digits()
     problems = {
         "generated, 5 classes to 1:15": generated(30_000, 20, [0.6, 0.2, 0.1, 0.06, 0.04], separation=0.8, seed=2),
-        "digits, long-tailed 1:15": long_tailed(digits.data, digits.target, 15),
+        "digits, long-tailed 1:15": long_tailed((digits.data, digits.target), 15),
     }
     models = {
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
