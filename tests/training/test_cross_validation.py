@@ -10,6 +10,7 @@ import rfdlc
 from rfdlc import InputError
 from rfdlc.cli import app
 from rfdlc.data.longtail import assign_folds
+from rfdlc.progress import shown
 
 SMALL = {"epochs": 1, "widths": (4,), "backbone": "mlp", "particles": 1, "device": "cpu"}
 
@@ -46,8 +47,10 @@ def test_every_sample_is_predicted_by_a_run_that_has_not_seen_it(tmp_path):
 def test_commands_read_the_folder(tmp_path):
     source, out = grouped(tmp_path / "t.csv"), tmp_path / "cv"
     words = ["train", str(source), "--method", "ce", "--out", str(out), "--cv", "2", "epochs=1", "widths=4", "--json"]
-    shown = CliRunner().invoke(app, words, catch_exceptions=False)
-    told = json.loads(shown.stdout)
+    with shown():
+        result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.stderr.startswith(f"reading {source}\n")
+    told = json.loads(result.stdout)
     assert (told["test"]["samples"], len(told["folds"])) == (90, 2)
     evaluated = CliRunner().invoke(app, ["evaluate", str(out), "--utility", "tail-sensitive", "--json"])
     assert json.loads(evaluated.stdout)["mean_utility"] == pytest.approx(told["test_tail_sensitive"]["mean_utility"])
