@@ -52,6 +52,21 @@ def test_it_is_the_training_of_the_command_line(three, tmp_path, fitted):
     np.testing.assert_array_equal(uniform.predict(X), flat.decide(model.predict(X.astype(np.float32))))
 
 
+def test_heads_of_features_are_those_of_the_command_line(three, tmp_path):
+    """Trained again on all samples, with the calibration of nine tenths; continued from where they are."""
+    X, y = three
+    X = X.astype(np.float32)
+    model = rfdlc.train((X, y), out=tmp_path / "run", preset="features", epochs=20, data_options={"test_fraction": 0})
+    ours = RFDLCClassifier(backbone="features", epochs=20, warm_start=True, random_state=0).fit(X, y)
+    theirs = model.predict(X).scores.values
+    np.testing.assert_allclose(np.concatenate(list(ours._stream(X)), axis=1), theirs, atol=1e-3)
+    assert ours.decider_.fitted.temperature == pytest.approx(model.decider.fitted.temperature, rel=1e-4)
+    assert (ours.settings_.widths, ours.settings_.head_init) == ((), "class-means")
+    before = ours.weights_
+    ours.set_params(learning_rate=0.0).fit(X, y)
+    np.testing.assert_array_equal(ours.weights_["head.weight"], before["head.weight"])
+
+
 def test_the_command_line_reads_a_table_the_same_way(three, tmp_path):
     from typer.testing import CliRunner
 

@@ -46,6 +46,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(needed, name=error.name) from error
 
 METHOD = "rf-dlc"
+NETWORKS = ("mlp", "features")  # backbones that are networks only
 WEIGHTINGS = ("prior", "none", *(form for form in WEIGHT_FORMS if form != "constant"))
 Arrays = Mapping[str, NDArray[Any]]
 _WIDE = (np.float64, np.float32)
@@ -67,16 +68,19 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     ----------
     utility : Utility, data frame, path, array or str, optional
         U[true, action], as in `UtilityClassifier`.
-    backbone : {"mixture", "trees", "mlp"}, default "mixture"
-        Trees, linear models and networks, weighed by the likelihood of out-of-fold probabilities; only trees; or only
-        networks. `partial_fit`, `warm_start` and `early_stopping` always train networks only.
+    backbone : {"mixture", "trees", "mlp", "features"}, default "mixture"
+        Trees, linear models and networks, weighed by the likelihood of out-of-fold probabilities; only trees; only
+        networks; or heads alone, for features of a pretrained network, as `rfdlc train` trains them (preset features).
+        `partial_fit`, `warm_start` and `early_stopping` always train networks or heads only.
     weighting : str, default "prior"
         How networks learn rare classes: "prior" (the class prior inside the likelihood), "none", or class weights
         1/f(n) with f "linear", "sqrt", "log", "power" or "effective".
-    particles, hidden : int or "auto"; sequence of int, default (256, 256)
-        Number of networks, by default 3, in a mixture one per fold; and the widths of their hidden layers.
-    epochs, batch_size, learning_rate : int, default 60; int or "auto"; float, default 0.002
-        Passes over the data (at most, with `early_stopping`), rows per step, and the base learning rate.
+    particles, hidden : int or "auto"; sequence of int or "auto"
+        Number of networks, by default 3, in a mixture one per fold; and the widths of their hidden layers, by default
+        (256, 256), of heads alone none.
+    epochs, batch_size, learning_rate : int or "auto"; int or "auto"; float or "auto"
+        Passes over the data (at most, with `early_stopping`), by default 60, of heads alone 10 or more; rows per step;
+        and the base learning rate, by default 0.002, of heads alone 0.1.
     early_stopping, patience : bool, default False; int, default 10
         Stop if the loss on held-out samples has not fallen for `patience` epochs, and keep the best epoch.
     calibrate, hold_out : bool or str, default True; float, default 0.1
@@ -112,15 +116,15 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     backbone: str = "mixture"
     weighting: str = "prior"
     particles: int | str = "auto"
-    hidden: Sequence[int] = (256, 256)
-    epochs: int = 60
+    hidden: Sequence[int] | str = "auto"
+    epochs: int | str = "auto"
     early_stopping: bool = False
     patience: int = 10
     calibrate: bool | str = True
     hold_out: float = 0.1
     target_prior: PriorLike = "train"
     batch_size: int | str = "auto"
-    learning_rate: float = 2e-3
+    learning_rate: float | str = "auto"
     abstain_label: Any = -1
     warm_start: bool = False
     random_state: Any = None
@@ -134,7 +138,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         known = labels if first else self.classes_
         problem = "warm_start can only be used where `self.classes_` is the same as in the previous call to fit"
         expect(np.array_equal(labels, known), f"{problem}: it was {known}, `y` has {labels}")
-        train = self._train if self.backbone == "mlp" or self.warm_start or self.early_stopping else self._mix
+        train = self._train if self.backbone in NETWORKS or self.warm_start or self.early_stopping else self._mix
         return train(split, labels, np.bincount(split.labels), first)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: ArrayLike | None = None) -> Self:
@@ -168,8 +172,10 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         names = ("particles", "epochs", "learning_rate", "hold_out", "device")
         changes = {name: value for name in names if (value := getattr(self, name)) != "auto" or name == "device"}
-        changes["backbone"] = choose("backbone", self.backbone, ("mlp", *TABULAR)) if mixes else "mlp"
-        changes["widths"] = tuple(np.atleast_1d(self.hidden).tolist())
+        chosen = choose("backbone", self.backbone, (*NETWORKS, *TABULAR))
+        changes["backbone"] = chosen if mixes and chosen in TABULAR else "mlp"
+        if not isinstance(self.hidden, str):
+            changes["widths"] = tuple(np.atleast_1d(self.hidden).tolist())
         changes["seed"] = int(self.random_state) if isinstance(self.random_state, Integral) else seed
         if self.batch_size != "auto":
             changes["batch_size"] = self.batch_size
@@ -177,11 +183,11 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             changes["calibration"] = self.calibrate or "none"
         changes["prior_tau"] = (1.0,) if self.weighting == "prior" else ()
         changes["weights"] = "constant" if self.weighting in ("prior", "none") else self.weighting
-        config = resolve(METHOD, "", changes, "table", samples)[1]
+        config = resolve(METHOD, "", changes, "features" if chosen == "features" else "table", samples)[1]
         for name in () if first else ("widths", "particles"):
             old, new = getattr(self.settings_, name), getattr(config, name)
             expect(old == new, f"{name} was {old} when training began and is {new} now: use a new estimator (clone)")
-        return config
+        return config if first else config.replace(head_init="random")  # heads go on from where they are
 
     def _read(self, X: Any, y: Any, sample_weight: Any, groups: Any, reset: bool, labels: Any = None) -> Any:
         """Samples with a positive weight, scaled to mean 1, with labels as indices; and the sorted labels."""
@@ -235,6 +241,9 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         if (held := data.val) is not None:
             logits = self._particle_logits(held.array)
             decider = decider.fit(logits, held.labels, logits=True, sample_weight=held.weights)
+            if config.refit and not stops:
+                whole = Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_)
+                self.weights_ = _train_particles(whole, config, weights, {}, 0, None, self.patience)[0]
         return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
 
     def _mix(self, split: Split, labels: Any, counts: Any, first: bool) -> Self:
