@@ -151,6 +151,7 @@ def test_runs_of_a_stack_are_those_trained_alone(weights, run, tmp_path):
 
 
 def test_exported_it_decides_the_same_and_is_served(run, tmp_path):
+    import onnx
     from starlette.testclient import TestClient
 
     from rfdlc.integrations.server.app import create_app
@@ -158,6 +159,10 @@ def test_exported_it_decides_the_same_and_is_served(run, tmp_path):
 
     parity = rfdlc.export(run, tmp_path / "model.onnx").parity
     assert parity.decisions_changed == 0
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    weights = {tensor.name for tensor in graph.initializer}
+    sliced = [node for node in graph.node if node.op_type in ("Split", "Gather", "Slice") and weights & {node.input[0]}]
+    assert not sliced  # copies are exported as plain modules
     samples = pictures().test.inputs
     actions = rfdlc.Model.load(run, device="cpu").decide(samples)
     np.testing.assert_array_equal(rfdlc.OnnxModel.load(tmp_path / "model.onnx").decide(samples).action, actions)

@@ -19,6 +19,7 @@ from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import METADATA_KEY, OUTPUTS, check_rule, with_checksum
 from rfdlc.integrations.onnx.trees import replace_trees, translation
 from rfdlc.training.model import Model
+from rfdlc.training.networks.backbones import Copies
 
 LARGEST = 2**31 - 1  # bytes: the limit of a protobuf message
 QUANTISED_FROM = 256  # elements: biases and scales stay as they are
@@ -32,6 +33,9 @@ class DecisionGraph(nn.Module):
         kind, shape = torch.float16 if half else torch.float32, model.input_shape
         self.net = deepcopy(model.net).to("cpu", kind).eval()
         self.net.execute("stacked")
+        for name, module in list(self.net.named_modules()):
+            if isinstance(module, Copies):
+                self.net.set_submodule(name, module.unstacked().eval())
         self.square = (shape[1], model.resizing) if resize else None
         self.normalise = Normaliser(model.normalisation, shape, torch.device("cpu"), kind)
         with torch.no_grad():  # particles may be combined inside the network

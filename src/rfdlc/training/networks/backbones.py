@@ -175,6 +175,21 @@ class Copies(nn.Module):
         calls = zip((dict(zip(names, tensors, strict=True)) for tensors in slices), x, strict=True)
         return torch.stack([functional_call(template, own, (batch,)) for own, batch in calls])
 
+    def unstacked(self) -> nn.Module:
+        """The same copies as plain modules: a graph that is exported from them has no slices of weights."""
+        copies = [deepcopy(self.template[0]) for _ in range(self.networks)]
+        for network, copy in enumerate(copies):
+            for name, value in (*copy.named_parameters(), *copy.named_buffers()):
+                value.data = getattr(self, _flat(name))[network].detach()
+        return Unstacked(copies)
+
+
+class Unstacked(nn.ModuleList):
+    """Modules, one per network: (K, B, ...) -> (K, B, F)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([copy(own) for copy, own in zip(self, x, strict=True)])
+
 
 def _flat(name: str) -> str:
     return "copy_" + name.replace(".", "__")
