@@ -63,7 +63,8 @@ def held_out_prior(kind: str) -> NDArray[np.float64]:
 
 def regrets(number: int, seed: int) -> dict[tuple[object, ...], float]:
     """Of one world, by held-out data, their size, target and calibrator."""
-    world, found = World(*WORLDS[number], seed), {}
+    world = World(*WORLDS[number], seed)
+    found: dict[tuple[object, ...], float] = {}
     tests = {target: world.sample(PRIORS[target], TEST) for target in TARGETS}
     for kind, n in product(HELD_OUT, SIZES):
         held, labels = world.sample(held_out_prior(kind), n)

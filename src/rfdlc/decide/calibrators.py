@@ -26,9 +26,9 @@ SAMPLES_NEEDED = {
     "none": (50,),
     "prior-corrected-temperature": (20,),
     "bias-corrected-temperature": (5, 20),
-    "matrix-scaling": (2, 0, 50),
+    "matrix-scaling": (1, 5, 20),
 }
-FOLDS, MOST_COMPARED, CLEARLY = 5, 5000, 2.0  # of cross-validation; standard errors that a gain must exceed
+FOLDS, MOST_COMPARED, CLEARLY = 5, 5000, 1.5  # of cross-validation; standard errors that a gain must exceed
 
 
 class Calibrator(Protocol):
