@@ -12,6 +12,7 @@ import rfdlc
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import Split
 from rfdlc.data.longtail import assign_folds, hold_out_indices
+from rfdlc.training.trainer import _image_plan
 
 RNG = np.random.default_rng(0)
 
@@ -124,3 +125,17 @@ def test_a_folder_with_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, i
     held = data.hold_out(0.3)
     assert held.val is not None
     assert not {str(name)[:4] for name in held.train.ids or ()} & {str(name)[:4] for name in held.val.ids or ()}
+
+
+def test_the_plan_of_a_training_says_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(20):
+        place = tmp_path / "ab"[i % 2] / f"{i:02}.png"
+        place.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (20, 50, 3), dtype=np.uint8)).save(place)
+        if i < 3:
+            shutil.copy(place, place.with_name(f"{i:02}-copy.png"))
+    data = rfdlc.load(tmp_path, image_size=32, interpolation="bicubic", test_fraction=0).hold_out(0.3)
+    told = {"images": "32 pixels, padded, bicubic", "duplicates": "3 kept on one side of the split"}
+    assert _image_plan(data) == told
+    assert _image_plan(rfdlc.load("digits-lt")) == {}

@@ -250,6 +250,7 @@ def _plan(stack: Stack, waiting: int) -> str:
     network += f", {shared} of {shared + len(net.branches)} stages shared" if shared else ""
     lines = {
         "data": f"{data.name}, {samples} samples, {len(data.classes)} classes",
+        **_image_plan(data),
         "network": f"{network}, particles: {run.config.particles}, weights: {weights:,}",
         "training": f"{run.method_name}, {epochs}{', then again on all samples' * run.config.refit}{side_by_side}",
         "settings": f"preset {run.config.preset}{OTHERS.get(run.config.preset, '')}",
@@ -257,6 +258,17 @@ def _plan(stack: Stack, waiting: int) -> str:
         "decisions": model.decider.decided_for.removeprefix("decided "),
     }
     return _lines(lines)
+
+
+def _image_plan(data: Dataset) -> dict[str, str]:
+    """How image files become squares, and how many samples are copies, where a split was made here."""
+    lines, how = {}, data.resizing
+    if how is not None:
+        words = {"crop": "the centre", "pad": "padded", "stretch": "stretched"}
+        lines["images"] = f"{data.input_shape[-1]} pixels, {words[how.fit]}, {how.interpolation}"
+    compared = [split.first for split in (data.train, data.val) if split is not None and "first" in vars(split)]
+    copies = sum(int((first != np.arange(len(first))).sum()) for first in compared)
+    return lines | ({"duplicates": f"{copies:,} kept on one side of the split"} if copies else {})
 
 
 def _table_plan(run: Run, data: Dataset) -> str:
