@@ -105,14 +105,23 @@ class HeldOut:
     def temperature(self) -> tuple[float, float]:
         """The most probable temperature and `CAUTION` standard errors more, and the standard error of its logarithm."""
 
-        def loss(log_t: float) -> float:
+        def loss(log_t: float, trust: float) -> float:
             scores = self.log_p / np.exp(log_t)
-            likelihood = self.size * self.loss(scores)[0] + self.prior_misfit(scores)
+            likelihood = self.size * self.loss(scores)[0] + (trust * self.prior_misfit(scores) if trust else 0.0)
             return likelihood + ((log_t - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 / 2
 
-        bounds, step = np.log([COLDEST, HOTTEST]), 0.05
-        best = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
-        curvature = (loss(best + step) - 2 * loss(best) + loss(best - step)) / step**2
+        def most_probable(trust: float) -> float:
+            settings: dict[str, Any] = {"method": "bounded", "options": {"xatol": 1e-6}}
+            return float(minimize_scalar(loss, bounds=bounds, args=(trust,), **settings).x)
+
+        bounds, step, trust = np.log([COLDEST, HOTTEST]), 0.05, 0.0
+        best = most_probable(trust)
+        if self.train_prior is not None:
+            # Chance gives half a unit per class. Means that are much farther off for the likely temperature are not due
+            # to the temperature, but to a model that needs more than one.
+            trust = min(1.0, len(self.prior) / max(self.prior_misfit(self.log_p / np.exp(best)), 1e-9)) ** 2
+            best = most_probable(trust)
+        curvature = (loss(best + step, trust) - 2 * loss(best, trust) + loss(best - step, trust)) / step**2
         if min(np.abs(best - bounds)) < 0.01:
             warnings.warn(
                 f"the fitted temperature {np.exp(best):g} lies at the edge of what is plausible ({COLDEST} to "
