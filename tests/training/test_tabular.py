@@ -146,6 +146,8 @@ def test_the_estimator_is_the_table_of_the_command_line():
     np.testing.assert_allclose(model.predict_proba(X[:7]), p[:7], atol=1e-12)
     assert (p.argmax(1) == y).mean() > 0.8
     assert model.decider_.decide_probabilities(p).tolist() == model.predict(X).tolist()
+    model.set_params(hidden=(4,)).partial_fit(X, y)  # starts networks
+    assert model.predict_proba(X).shape == p.shape
     weighted = RFDLCClassifier(random_state=0, backbone="trees").fit(X, y, np.where(y == 0, 0.0, 1.0))
     assert weighted.classes_.tolist() == [1, 2]
 

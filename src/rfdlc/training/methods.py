@@ -169,6 +169,10 @@ _NEW_HEAD = Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reini
 _TEMPERATURE_SHARE = Option(0.05, "share of the class frequency in the late temperatures of the divergence", high=1)
 
 # One network per fold: those of all folds are averaged. Particles of a mixture have weights, of probabilities.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mlp": {"backbone": "mlp"},
+    "mlp-small": {"backbone": "mlp", "widths": (64,), "head": "linear", "prior_tau": ()},  # smooth, for few samples
+}
 MIXED = {"backbone": "mixture", "particles": 1, "combine": "mean-probabilities", "calibration": "auto"}
 
 METHODS: dict[str, Method] = {

@@ -26,7 +26,7 @@ from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.embedding import Embedder, load_embedder
 from rfdlc.training.loop import split_outputs
-from rfdlc.training.methods import Method, find_method
+from rfdlc.training.methods import NETWORKS, Method, find_method
 from rfdlc.training.networks.backbones import backbone, own
 from rfdlc.training.networks.mixture import Mixture, Networks, rebuilt_member
 from rfdlc.training.networks.particles import ParticleNet, place
@@ -305,9 +305,9 @@ def mixture_net(
             states.setdefault(name, {})[rest] = tensor
     members: dict[str, nn.Module] = {}
     for name, state in sorted(states.items()):  # files sort their tensors
-        if name == "mlp":
+        if name in NETWORKS:
             seeds = range(len(state["net.head.weight"]) // config.particles)
-            members[name] = Networks(method_net(method, config.replace(backbone="mlp"), shape, classes, seeds))
+            members[name] = Networks(method_net(method, config.replace(**NETWORKS[name]), shape, classes, seeds))
         else:
             members[name] = rebuilt_member(name, state, shape[0], len(classes))
     return Mixture(members, torch.zeros(len(members)), torch.zeros(len(members), len(classes)))

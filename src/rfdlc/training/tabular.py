@@ -24,7 +24,7 @@ from rfdlc.progress import live
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.factories import carried_prior
 from rfdlc.training.loop import PreparedStage, epochs
-from rfdlc.training.methods import Method
+from rfdlc.training.methods import NETWORKS, Method
 from rfdlc.training.model import choose_device, method_net, sensible_threads
 from rfdlc.training.networks.mixture import Mixture, Networks, boosting, forest, linear
 from rfdlc.training.networks.particles import place
@@ -35,7 +35,7 @@ FOLDS, MOST_FOLDED = 5, 10_000  # larger tables hold out one part alone
 MOST_WORK = 5e7  # fits x samples x features x classes, above which boosting has one candidate, and later none
 MOST_VALUES = 10_000_000  # in the leaves of a forest
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
-PRIOR_SAMPLES = 3  # that favour equal weights
+PRIOR_SAMPLES = 2  # that favour equal weights
 STEPS = 500  # of expectation maximisation
 
 Fit = Callable[[Floats, Indices, Any, int], Any]  # features, labels, sample weights, seed
@@ -76,7 +76,7 @@ def check_table(method: Method, config: TrainConfig, data: Dataset, single: bool
 def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
     """What is going to be fitted, in words."""
     fits = f"{FOLDS} folds, and all samples" if _folded(data) else "one part of the samples is held out"
-    names = [*_candidates(data, config), *(["mlp"] if config.backbone == "mixture" else [])]
+    names = [*_candidates(data, config), *(NETWORKS if config.backbone == "mixture" else ())]
     return {"candidates": ", ".join(names), "training": f"{fits}; weighed by held-out likelihood"}
 
 
@@ -86,14 +86,16 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     samples, splits = _splits(data, config)
     x, held = scale(torch.from_numpy(samples.array)).numpy(), samples.take(np.concatenate([h for _, h in splits]))
     candidates, found = _candidates(data, config), dict[str, tuple[nn.Module, Floats]]()
-    with live(len(candidates) + 1, f"Fitting {data.name}") as show:
+    networks = list(NETWORKS) if config.backbone == "mixture" else []
+    with live(len(candidates) + len(networks), f"Fitting {data.name}") as show:
         for name, fit in candidates.items():
             show(0, name)
             found[name] = _fit_all(fit, x, samples, splits, config)
             show(1, name)
-        if config.backbone == "mixture":
-            show(0, "mlp")
-            found["mlp"] = _fit_networks(data, samples, splits, method, config)
+        for name in networks:
+            show(0, name)
+            found[name] = _fit_networks(data, samples, splits, method, config.replace(**NETWORKS[name]))
+            show(1, name)
     found = dict(sorted(found.items()))  # the order of particles, also in files
     scales = [_scale(name, logits, held, data.classes, config) for name, (_, logits) in found.items()]
     outputs = zip(found.values(), scales, strict=True)
@@ -112,7 +114,7 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
 
 def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: TrainConfig) -> tuple[float, Floats]:
     """Slope and bias (C,) that calibrate a candidate and bring it to the class prior of the training data."""
-    carried = carried_prior(_network_config(config) if name == "mlp" else config, classes)
+    carried = carried_prior(config.replace(**NETWORKS.get(name, {})), classes)
     fitted = Temperature.fit(_log(logits), held.labels, sample_weight=held.weights, train_prior=carried)
     return 1 / fitted.temperature, np.log(carried_prior(config, classes)) - np.log(carried)
 
@@ -196,15 +198,11 @@ def _fit_linear(c: float, classes: int, x: Floats, y: Indices, weights: Any, see
     return linear(LogisticRegression(C=c, max_iter=300).fit(x, y, weights), classes)
 
 
-def _network_config(config: TrainConfig) -> TrainConfig:
-    return config.replace(backbone="mlp")
-
-
 def _fit_networks(
     data: Dataset, samples: Split, splits: Sequence[tuple[Indices, Indices]], method: Method, config: TrainConfig
 ) -> tuple[nn.Module, Floats]:
     """One stack of networks, one per split; all splits have as many samples as the largest, some of them twice."""
-    config, device = _network_config(config), choose_device(config.device)
+    device = choose_device(config.device)
     size, seeds = max(len(rows) for rows, _ in splits), [config.seed + k for k in range(len(splits))]
     positions = [np.resize(rows, size) for rows, _ in splits]
     classes = [Classes.from_labels(samples.labels[rows], data.classes.names) for rows, _ in splits]

@@ -132,7 +132,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: ArrayLike | None = None) -> Self:
         """Train the networks and calibrate them on held-out samples. No group of samples is on both sides."""
-        first = not (self.warm_start and hasattr(self, "weights_"))
+        first = not (self.warm_start and self._has_networks)
         split, labels = self._read(X, y, sample_weight, groups, reset=first)
         expect(len(labels) > 1, f"{type(self).__name__} needs at least 2 classes, but y has only one class: {labels}")
         known = labels if first else self.classes_
@@ -143,7 +143,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Train for one pass, without calibration. The first call names all `classes` and scales the features."""
-        first = not hasattr(self, "weights_")
+        first = not self._has_networks
         _check_partial_fit_first_call(self, classes)
         split, labels = self._read(X, y, sample_weight, None, reset=first, labels=self.classes_)
         counts = np.bincount(split.labels, minlength=len(labels))
@@ -165,6 +165,11 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+    @property
+    def _has_networks(self) -> bool:
+        """Whether there is something to continue: a mixture cannot be."""
+        return hasattr(self, "weights_") and self.settings_.backbone not in TABULAR
 
     def _config(self, samples: int, first: bool, mixes: bool = True) -> TrainConfig:
         """The settings of `rfdlc train` for a table of this size, changed by the parameters."""
