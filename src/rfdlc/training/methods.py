@@ -171,8 +171,11 @@ _TEMPERATURE_SHARE = Option(0.05, "share of the class frequency in the late temp
 # One network per fold: those of all folds are averaged. Particles of a mixture have weights, of probabilities.
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"backbone": "mlp"},
-    "mlp-small": {"backbone": "mlp", "widths": (64,), "head": "linear", "prior_tau": ()},  # smooth, for few samples
-}
+    "mlp-small": {  # smooth, for few or noisy samples
+        "backbone": "mlp", "widths": (100,), "head": "linear", "prior_tau": (), "learning_rate": 1e-3, "warmup": 0,
+        "weight_decay": 1e-4, "schedule": "constant",
+    },
+}  # fmt: skip
 MIXED = {"backbone": "mixture", "particles": 1, "combine": "mean-probabilities", "calibration": "auto"}
 
 METHODS: dict[str, Method] = {
