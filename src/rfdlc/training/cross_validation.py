@@ -126,12 +126,12 @@ def _corrected(model: Model, held: Split) -> Predictions:
 def _joined_results(
     path: Path, data: Dataset, models: list[Model], parts: list[Predictions], held: list[Any], notes: tuple[str, ...]
 ) -> CrossValidation:
-    order, classes = np.argsort(np.concatenate(held)), data.classes
-    known: dict[str, Any] = {name: np.concatenate(values)[order] for name, values in {
-        "probabilities": [part.scores.values[0] for part in parts], "targets": [part.targets for part in parts],
-    }.items()}  # fmt: skip
-    ids = None if data.train.ids is None else [data.train.ids[i] for i in np.sort(np.concatenate(held)).tolist()]
-    predictions = Predictions(**known, ids=ids, classes=classes, corrected=True)
+    rows, classes = np.concatenate(held), data.classes
+    order = np.argsort(rows)
+    both = ([part.scores.values[0] for part in parts], [part.targets for part in parts])
+    p, targets = (np.concatenate(each)[order] for each in both)
+    ids = None if data.train.ids is None else [data.train.ids[i] for i in rows[order].tolist()]
+    predictions = Predictions(probabilities=p, targets=targets, ids=ids, classes=classes, corrected=True)
     first = models[0].decider
     decider = Decider(first.utility.with_classes(classes), calibration=None, target_prior=None, rule=first.rule)
     evaluation = evaluate(predictions, decider=decider)
@@ -141,10 +141,8 @@ def _joined_results(
         sensitive = decider.replace(utility=Utility.tail_sensitive(classes))
         metrics["test_tail_sensitive"] = evaluate(predictions, decider=sensitive).to_dict()
     text = json.dumps(metrics, indent=1, ensure_ascii=False)
-    for name, save in (
-        ("predictions.npz", predictions.save), ("decider.json", decider.save),
-        ("metrics.json", lambda file: file.write_text(text, encoding="utf-8")),
-    ):  # fmt: skip
+    files: dict[str, Any] = {"predictions.npz": predictions.save, "decider.json": decider.save}
+    for name, save in {**files, "metrics.json": lambda file: file.write_text(text, encoding="utf-8")}.items():
         with replacing(path / name) as beside:
             save(beside)
     return CrossValidation(path, predictions, evaluation, tuple(model.path for model in models), notes)

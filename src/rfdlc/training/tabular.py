@@ -18,7 +18,7 @@ from rfdlc.data.loader import Normaliser
 from rfdlc.decide.calibrators import Temperature
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.priors import as_prior
-from rfdlc.decide.scores import Floats, softmax
+from rfdlc.decide.scores import Floats, safe_log, softmax
 from rfdlc.errors import expect
 from rfdlc.progress import live
 from rfdlc.training.config import TrainConfig
@@ -75,7 +75,11 @@ def check_table(method: Method, config: TrainConfig, data: Dataset, single: bool
 
 def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
     """What is going to be fitted, in words."""
-    fits = f"{FOLDS} folds, and all samples" if _folded(data) else "one part of the samples is held out"
+    fits = (
+        f"{FOLDS} folds, and all samples"
+        if data.val is None and len(data.train) <= MOST_FOLDED
+        else "one part of the samples is held out"
+    )
     names = [*_candidates(data, config), *(NETWORKS if config.backbone == "mixture" else ())]
     return {"candidates": ", ".join(names), "training": f"{fits}; weighed by held-out likelihood"}
 
@@ -98,8 +102,8 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
             show(1, name)
     found = dict(sorted(found.items()))  # the order of particles, also in files
     scales = [_scale(name, logits, held, data.classes, config) for name, (_, logits) in found.items()]
-    outputs = zip(found.values(), scales, strict=True)
-    calibrated = np.array([_log(logits * slope + bias) for (_, logits), (slope, bias) in outputs])  # (M, n, C)
+    scaled = [logits * slope + bias for (_, logits), (slope, bias) in zip(found.values(), scales, strict=True)]
+    calibrated = safe_log(softmax(np.array(scaled, dtype=np.float64)))  # (M, n, C)
     likelihoods = calibrated[:, np.arange(len(held)), held.labels]
     shares = _shares(data.classes, held, config)
     weights, mixture_loss = _choose(likelihoods, shares, [len(rows) for _, rows in splits])
@@ -115,7 +119,7 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
 def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: TrainConfig) -> tuple[float, Floats]:
     """Slope and bias (C,) that calibrate a candidate and bring it to the class prior of the training data."""
     carried = carried_prior(config.replace(**NETWORKS.get(name, {})), classes)
-    fitted = Temperature.fit(_log(logits), held.labels, sample_weight=held.weights, train_prior=carried)
+    fitted = Temperature.fit(safe_log(softmax(logits)), held.labels, sample_weight=held.weights, train_prior=carried)
     return 1 / fitted.temperature, np.log(carried_prior(config, classes)) - np.log(carried)
 
 
@@ -131,17 +135,13 @@ def _choose(log_p: Floats, shares: Floats, sizes: Sequence[int]) -> tuple[Floats
     return weights / weights.sum(), loss
 
 
-def _folded(data: Dataset) -> bool:
-    return data.val is None and len(data.train) <= MOST_FOLDED
-
-
 def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indices, Indices]]]:
     """Samples, and for each fit the positions that it sees and those that it then predicts."""
     train, val = data.train, data.val
     if val is not None:
         joined = Split(np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels]))
         return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
-    if not _folded(data):
+    if len(train) > MOST_FOLDED:
         return train, [train.hold_out(config.hold_out or 0.1, config.seed)]
     fold = train.folds(FOLDS, config.seed)
     few = f"{data.name}: no class has two samples (or groups), so none can be held out: use backbone=mlp"
@@ -150,7 +150,7 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indic
 
 
 def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
-    classes, fits = len(data.classes), FOLDS + 1 if _folded(data) else 1
+    classes, fits = len(data.classes), 1 if data.val is not None or len(data.train) > MOST_FOLDED else FOLDS + 1
     kinds = {"forest-random": "RandomForestClassifier", "forest-extra": "ExtraTreesClassifier"}
     size = carried_prior(config, data.classes), max(MOST_VALUES // (2 * fits * TREES * classes), 32)
     trees: dict[str, Fit] = {name: partial(_fit_forest, kind, *size) for name, kind in kinds.items()}
@@ -219,12 +219,8 @@ def _fit_networks(
         for run, (_, held) in enumerate(splits):
             inputs = scale(torch.from_numpy(samples.array[held]).to(device))
             particles = net(inputs.expand(net.runs, *inputs.shape))[run].cpu().numpy()  # (M, n, C)
-            logits.append(np.log(np.maximum(softmax(particles).mean(0), 1e-12)))
+            logits.append(safe_log(softmax(particles).mean(0)))
     return Networks(net.requires_grad_(False)), np.concatenate(logits)
-
-
-def _log(logits: Floats) -> Floats:
-    return np.log(np.maximum(softmax(logits.astype(np.float64)), 1e-12))
 
 
 def _shares(classes: Classes, held: Split, config: TrainConfig) -> Floats:
