@@ -75,11 +75,8 @@ def check_table(method: Method, config: TrainConfig, data: Dataset, single: bool
 
 def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
     """What is going to be fitted, in words."""
-    fits = (
-        f"{FOLDS} folds, and all samples"
-        if data.val is None and len(data.train) <= MOST_FOLDED
-        else "one part of the samples is held out"
-    )
+    once = data.val is not None or len(data.train) > MOST_FOLDED
+    fits = "one part of the samples is held out" if once else f"{FOLDS} folds, and all samples"
     names = [*_candidates(data, config), *(NETWORKS if config.backbone == "mixture" else ())]
     return {"candidates": ", ".join(names), "training": f"{fits}; weighed by held-out likelihood"}
 
@@ -95,11 +92,11 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
         for name, fit in candidates.items():
             show(0, name)
             found[name] = _fit_all(fit, x, samples, splits, config)
-            show(1, name)
+            show(1, "")
         for name in networks:
             show(0, name)
             found[name] = _fit_networks(data, samples, splits, method, config.replace(**NETWORKS[name]))
-            show(1, name)
+            show(1, "")
     found = dict(sorted(found.items()))  # the order of particles, also in files
     scales = [_scale(name, logits, held, data.classes, config) for name, (_, logits) in found.items()]
     scaled = [logits * slope + bias for (_, logits), (slope, bias) in zip(found.values(), scales, strict=True)]
