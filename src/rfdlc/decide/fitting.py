@@ -63,8 +63,7 @@ class HeldOut:
         p = self.reweighted(affine(self.log_p, weight, bias))
         mean = np.maximum(self.weights @ p, 1e-12)
         if self.train_prior is not None and self.train_prior.all():
-            # With few samples per class the mean is noisy: its logarithm is drawn to that of the scores' own prior, as
-            # far as chance explains the distance between them (empirical Bayes).
+            # The mean of few samples is noisy: empirical Bayes draws its logarithm to that of the scores' own prior.
             moved, variance = np.log(mean / self.train_prior), self.weights @ (p - mean) ** 2 / self.size / mean**2
             variance = np.maximum(variance, LEAST_CERTAIN / (self.size * self.train_prior))
             spread = 1.0
@@ -91,8 +90,8 @@ class HeldOut:
     def prior_misfit(self, scores: Floats) -> float:
         """How improbable mean probabilities as far from the prior that the scores carry are (minus log, nearly).
 
-        Probabilities that carry a prior have it as their mean: in small samples that tells more about a temperature
-        than the labels do. The variance of a mean is that of hits, and larger for classes without a sample to expect.
+        Probabilities have the prior that they carry as their mean: of a temperature, few samples tell more by that than
+        by their labels. The variance of a mean is that of hits, and larger for classes without a sample to expect.
         """
         if self.train_prior is None or not self.train_prior.all():
             return 0.0
@@ -117,8 +116,7 @@ class HeldOut:
         bounds, step, trust = np.log([COLDEST, HOTTEST]), 0.05, 0.0
         best = most_probable(trust)
         if self.train_prior is not None:
-            # Chance gives half a unit per class. Means that are much farther off for the likely temperature are not due
-            # to the temperature, but to a model that needs more than one.
+            # Chance gives half a unit per class; means much farther off need more than one temperature.
             trust = min(1.0, len(self.prior) / max(self.prior_misfit(self.log_p / np.exp(best)), 1e-9)) ** 2
             best = most_probable(trust)
         curvature = (loss(best + step, trust) - 2 * loss(best, trust) + loss(best - step, trust)) / step**2

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
 ECE_BINS = 15
-RESERVED = (
-    "samples", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals", "flat", "rows",
-    "to_dict",
+RESERVED = (  # attributes of Evaluation
+    "samples", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals",
+    "flat", "rows", "to_dict",
 )  # fmt: skip
 
 
