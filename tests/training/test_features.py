@@ -18,7 +18,7 @@ from rfdlc.training.model import method_net
 from rfdlc.training.networks.stack import Dropout
 
 WIDTH = 64
-SHORT = {"epochs": 100, "target_prior": "uniform"}  # 200 steps
+SHORT = {"epochs": 100, "target_prior": "uniform", "head": "mixed"}  # 200 steps
 
 
 def features(counts=(60, 30, 12, 4), width=WIDTH, seed=0):
@@ -166,6 +166,16 @@ def test_dropout_depends_on_seed_epoch_and_rank_and_not_on_the_stack():
         assert 0.4 < (other != expected).float().mean() < 0.56  # 2 * 0.4 * 0.6 = 0.48
     alone.eval()
     assert torch.equal(alone(torch.ones(3, 2, 2)), torch.ones(3, 2, 2))
+
+
+# -- settings of each head
+
+
+def test_a_head_brings_its_own_settings():
+    found = {head: resolve("rf-dlc", "", {"head": head}, "features")[1] for head in ("cosine", "mixed")}
+    assert resolve("rf-dlc", "", {}, "features")[1] == found["cosine"]
+    assert [(c.head_scale, c.dropout, c.mixup) for c in found.values()] == [(30, 0.3, 0.3), (20, 0, 0)]
+    assert resolve("rf-dlc", "", {"head": "mixed", "mixup": 0.2}, "features")[1].mixup == 0.2
 
 
 # -- the whole product

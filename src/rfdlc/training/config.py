@@ -72,7 +72,7 @@ class TrainConfig(BaseModel):
     )
     particles: int = Field(1, ge=1, le=64, description="number of particles M of the ensemble")
     shared_stages: int = Field(0, ge=0, description="number of first stages of the backbone that the particles share")
-    head: str = Field("cosine", description="cosine (normalised features and weights), linear, or mixed: both in turn")
+    head: str = Field("cosine", description="cosine (of features and weights), linear, or mixed: both in turn")
     head_scale: float = Field(30.0, ge=1e-3, description="scale of cosine heads' logits; mixed: half for linear ones")
     head_init: str = Field("random", description="random, or class-means of the first features")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the features before the head dropped in training")
@@ -228,6 +228,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
 def preset(wanted: str, method: str, data_name: str = "", kind: str = "", pretrained: bool = False) -> dict[str, Any]:
     """Settings of a preset, a TOML file: its top-level keys, then the method's table, and its name.
 
+    Under `heads` a method may have settings for each head.
     `auto` is finetune for pretrained networks, otherwise that of the data's name where there is one, otherwise that of
     their kind: images, features or table. Which prior to decide for, finetune takes from the preset of the data.
     """

@@ -295,6 +295,7 @@ def resolve(
     """
     row, pretrained = find_method(method), str(overrides.get("pretrained", "none")).lower() not in ("none", "false")
     found = preset(overrides.get("preset", "auto"), method, data_name, kind, pretrained)
+    found |= found.pop("heads", {}).get(overrides.get("head", found.get("head")), {})
     sized = _sized(found["preset"], samples)
     mixes = found["preset"] == "table" and row.mixes and overrides.get("backbone", "mixture") in TABULAR
     mixed = MIXED if mixes else {}

@@ -171,14 +171,15 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         """Whether there is something to continue: a mixture cannot be."""
         return hasattr(self, "weights_") and self.settings_.backbone not in TABULAR
 
-    def _config(self, samples: int, first: bool, mixes: bool = True) -> TrainConfig:
-        """The settings of `rfdlc train` for a table of this size, changed by the parameters."""
+    def _config(self, samples: int, first: bool, data: Dataset | None = None) -> TrainConfig:
+        """The settings of `rfdlc train` for so many samples, changed by the parameters; with `data` of networks."""
         choose("weighting", self.weighting, WEIGHTINGS)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         names = ("particles", "epochs", "learning_rate", "hold_out", "device")
         changes = {name: value for name in names if (value := getattr(self, name)) != "auto" or name == "device"}
         chosen = choose("backbone", self.backbone, (*NETWORKS, *TABULAR))
-        changes["backbone"] = chosen if mixes and chosen in TABULAR else "mlp"
+        changes["backbone"] = chosen if data is None and chosen in TABULAR else "mlp"
+        changes["preset"] = "features" if chosen == "features" else "table"
         if not isinstance(self.hidden, str):
             changes["widths"] = tuple(np.atleast_1d(self.hidden).tolist())
         changes["seed"] = int(self.random_state) if isinstance(self.random_state, Integral) else seed
@@ -188,7 +189,7 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             changes["calibration"] = self.calibrate or "none"
         changes["prior_tau"] = (1.0,) if self.weighting == "prior" else ()
         changes["weights"] = "constant" if self.weighting in ("prior", "none") else self.weighting
-        config = resolve(METHOD, "", changes, "features" if chosen == "features" else "table", samples)[1]
+        config = resolve(METHOD, "", changes, samples=samples)[1]
         for name in () if first else ("widths", "particles"):
             old, new = getattr(self.settings_, name), getattr(config, name)
             expect(old == new, f"{name} was {old} when training began and is {new} now: use a new estimator (clone)")
@@ -221,10 +222,10 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
     def _train(self, split: Split, labels: Any, counts: Any, first: bool, partial: bool = False) -> Self:
         """Train until the last epoch and calibrate; or, `partial`, for one more epoch without calibration."""
         utility = self._name_classes(labels, counts)
-        config: TrainConfig = self._config(len(split), first, mixes=False)
         self.normalisation_: Any = Normalisation.of(split.array) if first else self.normalisation_
-        self.class_counts_, self.settings_ = counts, config
         data = Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_)
+        config: TrainConfig = self._config(len(split), first, data)
+        self.class_counts_, self.settings_ = counts, config
         weights = {} if first else self.weights_
         state, losses = ({}, []) if first or not partial else (self.optimiser_, self.loss_curve_)
         done = len(losses) if state else 0  # after `fit` the epochs of the optimizer start again
