@@ -72,7 +72,8 @@ def on_test(model: Model, predictions: Predictions) -> dict[str, Any]:
 
 class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.out = options, options.out or RESULTS / "finetune.csv"
+        usual = RESULTS / ("finetune-choice.csv" if options.choose else "finetune.csv")
+        self.options, self.out = options, options.out or usual
         measured = options.commit or commit()
         self.stamp = {"hardware": hardware(), "versions": versions(["torch", "timm"]), "commit": measured}
         self.given: dict[str, Any] = {"backbone": BACKBONE, "pretrained": str(options.weights)}
