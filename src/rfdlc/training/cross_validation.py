@@ -128,7 +128,7 @@ def _joined_results(
 ) -> CrossValidation:
     rows, classes = np.concatenate(held), data.classes
     order = np.argsort(rows)
-    both = ([part.scores.values[0] for part in parts], [part.targets for part in parts])
+    both: tuple[list[Any], ...] = ([part.scores.values[0] for part in parts], [part.targets for part in parts])
     p, targets = (np.concatenate(each)[order] for each in both)
     ids = None if data.train.ids is None else [data.train.ids[i] for i in rows[order].tolist()]
     predictions = Predictions(probabilities=p, targets=targets, ids=ids, classes=classes, corrected=True)
