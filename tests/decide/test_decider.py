@@ -420,3 +420,8 @@ def test_cobb_keeps_small_differences_beside_a_large_range():
     utility = Utility([[1, 0, -1e8], [0, 1, -1e8]], ["a", "b"], ["a", "b", "forbidden"])
     p = np.array([[0.501, 0.499], [0.499, 0.501]], dtype=np.float32)
     assert Decider(utility, rule="cobb").decide(p).tolist() == [0, 1]
+
+
+def test_a_utility_that_is_a_path_is_refused_in_copies_too():
+    with pytest.raises(InputError, match=r"utility is a str: expected a Utility, such as Utility.read_csv"):
+        Decider(Utility.one_hot(3)).replace(utility="costs.csv")

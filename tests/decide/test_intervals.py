@@ -163,3 +163,9 @@ def test_cross_fitted_outcomes_are_those_of_fits_without_the_sample():
     assert outcomes.probabilities.shape == p.shape
     assert metrics.nll(outcomes.probabilities[np.arange(400), y]) == pytest.approx(outcomes.nll)
     assert outcomes.nll.mean() > inside.nll.mean()  # what was fitted to a sample is better on it
+
+
+@pytest.mark.parametrize(("seen", "ends"), [([1.0] * 27 + [0.2], (-8.0, 1.0)), ([0.0] * 28, (-8.0, 0.0))])
+def test_an_interval_of_a_mean_stays_where_the_mean_can_be(seen, ends):
+    low, high = mean(np.array(seen), ends).interval()
+    assert ends[0] <= low <= np.mean(seen) <= high <= ends[1]

@@ -379,3 +379,9 @@ def test_checkpoints_come_when_time_has_passed(tmp_path, monkeypatch, pause, wri
     monkeypatch.setattr(Run, "save_checkpoint", save)
     rfdlc.train("digits-lt", out=tmp_path / "run", **{**SMALL, "checkpoint_every": 0})
     assert saved == written
+
+
+def test_a_cross_validation_is_not_a_run_folder(tmp_path):
+    (tmp_path / "fold-0").mkdir()
+    with pytest.raises(rfdlc.InputError, match=r"a cross-validation, of which each fold is one, such as .*fold-0"):
+        rfdlc.Model.load(tmp_path)

@@ -309,7 +309,9 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         lines += [f"warning: {warning}"] if warning else []
     if "test_tail_sensitive" in metrics:
         title = "Test samples, utility tail-sensitive"
-        lines.insert(0, "utility: +1 for a right decision, -1 for a tail sample decided as a more frequent class")
+        rates = "tail samples decided as a head class, mean over heads of 25, 50 and 75% of the classes"
+        utility = "+1 for a right decision, -1 for a tail sample decided as a more frequent class"
+        lines[:0] = [f"utility: {utility}", f"false head rate: {rates}"]
         likely = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes), rule="argmax")
         found = rfdlc.evaluate(predictions, decider=likely)
         columns = {"arg max": found.to_dict(), "highest expected utility": metrics["test_tail_sensitive"]}

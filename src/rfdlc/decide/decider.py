@@ -100,6 +100,8 @@ class Decider:
         """
         new, old = copy.copy(self), self.utility.classes
         utility = changes.pop("utility", None) or self.utility
+        kind = type(utility).__name__
+        expect(isinstance(utility, Utility), f"utility is a {kind}: expected a Utility, such as Utility.read_csv(file)")
         if classes is not None or utility is not self.utility:
             changes["utility"] = utility.with_classes(old if classes is None else classes.in_order(old.names))
         for name, value in changes.items():

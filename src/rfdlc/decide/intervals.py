@@ -110,7 +110,7 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, weight: 
         more, weights = np.append(known, ends), np.append(np.ones(size), [weight, weight])
         middle = np.average(more, weights=weights)
         half = special.stdtrit(size, (1 + LEVEL) / 2) * np.sqrt(weights @ (more - middle) ** 2 / size / (size + 1))
-        return float(min(value, middle - half)), float(max(value, middle + half))
+        return float(max(ends[0], min(value, middle - half))), float(min(ends[1], max(value, middle + half)))
 
     unseen = 0.0 if ends is None else UNSEEN / 2 * ((ends[1] - ends[0]) / size) ** 2
     return Estimate(value, interval, lambda: np.nan_to_num(values - value) / size, unseen)

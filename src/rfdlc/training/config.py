@@ -27,7 +27,7 @@ from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 TABULAR = ("mixture", "trees")  # backbones of tables, that are not networks alone
 # The names that a setting may have; registries may grow.
 CHOICES: dict[str, tuple[Collection[str], ...]] = {
-    "backbone": (("auto", "own", *TABULAR), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
+    "backbone": (("auto", "timm:NAME", "own", *TABULAR), BACKBONES), "head": (HEADS,), "weights": (WEIGHT_FORMS,),
     "head_init": (("random", "class-means"),), "interpolation": (("auto", "bilinear", "bicubic"),),
     "utility_form": (("row", "bounded", "column"),), "utility_weights": (("samples", "columns", "none"),),
     "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),

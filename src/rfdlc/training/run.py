@@ -147,7 +147,9 @@ class Run:
         try:
             return read_json(self.path / name)
         except InputError as error:
-            raise InputError(f"{self.path} is not a run folder: {error}") from None
+            folds = self.path / "fold-0"
+            problem = f"a cross-validation, of which each fold is one, such as {folds}" if folds.is_dir() else error
+            raise InputError(f"{self.path} is not a run folder: {problem}") from None
 
     def checkpoint(self, name: str = "last.ckpt") -> Checkpoint | None:
         """The last checkpoint or a kept one; None if it does not exist."""

@@ -36,6 +36,7 @@ from rfdlc.training.loop import Epoch, TrainingStopped, epochs
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
+from rfdlc.training.networks.pretrained import PREFIX
 from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
 from rfdlc.training.tabular import check_table, describe_table, fit_table
 
@@ -246,7 +247,8 @@ def _plan(stack: Stack, waiting: int) -> str:
     side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""
     net, shared = model.net, len(model.net.trunk)
     network = f"{net.name}{f' at {run.config.image_size} pixels' if run.config.image_size else ''}"
-    network += f", pretrained ({run.config.pretrained})" if run.start is not None else ""
+    random = ", random weights" if net.name.startswith(PREFIX) else ""
+    network += f", pretrained ({run.config.pretrained})" if run.start is not None else random
     network += f", {shared} of {shared + len(net.branches)} stages shared" if shared else ""
     lines = {
         "data": f"{data.name}, {samples} samples, {len(data.classes)} classes",

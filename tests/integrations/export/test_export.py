@@ -284,11 +284,12 @@ def test_a_run_folder_that_cannot_be_written_has_no_card(run, tmp_path, monkeypa
     assert not (run / "README.md").exists()
 
 
-def test_somebody_elses_readme_stays(run, tmp_path):
-    (tmp_path / "README.md").write_text("mine")
+@pytest.mark.parametrize("text", ["mine", "library_name: rfdlc\nother.onnx"])
+def test_another_readme_stays(text, run, tmp_path):
+    (tmp_path / "README.md").write_text(text)
     done = rfdlc.export(run, tmp_path / "model.pt2")
     assert done.cards[0].name == "model.md"
-    assert (tmp_path / "README.md").read_text() == "mine"
+    assert (tmp_path / "README.md").read_text() == text
 
 
 def test_rows_of_a_table(tmp_path):
