@@ -85,7 +85,7 @@ class Request(UtilityRequest):
     """How scores are to be decided: every field is an option of the command."""
 
     classes: Annotated[str | None, Option("--classes", "-c", help=CLASSES)] = None
-    calibrate: Annotated[Path | None, Option(help="Held-out predictions with targets, to fit the calibration.")] = None
+    calibrate: Annotated[Path | None, Option(help="Held-out predictions with targets; calibrates all inputs.")] = None
     calibration: Annotated[str | None, Option(help=CALIBRATORS)] = None
     balanced: Annotated[bool, Option("--balanced", help="Calibrate with equal weight for every class.")] = False
     train_prior: Annotated[str | None, Option(help=TRAIN_PRIOR)] = None
