@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test gpu-test oldest wheel-test paper browser format clean
+.PHONY: demo test types tests gpu-test oldest wheel-test paper browser format clean
 
 demo: .venv/trains
 	$(BIN)/rfdlc demo
@@ -11,7 +11,12 @@ demo: .venv/trains
 test: .venv/ready browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(MAKE) --no-print-directory -j2 types tests
+
+types:
 	$(BIN)/mypy
+
+tests:
 	$(BIN)/pytest -rs
 
 # Every path of a user on a GPU, a few steps each. Needs an environment whose torch finds one: PYTHON=... make gpu-test
