@@ -25,6 +25,7 @@ from rfdlc.integrations.parts import Parts
 from rfdlc.integrations.server.backend import open_backend
 
 HERE = "tests.integrations.embed.encoders"
+SLOWLY = [sys.executable, "-m", "tests.integrations.slow_parts"]
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
 OPTIONS = {"image_size": 12, "mean": MEAN, "std": STD, "device": "cpu"}
 NAMES = ["ant", "bee", "cat"]
@@ -122,27 +123,12 @@ def test_a_list_a_table_and_a_folder_without_labels(photos, tmp_path):
         (photos / file).unlink()
 
 
-SLOWLY = """
-import sys, time
-import rfdlc
-from rfdlc.integrations import embedding
-from rfdlc.integrations.parts import Parts
-embedding.ROWS = 16
-write = Parts.write
-def slowly(self, part, rows, broken):
-    write(self, part, rows, broken)
-    time.sleep(0.1)
-Parts.write = slowly
-rfdlc.embed(sys.argv[1], sys.argv[2], backbone="tests.integrations.embed.encoders:random", image_size=12, device="cpu")
-"""
-
-
 def test_kill_9_and_go_on(photos, tmp_path, monkeypatch):
     """Also with weights that are drawn: they are the same every time."""
     whole, out, parts = tmp_path / "whole.npz", tmp_path / "f.npz", tmp_path / "f.npz.parts"
     given = {"backbone": f"{HERE}:random", "image_size": 12, "device": "cpu"}
     rfdlc.embed(photos, whole, **given)
-    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(photos), str(out)])
+    process = subprocess.Popen([*SLOWLY, "embed", str(photos), str(out), given["backbone"]])
     while not list(parts.glob("part-*-00000001.npz")):
         assert process.poll() is None
         time.sleep(0.01)

@@ -24,6 +24,7 @@ from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.integrations import parts, predicting
 from rfdlc.integrations.parts import Parts, TableStore
 
+SLOWLY = [sys.executable, "-m", "tests.integrations.slow_parts"]
 PHOTOS = 61  # not divisible by the size of parts or the number of processes
 
 
@@ -124,20 +125,6 @@ def test_probabilities_are_never_corrected_twice(run, photos, tmp_path, kind):
 
 # -- killed, and going on ----------------------------------------------------------------------------------------------
 
-SLOWLY = """
-import sys, time
-import rfdlc
-from rfdlc.integrations import predicting
-from rfdlc.integrations.parts import Parts
-predicting.PART_ROWS = 8
-write = Parts.write
-def slowly(self, part, table, broken):
-    write(self, part, table, broken)
-    time.sleep(0.1)
-Parts.write = slowly
-rfdlc.predict(*sys.argv[1:])
-"""
-
 
 def wait_for(condition, process):
     while not condition():
@@ -148,7 +135,7 @@ def wait_for(condition, process):
 def test_kill_9_and_go_on(run, photos, tmp_path, monkeypatch):
     whole, out, parts = tmp_path / "whole.parquet", tmp_path / "p.parquet", tmp_path / "p.parquet.parts"
     rfdlc.predict(run, photos, whole)
-    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(run), str(photos), str(out)])
+    process = subprocess.Popen([*SLOWLY, "predict", str(run), str(photos), str(out)])
     wait_for(lambda: list(parts.glob("part-*-00000002.parquet")), process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -232,7 +219,7 @@ def test_of_two_racing_models_one_writes(run, photos, tmp_path):
     decider = other / "decider.json"
     decider.write_text(decider.read_text().replace('"temperature": ', '"temperature": 9', 1))
     racers = [
-        subprocess.Popen([sys.executable, "-c", SLOWLY, str(model), str(photos), str(out)], stderr=subprocess.PIPE)
+        subprocess.Popen([*SLOWLY, "predict", str(model), str(photos), str(out)], stderr=subprocess.PIPE)
         for model in (run, other)
     ]
     errors = [racer.communicate()[1].decode() for racer in racers]
@@ -244,7 +231,7 @@ def test_of_two_racing_models_one_writes(run, photos, tmp_path):
 
 def test_a_file_that_another_process_writes(run, photos, tmp_path):
     out = tmp_path / "p.csv"
-    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(run), str(photos), str(out)])
+    process = subprocess.Popen([*SLOWLY, "predict", str(run), str(photos), str(out)])
     wait_for(lambda: list((tmp_path / "p.csv.parts").glob("part-*")), process)
     with pytest.raises(rfdlc.InputError, match=r"p.csv: another process is writing it"):
         rfdlc.predict(run, photos, out)

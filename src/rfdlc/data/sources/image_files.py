@@ -375,7 +375,10 @@ def _parsed(line: str) -> tuple[str, int]:
 def listed_name(
     name: str, root: Path, contents: dict[str, frozenset[str]] | None = None, allow_links: bool = False
 ) -> str:
-    """The path relative to the root; raises if it leaves it or, with `contents` of folders, if there is no file."""
+    """The path relative to the root. Raises for a path that leaves the root, and for a file that does not exist.
+
+    `contents` keeps the files of each folder that was listed; without it, existence is not checked.
+    """
     name = name.removeprefix(f"{root}/")
     leaves = name.startswith(("/", "\\")) or ".." in name.split("/") or ":" in name.split("/")[0]
     fix = f"expected one relative to it, or accept such paths with {LINKING}"

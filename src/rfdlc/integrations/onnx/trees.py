@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from rfdlc.training.networks.mixture import Forest, Trees
 
 
-@torch.library.custom_op("rfdlc::tree_sums", mutates_args=())
+@library.custom_op("rfdlc::tree_sums", mutates_args=())
 def tree_sums(x: Tensor, number: int, width: int) -> Tensor:
     """Stands for the sums of an ensemble while a graph is captured; `translate` makes it the operator."""
     return x.new_zeros(x.shape[0], width)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.nn import functional
 
 from rfdlc.errors import InputError, expect, listing
@@ -114,7 +114,7 @@ def _timm() -> Any:
             import torchvision  # noqa: F401
         except RuntimeError:  # the operators are for detection: declaring them is all that the import needs
             for operator in ("nms", "qnms"):
-                torch.library.define(f"torchvision::{operator}", "(Tensor boxes) -> Tensor")
+                library.define(f"torchvision::{operator}", "(Tensor boxes) -> Tensor")
         import timm
     except ImportError as error:
         raise InputError(f"backbone=timm:NAME needs timm ({error}): {INSTALL}") from None
