@@ -3,7 +3,6 @@
 combine particles -> calibrate -> correct the prior -> expected utility -> action
 """
 
-import base64
 import copy
 import json
 import warnings
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rfdlc.decide import priors
+from rfdlc.decide import priors, saving
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.predictions import Predictions, encode_targets
@@ -29,8 +28,6 @@ COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
 FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
 REMEMBERED = 512  # hashes of the samples that calibrated
-FORMAT, VERSION = "rfdlc-decider", 2
-SAVED = ("combine", "weights", "calibration", "train_prior", "target_prior", "rule")  # as they are, or as lists
 CORRECTED_TWICE = (
     "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
     "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
@@ -219,36 +216,12 @@ class Decider:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""
-        parameters = {name: getattr(self, name) for name in SAVED}
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "utility": self.utility.to_dict(),
-            **{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in parameters.items()},
-            "fitted": {"name": self.fitted.name} | self.fitted.to_dict() if self.fitted else None,
-            "calibrated_on": {kind: [f"{h:x}" for h in each.tolist()] for kind, each in self.calibrated_on.items()},
-            "joint": None if self.joint is None else base64.b64encode(self.joint.astype("<f4").tobytes()).decode(),
-        }
+        return saving.as_table(self)
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> "Decider":
-        """The inverse of `to_dict`; also reads version 1."""
-        found = table.get("format"), table.get("version")
-        expect(
-            found in ((FORMAT, 1), (FORMAT, VERSION)),
-            f"not a decider that this version reads: format and version {found}; expected {FORMAT!r}, 1 or {VERSION}",
-        )
-        utility, fitted, joint = Utility.from_dict(table["utility"]), table["fitted"], table.get("joint")
-        if joint is not None:
-            joint = np.frombuffer(base64.b64decode(joint), "<f4").reshape(2 * (len(utility.classes),))
-        if fitted is not None:
-            written = "temperature" if fitted.get("bias") is None else "bias-corrected-temperature"  # by version 1
-            fitted = CALIBRATORS[choose("calibration", fitted.get("name", written), CALIBRATORS)].from_dict(fitted)
-        seen = table.get("calibrated_on") or {}
-        seen = seen if isinstance(seen, dict) else {"scores": seen}  # as earlier versions wrote it
-        seen = {kind: np.array([int(each, 16) for each in hashes], dtype=np.uint64) for kind, hashes in seen.items()}
-        parameters = {name: table[name] for name in SAVED}
-        return cls(utility, **parameters, fitted=fitted, joint=joint, calibrated_on=seen)
+        """The inverse of `to_dict`; also reads earlier versions."""
+        return cls(**saving.parameters_of(table))
 
     def save(self, path: str | Path) -> None:
         """Write JSON that `load` reads."""
