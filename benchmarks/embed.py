@@ -6,7 +6,10 @@
 The bare forward pass is the same network on images that are on the device already, in the same precision and batches.
 The speed of `embed` has all that an image costs: reading, copying to the device, computing, writing parts and joining
 them. It is measured between calls for few and for many images; another row has the whole call for many, with the
-making, saving and hashing of the network. The exit code is 1 where memory grows with the number of images, a row is
+making, saving and hashing of the network. Further rows say where the time of that call goes, per image: reading and
+copying to the device, each in a thread of its own, launching kernels, waiting for the device, and building rows, all in
+the main thread, writing parts in a thread, and joining them in the end. A GPU that is never idle is waited for nearly
+all the time. The exit code is 1 where memory grows with the number of images, a row is
 lost or another one after the kill, or, on a GPU, the speed is below 0.9 of the bare forward pass.
 """
 
@@ -19,6 +22,8 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +31,22 @@ import numpy as np
 import torch
 
 from recording import write
-from rfdlc.integrations.embedding import ON_CPU, ON_GPU, embed
-from rfdlc.training.embedding import new_embedder
+from rfdlc.data.images import ImageFiles
+from rfdlc.data.sources.arrays import ZippedRows
+from rfdlc.integrations.embedding import ON_CPU, ON_GPU, Rows, embed
+from rfdlc.integrations.parts import Parts
+from rfdlc.training import embedding
+from rfdlc.training.embedding import Embedder, new_embedder
 
 SMALL, LARGE = 5_000, 20_000
 LARGEST_RATIO, LEAST_SPEED = 1.1, 0.9
 CHILD = "import json, sys, rfdlc; rfdlc.embed(*sys.argv[1:3], **json.loads(sys.argv[3]))"
+STAGES: dict[str, tuple[Any, str]] = {
+    "reading arrays": (ZippedRows, "__getitem__"), "decoding files": (ImageFiles, "decode"),
+    "copying to the device": (Embedder, "_copy"), "launching": (Embedder, "_launch"),
+    "waiting for the device": (embedding, "_received"), "computing on the CPU": (Embedder, "_on_host"),
+    "building rows": (Rows, "_rows"), "writing parts": (Parts, "write"), "joining parts": (Parts, "join"),
+}  # fmt: skip
 Row = dict[str, object]
 
 
@@ -75,6 +90,17 @@ def bare(given: dict[str, Any], size: int, device: torch.device) -> float:
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - began
     return times * batch / seconds
+
+
+def timed(function: Callable[..., Any], stage: str, seconds: dict[str, float]) -> Callable[..., Any]:
+    def measured(*given: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*given)
+        finally:
+            seconds[stage] += time.perf_counter() - began
+
+    return measured
 
 
 def child(source: Path, out: Path, given: dict[str, Any], kill_at: int | None = None) -> tuple[float, int]:
@@ -138,8 +164,11 @@ def main() -> None:
         distance = {"value": f"{away / scale:.2g}", "required": "0.001 or less"}
         rows.append({"what": f"{end}: largest difference from an uninterrupted call, relative", **distance})
         embed(sources[few], place / "warm.npz", **given)
-        seconds = dict[int, float]()
+        seconds, inside = dict[int, float](), defaultdict[str, float](float)
+        for stage, (owner, function) in STAGES.items():
+            setattr(owner, function, timed(getattr(owner, function), stage, inside))
         for count, source in sources.items():
+            inside.clear()
             began = time.perf_counter()
             embed(source, place / f"timed-{count}.npz", **given)
             seconds[count] = time.perf_counter() - began
@@ -148,6 +177,8 @@ def main() -> None:
         needed = f"{LEAST_SPEED} or more" if cuda and not words.files else ""
         rows.append(row(f"{what}: embed, against the bare forward pass", speed, alone, needed, "images/s"))
         rows.append(row(f"{what}: the whole call for {many:,}", many / seconds[many], alone, "", "images/s"))
+        shares = {stage: {"value": round(1e6 * inside[stage] / many, 1), "unit": "µs/image"} for stage in STAGES}
+        rows += [{"what": f"{what}: of it, {stage}", **shares[stage]} for stage in STAGES if stage in inside]
     name = "embed-files" if words.files else "embed-half" if words.half else "embed"
     write(name, rows, ["rfdlc", "torch", "numpy", "pillow"], words.commit)
     sys.exit(not passed)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import is_table, open_table, parquet_files
 
 AHEAD = 2  # chunks that are read while one is computed
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 UNKNOWN = -1  # the label of a sample whose class is not known
 
 
@@ -63,15 +65,21 @@ class Samples:
 
     def read_ahead(self, parts: Sequence[range], size: int) -> Iterator[tuple[int, Chunk]]:
         """The rows of each part, `size` at a time, with the number of the part; others are read meanwhile."""
-        whole, coming = enumerate(parts), deque[tuple[int, Future[Chunk]]]()
+        whole = enumerate(parts)
         pieces = ((number, rows[at : at + size]) for number, rows in whole for at in range(0, len(rows), size))
-        with ThreadPoolExecutor(1, "read") as reader:
-            for number, rows in pieces:
-                coming.append((number, reader.submit(self.read, rows)))
-                if len(coming) > AHEAD:
-                    yield coming[0][0], coming.popleft()[1].result()
-            for number, piece in coming:
-                yield number, piece.result()
+        return ahead(lambda piece: (piece[0], self.read(piece[1])), pieces, AHEAD)
+
+
+def ahead(function: Callable[[Item], Found], items: Iterable[Item], count: int) -> Iterator[Found]:
+    """`function` of each item in turn, computed in a thread; up to `count` results wait."""
+    coming = deque[Future[Found]]()
+    with ThreadPoolExecutor(1) as worker:
+        for item in items:
+            coming.append(worker.submit(function, item))
+            if len(coming) > count:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
 
 
 def open_samples(
@@ -269,8 +277,9 @@ def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
     def read(rows: range) -> Chunk:
         here = slice(rows.start, rows.stop)
         texts = None if ids is None else [str(text) for text in as_array(ids[here])]
-        values = as_inputs(f"{path}, from row {rows.start} on", np.array(inputs[here]))
-        return Chunk(Split(values, labels[here], texts))
+        values = inputs[here]
+        values = np.array(values) if isinstance(values, np.memmap) else values  # read here, in its own thread
+        return Chunk(Split(as_inputs(f"{path}, from row {rows.start} on", values), labels[here], texts))
 
     return Samples(labels, ids is not None, _state(path), read)
 

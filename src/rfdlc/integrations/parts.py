@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rfdlc.data.samples import ahead
+from rfdlc.data.sources.arrays import open_arrays
 from rfdlc.errors import InputError, expect
 from rfdlc.files import locked, read_json, replacing
 from rfdlc.progress import live
@@ -80,8 +82,9 @@ class Parts:
                         done += samples
                         show(samples, f"{done:,} of {own:,}")
 
-                    for part, computed in zip(mine, compute([self.rows(i) for i in mine], report), strict=True):
-                        self.write(part, *computed)
+                    computed = zip(mine, compute([self.rows(i) for i in mine], report), strict=True)
+                    for _ in ahead(lambda each: self.write(each[0], *each[1]), computed, 1):
+                        pass
             except InputError:
                 if world_size == 1:  # others may be at work on their first parts
                     self.leave()
@@ -261,8 +264,9 @@ class ArrayStore:
                         np.lib.format.write_array_header_2_0(member, header)
                         for file, own in zip(files, rows, strict=True):
                             if own.any():
-                                with _opened(file) as part:
-                                    member.write(part[name][own].astype(dtype).tobytes())
+                                found = open_arrays(file, streamed=True)[name][0 : len(own)]
+                                found = (found if own.all() else found[own]).astype(dtype, copy=False)
+                                member.write(found.reshape(-1).view(np.uint8))
             for name, value in self.constants.items():
                 with archive.open(f"{name}.npy", "w") as member:
                     np.lib.format.write_array(member, np.asarray(value))

@@ -2,11 +2,12 @@
 
 import hashlib
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from rfdlc.data.dataset import PHOTOGRAPHS, Normalisation
 from rfdlc.data.embedding import OUTPUT, Embedding
 from rfdlc.data.loader import Normaliser
+from rfdlc.data.samples import Item, ahead
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import has_external_data
 from rfdlc.progress import announce
@@ -28,8 +30,8 @@ from rfdlc.training.networks.stack import reset
 ONNX = "onnx"
 KINDS = f"timm:NAME, package.module:function, a file .onnx, or one of {', '.join(BACKBONES)}"
 USUAL_SIZE, SMALL_SIZE = 224, 32  # pixels: of networks for photographs, and of those for small images
+IN_FLIGHT = 2  # batches that a GPU has still to compute when the result of one is awaited
 GREY = tuple(sum(values) / 3 for values in (PHOTOGRAPHS.mean, PHOTOGRAPHS.std))
-Item = TypeVar("Item")
 
 
 class Embedder:
@@ -41,7 +43,9 @@ class Embedder:
     def __init__(self, embedding: Embedding, network: nn.Module, device: torch.device) -> None:
         self.network, self.device = network.eval().requires_grad_(False).to(device), device
         self.half = embedding.half and device.type == "cuda"
+        self._copies: Any = None  # the stream of copies to a GPU
         if device.type == "cuda":
+            self._copies = torch.cuda.Stream(device)
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         channels, size, _ = embedding.input_shape
         scale = Normalisation(embedding.mean, embedding.std)
@@ -63,28 +67,45 @@ class Embedder:
         return np.concatenate(found) if found else np.empty((0, self.embedding.width), np.float32)
 
     def stream(self, batches: Iterable[tuple[Item, NDArray[np.uint8]]]) -> Iterator[tuple[Item, NDArray[np.float32]]]:
-        """Features of batches, each with what came with it. A GPU computes one batch while the next is prepared."""
-        waiting: tuple[Item, Tensor, Any] | None = None
-        for item, images in batches:
-            coming = item, *self._launch(images)
-            if waiting is not None:
-                yield _received(*waiting)
-            waiting = coming
-        if waiting is not None:
-            yield _received(*waiting)
+        """Features of batches, each with what came with it.
+
+        A GPU computes while the next batches are copied to it by a thread, and results are fetched without a pause.
+        """
+        if self._copies is None:
+            yield from ((item, self._on_host(images)) for item, images in batches)
+            return
+        waiting = deque[tuple[Item, Tensor, Any]]()
+        for item, images, copied in ahead(self._copy, batches, 1):
+            waiting.append((item, *self._launch(images, copied)))
+            if len(waiting) > IN_FLIGHT:
+                yield _received(*waiting.popleft())
+        for each in waiting:
+            yield _received(*each)
+
+    def _on_host(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        given = torch.from_numpy(np.ascontiguousarray(images))
+        found = self._features(given.to(self.device)) if len(given) else torch.empty(0, self.embedding.width)
+        features: NDArray[np.float32] = found.cpu().numpy()
+        return features
+
+    def _copy(self, given: tuple[Item, NDArray[np.uint8]]) -> tuple[Item, Tensor, Any]:
+        """Images as bytes on the GPU, and when they are there."""
+        item, images = given
+        with torch.cuda.stream(self._copies):
+            here = torch.from_numpy(np.ascontiguousarray(images))
+            there = here.pin_memory().to(self.device, non_blocking=True) if len(here) else here
+            return item, there, self._copies.record_event()
 
     @torch.inference_mode()
-    def _launch(self, images: NDArray[np.uint8]) -> tuple[Tensor, Any]:
-        given = torch.from_numpy(np.ascontiguousarray(images))
-        if not len(given):
-            return torch.empty(0, self.embedding.width), None
-        if self.device.type != "cuda":
-            return self._features(given.to(self.device)).cpu(), None
-        found = self._features(given.pin_memory().to(self.device, non_blocking=True))
+    def _launch(self, images: Tensor, copied: Any) -> tuple[Tensor, Any]:
+        if not len(images):
+            return torch.empty(0, self.embedding.width), copied
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(copied)
+        found = self._features(images)
+        images.record_stream(stream)  # made by another one, which may not reuse its memory before this one is done
         host = torch.empty(found.shape, pin_memory=True).copy_(found, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return host, done
+        return host, stream.record_event()
 
     @torch.inference_mode()
     def _features(self, images: Tensor) -> Tensor:
@@ -139,8 +160,7 @@ class Embedder:
 
 
 def _received(item: Item, features: Tensor, done: Any) -> tuple[Item, NDArray[np.float32]]:
-    if done is not None:
-        done.synchronize()
+    done.synchronize()
     return item, features.numpy()
 
 

@@ -157,7 +157,10 @@ class ZippedRows:
         count, size = rows.stop - rows.start, self.dtype.itemsize * math.prod(self.shape[1:])
         with _explained(self.path):
             self.file.seek(self.start + rows.start * size)
-            return np.frombuffer(self.file.read(count * size), self.dtype).reshape(count, *self.shape[1:])
+            found = np.empty((count, *self.shape[1:]), self.dtype)
+            complete = self.file.readinto(found.reshape(-1).view(np.uint8)) == count * size  # type: ignore[attr-defined]
+            expect(complete, "it ends too early")
+            return found
 
 
 @contextmanager
