@@ -5,7 +5,7 @@ The probabilities are the exact posterior, or over-confident (logits times 2.5).
 many samples; of a mean over classes, the mean over the classes that a draw contains. A line of `compare` is the paired
 difference between the two models.
 
-    python benchmarks/coverage.py
+    python benchmarks/coverage.py [--workers 2]
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
-from recording import write
+from recording import in_parallel, write
 from rfdlc import Classes, Utility
 from rfdlc.decide.comparison import paired_difference
 from rfdlc.decide.intervals import Estimate
@@ -28,6 +28,7 @@ PRIOR = 100.0 ** (-np.arange(CLASSES) / (CLASSES - 1))
 PRIOR /= PRIOR.sum()
 KNOWN = Classes.from_counts((10_000 * PRIOR).astype(int))
 UTILITY = Utility.tail_sensitive(KNOWN, -1).with_abstain(0.2)
+Row = tuple[float, float, float, float]
 COLUMNS = ("model", "samples", "metric", "intervals", "coverage", "mean_width", "contains_estimate")
 
 
@@ -54,38 +55,45 @@ def truth(many: Estimate, here: Estimate) -> float:
     return float(np.mean(many.parts[1][seen])) if len(seen) else np.nan
 
 
-def simulate(samples: int, repeats: int, seed: int) -> Iterator[dict[str, Any]]:
+def simulate(samples: int, repeats: int, seed: int, world: int) -> dict[tuple[str, str], list[Row]]:
+    """Of one world: bounds, estimate and truth of every interval, by model and metric."""
     covered = defaultdict(list)
-    for world in range(WORLDS):
-        rng = np.random.default_rng((seed, world))
-        centres = 1.1 * rng.normal(size=(CLASSES, 8))
-        exact, sure = map(estimates, draw(centres, MANY, rng))
-        for _ in range(repeats // WORLDS):
-            pair = draw(centres, samples, rng)
-            here = [estimates(o) for o in pair]
-            truths = [
-                {name: truth(many[name], e) for name, e in found.items() if name in many}
-                for many, found in zip((exact, sure), here, strict=True)
-            ]
-            truths[0] |= {name: 0.0 for name in truths[0] if name.startswith(("ece", "utility_gap"))}
-            for model, found, true in zip(("exact", "over-confident"), here, truths, strict=True):
-                for name, estimate in found.items():
-                    if (bounds := estimate.interval()) is not None and name in true:
-                        covered[model, name].append((*bounds, estimate.value, true[name]))
-            for name in (name for name in truths[0] if name in truths[1]):
-                difference = paired_difference([here[0][name]], [here[1][name]])
-                if difference is not None:
-                    _, _, value, low, high, _ = difference
-                    covered["compare", name].append((low, high, value, truths[1][name] - truths[0][name]))
-    for (model, name), rows in covered.items():
-        low, high, value, true = np.array(rows).T
-        if len(rows) >= repeats / 4:
+    rng = np.random.default_rng((seed, world))
+    centres = 1.1 * rng.normal(size=(CLASSES, 8))
+    exact, sure = map(estimates, draw(centres, MANY, rng))
+    for _ in range(repeats // WORLDS):
+        here = [estimates(o) for o in draw(centres, samples, rng)]
+        truths = [
+            {name: truth(many[name], e) for name, e in found.items() if name in many}
+            for many, found in zip((exact, sure), here, strict=True)
+        ]
+        truths[0] |= {name: 0.0 for name in truths[0] if name.startswith(("ece", "utility_gap"))}
+        for model, found, true in zip(("exact", "over-confident"), here, truths, strict=True):
+            for name, estimate in found.items():
+                if (bounds := estimate.interval()) is not None and name in true:
+                    covered[model, name].append((*bounds, estimate.value, true[name]))
+        for name in (name for name in truths[0] if name in truths[1]):
+            difference = paired_difference([here[0][name]], [here[1][name]])
+            if difference is not None:
+                _, _, value, low, high, _ = difference
+                covered["compare", name].append((low, high, value, truths[1][name] - truths[0][name]))
+    return dict(covered)
+
+
+def rows(samples: int, repeats: int, seed: int, workers: int) -> Iterator[dict[str, Any]]:
+    covered: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for found in in_parallel(simulate, ((samples, repeats, seed, world) for world in range(WORLDS)), workers):
+        for key, each in found.items():
+            covered[key] += each
+    for (model, name), each in covered.items():
+        low, high, value, true = np.array(each).T
+        if len(each) >= repeats / 4:
             near = 1e-9
             yield {
                 "model": model,
                 "samples": samples,
                 "metric": name,
-                "intervals": len(rows),
+                "intervals": len(each),
                 "coverage": round(float(np.mean((low - near <= true) & (true <= high + near))), 3),
                 "mean_width": round(float(np.mean(high - low)), 4),
                 "contains_estimate": round(float(np.mean((low - near <= value) & (value <= high + near))), 3),
@@ -97,6 +105,8 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--samples", type=int, nargs="*", default=(100, 1000))
+    parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
-    rows = (row for samples in options.samples for row in simulate(samples, options.repeats, options.seed))
-    write("coverage", rows, ("rfdlc", "numpy", "scipy"), columns=COLUMNS)
+    each = (options.repeats, options.seed, options.workers)
+    found = (row for samples in options.samples for row in rows(samples, *each))
+    write("coverage", found, ("rfdlc", "numpy", "scipy"), columns=COLUMNS)
