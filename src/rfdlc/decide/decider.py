@@ -12,30 +12,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide import priors, saving
+from rfdlc.decide import priors, saving, wording
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.predictions import Predictions, encode_targets
-from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, as_weights, in_words, is_uniform
+from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, as_weights
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, explained, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
+from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
-FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
+SCALED = ("combine", "weights", "fitted", "train_prior", "target_prior")  # probabilities depend on these
 REMEMBERED = 512  # hashes of the samples that calibrated
-CORRECTED_TWICE = (
-    "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
-    "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
-)
-NEEDS_TRAIN_PRIOR = (
-    "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
-    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration with biases, fitted"
-)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,6 +56,8 @@ class Decider:
         `train_prior` are known; None decides for the prior that the scores carry.
     rule : {"expected-utility", "argmax", "cobb", "paper-eq12"}
         The decision rule; all but the first are for comparison.
+    sets : {"u65", "u80"}, SetUtility or None
+        How `decide_sets` answers with several classes; `fit_sets` gives sets with a promised coverage.
     fitted, joint, calibrated_on : optional
         What `fit` found: the calibrator, the table (n_classes, n_classes) behind the check of estimated priors, and
         hashes of the samples, by which `evaluate` notices them.
@@ -82,6 +78,7 @@ class Decider:
     train_prior: Any = None
     target_prior: Any = "natural"
     rule: str = "expected-utility"
+    sets: Any = None
     fitted: Calibrator | None = None
     joint: Any = None
     calibrated_on: Any = None
@@ -104,6 +101,10 @@ class Decider:
         for name, value in changes.items():
             object.__setattr__(new, choose("parameter", name, self.__dataclass_fields__), value)
         new._check(warn="rule" in changes)
+        moved = [name for name in SCALED if not np.array_equal(getattr(self, name), getattr(new, name))]
+        if moved and "sets" not in changes and isinstance(new.sets, PredictionSets):
+            object.__setattr__(new, "sets", None)
+            warnings.warn(wording.SETS_DROPPED.format(listing(moved)), stacklevel=2)
         return new
 
     def fit(
@@ -121,7 +122,7 @@ class Decider:
         again starts from the scores: nothing is ever calibrated or corrected twice.
         """
         checked, y = self.read_labelled(scores, targets, logits)
-        expect(not checked.corrected, CORRECTED_TWICE)
+        expect(not checked.corrected, wording.CORRECTED_TWICE)
         counts, context = self.utility.classes.counts, {"balanced": balanced, "train_prior": self.train_prior}
         context["sample_weight"] = None if sample_weight is None else as_weights(sample_weight, "sample_weight", len(y))
         context["training_counts"] = None if counts is None else np.array(counts)
@@ -132,7 +133,33 @@ class Decider:
             fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
         if len(self.utility.classes) <= CHECKED_CLASSES:
             joint = priors.joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, context["sample_weight"])
-        return self.replace(fitted=fitted, joint=joint, calibrated_on=checked.fingerprints(y, REMEMBERED))
+        kept = None if isinstance(self.sets, PredictionSets) else self.sets
+        found: dict[str, Any] = {"fitted": fitted, "joint": joint, "calibrated_on": checked.fingerprints(y, REMEMBERED)}
+        return self.replace(**found, sets=kept)
+
+    def fit_sets(
+        self, scores: Any, targets: ArrayLike | None = None, *, kind: str = "macro", coverage: float = 0.9,
+        logits: bool = False, **options: Any,
+    ) -> "Decider":  # fmt: skip
+        """Return a decider whose sets contain the true class with a promised probability, from held-out samples.
+
+        `kind` is "marginal", "class" or "macro"; see `PredictionSets.fit` for it and further options. Samples that
+        calibrated this decider are used out of fold: each is calibrated without it.
+        """
+        check_coverage(coverage)
+        checked, y = self.read_labelled(scores, targets, logits)
+        p = out_of_fold(self, checked, y, folds=5 if self.overlap(checked, y) else 0)
+        options = {"prior": self.decided_prior, "shifted": self.prior_warning(y) is not None} | options
+        sets = PredictionSets.fit(p, y, self.utility.classes, kind=kind, coverage=coverage, **options)
+        return self.replace(sets=sets)
+
+    def decide_sets(self, scores: Any, *, logits: bool = False, seed: int = 0) -> NDArray[np.bool_]:
+        """Which classes are in the set of each sample (N, C); `seed` is for randomised sets."""
+        if self.sets is None:
+            raise InputError(wording.NEEDS_SETS)
+        rng = np.random.default_rng(seed)
+        pieces = self.stream(self.read(scores, logits))
+        return np.concatenate([self.sets.members(p, self.utility, rng) for _, p in pieces])
 
     @property
     def effective_prior(self) -> Prior | None:
@@ -243,27 +270,11 @@ class Decider:
     @property
     def decided_for(self) -> str:
         """The prior that is decided for, in words."""
-        classes, target = self.utility.classes, self.target_prior
-        if target is None:
-            return "decided for the class prior that the scores carry"
-        if self.estimate is not None:
-            return f"decided for the estimated class prior {in_words(classes, target, self.estimate.interval())}"
-        if is_uniform(target):
-            return "decided for a uniform class prior"
-        natural = classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9
-        return f"decided for the class prior {'of the training data' if natural else in_words(classes, target)}"
+        return wording.decided_for(self)
 
     def prior_warning(self, targets: Indices) -> str | None:
         """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
-        classes, size, prior = self.utility.classes, max(1, len(targets)), self.decided_prior
-        found = np.bincount(targets, minlength=len(classes)) / size
-        if prior is None or np.abs(found - prior).sum() / 2 < FAR + 0.5 * np.sqrt(len(classes) / size):
-            return None
-        return (
-            f"the samples have the class frequencies {in_words(classes, found)}, but decisions are made for the class "
-            f"prior {in_words(classes, prior)}: set the target prior (target_prior, --target-prior) to theirs, if it "
-            "is that of future samples"
-        )
+        return wording.prior_warning(self, targets)
 
     def utility_interval(self, scores: Any, estimate: PriorEstimate, *, logits: bool = False) -> tuple[float, float]:
         """The 95% interval of the mean expected utility that the uncertainty of an estimated class prior leaves."""
@@ -286,7 +297,7 @@ class Decider:
         else:
             checked = as_scores(scores, self.utility.classes, logits=logits)
         changes = any(value is not None for value in (self.fitted, self.train_prior, self.target_prior))
-        expect(not (checked.corrected and changes), CORRECTED_TWICE)
+        expect(not (checked.corrected and changes), wording.CORRECTED_TWICE)
         given, particles = None if self.weights is None else len(self.weights), len(checked.values)
         expect(given in (None, particles), f"{given} weights for {particles} particles: expected one per particle")
         return checked
@@ -321,6 +332,7 @@ class Decider:
             "train_prior": lambda given: as_prior(given, utility.classes, "train_prior"),
             "target_prior": self._as_target,
             "joint": lambda given: np.asarray(given, dtype=np.float32),
+            "sets": lambda given: as_sets(given, len(utility.classes)),
         }
         given = {name: getattr(self, name) for name in forms}
         for name, value in given.items():
@@ -340,7 +352,7 @@ class Decider:
 
     def _known_prior(self) -> Prior:
         if self.effective_prior is None:
-            raise InputError(NEEDS_TRAIN_PRIOR)
+            raise InputError(wording.NEEDS_TRAIN_PRIOR)
         return self.effective_prior
 
     def _calibrated(self, scores: Scores, ratio: Prior | None = None) -> Iterator[tuple[slice, Floats]]:

@@ -1,6 +1,5 @@
 """Outcomes: decisions of labelled samples, the input of every registered metric."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
@@ -136,18 +136,5 @@ def _joined(parts: Sequence[Outcomes], load: Callable[[], Any]) -> Outcomes:
 def cross_fitted(predictions: Any, decider: Decider, *, folds: int = 5, balanced: bool = False) -> Outcomes:
     """Outcomes of held-out samples, each decided with a calibration that was fitted without it."""
     scores, y = decider.read_labelled(predictions, None)
-    if decider.fitted is None or len(y) < 2 * folds:
-        return observe(scores, y, decider)
-    order = np.lexsort((np.random.default_rng(0).random(len(y)), y))
-    fold = np.empty(len(y), dtype=np.int64)
-    fold[order] = np.arange(len(y)) % folds  # every class is spread over the folds
-    parts = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about few samples: the decider itself was fitted to all of them
-        for k in range(folds):
-            inside, outside = fold == k, fold != k
-            fitted = decider.fit(scores.values[:, outside], y[outside], logits=scores.logits, balanced=balanced)
-            part = fitted.read(scores.values[:, inside], scores.logits)
-            parts.append(observe(part, y[inside], fitted))
-    found = _joined(parts, lambda: np.concatenate([part.probabilities for part in parts]))
-    return found.take(np.argsort(np.concatenate([np.flatnonzero(fold == k) for k in range(folds)])))
+    p = out_of_fold(decider, scores, y, folds=folds, balanced=balanced)
+    return Outcomes.of(decider.utility, y, decider.decide_probabilities(p), p)

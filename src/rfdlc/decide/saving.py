@@ -12,7 +12,7 @@ from rfdlc.errors import choose, expect
 if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
-FORMAT, VERSIONS = "rfdlc-decider", (1, 2)  # the last one is written
+FORMAT, VERSIONS = "rfdlc-decider", (1, 2, 3)  # 3 is written where there is something that 2 cannot hold
 SAVED = ("combine", "weights", "calibration", "train_prior", "target_prior", "rule")  # as they are, or as lists
 
 
@@ -21,9 +21,10 @@ def as_table(decider: "Decider") -> dict[str, Any]:
     parameters, fitted, joint = {name: getattr(decider, name) for name in SAVED}, decider.fitted, decider.joint
     return {
         "format": FORMAT,
-        "version": VERSIONS[-1],
+        "version": 2 if decider.sets is None else 3,
         "utility": decider.utility.to_dict(),
         **{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in parameters.items()},
+        **({} if decider.sets is None else {"sets": decider.sets.to_dict()}),
         "fitted": {"name": fitted.name} | fitted.to_dict() if fitted else None,
         "calibrated_on": {kind: [f"{h:x}" for h in each.tolist()] for kind, each in decider.calibrated_on.items()},
         "joint": None if joint is None else base64.b64encode(joint.astype("<f4").tobytes()).decode(),
@@ -48,4 +49,5 @@ def parameters_of(table: dict[str, Any]) -> dict[str, Any]:
     seen = seen if isinstance(seen, dict) else {"scores": seen}  # as earlier versions wrote it
     seen = {kind: np.array([int(each, 16) for each in hashes], dtype=np.uint64) for kind, hashes in seen.items()}
     parameters = {name: table[name] for name in SAVED}
+    parameters["sets"] = table.get("sets")
     return parameters | {"utility": utility, "fitted": fitted, "joint": joint, "calibrated_on": seen}

@@ -1,0 +1,55 @@
+"""What is said about deciders: errors, warnings, and the class prior that is decided for."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.priors import in_words, is_uniform
+
+if TYPE_CHECKING:
+    from rfdlc.decide.decider import Decider
+
+FAR = 0.2  # total variation between class frequencies and the prior decided for that gets a warning
+CORRECTED_TWICE = (
+    "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
+    "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
+)
+NEEDS_SETS = (
+    "this decider has no sets: fit them to held-out predictions (Decider.fit_sets; --sets macro --coverage 0.9 with "
+    "--calibrate FILE), or answer with sets by expected utility (sets='u65', --sets u65)"
+)
+NEEDS_TRAIN_PRIOR = (
+    "a target prior needs the training prior (train_prior, --train-prior) that the scores carry: 'train' for a plainly "
+    "trained model, 'uniform' after reweighting or logit adjustment, or numbers; or a calibration with biases, fitted"
+)
+SETS_DROPPED = (
+    "{} changed: the sets were fitted to other probabilities and are left out: fit them again (Decider.fit_sets, "
+    "--sets with --calibrate FILE)"
+)
+
+
+def decided_for(decider: "Decider") -> str:
+    """The prior that is decided for, in words."""
+    classes, target = decider.utility.classes, decider.target_prior
+    if target is None:
+        return "decided for the class prior that the scores carry"
+    if decider.estimate is not None:
+        return f"decided for the estimated class prior {in_words(classes, target, decider.estimate.interval())}"
+    if is_uniform(target):
+        return "decided for a uniform class prior"
+    natural = classes.counts is not None and np.abs(target - classes.prior).max() < 1e-9
+    return f"decided for the class prior {'of the training data' if natural else in_words(classes, target)}"
+
+
+def prior_warning(decider: "Decider", targets: Indices) -> str | None:
+    """What to say if the class frequencies of labelled samples are far from the prior that is decided for."""
+    classes, size, prior = decider.utility.classes, max(1, len(targets)), decider.decided_prior
+    found = np.bincount(targets, minlength=len(classes)) / size
+    if prior is None or np.abs(found - prior).sum() / 2 < FAR + 0.5 * np.sqrt(len(classes) / size):
+        return None
+    return (
+        f"the samples have the class frequencies {in_words(classes, found)}, but decisions are made for the class "
+        f"prior {in_words(classes, prior)}: set the target prior (target_prior, --target-prior) to theirs, if it "
+        "is that of future samples"
+    )
