@@ -348,3 +348,71 @@ def test_columns_and_intervals_are_made_once_and_only_where_they_are_written(run
         made.clear()
         assert run(*words, *more)[0] == 0
         assert made == expected
+
+
+@pytest.mark.parametrize("kind", ["marginal", "class", "macro", "u65"])
+def test_sets_are_those_of_the_library(run, folder, kind):
+    coverage = [] if kind == "u65" else ["--coverage", "0.8"]
+    words = ("test.csv", "-u", "U.csv", "--calibrate", "val.csv", "--sets", kind, *coverage)
+    code, out, err = run("decide", *words, "-o", "sets.csv", "--save-decider", "d.json")
+    assert (code, err) == (0, "")
+    assert "ets with the " in out
+    held, test = Predictions.load("val.csv"), Predictions.load("test.csv")
+    decider = Decider(Utility.read_csv("U.csv")).fit(held)
+    decider = decider.replace(sets="u65") if kind == "u65" else decider.fit_sets(held, kind=kind, coverage=0.8)
+    members = decider.decide_sets(test)
+    with open("sets.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = [set(decider.utility.classes.select(np.flatnonzero(each))) for each in members]
+    assert [set(json.loads(row["set"])) for row in rows] == expected
+    assert [int(row["set_size"]) for row in rows] == members.sum(axis=1).tolist()
+    # The saved decider has the sets.
+    code, again, _ = run("decide", "test.csv", "--decider", "d.json", "--json")
+    table = json.loads(again)
+    assert [json.loads(row["set"]) for row in table["decisions"]] == [json.loads(row["set"]) for row in rows]
+    assert table["sets"]["mean_size"] == members.sum(axis=1).mean()
+    if kind == "class":
+        assert [row["promised_for"] for row in table["sets"]["promises"]] == [["dog"], ["newt"], ["cat"]]
+
+
+def test_evaluate_reports_coverage_and_size(run, folder):
+    words = ("test.csv", "-c", "counts.csv", "--calibrate", "val.csv", "--sets", "macro")
+    code, out, _ = run("evaluate", *words, "--json")
+    table, test = json.loads(out), Predictions.load("test.csv", Classes.from_counts([500, 60, 8], NAMES))
+    held = Predictions.load("val.csv", test.classes)
+    members = Decider(Utility.one_hot(test.classes)).fit(held).fit_sets(held).decide_sets(test)
+    covered, y = members[np.arange(400), test.targets], test.targets
+    shares = [covered[y == c].mean() for c in range(3)]
+    assert code == 0
+    assert table["set_coverage"] == pytest.approx(
+        {"marginal": covered.mean(), "macro": np.mean(shares), "worst": min(shares)}
+    )
+    assert table["set_size"] == pytest.approx(
+        {"all": members.sum() / 400}
+        | {name: members[y == c].sum(axis=1).mean() for c, name in enumerate(("head", "med", "tail"))}
+    )
+    low, high = table["intervals"]["set_coverage.worst"]
+    assert low < min(shares) < high
+    assert "coverage of sets, macro" in run("evaluate", *words)[1]
+    assert "set_coverage.macro" not in json.loads(run("evaluate", "test.csv", "--json")[1])["intervals"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--sets", "macro"), "--sets macro needs held-out predictions with targets"),
+        (
+            ("--sets", "macro", "--calibrate", "val.csv", "--coverage", "1"),
+            "coverage is 1.0: expected a share between 0",
+        ),
+        (("--sets", "macro", "--calibrate", "val.csv", "--coverage", "90"), "coverage is 90.0"),
+        (("--sets", "macro", "--calibrate", "val.csv", "--coverage", "0.999"), "400 held-out samples cannot promise"),
+        (("--sets", "u80", "--coverage", "0.9"), "u80 decides by expected utility"),
+        (("--coverage", "0.9"), "--coverage is for sets"),
+        (("--sets", "makro"), "sets 'makro' is unknown"),
+    ],
+)
+def test_sets_that_cannot_be_promised(run, folder, words, message):
+    code, out, err = run("decide", "test.csv", *words)
+    assert (code, out) == (2, "")
+    assert message in err

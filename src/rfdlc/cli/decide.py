@@ -9,7 +9,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import check_writable, new_table, output
-from rfdlc.errors import expect
+from rfdlc.errors import expect, listing
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def decide(
     - `rfdlc decide probs.csv --utility U.csv --out actions.csv`
     - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain -0.2 --out actions.csv`
     - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
+    - `rfdlc decide probs.csv --calibrate val.csv --sets macro --coverage 0.9 --out sets.csv`
     """
     import numpy as np
 
@@ -66,6 +67,7 @@ def decide(
     if json:
         summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts, strict=True))}
         summary |= {"mean_expected_utility": value, "changed_from_argmax": changed, **_summary(decider, predictions)}
+        summary |= {} if found.sets is None else {"sets": _set_summary(decider, found.sets.sum(axis=1))}
         summary["out"] = None if out is None else str(out)
         if out is None:
             rows = zip(*columns.values(), strict=True)
@@ -75,6 +77,7 @@ def decide(
     lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
     lines += [f"Calibrated: {decider.fitted}."] if decider.fitted else []
     lines += [f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
+    lines += [] if found.sets is None else [_set_line(decider, found.sets.sum(axis=1))]
     lines += [] if out is None else [f"Written to {out}."]
     output(False, {}, _action_table(decider, found, counts), *lines)
 
@@ -97,6 +100,7 @@ def evaluate(
     - `rfdlc evaluate probs.csv -u tail-sensitive -c counts.csv --calibrate val.csv`
     - `rfdlc evaluate probs.csv --labels labels.csv --json`
     - `rfdlc evaluate runs/a --costs costs.csv`
+    - `rfdlc evaluate probs.csv --calibrate val.csv --sets class --coverage 0.9`
     """
     predictions, decider = request.prepare(file)
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
@@ -201,12 +205,40 @@ def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
 
 def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[str, list[Any]]:
     """Numbers have six significant digits, about the precision of float32."""
+    from rfdlc.decide.sets import set_texts
+
     values = found.value, found.runner_up_value, found.probability
     value, next_value, probability = ([float(f"{number:.6g}") for number in column] for column in values)
     action, runner_up = ([found.actions[i] for i in column] for column in (found.action, found.runner_up))
     argmax = list(decider.utility.classes.select(found.argmax))
     columns = {"id": list(ids), "action": action, "expected_utility": value, "runner_up": runner_up}
-    return columns | {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
+    columns |= {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
+    if found.sets is None:
+        return columns
+    return columns | {
+        "set": set_texts(found.sets, decider.utility.classes),
+        "set_size": found.sets.sum(axis=1).tolist(),
+    }
+
+
+def _set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
+    from rfdlc.decide.sets import PredictionSets
+
+    sets, summary = decider.sets, {"kind": decider.sets.kind, "mean_size": float(sizes.mean())}
+    if isinstance(sets, PredictionSets):
+        summary |= {"coverage": sets.coverage, "promises": sets.promises(decider.utility.classes)}
+    return summary
+
+
+def _set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
+    """What is promised for which classes, and how large the sets are."""
+    text = str(decider.sets)
+    promises = _set_summary(decider, sizes).get("promises", ())
+    pooled = [row["class"] for row in promises if decider.sets.kind == "class" and len(row["promised_for"]) > 1]
+    none = [row["class"] for row in promises if not row["promised_for"]]
+    notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [f"not promised: {listing(none)}"] * bool(none)
+    size = f"{sizes.mean():.3g} classes in the mean, {sizes.max()} at most"
+    return f"{text[0].upper()}{text[1:]}: {'; '.join([size, *notes])}."
 
 
 def _summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.errors import InputError, expect, listing, repeated
+from rfdlc.errors import InputError, choose, expect, listing, repeated
 
 BUILDERS = ("one-hot", "tail-sensitive")
 _NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
@@ -37,6 +37,10 @@ AllowLinks = Annotated[bool, Option("--allow-links", help="Accept links that lea
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
+SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
+COVERAGE = "The share of samples whose set contains the true class, by default 0.9."
+SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
+CoverageOption = Annotated[float | None, Option(metavar="SHARE", help=COVERAGE)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
@@ -93,11 +97,14 @@ class Request(UtilityRequest):
     rule: Annotated[str | None, Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")] = None
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
+    sets: SetsOption = None
+    coverage: CoverageOption = None
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
         fits = self.calibrate is not None or not (self.calibration or self.balanced)
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
+        check_sets(self.sets, self.coverage)
         classes = None if self.classes is None else read_classes(self.classes)
         predictions = rfdlc.Predictions.load(file, classes, logits=self.logits)
         saved = rfdlc.Decider.load(self.decider) if self.decider else folder_decider(file)
@@ -113,12 +120,15 @@ class Request(UtilityRequest):
             decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(predictions.classes), **given)
         else:
             decider = saved.replace(utility=utility, **given)
+        held = None
         if self.calibrate is not None:
-            held_out = rfdlc.Predictions.load(self.calibrate, classes, logits=self.logits)
-            decider = decider.fit(held_out, balanced=self.balanced)
+            held = rfdlc.Predictions.load(self.calibrate, classes, logits=self.logits)
+            decider = decider.fit(held, balanced=self.balanced)
         if estimated:
             decider = decider.replace(target_prior=decider.estimate_prior(predictions))
-        return predictions, decider
+        own = (file if self.decider is None else self.decider) / "held-out.npz"  # of a run folder
+        held = rfdlc.Predictions.load(own) if held is None and self.sets and own.is_file() else held
+        return predictions, with_sets(decider, self.sets, self.coverage, held)
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,39 @@ class LabelledRequest(Request):
                 return predictions, decider
         wrong = f"{listing(absent or repeated(names) or repeated(ids), 3)} {'has none' if absent else 'has several'}"
         raise InputError(f"{self.labels}: expected one row for each id of {file}; {wrong}")
+
+
+def check_sets(sets: str | None, coverage: float | None) -> None:
+    """Raise for options that do not fit together, before anything is read."""
+    from rfdlc.decide.sets import DISCOUNTS, KINDS, check_coverage
+
+    expect(sets is not None or coverage is None, "--coverage is for sets: give --sets marginal, class or macro as well")
+    if sets is not None:
+        choose("sets", sets, (*KINDS, *DISCOUNTS))
+        fits = coverage is None or sets in KINDS
+        expect(fits, f"--coverage is for --sets marginal, class or macro: {sets} decides by expected utility")
+    if coverage is not None:
+        check_coverage(coverage)
+
+
+def with_sets(
+    decider: "rfdlc.Decider", sets: str | None, coverage: float | None, held: "rfdlc.Predictions | None"
+) -> "rfdlc.Decider":
+    """The decider with the sets that the options ask for; those of a saved decider stay if they are these."""
+    from rfdlc.decide.sets import DISCOUNTS, PredictionSets
+
+    if sets is None or sets in DISCOUNTS:
+        return decider.replace(sets=sets) if sets else decider
+    if held is not None:
+        return decider.fit_sets(held, kind=sets, coverage=0.9 if coverage is None else coverage)
+    known = decider.sets
+    same = isinstance(known, PredictionSets) and known.kind == sets and coverage in (None, known.coverage)
+    expect(
+        same,
+        f"--sets {sets} needs held-out predictions with targets, from which the coverage is promised: --calibrate "
+        f"FILE, a run folder with held-out.npz, or --decider FILE with such sets (this one has {known or 'none'})",
+    )
+    return decider
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

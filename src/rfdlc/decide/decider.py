@@ -6,7 +6,7 @@ combine particles -> calibrate -> correct the prior -> expected utility -> actio
 import copy
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -215,13 +215,18 @@ class Decider:
 
     def explain(self, scores: Any, *, logits: bool = False) -> Explanation:
         """For each sample the chosen action and its value, the runner-up, and what arg max would have done."""
-        chunks = [explained(self.utility, self.gains(p), p) for _, p in self.stream(self.read(scores, logits))]
-        return Explanation(self.utility.actions, *map(np.concatenate, zip(*chunks, strict=True)))
+        return self._explained(p for _, p in self.stream(self.read(scores, logits)))
 
     def explain_probabilities(self, probabilities: Floats) -> Explanation:
         """Like `explain`, from probabilities (N, C) that are calibrated and corrected already."""
-        p = np.asarray(probabilities)
-        return Explanation(self.utility.actions, *explained(self.utility, self.gains(p), p))
+        return self._explained([np.asarray(probabilities)])
+
+    def _explained(self, pieces: Iterable[Floats]) -> Explanation:
+        chunks, rng = [], np.random.default_rng(0)
+        for p in pieces:
+            sets = () if self.sets is None else (self.sets.members(p, self.utility, rng),)
+            chunks.append((*explained(self.utility, self.gains(p), p), *sets))
+        return Explanation(self.utility.actions, *map(np.concatenate, zip(*chunks, strict=True)))
 
     def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
         """Chunks of corrected probabilities (n, C), each row summing to one; constant memory."""

@@ -90,6 +90,18 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
     return Estimate(value, interval, influence, unseen, parts=(samples, scale(share)))
 
 
+def smallest_share(groups: Indices, hits: Mask) -> Estimate:
+    """The smallest share of hits of a group (N,), with the interval that exact ones of all groups give together."""
+    samples, hit = np.bincount(groups), np.bincount(groups, weights=hits)
+    n, hit = samples[samples > 0], hit[samples > 0]
+    if not len(n):
+        return Estimate(NAN)
+    outside = (1 - LEVEL) / 2 / len(n)  # Bonferroni
+    low = special.betaincinv(np.maximum(hit, 1e-9), n - hit + 1, outside).min()
+    high = special.betaincinv(hit + 1, np.maximum(n - hit, 1e-9), 1 - outside).min()
+    return Estimate(float((hit / n).min()), lambda: (float(low), float(high)))
+
+
 def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, weight: float = 0.5) -> Estimate:
     """The mean of one value per sample (N,), NaN where it does not count; a share, if all are and must be 0 or 1.
 

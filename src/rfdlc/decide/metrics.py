@@ -22,6 +22,7 @@ from rfdlc.decide.intervals import (
     mean,
     ranking,
     resampled,
+    smallest_share,
     within_classes,
 )  # fmt: skip
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
@@ -265,6 +266,19 @@ def _group_rates(o: "Outcomes") -> dict[str, Any]:
     return {name: np.where(np.isin(o.targets, t), np.isin(o.decided, d), NAN) for name, (t, d) in pairs.items()}
 
 
+def _set_coverage(o: "Outcomes") -> dict[str, Any]:
+    if o.covered is None:
+        return {}
+    macro, worst = group_shares(o.targets[None], o.covered[None]), smallest_share(o.targets, o.covered)
+    return {"marginal": o.covered, "macro": macro, "worst": worst}
+
+
+def _coverage_by_class(o: "Outcomes") -> dict[str, Any]:
+    if o.covered is None:
+        return {}
+    return {o.classes.names[c]: mean(o.covered[o.targets == c]) for c in np.unique(o.targets)}
+
+
 # fmt: off
 for _metric in (
     Metric("accuracy", "accuracy", lambda o: o.correct, unit="%", headline=True),
@@ -279,6 +293,12 @@ for _metric in (
     Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
     Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
     Metric("kept_accuracy", "accuracy where kept", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
+    Metric("set_coverage", "coverage of sets, {}", _set_coverage, unit="%"),
+    Metric("set_coverage_by_region", "coverage of sets, {}",
+           lambda o: {} if o.covered is None else _by_region(o, o.covered), unit="%"),
+    Metric("set_coverage_by_class", "coverage of sets, class {}", _coverage_by_class, unit="%"),
+    Metric("set_size", "mean size of sets, {}",
+           lambda o: {} if o.set_size is None else {"all": o.set_size, **_by_region(o, o.set_size)}, "lower"),
     Metric("error_auc", "error detection AUC", lambda o: _kept(o, roc_area), unit="%"),
     Metric("risk_coverage_area", "risk-coverage area", lambda o: _kept(o, risk_area), "lower", "%"),
     Metric("ece", "ECE", _ece, "lower", "%", headline=True),

@@ -17,6 +17,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
 PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "expected", "entropy", "brier", "nll")
+SET_COLUMNS = ("covered", "set_size")
 COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS)
 # What ranks samples for error detection, from the probabilities and the scores of a chunk; None if it needs others.
 UNCERTAINTIES: dict[str, Callable[[Floats, Floats, bool], Floats] | None] = {
@@ -49,6 +50,8 @@ class Outcomes:
     load_probabilities: Callable[[], Any]
     groups: Sequence[tuple[str, str]] = ()  # (true, decided) pairs of class groups
     gaps: NDArray[np.float64] | None = None  # `classwise_gaps` of all samples; None for some of them
+    covered: NDArray[np.bool_] | None = None  # whether the set contains the true class; None without sets
+    set_size: Indices | None = None  # classes in the set
 
     @classmethod
     def of(
@@ -112,7 +115,8 @@ class Outcomes:
 
     def take(self, rows: Indices) -> "Outcomes":
         """The outcomes of some samples, repeated where `rows` repeats them."""
-        columns = {name: getattr(self, name)[rows] for name in COLUMNS}
+        names = COLUMNS if self.covered is None else COLUMNS + SET_COLUMNS
+        columns = {name: getattr(self, name)[rows] for name in names}
         return replace(self, **columns, load_probabilities=lambda: self.probabilities[rows], gaps=None)
 
 
@@ -120,15 +124,20 @@ def observe(scores: Scores, y: Indices, decider: Decider, kind: str = "decision-
     """Decide scores in one pass, chunk by chunk; `kind` is the uncertainty that ranks samples."""
     needs = "uncertainty 'evidential' needs logits, but these are probabilities: choose another"
     expect(scores.logits or kind != "evidential", needs)
-    rank, parts = UNCERTAINTIES[kind], []
+    rank, parts, rng = UNCERTAINTIES[kind], [], np.random.default_rng(0)
     for rows, p in decider.stream(scores):
         certainty = None if rank is None else -rank(p, scores.values[:, rows], scores.logits)
-        parts.append(Outcomes.of(decider.utility, y[rows], decider.decide_probabilities(p), p, certainty))
+        found = Outcomes.of(decider.utility, y[rows], decider.decide_probabilities(p), p, certainty)
+        if decider.sets is not None:
+            sets = decider.sets.members(p, decider.utility, rng)
+            found = replace(found, covered=sets[np.arange(len(p)), y[rows]], set_size=sets.sum(axis=1))
+        parts.append(found)
     return _joined(parts, lambda: np.concatenate([p for _, p in decider.stream(scores)]))
 
 
 def _joined(parts: Sequence[Outcomes], load: Callable[[], Any]) -> Outcomes:
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS}
+    names = COLUMNS if parts[0].covered is None else COLUMNS + SET_COLUMNS
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     gaps = np.sum([part.gaps for part in parts if part.gaps is not None], axis=0)
     return Outcomes(parts[0].utility, **columns, load_probabilities=load, gaps=gaps)
 

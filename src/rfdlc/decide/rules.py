@@ -35,6 +35,7 @@ class Explanation:
     runner_up_value: Floats
     argmax: Indices  # the most probable class
     probability: Floats  # of that class
+    sets: NDArray[np.bool_] | None = None  # which classes are in the set of each sample (n_samples, C)
 
     def __len__(self) -> int:
         return len(self.action)

@@ -1,5 +1,6 @@
 """Prediction sets: several classes as one answer, by a coverage promise or by expected utility."""
 
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -271,6 +272,18 @@ def as_sets(given: Any, classes: int) -> Sets:
     expect(fits, f"sets are for {size} classes, but there are {classes}: fit them again")
     found: Sets = given
     return found
+
+
+def set_texts(members: Mask, classes: Classes) -> list[str]:
+    """Each set as a JSON list of names, which any name is safe in.
+
+    >>> set_texts(np.array([[True, True], [False, True]]), Classes(("cat", "dog, or so")))
+    ['["cat", "dog, or so"]', '["dog, or so"]']
+    """
+    names = np.array([json.dumps(name, ensure_ascii=False) for name in classes.names], dtype=object)
+    rows, columns = np.nonzero(members)
+    ends = np.cumsum(np.bincount(rows, minlength=len(members)))[:-1]
+    return [f"[{', '.join(part)}]" for part in np.split(names[columns], ends)]
 
 
 def check_coverage(coverage: float) -> None:
