@@ -126,3 +126,10 @@ def test_delimiters(lines: list[str], delimiter: str) -> None:
 def test_numbers() -> None:
     assert number("0,5", ",") == 0.5
     assert [is_number(cell) for cell in ("1e3", "1_2", "a", "")] == [True, False, False, False]
+
+
+def test_a_cell_that_is_too_long_for_the_search_of_a_header(tmp_path: Path) -> None:
+    rows = ["a,b", *(f"{i},x" for i in range(50)), f"1,{'y' * 200_000}", "2,z"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    for of_samples in (False, True):
+        assert len(read_columns(tmp_path / "t.csv", of_samples=of_samples)["a"]) == 52

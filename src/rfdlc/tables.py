@@ -4,7 +4,7 @@ import csv
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class ArrowFile:
 
         self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
         files, partitioning = (parquet_files(path), "hive") if path.is_dir() else ([path], None)
-        with _explained(path, self._kind):
+        with explained(path, self._kind):
             self._dataset = dataset(list(map(str, files)), format=self._kind.lower(), partitioning=partitioning)
             fields = [field for field in self._dataset.schema if not PANDAS_INDEX.fullmatch(field.name)]
             self._fields: dict[str, int | None] = {field.name: None for field in fields}  # and the length of lists
@@ -73,7 +73,7 @@ class ArrowFile:
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
-        with _explained(self.path, self._kind):
+        with explained(self.path, self._kind):
             for batch in self._dataset.to_batches(columns=list(self._fields), batch_size=BATCH_ROWS, **ahead):
                 yield batch if self.names == list(self._fields) else self._flat(batch)
 
@@ -97,18 +97,17 @@ class CsvFile:
 
     def __init__(self, path: Path, of_samples: bool = False) -> None:
         self.path = path
-        with _explained(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
+        with explained(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(islice(file, 10 * HEAD_LINES))
             self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
             self._delimiter = delimiter_of(lines)
             reader = csv.reader(lines[self._blank :], delimiter=self._delimiter)
-            rows = [[cell.strip() for cell in row] for row in reader]
-        self.names = rows[0] if rows else []
+            self.names = [cell.strip() for cell in next(reader, [])]
         self.decimal = "," if self._delimiter == ";" else "."
         numbers = [number(name, self.decimal) for name in self.names if is_number(name, self.decimal)]
         counted = all(a % 1 == 0 and a < b for a, b in pairwise([*numbers, np.inf]))  # such as years
         valued = 2 * len(numbers) > len(self.names) and not counted
-        self.headless = of_samples and (valued or _occur_again(rows, self.decimal))
+        self.headless = of_samples and (valued or _occur_again(self.names, reader, self.decimal))
         if self.headless:
             self.names = [f"column {i}" for i in range(1, len(self.names) + 1)]
 
@@ -137,7 +136,7 @@ class CsvFile:
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield line number and cells of every row that is not blank, after the header; slow, for small files."""
-        with _explained(self.path, "CSV in UTF-8"), self.path.open(newline="", encoding="utf-8-sig") as file:
+        with explained(self.path, "CSV in UTF-8"), self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
             rows = ((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row))
             yield from islice(rows, int(not self.headless), None)
@@ -154,16 +153,21 @@ class CsvFile:
         expect(not line or error is None, f"{self.path}: cannot be read as CSV ({error})")
 
 
-def _occur_again(rows: Sequence[Sequence[str]], decimal: str) -> bool:
+def _occur_again(header: list[str], below: Iterable[list[str]], decimal: str) -> bool:
     """Whether most texts of the first row are values: they occur again below, and not because the header does."""
-    header, others = rows[0] if rows else [], [row for row in rows if row != rows[0]]
+    others = list[list[str]]()
+    with suppress(csv.Error):  # a cell that is too long for csv, though not for pyarrow
+        for row in below:
+            others.append([cell.strip() for cell in row])
+    others = [row for row in others if row != header]
     texts = [place for place, cell in enumerate(header) if cell and not is_number(cell, decimal)]
     again = [any(row[place : place + 1] == [header[place]] for row in others) for place in texts]
     return 2 * sum(again) > len(texts)
 
 
 @contextmanager
-def _explained(path: Path, kind: str) -> Iterator[None]:
+def explained(path: Path, kind: str) -> Iterator[None]:
+    """What the readers of tables raise becomes an `InputError` that names the file."""
     try:
         yield
     except InputError:

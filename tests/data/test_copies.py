@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +140,25 @@ def test_the_plan_of_a_training_says_so(tmp_path: Path) -> None:
     told = {"images": "32 pixels, padded, bicubic", "duplicates": "3 kept on one side of the split"}
     assert _image_plan(data) == told
     assert _image_plan(rfdlc.load("digits-lt")) == {}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_class_of_one_copy_keeps_its_sample(seed: int) -> None:
+    """The sample of a class that is a copy of a sample of another class stays in training, and so does the other."""
+    labels, first = np.array([0] * 8 + [1] * 8 + [2]), np.arange(17)
+    first[16] = 3
+    train, held = hold_out_indices(labels, 0.5, seed, None, first)
+    assert set(labels[train]) == {0, 1, 2}
+    assert {3, 16} <= set(train)
+    assert {0, 1} == set(labels[held])
+
+
+def test_images_of_one_camera_take_little_memory() -> None:
+    """All pairs of a thousand images that look the same: once a list of half a million."""
+    images = np.repeat(photographs(1), 1_000, axis=0)
+    images[:, 0, 0, 0] = np.arange(1_000) % 256
+    images[:, 0, 0, 1] = np.arange(1_000) // 256
+    tracemalloc.start()
+    assert first_copies(images).tolist() == list(range(1_000))  # too many to be copies of one
+    assert tracemalloc.get_traced_memory()[1] < 40e6
+    tracemalloc.stop()

@@ -24,7 +24,7 @@ def first_copies(inputs: NDArray[Any] | ImageFiles) -> Indices:
     """(N,) the first sample of which each is a copy: its own place if it is none.
 
     Files have the same content if size and last bytes agree. Images in memory are also compared by thumbnails, wherever
-    there are not too many. Where most rows of features occur twice, they are few values, and no copies.
+    there are not too many. If more than half of the rows of features are repeated, they are taken for coincidences.
     """
     count = len(inputs)
     if isinstance(inputs, ImageFiles):
@@ -35,7 +35,7 @@ def first_copies(inputs: NDArray[Any] | ImageFiles) -> Indices:
         return np.arange(count) if 2 * copied.sum() > count else joined(exact)
     exact = first_of(hashes(inputs))
     compared = count <= MOST_COMPARED and min(inputs.shape[2:]) >= SMALLEST
-    return joined(exact, *(_alike(inputs) if compared else ()))
+    return joined(_alike(inputs, exact) if compared else exact)
 
 
 def first_of(keys: NDArray[Any]) -> Indices:
@@ -44,11 +44,10 @@ def first_of(keys: NDArray[Any]) -> Indices:
     return start[numbers]
 
 
-def joined(first: Indices, *pairs: tuple[int, int]) -> Indices:
-    """The first of all samples that are joined by `first` or by pairs; sets that are too large are not joined."""
-    start = first_of(components(first, np.array(pairs, dtype=np.int64))) if pairs else first
-    large = np.bincount(start, minlength=len(first)) > max(MOST_COPIES, len(first) // 100)
-    return np.where(large[start], np.arange(len(first)), start)
+def joined(first: Indices) -> Indices:
+    """`first` without the sets that are too large to be copies."""
+    large = np.bincount(first, minlength=len(first)) > max(MOST_COPIES, len(first) // 100)
+    return np.where(large[first], np.arange(len(first)), first)
 
 
 def components(first: Indices, pairs: Indices) -> Indices:
@@ -98,17 +97,17 @@ def _ends(files: ImageFiles) -> Iterator[bytes]:
             yield f"{size} ".encode() + file.read()
 
 
-def _alike(images: NDArray[np.uint8]) -> list[tuple[int, int]]:
-    """Pairs of images (N, channels, H, W) whose thumbnails are correlated."""
+def _alike(images: NDArray[np.uint8], first: Indices) -> Indices:
+    """`first`, with images (N, channels, H, W) joined whose thumbnails are correlated."""
     small = np.concatenate([_thumbnails(images[i : i + 512]) for i in range(0, max(1, len(images)), 512)])
     small -= small.mean(1, keepdims=True)
     small[small.std(1) < FLAT] = 0
     small /= np.maximum(np.linalg.norm(small, axis=1, keepdims=True), 1e-6)
-    found: list[tuple[int, int]] = []
-    for start in range(0, len(small), 1024):
-        rows, columns = np.nonzero(small[start : start + 1024] @ small[start:].T >= ALIKE)
-        found += [(start + a, start + b) for a, b in zip(rows.tolist(), columns.tolist(), strict=True) if a < b]
-    return found
+    for start in range(0, len(small), 256):  # joined block by block: all pairs of images of one camera are too many
+        pairs = start + np.argwhere(small[start : start + 256] @ small[start:].T >= ALIKE)
+        pairs = pairs[first[pairs[:, 0]] != first[pairs[:, 1]]]
+        first = first_of(components(first, pairs)) if len(pairs) else first
+    return first
 
 
 def _thumbnails(images: NDArray[np.uint8]) -> NDArray[np.float32]:

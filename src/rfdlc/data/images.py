@@ -151,11 +151,20 @@ class ImageFiles:
 
     def _digest(self) -> str:
         """Changes with the files and with how they are decoded."""
-        states = [os.stat(self.root / name) for name in self.names]
+        states = [_state(self.root / name) for name in self.names]
         digest = blake2b(repr((self.shape, asdict(self.resizing))).encode(), digest_size=16)
-        digest.update(np.array([(state.st_size, state.st_mtime_ns) for state in states], dtype=np.int64).tobytes())
+        digest.update(np.array(states, dtype=np.int64).tobytes())
         digest.update(b"".join(part.tobytes() for part in self.names.packed))
         return digest.hexdigest()
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Size and time of a file; of one that is missing, which is named when it is decoded, neither."""
+    try:
+        found = path.stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
 
 
 def attempt(

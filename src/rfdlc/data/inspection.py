@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.data.copies import hashes
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.images import ImageFiles, attempt, decoded
 from rfdlc.decide.classes import Classes
@@ -37,9 +38,9 @@ class Inspection:
         found: dict[int, list[tuple[str, int]]] = defaultdict(list)  # where each content is: split and place
         broken: list[str] = []
         for name, split in data.splits.items():
-            hashes, wrong = _hashes(split)
+            contents, wrong = _contents(split)
             broken += wrong
-            for place, content in hashes.items():
+            for place, content in contents.items():
                 found[content].append((name, place))
         several = [places for places in found.values() if len(places) > 1]
         in_splits = [places[0] for places in several if len({name for name, _ in places}) > 1]
@@ -86,11 +87,11 @@ def _counted(names: tuple[str, ...] | None) -> dict[str, Any] | None:
     return None if names is None else {"count": len(names), "examples": list(names[:EXAMPLES])}
 
 
-def _hashes(split: Split) -> tuple[dict[int, int], list[str]]:
+def _contents(split: Split) -> tuple[dict[int, int], list[str]]:
     """A hash of the decoded content of every sample, by its place, and what is wrong with those that are missing."""
     files = split.inputs
     if not isinstance(files, ImageFiles):
-        return {place: _hash(row) for place, row in enumerate(files)}, []
+        return dict(enumerate(hashes(files).tolist())), []
 
     def content(place: int) -> int:
         with files.open(place) as image:

@@ -124,7 +124,8 @@ def load(
 
 def _shared(data: Dataset) -> list[str]:
     """Notes on images in memory that are in the training split and in another one."""
-    if data.kind != "images" or not all(isinstance(split.inputs, np.ndarray) for split in data.splits.values()):
+    in_memory = all(isinstance(split.inputs, np.ndarray) for split in data.splits.values())
+    if data.kind != "images" or len(data.splits) < 2 or not in_memory:
         return []
     found = {name: hashes(split.array) for name, split in data.splits.items()}
     counts = {name: int(np.isin(own, found["train"]).sum()) for name, own in found.items() if name != "train"}

@@ -54,6 +54,8 @@ def hold_out_indices(
             members = _shuffled(np.flatnonzero((labels == c) & (first == own)), seed, int(c))
             held[members[: _share(len(members), fraction)]] = True
         held = held[first]
+        gone = np.setdiff1d(labels, labels[~held])  # classes whose samples are copies of held-out ones of other classes
+        held &= ~np.isin(first, first[np.isin(labels, gone)])
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.data.dataset import SPLITS, Dataset, Split, as_inputs, choose_split, split_name
+from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, PackedText, Resizing
 from rfdlc.data.load import find_reader, known_names, load, options_of
 from rfdlc.data.sources import arrays, embedded, image_files, image_table
-from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, split_column
+from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect, listing, suggestion
@@ -140,8 +140,8 @@ def open_splits(
         elif reader is image_files.read_list:
             files, names = image_files.list_splits(found_at)
             known = replace(spec, classes=Classes(tuple(names)))
-            skip = options.get("skip_broken", False)
-            lists = {split: image_files.find_listed_images(file, names) for split, file in files.items()}
+            skip, links = options.get("skip_broken", False), options.get("allow_links", False)
+            lists = {split: image_files.find_listed_images(file, names, links) for split, file in files.items()}
             return {split: of_files(*found, known, skip) for split, found in lists.items()}, tuple(names)
         elif reader in (arrays.read, arrays.read_npy):
             found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))
@@ -163,8 +163,8 @@ def open_splits(
 
 def splits_in(file: Any, column: str) -> list[str]:
     """The splits that a column of a table names."""
-    found = {split_name(str(cell).strip()) for batch in file.batches() for cell in batch.column(column).to_pylist()}
-    return [split for split in SPLITS if split in found]
+    cells = [cell for batch in file.batches() for cell in batch.column(column).to_pylist()]
+    return [split for split, rows in rows_of_splits(str(file.path), column, cells).items() if len(rows)]
 
 
 def _in_memory(one: Split) -> Samples:
@@ -238,9 +238,7 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
 
 def _embedded(path: Path, spec: InputSpec, split: str | None, made: Embedding) -> Samples:
     """Features that `rfdlc embed` wrote, of the same embedding as those that the model was trained on."""
-    fits = (made.width,) == spec.input_shape and (spec.embedding is None or made.is_like(spec.embedding))
-    other = f"{path}: has features of {made.backbone} ({made.width}), but this model was trained on other ones"
-    expect(fits, f"{other}: embed with the network, weights and options that it was trained with")
+    _check_embedding(path, spec, made)
     file = open_table(path)
     if (column := split_column(file.names)) is not None:
         split = choose_split(str(path), splits_in(file, column), split)
@@ -255,6 +253,12 @@ def _embedded(path: Path, spec: InputSpec, split: str | None, made: Embedding) -
     return Samples(rows.labels, "id" in rows.names, _state(path), read)
 
 
+def _check_embedding(path: Path, spec: InputSpec, made: Embedding) -> None:
+    fits = (made.width,) == spec.input_shape and (spec.embedding is None or made.is_like(spec.embedding))
+    other = f"{path}: has features of {made.backbone} ({made.width}), but this model was trained on other ones"
+    expect(fits, f"{other}: embed with the network, weights and options that it was trained with")
+
+
 def _target(path: Path, spec: InputSpec, features: Collection[str]) -> str | None:
     others = [name for name in open_table(path, of_samples=True).names if name not in features]
     targets = [name for name in others if (name.lower() in TARGETS if spec.target is None else name == spec.target)]
@@ -263,7 +267,10 @@ def _target(path: Path, spec: InputSpec, features: Collection[str]) -> str | Non
 
 def _arrays(path: Path, spec: InputSpec, split: str | None) -> Samples:
     """`x`, and `y`, `ids` and `names` where they exist; rows of `x` are read on demand."""
-    splits = arrays.by_split(path.name, arrays.open_arrays(path, streamed=True))
+    opened = arrays.open_arrays(path, streamed=True)
+    if (made := opened.get(arrays.EMBEDDING)) is not None:
+        _check_embedding(path, spec, Embedding.read(str(as_array(made)), path))
+    splits = arrays.by_split(path.name, opened)
     names = splits.get("", {}).pop("names", None)
     given = {name or "train": roles for name, roles in splits.items() if roles}
     found = given[choose_split(str(path), given, split)]

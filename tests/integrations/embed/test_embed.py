@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,6 +124,25 @@ def test_a_list_a_table_and_a_folder_without_labels(photos, tmp_path):
         (photos / file).unlink()
 
 
+def test_a_folder_of_lists_and_rows_of_unknown_splits(photos, tmp_path):
+    names = [str(photos / "train" / name / f"{i}.png") for name in NAMES for i in range(4)]
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    for split, some in (("train", names[::2]), ("test", names[1::2])):
+        lines = [f"{name} {NAMES.index(Path(name).parent.name)}" for name in some]
+        (lists / f"My_{split}.txt").write_text("\n".join(lines))
+    (photos / "table.csv").write_text("\n".join(["path,label,split", "train/ant/0.png,ant,holdout"]))
+    given = {"backbone": f"{HERE}:corners", **OPTIONS}
+    with pytest.raises(rfdlc.InputError, match="allow"):
+        rfdlc.embed(lists, tmp_path / "f.npz", **given)
+    assert rfdlc.embed(lists, tmp_path / "f.npz", allow_links=True, **given).samples == 12
+    found = rfdlc.load(tmp_path / "f.npz")
+    assert {name: list(split.ids) for name, split in found.splits.items()} == {"train": names[::2], "test": names[1::2]}
+    with pytest.raises(rfdlc.InputError, match=r"the split 'holdout' in row 1 .* is unknown: expected train, val"):
+        rfdlc.embed(photos / "table.csv", tmp_path / "g.npz", **given)
+    (photos / "table.csv").unlink()
+
+
 def test_kill_9_and_go_on(photos, tmp_path, monkeypatch):
     """Also with weights that are drawn: they are the same every time."""
     whole, out, parts = tmp_path / "whole.npz", tmp_path / "f.npz", tmp_path / "f.npz.parts"
@@ -209,14 +229,16 @@ def test_a_model_of_features_predicts_from_images(photos, tmp_path, kind):
     assert len(rfdlc.Model.load(run, device="cpu").predict(str(features))) == 21
 
 
-def test_features_of_another_network_are_refused(photos, tmp_path):
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_features_of_another_network_are_refused(photos, tmp_path, kind):
     for name in ("random", "corners"):
-        rfdlc.embed(photos, tmp_path / f"{name}.parquet", backbone=f"{HERE}:{name}", image_size=12, device="cpu")
-    (tmp_path / "corners.parquet.embedding.safetensors").unlink()
+        rfdlc.embed(photos, tmp_path / f"{name}.{kind}", backbone=f"{HERE}:{name}", image_size=12, device="cpu")
+    (tmp_path / f"corners.{kind}.embedding.safetensors").unlink()
     with pytest.warns(UserWarning, match="will predict from features, but not from images"):
-        rfdlc.train(str(tmp_path / "corners.parquet"), "ce", tmp_path / "run", epochs=1, device="cpu")
+        rfdlc.train(str(tmp_path / f"corners.{kind}"), "ce", tmp_path / "run", epochs=1, device="cpu")
     with pytest.raises(rfdlc.InputError, match=r"has features of .*random \(6\), but this model was trained on"):
-        rfdlc.predict(tmp_path / "run", tmp_path / "random.parquet", tmp_path / "p.csv")
+        rfdlc.predict(tmp_path / "run", tmp_path / f"random.{kind}", tmp_path / "p.csv")
+    assert rfdlc.predict(tmp_path / "run", tmp_path / f"corners.{kind}", tmp_path / "p.csv").samples == 21
 
 
 def test_onnx(photos, tmp_path):

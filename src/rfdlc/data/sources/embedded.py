@@ -15,7 +15,7 @@ from rfdlc.data.sources.arrays import from_arrays
 from rfdlc.data.sources.table import classes_of, rows_of_splits, split_column
 from rfdlc.data.table import text_column
 from rfdlc.errors import expect, listing
-from rfdlc.tables import PARQUET
+from rfdlc.tables import PARQUET, explained
 
 KEY, CLASSES = "rfdlc.embedding", "rfdlc.classes"  # of the metadata, in JSON
 FEATURES = "features"  # the column
@@ -46,14 +46,17 @@ def read(path: Path) -> Dataset:
 
     found = metadata(path)
     assert found is not None
-    table, embedding = read_table(path), found["embedding"]
+    with explained(path, "Parquet"):
+        table = read_table(path)
+    embedding = found["embedding"]
     known = {name: table[name] for name in table.column_names if name != FEATURES}
     expect("target" in known, f"{path}: has no labels: embed a labelled source, or add a column target")
     absent = listing([row for row, text in enumerate(text_column(known["target"]), 1) if text is None], 5)
     expect(not absent, f"{path}: the target is missing in row {absent}: remove them")
     labels, names = classes_of(str(path), known["target"])
     texts = np.array(names)[labels]
-    order = [name for name in found["names"] if name in set(names)] if set(names) <= {*found["names"]} else names
+    present = set(names)
+    order = [name for name in found["names"] if name in present] if present <= {*found["names"]} else names
     column = split_column(known)
     splits = rows_of_splits(str(path), column, known[column]) if column else {"": np.arange(len(labels))}
     features = features_of(table[FEATURES], embedding.width)

@@ -290,9 +290,9 @@ def list_file(path: Path, split: str | None, *, whole: bool = False) -> Path:
 
 def list_splits(path: Path) -> tuple[dict[str, Path], list[str]]:
     """The lists of a data set by split ("" for one list alone), and the names of the classes in them."""
-    lists = find_lists(path if path.is_dir() else path.parent)
-    files = next(iter(lists.values())) if path.is_dir() else lists.get(_stem_and_split(path)[0], {})
-    files = files if path.is_dir() or path in files.values() else {"": path}
+    path = list_file(path, "train") if path.is_dir() else path
+    files = find_lists(path.parent).get(_stem_and_split(path)[0], {})
+    files = files if path in files.values() else {"": path}
     entries = {split: _list_entries(file, path.parent.resolve(), [], True) for split, file in files.items()}
     return files, _class_names(entries)
 

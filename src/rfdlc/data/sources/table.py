@@ -47,8 +47,8 @@ def read(
         group_of = text_column(table.pop(groups)).astype(str)
     notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
     column = split or split_column(table)
-    positions = {"train": np.arange(len(labels))} if column is None else {}
-    positions |= {} if column is None else rows_of_splits(where, column, table.pop(column))
+    everything = {"train": np.arange(len(labels))}
+    positions = everything if column is None else rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     ids, left_out = _identities(table, columns)
     told = "; ".join(["", *left_out])
