@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
 import rfdlc
@@ -42,6 +43,23 @@ def test_every_sample_is_predicted_by_a_run_that_has_not_seen_it(tmp_path):
     np.testing.assert_array_equal(again.predictions.scores.values, found.predictions.scores.values)
     with pytest.raises(InputError, match="holds a cross-validation with other settings"):
         rfdlc.cross_validate(source, "ce", out, folds=2, data_options={"groups": "who"}, **SMALL)
+
+
+def plain():
+    return nn.Linear(3, 3)
+
+
+def test_folds_of_other_data_are_not_used_again(tmp_path):
+    """The first call's runs have seen samples that another order of rows holds out."""
+    source = grouped(tmp_path / "t.csv")
+    given = {**SMALL, "backbone": plain}
+    found = rfdlc.cross_validate(source, "ce", tmp_path / "cv", folds=2, **given)
+    again = rfdlc.cross_validate(source, "ce", tmp_path / "cv", folds=2, **given)
+    np.testing.assert_array_equal(again.predictions.scores.values, found.predictions.scores.values)
+    header, *rows = source.read_text().splitlines()
+    source.write_text("\n".join([header, *rows[::-1]]))
+    with pytest.raises(InputError, match="was trained on other data"):
+        rfdlc.cross_validate(source, "ce", tmp_path / "cv", folds=2, **given)
 
 
 def test_commands_read_the_folder(tmp_path):

@@ -71,3 +71,14 @@ def test_what_cannot_be_predicted(trained, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     with pytest.raises(InputError, match=r"broken.png: .*corrupt"):
         trained.predict(tmp_path)
+
+
+def test_runs_of_one_call_decode_at_one_size(tmp_path):
+    """Each run ends as `train` would have left it, so files are not decoded at the size of the first run."""
+    for i in range(8):
+        paint(tmp_path / "photos" / "red" / f"{i}.png", "red", side=16 + i)
+        paint(tmp_path / "photos" / "blue" / f"{i}.png", "blue", side=16 + i)
+    specs = [rfdlc.RunSpec(tmp_path / f"{size}", "ce", {"image_size": size, "epochs": 1}) for size in (8, 16)]
+    with pytest.raises(InputError, match="networks expect images of different sizes or scales: train each of them"):
+        rfdlc.train_many(tmp_path / "photos", specs)
+    assert not (tmp_path / "8").exists()

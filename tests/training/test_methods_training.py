@@ -115,6 +115,18 @@ def test_forks_that_cannot_be(trained, tmp_path):
     assert not (tmp_path / "fork").exists()
 
 
+def test_forks_of_tables(tmp_path):
+    rng = np.random.default_rng(0)
+    table = {"x": rng.normal(size=(60, 3)).astype(np.float32), "y": np.repeat([0, 1, 2], 20)}
+    own = {"backbone": "mlp", "particles": 1, "calibration": "auto", "widths": (4,), "epochs": 1}
+    run = rfdlc.train(table, "rf-dlc", tmp_path / "run", **own, device="cpu")
+    forked = rfdlc.fork(run.path, tmp_path / "fork", data=table, epochs=2)
+    assert forked.config == run.config.replace(epochs=2)
+    mixture = rfdlc.train(table, "rf-dlc", tmp_path / "mixture", backbone="trees", device="cpu")
+    with pytest.raises(InputError, match="is a trees run, which has no epochs to continue from: start a new run"):
+        rfdlc.fork(mixture.path, tmp_path / "fork-2", data=table)
+
+
 def test_a_fork_leaves_the_settings_of_the_old_method_behind(trained, tmp_path):
     forked = rfdlc.fork(trained["ldam-drw"].path, tmp_path / "fork", method="ldam")
     assert forked.config == trained["ldam"].config

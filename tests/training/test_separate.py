@@ -66,3 +66,10 @@ def test_a_training_is_the_same_either_way(tmp_path):
 def test_an_unknown_execution_is_refused():
     with pytest.raises(rfdlc.InputError, match="execution"):
         rfdlc.TrainConfig(execution="parallel")
+
+
+def test_a_single_network_is_not_built_again():
+    net = ParticleNet(narrow_resnet50(), 5, particles=1)
+    net.stages = ([], [lambda count: pytest.fail("built")])
+    net.execute("separate")
+    assert not net.single

@@ -106,3 +106,8 @@ def test_the_prior_that_probabilities_carry():
         assert carried(trained_prior=(0.5, 0.25, 0.25), **aimed) == pytest.approx([0.5, 0.25, 0.25])
     with pytest.raises(InputError, match="trained_prior has 2 numbers: expected 3"):
         carried(trained_prior=(0.5, 0.5), weights="linear")
+
+
+@pytest.mark.parametrize("name", ["features", "table", "finetune", "images"])
+def test_data_may_have_the_name_of_a_general_preset(name):
+    assert resolve("rf-dlc", name, {}, "images")[1] == resolve("rf-dlc", "photos", {}, "images")[1]

@@ -102,9 +102,14 @@ def train(
         if profile:
             _show_profile(source, named, given)
         with _making(out, force):
-            model = None if cv else rfdlc.train(source, named, out, **given)
-            folds = rfdlc.cross_validate(source, named, out, folds=cv, **given) if cv else None
-        _report(model, json) if model else _report_folds(folds, json)
+            if cv:
+                found = rfdlc.cross_validate(source, named, out, folds=cv, **given)
+            else:
+                model = rfdlc.train(source, named, out, **given)
+        if cv:
+            _report_folds(found, json)
+        else:
+            _report(model, json)
 
 
 def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:

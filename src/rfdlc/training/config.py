@@ -24,6 +24,7 @@ from rfdlc.training.networks.backbones import BACKBONES
 from rfdlc.training.networks.particles import EXECUTIONS, HEADS
 from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 
+GENERAL = ("images", "features", "table", "finetune")  # presets by kind of data, not by name
 TABULAR = ("mixture", "trees")  # backbones of tables, that are not networks alone
 # The names that a setting may have; registries may grow.
 CHOICES: dict[str, tuple[Collection[str], ...]] = {
@@ -233,7 +234,8 @@ def preset(wanted: str, method: str, data_name: str = "", kind: str = "", pretra
     their kind: images, features or table. Which prior to decide for, finetune takes from the preset of the data.
     """
     presets, plain = _presets(), plain_name(data_name)
-    named = next((name for name in presets if plain_name(name) == plain and kind in ("", "images")), "")
+    of_data = [name for name in presets if name not in GENERAL and kind in ("", "images")]
+    named = next((name for name in of_data if plain_name(name) == plain), "")
     if wanted == "auto":
         wanted = "finetune" if pretrained else named or kind or "none"
     table = {} if wanted == "none" else presets[choose("preset", wanted, ("auto", "none", *presets))]

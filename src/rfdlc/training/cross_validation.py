@@ -24,6 +24,7 @@ from rfdlc.files import replacing
 from rfdlc.progress import announce
 from rfdlc.training.distributed import started_processes
 from rfdlc.training.model import Model
+from rfdlc.training.run import Run, data_of
 from rfdlc.training.train import resume, train
 
 FOLDED = "folds.json"  # what a folder was made with
@@ -77,7 +78,9 @@ def cross_validate(
     held = [np.flatnonzero(fold == number) for number in range(folds)]
     empty = f"{given.name}: its {len(samples)} samples (or groups) do not fill {folds} folds: use fewer folds"
     expect(all(map(len, held)), empty)
-    _claim(path, {"method": method, "folds": folds, "settings": {key: str(value) for key, value in settings.items()}})
+    texts = {key: str(value) for key, value in settings.items()}
+    texts |= {} if isinstance(settings.get("backbone", ""), str) else {"backbone": "own"}
+    _claim(path, {"method": method, "folds": folds, "settings": texts})
     models, parts = [], list[Predictions]()
     for number, rows in enumerate(held):
         announce(f"fold {number + 1} of {folds}")
@@ -112,9 +115,12 @@ def _with_fold(data: Dataset, kept: Any, held: Any) -> Dataset:
 
 
 def _trained(data: Dataset, method: str, path: Path, settings: Mapping[str, Any]) -> Model:
-    if (path / "metrics.json").exists():  # written last
-        return Model.load(path)
-    return resume(path, data) if (path / "config.json").exists() else train(data, method, path, **settings)
+    run, backbone = Run(path), settings.get("backbone")
+    own = None if isinstance(backbone, str) else backbone
+    if run.finished:
+        data_of(run, data)  # raises for other data
+        return Model.load(path, backbone=own, device=run.config.device)
+    return resume(path, data, backbone=own) if run.exists else train(data, method, path, **settings)
 
 
 def _corrected(model: Model, held: Split) -> Predictions:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import has_external_data
 from rfdlc.progress import announce
 from rfdlc.training.networks import pretrained as networks
-from rfdlc.training.networks.backbones import BACKBONES, backbone
+from rfdlc.training.networks.backbones import BACKBONES, backbone, imported
 from rfdlc.training.networks.stack import reset
 
 ONNX = "onnx"
@@ -242,11 +241,8 @@ def _network(
 
 
 def _own(name: str) -> nn.Module:
-    try:
-        found = resolve_name(name)
-        network = found if isinstance(found, nn.Module) else found()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"backbone {name!r} cannot be imported ({error}): expected {KINDS}") from None
+    found = imported(name, KINDS)
+    network = found if isinstance(found, nn.Module) else found()
     kind = type(network).__name__
     expect(isinstance(network, nn.Module), f"backbone {name!r} gives a {kind}: expected a module of torch")
     return network

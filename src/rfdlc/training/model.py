@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.embedding import Embedder, load_embedder
 from rfdlc.training.loop import split_outputs
 from rfdlc.training.methods import NETWORKS, Method, find_method
-from rfdlc.training.networks.backbones import backbone, own
+from rfdlc.training.networks.backbones import backbone, imported, own
 from rfdlc.training.networks.mixture import Mixture, Networks, rebuilt_member
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.pretrained import PREFIX, Resize, Start, Weights, starting_point, timm_backbone
@@ -243,12 +242,8 @@ def own_network(config: TrainConfig, given: OwnBackbone | None = None) -> OwnBac
     name = config.backbone
     if given is not None or ":" not in name or name.startswith(PREFIX):
         return given
-    try:
-        found: OwnBackbone = resolve_name(name)
-        return found
-    except (ImportError, AttributeError, ValueError) as error:
-        problem = f"setting backbone={name!r} cannot be imported ({error})"
-        raise InputError(f"{problem}: expected package.module:function on the path, or timm:NAME") from None
+    found: OwnBackbone = imported(name, "package.module:function on the path, or timm:NAME")
+    return found
 
 
 def start_of(config: TrainConfig, network: OwnBackbone | None = None) -> Start:

@@ -103,6 +103,10 @@ class Run:
     def exists(self) -> bool:
         return (self.path / "config.json").exists()
 
+    @property
+    def finished(self) -> bool:
+        return (self.path / "metrics.json").exists()  # written last
+
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """config.json: method, settings, and where the data came from."""
@@ -254,14 +258,20 @@ def load_for(
         expect(not options, f"a Dataset is loaded already: give data_options ({', '.join(options)}) to rfdlc.load")
         data, options = source, {}
     else:
-        known, wanted = options_of(find_reader(source, root)[0]), config.replace(**start.settings)
-        sized: dict[str, Any] = {"image_size": wanted.image_size} if wanted.image_size else {}
-        sized |= {"interpolation": wanted.interpolation} if wanted.interpolation != "auto" else {}
-        options = {**{name: value for name, value in sized.items() if name in known}, **options}
+        options = {**sizes_for(source, root, config, start), **options}
         data = load(source, root=root, **options)
     if start.preprocessing is not None:
         data = replace(data, normalisation=Normalisation(start.preprocessing.mean, start.preprocessing.std))
     return data, options
+
+
+def sizes_for(source: Any, root: str | Path | None, config: TrainConfig, start: Start) -> dict[str, Any]:
+    """The options that decode image files as a network expects them; none for other data."""
+    known = () if isinstance(source, Dataset) else options_of(find_reader(source, root)[0])
+    wanted = config.replace(**start.settings)
+    sized: dict[str, Any] = {"image_size": wanted.image_size} if wanted.image_size else {}
+    sized |= {"interpolation": wanted.interpolation} if wanted.interpolation != "auto" else {}
+    return {name: value for name, value in sized.items() if name in known}
 
 
 def weights_of(embedding: Embedding | None) -> dict[str, Path]:

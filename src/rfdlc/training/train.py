@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rfdlc.errors import InputError, expect, listing, repeated
+from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
-from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, weights_of
+from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, sizes_for, weights_of
 from rfdlc.training.trainer import Trainer
 
 FIXED_IN_FORKS = (
@@ -171,8 +172,7 @@ def train_many(
     expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
     expect(not folders, f"{listing(folders)} is the folder of several runs: expected one folder per run")
     trainer, runs = _prepare(data, specs, root, data_options or {}, networks=networks)
-    finished = [run for run in runs if (run.path / "metrics.json").exists()]  # written last
-    models = {run.path: Model.load(run.path, device=run.config.device) for run in finished}
+    models = {run.path: Model.load(run.path, device=run.config.device) for run in runs if run.finished}
     models |= {model.path: model for model in trainer.fit([run for run in runs if run.path not in models])}
     return [models[run.path] for run in runs]
 
@@ -189,7 +189,11 @@ def _prepare(
         known = {key: start_of(config, backbone) for key, config in dict(zip(networks_of, early, strict=True)).items()}
         starts = [known[key] for key in networks_of]
         apart = "these networks expect images of different sizes or scales: train each of them in a call of its own"
-        expect(all(start.preprocessing == starts[0].preprocessing for start in starts), apart)
+        views = [
+            (start.preprocessing, sizes_for(data, root, config, start))
+            for config, start in zip(early, starts, strict=True)
+        ]
+        expect(all(view == views[0] for view in views), apart)
         given, options = load_for(data, root, options, early[0], starts[0])
         trainer = Trainer(given, backbone=backbone, group=group, networks=networks)
         runs = [Run(spec.out, group.main) for spec in specs]
@@ -202,9 +206,9 @@ def _prepare(
             chosen = {**usual, **spec.settings, **start.settings}
             run.config = resolve(spec.method, given.name, chosen, given.suits, len(given.train))[1]
             trainer.check(run, again)
-        described = describe_data(given, data, root, options)
+        described, copies = describe_data(given, data, root, options), weights_of(given.embedding)
         for run in runs:
-            run.create(described, given.classes, weights_of(given.embedding))
+            run.create(described, given.classes, copies)
     return trainer, runs
 
 
@@ -215,10 +219,16 @@ def _configure_fork(
     run.method_name, old, data = method or source.method_name, source.config, source.metadata["data"]
     fits = run.method.combination is source.method.combination
     expect(fits, f"a fork cannot continue as {method}: its networks have other parts; start a new run")
+    epochs = f"{source.path} is a {old.backbone} run, which has no epochs to continue from"
+    expect(old.backbone not in TABULAR, f"{epochs}: start a new run with backbone=mlp")
     name, kind = data["name"], "images" if len(data["input_shape"]) == 3 else "table"
     before = {} if old.preset == "auto" else {"preset": old.preset}  # runs of earlier versions did not keep it
-    usual = resolve(source.method_name, name, before, kind)[1].to_dict()
+    plain = resolve(source.method_name, name, before, kind)[1]
+    leading = {key: getattr(old, key) for key in ("backbone", "head")}  # on which the usual settings depend
+    leading = {key: value for key, value in leading.items() if value != getattr(plain, key)}
+    usual = resolve(source.method_name, name, {**before, **leading}, kind)[1].to_dict()
     chosen = {key: value for key, value in old.to_dict().items() if value != usual[key] and key != "method_options"}
+    chosen |= leading
     known, usual_options = run.method.options, usual["method_options"]
     chosen |= {key: value for key, value in old.method_options.items() if key in known and value != usual_options[key]}
     run.config = resolve(run.method_name, name, {**before, **chosen, **changes}, kind)[1]

@@ -155,7 +155,7 @@ class Trainer:
 
     def _fit_table(self, run: Run) -> Model:
         """Fit the mixture of a run, from the start where it is not finished."""
-        if (run.path / "metrics.json").exists():  # written last
+        if run.finished:
             return Model.load(run.path, device=run.config.device)
         announce(_table_plan(run, self.data))
         try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import pairwise
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from rfdlc.errors import choose, expect
+from rfdlc.errors import InputError, choose, expect
 from rfdlc.training.networks.fused import stages as fused
 from rfdlc.training.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Hidden, Layout
 
@@ -217,6 +218,14 @@ def own(
         "expected features (batch, width); end it with pooling and flattening, without a classifier",
     )
     return Backbone(IN_FRONT, (partial(Copies, build),), width=features.shape[1])
+
+
+def imported(name: str, expected: str) -> Any:
+    """What "package.module:function" names."""
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"backbone={name!r} cannot be imported ({error}): expected {expected}") from None
 
 
 BACKBONES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], Backbone]] = {

@@ -187,10 +187,10 @@ class ParticleNet(nn.Module):
         """
         widest = max((layer.weight.shape[0] for layer in self.branches.modules() if isinstance(layer, Conv)), default=0)
         networks = self.runs * self.particles
-        separate = how == "separate" or (how == "auto" and widest >= WIDE * networks)
+        possible = networks > 1 and self.layout is IN_CHANNELS
+        separate = possible and (how == "separate" or (how == "auto" and widest >= WIDE * networks))
         with torch.device("meta"):  # structure alone: every call brings its own tensors
-            found = [nn.Sequential(*(stage(1) for stage in part)) for part in self.stages if separate]
-        self.single = found if networks > 1 and self.layout is IN_CHANNELS else []
+            self.single = [nn.Sequential(*(stage(1) for stage in part)) for part in self.stages if separate]
 
     def features(self, x: Tensor) -> Tensor:
         x = self.resize(x)

@@ -123,11 +123,12 @@ def _timm() -> Any:
 
 def _create(name: str, size: int, options: Mapping[str, Any], *, hub: bool = False) -> Any:
     timm, plain = _timm(), name.removeprefix(PREFIX)
-    models = timm.list_models()
-    close = [model for model in models if plain and model.startswith(plain)][:3] or get_close_matches(plain, models, 3)
-    hint = f"did you mean {', '.join(f'{PREFIX}{m}' for m in close)}?" if close else "timm.list_models() lists them"
-    known = timm.is_model(plain) and not plain.startswith("hf")
-    expect(known, f"backbone {name!r} is not a network of timm {timm.__version__}: {hint}")
+    if not timm.is_model(plain) or plain.startswith("hf"):
+        all_of_them = timm.list_models()
+        begun = [model for model in all_of_them if plain and model.startswith(plain)][:3]
+        close = [f"{PREFIX}{model}" for model in begun or get_close_matches(plain, all_of_them, 3)]
+        hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() lists them"
+        raise InputError(f"backbone {name!r} is not a network of timm {timm.__version__}: {hint}")
     arguments = {"in_chans": 3, **options, "num_classes": 0}
     try:
         network = _call(partial(timm.create_model, plain, **arguments), size, hub)
