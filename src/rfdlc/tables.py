@@ -57,7 +57,7 @@ class ArrowFile:
 
         self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
         files, partitioning = (parquet_files(path), "hive") if path.is_dir() else ([path], None)
-        with explained(path, self._kind):
+        with reading(path, self._kind):
             self._dataset = dataset(list(map(str, files)), format=self._kind.lower(), partitioning=partitioning)
             fields = [field for field in self._dataset.schema if not PANDAS_INDEX.fullmatch(field.name)]
             self._fields: dict[str, int | None] = {field.name: None for field in fields}  # and the length of lists
@@ -73,7 +73,7 @@ class ArrowFile:
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
-        with explained(self.path, self._kind):
+        with reading(self.path, self._kind):
             for batch in self._dataset.to_batches(columns=list(self._fields), batch_size=BATCH_ROWS, **ahead):
                 yield batch if self.names == list(self._fields) else self._flat(batch)
 
@@ -97,7 +97,7 @@ class CsvFile:
 
     def __init__(self, path: Path, of_samples: bool = False) -> None:
         self.path = path
-        with explained(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
+        with reading(path, "CSV in UTF-8"), path.open(newline="", encoding="utf-8-sig") as file:
             lines = list(islice(file, 10 * HEAD_LINES))
             self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
             self._delimiter = delimiter_of(lines)
@@ -136,7 +136,7 @@ class CsvFile:
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield line number and cells of every row that is not blank, after the header; slow, for small files."""
-        with explained(self.path, "CSV in UTF-8"), self.path.open(newline="", encoding="utf-8-sig") as file:
+        with reading(self.path, "CSV in UTF-8"), self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
             rows = ((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row))
             yield from islice(rows, int(not self.headless), None)
@@ -166,7 +166,7 @@ def _occur_again(header: list[str], below: Iterable[list[str]], decimal: str) ->
 
 
 @contextmanager
-def explained(path: Path, kind: str) -> Iterator[None]:
+def reading(path: Path, kind: str) -> Iterator[None]:
     """What the readers of tables raise becomes an `InputError` that names the file."""
     try:
         yield

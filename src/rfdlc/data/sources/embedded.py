@@ -15,7 +15,7 @@ from rfdlc.data.sources.arrays import from_arrays
 from rfdlc.data.sources.table import classes_of, rows_of_splits, split_column
 from rfdlc.data.table import text_column
 from rfdlc.errors import expect, listing
-from rfdlc.tables import PARQUET, explained
+from rfdlc.tables import PARQUET, reading
 
 KEY, CLASSES = "rfdlc.embedding", "rfdlc.classes"  # of the metadata, in JSON
 FEATURES = "features"  # the column
@@ -46,7 +46,7 @@ def read(path: Path) -> Dataset:
 
     found = metadata(path)
     assert found is not None
-    with explained(path, "Parquet"):
+    with reading(path, "Parquet"):
         table = read_table(path)
     embedding = found["embedding"]
     known = {name: table[name] for name in table.column_names if name != FEATURES}
