@@ -16,7 +16,8 @@ from rfdlc.data.samples import Samples
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorEstimate, PriorLike
 from rfdlc.decide.rules import largest
-from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, KIND, RAW
+from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, DECIDED, DETAILS, KIND, RAW
+from rfdlc.decide.sets import set_texts
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
 from rfdlc.files import replacing
@@ -27,7 +28,7 @@ KINDS = (".npz", ".parquet", ".csv")
 MOST_ESTIMATED, BLOCKS = 20_000, 20  # samples from which a class prior is estimated, and where they are taken from
 PART_ROWS, PART_VALUES = 4096, 2**22  # of a part, the smaller of the two: what a kill costs, and what is in memory
 REPEATED = ("target", "action", KIND)  # columns of text with few different values
-TEXTS = ("id", *REPEATED)  # all other columns hold numbers
+TEXTS = ("id", "set", *REPEATED)  # all other columns hold numbers
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def predict(
     prior = model.decider.decided_prior  # to four digits: an estimated one has the rounding of the device
     job |= {"prior": None if prior is None else [float(f"{share:.4g}") for share in prior]}
     job |= {"utility": table.decider.utility.to_dict()}
+    job |= {"sets": None if table.decider.sets is None else table.decider.sets.to_dict()}
     job |= {"columns": table.schema.names, "kind of scores": table.kind}
     store = TableStore(table.schema, kind, REPEATED)
     parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
@@ -111,14 +113,14 @@ class Table:
 
         self.model, self.samples, self.kind = model, samples, RAW if raw else CORRECTED
         self.decider = decider = model.decider.replace(utility=utility)
-        self.written = decider.replace(fitted=None, train_prior=None, target_prior=None) if raw else decider
+        self.written = decider.replace(fitted=None, train_prior=None, target_prior=None, sets=None) if raw else decider
         matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
         self.one_hot = decider.rule == "expected-utility" and np.array_equal(matrix, np.eye(*matrix.shape))
         classes = model.classes.names
-        clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, KIND})
+        clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, *DETAILS, KIND})
         expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
-        known = {"id": samples.named, "target": samples.labelled}
-        names = [name for name in ("id", *classes, "target", *DECIDED, KIND) if known.get(name, True)]
+        known = {"id": samples.named, "target": samples.labelled} | dict.fromkeys(DETAILS, decider.sets is not None)
+        names = [name for name in ("id", *classes, "target", *DECIDED, *DETAILS, KIND) if known.get(name, True)]
         prior = decider.train_prior if raw else decider.decided_prior
         carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
         self.schema = pyarrow.schema(
@@ -149,6 +151,9 @@ class Table:
         columns: dict[str, Any] = dict(zip(found.classes.names, written.T.astype(np.float32), strict=True))
         columns |= {"action": [self.decider.utility.actions[i] for i in chosen], KIND: [self.kind] * len(found)}
         columns |= {"expected_utility": np.asarray(values, dtype=np.float32), "id": found.ids}
+        if self.decider.sets is not None:
+            members = self.decider.sets.members(corrected, self.decider.utility)
+            columns |= {"set": set_texts(members, found.classes), "set_size": members.sum(axis=1).astype(np.float32)}
         if found.targets is not None:
             columns["target"] = found.classes.select(found.targets)
         return {name: columns[name] for name in self.schema.names}

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.compose import make_column_transformer
+from sklearn.datasets import make_classification
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -26,6 +27,7 @@ from sklearn.svm import LinearSVC
 
 from rfdlc import Classes, Decider, InputError, Utility, UtilityClassifier, make_utility_scorer
 from rfdlc.decide.calibrators import CALIBRATORS
+from rfdlc.decide.sets import SetUtility
 
 COSTLY = [[1, 0, 0], [-2, 1, 0], [-8, -3, 1]]
 
@@ -378,3 +380,26 @@ def test_no_vote_of_a_forest_is_not_impossible(three):
     smoothed = UtilityClassifier(forest, cv="prefit", calibration=None).fit(X, y).predict_proba(X)
     assert forest.predict_proba(X).min() == 0
     assert 0.001 < smoothed.min() < 1 / 20
+
+
+def test_sets_of_new_samples():
+    X, y = make_classification(4000, n_informative=8, n_classes=4, weights=[0.6, 0.25, 0.1], random_state=0)
+    names = np.array(["a", "b", "c", "d"])[y]
+    model = UtilityClassifier(LogisticRegression(max_iter=500)).fit(X[:1000], names[:1000])
+    with pytest.raises(InputError, match="no sets yet"):
+        model.predict_set(X)
+    sizes = {}
+    for kind in ("marginal", "class", "macro"):
+        members = model.conformalize(X[1000:2500], names[1000:2500], kind=kind, coverage=0.85).predict_set(X[2500:])
+        assert members.shape == (1500, 4)
+        covered, sizes[kind] = members[np.arange(1500), y[2500:]], members.sum(axis=1).mean()
+        shares = [covered[y[2500:] == c].mean() for c in range(4)]
+        assert abs((np.mean(shares) if kind == "class" else covered.mean()) - 0.85) < 0.04
+        assert (min(shares) < 0.6) == (kind == "marginal")
+    assert sizes["marginal"] < sizes["macro"]
+    expected = SetUtility.of("u80", 4).members(model.predict_proba(X[:50]), model.decider_.utility)
+    assert np.array_equal(model.predict_set(X[:50], "u80"), expected)
+    with pytest.raises(InputError, match=r"coverage is 1\.5"):
+        model.conformalize(X, names, coverage=1.5)
+    with pytest.raises(InputError, match="previously unseen labels"):
+        model.conformalize(X[:100], np.full(100, "z"))

@@ -29,7 +29,7 @@ from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
 from rfdlc.integrations.onnx.graph import serialise
-from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel, blank_sample
+from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel, blank_sample, check_sets
 from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Run, data_of
 
@@ -68,16 +68,17 @@ class Parity:
     ties: int
     recorded_agreement: float | None = None  # fraction of decisions equal to those of predictions.npz
     rounding: Rounding | None = None  # measured where the probabilities differ by more than the tolerance
+    sets_changed: int = 0
 
     def check(self, run: Any) -> None:
         """Refuse an export in 32 bits that is not the model of the run."""
         rounding, agreement = self.rounding, self.recorded_agreement
         near = self.largest_difference <= TOLERANCE if rounding is None else rounding.graph <= rounding.allowed
         expect(
-            near and not self.decisions_changed,
+            near and not self.decisions_changed and not self.sets_changed,
             f"the exported graph is not the model in {run}: over {self.samples} {self.inputs} "
-            f"{self.decisions_changed} decisions differ and probabilities by up to {self.largest_difference:.2g} "
-            f"(allowed {TOLERANCE:g}){rounding or ''}; nothing was written",
+            f"{self.decisions_changed} decisions differ, {self.sets_changed} sets, and probabilities by up to "
+            f"{self.largest_difference:.2g} (allowed {TOLERANCE:g}){rounding or ''}; nothing was written",
         )
         few = f"only {agreement or 0:.1%} of the decisions equal those in {run}/predictions.npz"
         fits = agreement is None or agreement >= RECORDED_AGREEMENT
@@ -125,6 +126,7 @@ def export(
     model = Model.load(run, backbone=backbone, device="cpu")
     prior = model.decider.target_prior if target_prior is None else target_prior
     model.decider = model.decider.replace(utility=utility, target_prior=prior)
+    check_sets(model.decider, utility_input)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
@@ -159,7 +161,8 @@ def _describe(model: Model) -> dict[str, Any]:
     made_from = {"run": run.path.resolve().name, "data": run.metadata["data"]["name"], "weights_sha256": digest}
     samples: dict[str, Any] = {"input_shape": list(model.input_shape), "resizing": asdict(model.resizing)}
     samples["encoder"] = None if encoder is None else encoder.to_dict()
-    described = {"format": FORMAT, "version": VERSION, "decider": model.decider.to_dict(), **samples}
+    version = VERSION if model.decider.sets is None else 3
+    described = {"format": FORMAT, "version": version, "decider": model.decider.to_dict(), **samples}
     return {**described, "provenance": {**made_by, **made_from}}
 
 
@@ -182,8 +185,13 @@ def measure_parity(model: Model, decide: Callable[[NDArray[Any]], Decisions], *,
     if full and differences.max() > TOLERANCE:
         worst = np.argsort(-differences)[:EXACT_SAMPLES]
         rounding = measure_rounding(model, inputs[worst], probabilities[worst], expected[worst])
+    sets_changed = 0
+    if decider.sets is not None:
+        own = decider.sets.members(probabilities, decider.utility)  # of the same probabilities: thresholds are sharp
+        sets_changed = int((np.concatenate([batch.sets for batch in decided]) != own).any(axis=1).sum())
     kind, largest = "random samples" if recorded is None else "test samples", float(differences.max())
-    return Parity(len(inputs), kind, largest, int(changed.sum()), int(tied.sum()), agreement, rounding)
+    counts = int(changed.sum()), int(tied.sum())
+    return Parity(len(inputs), kind, largest, *counts, agreement, rounding, sets_changed)
 
 
 def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], own: NDArray[Any]) -> Rounding:

@@ -15,8 +15,10 @@ from rfdlc.data.images import PADDING, Resizing
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import PROBABILITY_FLOOR
+from rfdlc.decide.sets import PredictionSets, SetUtility
+from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.integrations.onnx.model import METADATA_KEY, OUTPUTS, check_rule, with_checksum
+from rfdlc.integrations.onnx.model import METADATA_KEY, check_rule, outputs_of, with_checksum
 from rfdlc.integrations.onnx.trees import replace_trees, translation
 from rfdlc.training.model import Model
 from rfdlc.training.networks.backbones import Copies
@@ -49,7 +51,7 @@ class DecisionGraph(nn.Module):
 
 
 class DecisionHead(nn.Module):
-    """The torch twin of Decider: particle logits (M, B, C), optionally a utility (C, A) in 64 bits -> OUTPUTS."""
+    """The torch twin of Decider: particle logits (M, B, C), optionally a utility (C, A) in 64 bits -> outputs."""
 
     def __init__(self, decider: Decider, particles: int) -> None:
         super().__init__()
@@ -64,6 +66,7 @@ class DecisionHead(nn.Module):
             for values in (weights.reshape(-1, 1, 1), slope, bias, ratio)
         )
         self.utility, self.common = map(nn.Buffer, centred(torch.tensor(decider.utility.matrix)))
+        self.sets = None if decider.sets is None else SETS[type(decider.sets)](decider.sets, decider.utility)
 
     def forward(self, logits: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
         matrix, common = (self.utility, self.common) if utility is None else centred(utility)
@@ -77,7 +80,51 @@ class DecisionHead(nn.Module):
         expected = gains + (probabilities @ common)[:, None]
         uncertainty = _entropy(probabilities) / float(np.log(max(2, probabilities.shape[-1])))
         disagreement = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
-        return probabilities, expected, gains.argmax(-1), uncertainty, disagreement
+        sets = () if self.sets is None else (self.sets(probabilities),)
+        return probabilities, expected, gains.argmax(-1), uncertainty, disagreement, *sets
+
+
+class CoverageHead(nn.Module):
+    """The torch twin of PredictionSets: probabilities (B, C) -> members of the sets (B, C)."""
+
+    def __init__(self, sets: PredictionSets, utility: Utility) -> None:
+        super().__init__()
+        self.thresholds, self.empty = nn.Buffer(torch.tensor(sets.thresholds, dtype=torch.float32)), sets.empty
+
+    def forward(self, probabilities: Tensor) -> Tensor:
+        inside = probabilities >= self.thresholds
+        if self.empty:
+            return inside
+        nearest = (probabilities / self.thresholds.clamp_min(1e-30)).argmax(-1)
+        alone = nn.functional.one_hot(nearest, len(self.thresholds)).bool()
+        return inside | (alone & ~inside.any(-1, keepdim=True))
+
+
+class SetUtilityHead(nn.Module):
+    """The torch twin of SetUtility: probabilities (B, C) -> members of the sets (B, C)."""
+
+    def __init__(self, sets: SetUtility, utility: Utility) -> None:
+        super().__init__()
+        allowed, gain, alone = sets.terms(utility)
+        self.most = min(len(sets.discount), int(allowed.sum()))
+        single = utility.decided_class[:, None] == np.arange(len(allowed))  # (A, C)
+        values = gain[allowed], alone, sets.discount[1 : self.most]
+        self.gain, self.alone, self.discount = (nn.Buffer(torch.tensor(v, dtype=torch.float32)) for v in values)
+        self.single, self.allowed = nn.Buffer(torch.tensor(single)), nn.Buffer(torch.tensor(np.flatnonzero(allowed)))
+
+    def forward(self, probabilities: Tensor) -> Tensor:
+        plain, best = (probabilities @ self.alone).max(-1, keepdim=True)
+        single = self.single[best[:, 0]]
+        if self.most < 2:
+            return single
+        falling, order = (probabilities[:, self.allowed] * self.gain).topk(self.most)
+        value, size = (falling.cumsum(-1)[:, 1:] * self.discount).max(-1, keepdim=True)  # two classes less
+        first = (torch.arange(self.most) < size + 2).to(torch.float32)
+        several = torch.zeros_like(probabilities).scatter(1, self.allowed[order], first) > 0
+        return ((value > plain) & several) | ((value <= plain) & single)
+
+
+SETS: dict[Any, Callable[[Any, Utility], nn.Module]] = {PredictionSets: CoverageHead, SetUtility: SetUtilityHead}
 
 
 def centred(utility: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,15 +211,16 @@ def serialise(model: Model, metadata: dict[str, Any], onnx: bool) -> bytes:
     with torch.no_grad():
         program = torch.export.export(graph, tuple(arguments), dynamic_shapes=shapes, strict=False)
     if onnx:
-        return _onnx_bytes(program, tuple(axes), text, trees, quantised=metadata["precision"] == "int8")
+        names = outputs_of(model.decider)
+        return _onnx_bytes(program, tuple(axes), names, text, trees, quantised=metadata["precision"] == "int8")
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={"rfdlc.json": text})
     return buffer.getvalue()
 
 
 def _onnx_bytes(
-    program: ExportedProgram, axes: tuple[dict[int, str], ...], text: str, trees: list[dict[str, Any]], *,
-    quantised: bool,
+    program: ExportedProgram, axes: tuple[dict[int, str], ...], names: tuple[str, ...], text: str,
+    trees: list[dict[str, Any]], *, quantised: bool,
 ) -> bytes:  # fmt: skip
     """An ONNX file with a checksum. Stack traces of nodes are left out: they name files of this machine."""
     try:
@@ -188,7 +236,7 @@ def _onnx_bytes(
         dynamo=True,
         verbose=False,
         input_names=["inputs", "utility"][: len(axes)],
-        output_names=list(OUTPUTS),
+        output_names=list(names),
         dynamic_shapes=axes,  # their names, for those who open the file in a viewer
         custom_translation_table={torch.ops.prims.prod.default: product, **translation(trees)},
     )

@@ -16,11 +16,17 @@ from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import Floats
+from rfdlc.decide.sets import Mask, PredictionSets, SetUtility
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.files import has_external_data
 
-METADATA_KEY, FORMAT, VERSION, READABLE = "rfdlc", "rfdlc-onnx", 2, (1, 2)  # in 1 a utility as input has 32 bits
+METADATA_KEY, FORMAT, VERSION, READABLE = (
+    "rfdlc",
+    "rfdlc-onnx",
+    2,
+    (1, 2, 3),
+)  # in 1 a utility as input has 32 bits; 3 has sets
 OUTPUTS = ("probabilities", "expected_utility", "action", "uncertainty", "mutual_information")
 RULES = ("expected-utility", "cobb")  # the logarithm of an expected gain is largest where the gain is
 TOLERANCE = 1e-3  # of the utility's range, between what the graph computes and what its metadata say
@@ -37,6 +43,7 @@ class Decisions:
     action: Indices  # (N,)
     uncertainty: Floats  # (N,) entropy over log C
     mutual_information: Floats  # (N,) in nats
+    sets: Mask | None = None  # (N, C) which classes are in the set of each sample, of a decider with sets
 
 
 class OnnxModel:
@@ -90,7 +97,8 @@ class OnnxModel:
         if not self._outdated if self.utility_input else utility is None:
             return decided
         action = self.decider.replace(utility=chosen).decide_probabilities(decided.probabilities)
-        return replace(decided, expected_utility=decided.probabilities @ chosen.matrix, action=action)
+        sets = self.decider.sets and self.decider.sets.members(decided.probabilities, chosen)
+        return replace(decided, expected_utility=decided.probabilities @ chosen.matrix, action=action, sets=sets)
 
     def _read(self, inputs: Any) -> NDArray[Any]:
         """Samples as the graph takes them."""
@@ -105,17 +113,19 @@ class OnnxModel:
     def _run(self, samples: NDArray[Any], utility: Utility) -> Decisions:
         kind = np.float32 if self._outdated else np.float64
         feed = {"inputs": samples} | ({"utility": utility.matrix.astype(kind)} if self.utility_input else {})
-        return Decisions(*self._session.run(list(OUTPUTS), feed))
+        return Decisions(*self._session.run(list(outputs_of(self.decider)), feed))
 
     def _check_graph(self) -> None:
         """Names, types and fixed sides of inputs and outputs, and one inference, against the metadata."""
         number = "tensor(float)"
-        claimed: dict[str, tuple[str, list[int]]] = {name: (number, []) for name in OUTPUTS} | {
+        claimed: dict[str, tuple[str, list[int]]] = {name: (number, []) for name in outputs_of(self.decider)} | {
             "inputs": ("tensor(uint8)" if self._images else number, list(self._fixed)),
             "probabilities": (number, [len(self.classes)]),
             "expected_utility": (number, [] if self.utility_input else [len(self.utility.actions)]),
             "action": ("tensor(int64)", []),
         }
+        if self.decider.sets is not None:
+            claimed["sets"] = ("tensor(bool)", [len(self.classes)])
         if self.utility_input:
             claimed["utility"] = (number if self._outdated else "tensor(double)", [])
         values = (*self._session.get_inputs(), *self._session.get_outputs())
@@ -141,6 +151,19 @@ def check_rule(decider: Decider) -> None:
     """Graphs and servers decide by expected utility."""
     other = f"the decider's rule is {decider.rule!r}, but exported graphs and servers decide by expected utility only"
     expect(decider.rule in RULES, f"{other}; for arg max use the utility one-hot, which decides the same")
+
+
+def outputs_of(decider: Decider) -> tuple[str, ...]:
+    """The names of the outputs of a graph."""
+    return OUTPUTS if decider.sets is None else (*OUTPUTS, "sets")
+
+
+def check_sets(decider: Decider, utility_input: bool) -> None:
+    """Graphs are deterministic, and know how to answer with sets for one utility."""
+    random = isinstance(decider.sets, PredictionSets) and decider.sets.ties is not None
+    expect(not random, "sets are randomised, but an exported graph is not: fit them again without randomised=True")
+    both = utility_input and isinstance(decider.sets, SetUtility)
+    expect(not both, "sets by expected utility need the utility in the graph: export without utility_input")
 
 
 def with_checksum(data: bytes) -> bytes:

@@ -98,7 +98,7 @@ class Answer:
     @classmethod
     def of(cls, decider: Decider, probabilities: Floats, disagreement: Floats) -> "Answer":
         explained, names = decider.explain_probabilities(probabilities), decider.utility.classes.names
-        columns = {
+        columns: dict[str, list[Any]] = {
             "action": [explained.actions[i] for i in explained.action.tolist()],
             "expected_utility": _listed(explained.value),
             "argmax": [names[i] for i in explained.argmax.tolist()],
@@ -106,6 +106,8 @@ class Answer:
             "uncertainty": _listed(entropy(probabilities, normalised=True)),
             "mutual_information": _listed(disagreement),
         }
+        if explained.sets is not None:
+            columns["set"] = [list(decider.utility.classes.select(np.flatnonzero(each))) for each in explained.sets]
         return cls(decider, probabilities, disagreement, columns)
 
     def rows(self, rows: slice) -> "Answer":

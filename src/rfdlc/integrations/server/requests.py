@@ -55,7 +55,7 @@ class UtilitySpec(BaseModel):
 
 
 class DecideResponse(BaseModel):
-    """Columns with one entry per sample; the last four only with `full=true`."""
+    """Columns with one entry per sample; the last four tables only with `full=true`."""
 
     action: list[str]
     expected_utility: list[float]
@@ -63,6 +63,7 @@ class DecideResponse(BaseModel):
     probability: list[float]
     uncertainty: list[float]
     mutual_information: list[float]
+    set: list[list[str]] | None = None  # of a decider with sets
     classes: list[str] | None = None
     probabilities: list[list[float]] | None = None
     actions: list[str] | None = None

@@ -29,6 +29,7 @@ from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike, as_prior
 from rfdlc.decide.scores import Floats
+from rfdlc.decide.sets import PredictionSets, check_coverage
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 from rfdlc.integrations.sklearn.scoring import Labels, action_labels, as_utility, label_names, named_prior
@@ -46,6 +47,31 @@ class DecidingMixin:
         """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
         values = self.predict_proba(X) @ self.decider_.utility.matrix
         return values[:, 1] - values[:, 0] if values.shape[1] == 2 else values
+
+    def conformalize(self: Any, X: Any, y: Any, *, kind: str = "macro", coverage: float = 0.9, **options: Any) -> Any:
+        """Fit sets that contain the true class with a promised probability, to samples that `fit` has not seen.
+
+        `kind` is "marginal", "class" or "macro"; see `rfdlc.decide.sets.PredictionSets.fit` for further options.
+        """
+        check_coverage(coverage)
+        p, encoded = self.predict_proba(X), _encode(column_or_1d(y, warn=True), self.classes_)
+        options = {"prior": self.decider_.decided_prior, "kind": kind, "coverage": coverage} | options
+        return self._decide_with(
+            self.decider_.replace(sets=PredictionSets.fit(p, encoded, self.named_classes_, **options))
+        )
+
+    def predict_set(self: Any, X: Any, sets: Any = None) -> NDArray[np.bool_]:
+        """Which classes are in the set of each sample (N, C), in the order of `classes_`.
+
+        By default the sets of `conformalize`; "u65", "u80" or a `SetUtility` are the sets with the highest expected
+        utility.
+        """
+        p, found = self.predict_proba(X), self.decider_ if sets is None else self.decider_.replace(sets=sets)
+        expect(
+            found.sets is not None, "no sets yet: call conformalize(X, y) with new samples, or predict_set(X, 'u65')"
+        )
+        members: NDArray[np.bool_] = found.sets.members(p, found.utility)
+        return members
 
     def set_utility(self: Any, utility: Any) -> Any:
         """Decide for another utility from now on; nothing is fitted again."""
