@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.decide import priors, saving, wording
+from rfdlc.decide import budgets, priors, saving, wording
 from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.folds import out_of_fold
-from rfdlc.decide.predictions import Predictions, encode_targets
+from rfdlc.decide.predictions import Predictions, targets_of
 from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, as_weights
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, explained, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
@@ -58,6 +58,8 @@ class Decider:
         The decision rule; all but the first are for comparison.
     sets : {"u65", "u80"}, SetUtility or None
         How `decide_sets` answers with several classes; `fit_sets` gives sets with a promised coverage.
+    budget : Budget, optional
+        What `fit_budget` found: shares of samples that may be handed over, and the prices that keep to them.
     fitted, joint, calibrated_on : optional
         What `fit` found: the calibrator, the table (n_classes, n_classes) behind the check of estimated priors, and
         hashes of the samples, by which `evaluate` notices them.
@@ -79,6 +81,7 @@ class Decider:
     target_prior: Any = "natural"
     rule: str = "expected-utility"
     sets: Any = None
+    budget: budgets.Budget | None = None
     fitted: Calibrator | None = None
     joint: Any = None
     calibrated_on: Any = None
@@ -105,6 +108,8 @@ class Decider:
         if moved and "sets" not in changes and isinstance(new.sets, PredictionSets):
             object.__setattr__(new, "sets", None)
             warnings.warn(wording.SETS_DROPPED.format(listing(moved)), stacklevel=2)
+        if self.budget is not None and "budget" not in changes:
+            expect(budgets.priced_alike(self, new), budgets.OTHER_PRICES)
         return new
 
     def fit(
@@ -135,7 +140,7 @@ class Decider:
             joint = priors.joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, context["sample_weight"])
         kept = None if isinstance(self.sets, PredictionSets) else self.sets
         found: dict[str, Any] = {"fitted": fitted, "joint": joint, "calibrated_on": checked.fingerprints(y, REMEMBERED)}
-        return self.replace(**found, sets=kept)
+        return self.replace(**found, sets=kept, budget=None)
 
     def fit_sets(
         self, scores: Any, targets: ArrayLike | None = None, *, kind: str = "macro", coverage: float = 0.9,
@@ -160,6 +165,16 @@ class Decider:
         rng = np.random.default_rng(seed)
         pieces = self.stream(self.read(scores, logits))
         return np.concatenate([self.sets.members(p, self.utility, rng) for _, p in pieces])
+
+    def fit_budget(
+        self, scores: Any, targets: ArrayLike | None = None, *, budget: Any, logits: bool = False
+    ) -> "Decider":
+        """Return a decider that hands over at most `budget` of the samples, those for which it is worth most.
+
+        It is a share of all samples ("5%", 0.05), or shares by action: `{"radiologist": 0.02, "total": 0.1}`. Prices
+        are those of held-out samples, weighted as if their classes had the prior that is decided for.
+        """
+        return self.replace(budget=budgets.fitted_budget(self, *self.read_labelled(scores, targets, logits), budget))
 
     @property
     def effective_prior(self) -> Prior | None:
@@ -190,9 +205,11 @@ class Decider:
         known = [np.isin(each, found[kind]).mean() for kind, each in self.calibrated_on.items() if kind in found]
         return float(max([*known, 0.0]))
 
-    def decide(self, scores: Any, *, logits: bool = False) -> Indices:
-        """The chosen action of each sample (N,), an index into `utility.actions`."""
+    def decide(self, scores: Any, *, logits: bool = False, batch: bool = False) -> Indices:
+        """The chosen action of each sample (N,), an index into `utility.actions`; `batch` keeps to budgets exactly."""
         checked, ratio = self.read(scores, logits), self.ratio()
+        if self.budget is not None:
+            return budgets.kept_to(self, checked, batch)
         gain = RULES[self.rule](self.utility, ratio)  # linear rules take the correction into their matrix
         return np.concatenate([largest(gain(p)) for _, p in self._calibrated(checked, ratio)])
 
@@ -202,7 +219,8 @@ class Decider:
 
     def gains(self, probabilities: Floats) -> Floats:
         """What the rule compares, for each action (n, A), from corrected probabilities (n, C)."""
-        return RULES[self.rule](self.utility, None)(probabilities)
+        gains = RULES[self.rule](self.utility, None)(probabilities)
+        return gains if self.budget is None else gains - self.budget.columns(self.utility).astype(gains.dtype)
 
     def expected_utility(self, scores: Any, *, logits: bool = False) -> Floats:
         """The expected utility of every action (N, A)."""
@@ -213,19 +231,22 @@ class Decider:
         """Combined, calibrated, prior-corrected probabilities (N, C), marked so that no Decider takes them again."""
         return np.concatenate([p for _, p in self.stream(self.read(scores, logits))]).view(CorrectedProbabilities)
 
-    def explain(self, scores: Any, *, logits: bool = False) -> Explanation:
-        """For each sample the chosen action and its value, the runner-up, and what arg max would have done."""
-        return self._explained(p for _, p in self.stream(self.read(scores, logits)))
+    def explain(self, scores: Any, *, logits: bool = False, batch: bool = False) -> Explanation:
+        """For each sample the chosen action (as `decide`), its value, the runner-up, and what arg max would do."""
+        checked = self.read(scores, logits)
+        chosen = None if self.budget is None else budgets.kept_to(self, checked, batch)
+        return self._explained(self.stream(checked), chosen)
 
     def explain_probabilities(self, probabilities: Floats) -> Explanation:
         """Like `explain`, from probabilities (N, C) that are calibrated and corrected already."""
-        return self._explained([np.asarray(probabilities)])
+        return self._explained([(slice(None), np.asarray(probabilities))])
 
-    def _explained(self, pieces: Iterable[Floats]) -> Explanation:
+    def _explained(self, pieces: Iterable[tuple[slice, Floats]], chosen: Indices | None = None) -> Explanation:
         chunks, rng = [], np.random.default_rng(0)
-        for p in pieces:
+        for rows, p in pieces:
             sets = () if self.sets is None else (self.sets.members(p, self.utility, rng),)
-            chunks.append((*explained(self.utility, self.gains(p), p), *sets))
+            actions = None if chosen is None else chosen[rows]
+            chunks.append((*explained(self.utility, self.gains(p), p, actions), *sets))
         return Explanation(self.utility.actions, *map(np.concatenate, zip(*chunks, strict=True)))
 
     def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
@@ -283,12 +304,10 @@ class Decider:
 
     def utility_interval(self, scores: Any, estimate: PriorEstimate, *, logits: bool = False) -> tuple[float, float]:
         """The 95% interval of the mean expected utility that the uncertainty of an estimated class prior leaves."""
-        actions = self.replace(target_prior=estimate).decide(scores, logits=logits)
-        p = np.asarray(self.replace(target_prior=None).probabilities(scores, logits=logits), dtype=np.float64)
-        gain = p * self.utility.matrix[:, actions].T  # (N, C)
-        ratios = estimate.draws / np.maximum(self._known_prior(), 1e-300)
-        low, high = np.quantile([np.mean((gain @ r) / (p @ r)) for r in ratios], [0.025, 0.975])
-        return float(low), float(high)
+        plain = self.replace(budget=None, sets=None)
+        values = self.utility.matrix[:, plain.replace(target_prior=estimate).decide(scores, logits=logits)].T  # (N, C)
+        p = plain.replace(target_prior=None).probabilities(scores, logits=logits)
+        return estimate.mean_interval(np.asarray(p, dtype=np.float64), values, self._known_prior())
 
     def left_open(self, scores: Any) -> str:
         """What an estimated class prior leaves open, in words that follow `decided_for`."""
@@ -309,15 +328,7 @@ class Decider:
 
     def read_labelled(self, scores: Any, targets: ArrayLike | None, logits: bool = False) -> tuple[Scores, Indices]:
         """Scores and labels in the class order of the utility."""
-        if targets is None and isinstance(scores, Predictions):
-            targets = scores.with_classes(self.utility.classes).targets
-        elif hasattr(scores, "columns"):
-            targets = scores["target"] if targets is None and "target" in scores.columns else targets
-            if np.asarray(targets).dtype.kind in "iu":
-                targets = np.asarray(targets).astype(str)  # as in a file: names, where classes are called by numbers
-        if targets is None:
-            raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
-        checked, y = self.read(scores, logits), encode_targets(targets, self.utility.classes)
+        checked, y = self.read(scores, logits), targets_of(scores, targets, self.utility.classes)
         expect(y.shape == (len(checked),), f"{y.size} targets for {len(checked)} samples: expected one per sample")
         return checked, y
 

@@ -171,6 +171,19 @@ def encode_targets(targets: ArrayLike, classes: Classes) -> Indices:
     return classes.encode(array.astype(str) if array.dtype.kind == "O" else array, "target")
 
 
+def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indices:
+    """Given targets, or those of predictions or of a data frame, as indices of `classes`."""
+    if targets is None and isinstance(scores, Predictions):
+        targets = scores.with_classes(classes).targets
+    elif hasattr(scores, "columns"):
+        targets = scores["target"] if targets is None and "target" in scores.columns else targets
+        if np.asarray(targets).dtype.kind in "iu":
+            targets = np.asarray(targets).astype(str)  # as in a file: names, where classes are called by numbers
+    if targets is None:
+        raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
+    return encode_targets(targets, classes)
+
+
 def readable_ids(ids: Iterable[str]) -> NDArray[np.str_]:
     """Names of files may not be UTF-8, but tables are: other bytes are written as escapes."""
     return np.array([text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in ids])

@@ -103,6 +103,12 @@ class PriorEstimate:
         low, high = np.quantile(self.draws, [0.025, 0.975], axis=0)
         return low, high
 
+    def mean_interval(self, p: Floats, values: Floats, carried: Prior) -> tuple[float, float]:
+        """The 95% interval of a mean of expected values, from p (N, C) with the carried prior and values (N, C)."""
+        ratios, gain = self.draws / np.maximum(carried, 1e-300), p * values
+        low, high = np.quantile([np.mean((gain @ r) / (p @ r)) for r in ratios], [0.025, 0.975])
+        return float(low), float(high)
+
 
 def estimate_prior(
     probabilities: Floats, carried: Prior, joint: Floats | None = None, drawn: Sequence[Floats] = ()

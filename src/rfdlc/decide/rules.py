@@ -14,6 +14,8 @@ from rfdlc.decide.scores import Floats, safe_log
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
+# Why a sample was handed over, or was not although that is worth more than the best class.
+EXPECTED_UTILITY, OVER_BUDGET = "expected utility", "over budget"
 Gain = Callable[[Floats], Floats]
 Rule = Callable[[Utility, Prior | None], Gain]  # the prior (C,) is the correction p(y) ratio(y) still to be applied
 
@@ -35,19 +37,23 @@ class Explanation:
     runner_up_value: Floats
     argmax: Indices  # the most probable class
     probability: Floats  # of that class
+    reason: NDArray[np.str_]  # of a hand-over, or why a sample that is worth handing over was kept; "" otherwise
     sets: NDArray[np.bool_] | None = None  # which classes are in the set of each sample (n_samples, C)
 
     def __len__(self) -> int:
         return len(self.action)
 
 
-def explained(utility: Utility, gains: Floats, p: Floats) -> tuple[NDArray[Any], ...]:
-    """The columns of an Explanation, from gains (n, A) and corrected probabilities (n, C)."""
-    values, rows, first, top = p @ utility.matrix, np.arange(len(p)), largest(gains), largest(p)
+def explained(utility: Utility, gains: Floats, p: Floats, chosen: Indices | None = None) -> tuple[NDArray[Any], ...]:
+    """The columns of an Explanation, from gains (n, A), corrected probabilities (n, C) and chosen actions if known."""
+    values, rows, top = p @ utility.matrix, np.arange(len(p)), largest(p)
+    first = largest(gains) if chosen is None else chosen
     others = gains.copy()
     others[rows, first] = -np.inf
-    second = largest(others)
-    return first, values[rows, first], second, values[rows, second], top, p[rows, top]
+    second, handing = largest(others), utility.decided_class < 0
+    best = np.where(handing, values, -np.inf).max(axis=1) > np.where(handing, -np.inf, values).max(axis=1)
+    reason = np.where(handing[first], EXPECTED_UTILITY, np.where(best, OVER_BUDGET, ""))
+    return first, values[rows, first], second, values[rows, second], top, p[rows, top], reason
 
 
 def corrected(p: Floats, ratio: Prior | None) -> Floats:

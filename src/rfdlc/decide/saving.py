@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rfdlc.decide.budgets import Budget
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect
@@ -21,10 +22,11 @@ def as_table(decider: "Decider") -> dict[str, Any]:
     parameters, fitted, joint = {name: getattr(decider, name) for name in SAVED}, decider.fitted, decider.joint
     return {
         "format": FORMAT,
-        "version": 2 if decider.sets is None else 3,
+        "version": 2 if decider.sets is None and decider.budget is None else 3,
         "utility": decider.utility.to_dict(),
         **{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in parameters.items()},
         **({} if decider.sets is None else {"sets": decider.sets.to_dict()}),
+        **({} if decider.budget is None else {"budget": decider.budget.to_dict()}),
         "fitted": {"name": fitted.name} | fitted.to_dict() if fitted else None,
         "calibrated_on": {kind: [f"{h:x}" for h in each.tolist()] for kind, each in decider.calibrated_on.items()},
         "joint": None if joint is None else base64.b64encode(joint.astype("<f4").tobytes()).decode(),
@@ -50,4 +52,6 @@ def parameters_of(table: dict[str, Any]) -> dict[str, Any]:
     seen = {kind: np.array([int(each, 16) for each in hashes], dtype=np.uint64) for kind, hashes in seen.items()}
     parameters = {name: table[name] for name in SAVED}
     parameters["sets"] = table.get("sets")
+    if table.get("budget") is not None:
+        parameters["budget"] = Budget(**table["budget"])
     return parameters | {"utility": utility, "fitted": fitted, "joint": joint, "calibrated_on": seen}

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_classes
+from rfdlc.decide.scores import SUM_TOLERANCE
 from rfdlc.errors import InputError, expect, listing, repeated
 from rfdlc.tables import CsvFile, is_number, number
 
@@ -136,6 +137,49 @@ class Utility:
         expect(fits, f"abstain has {values.size} values: expected one number, or one per class ({count})")
         column = np.broadcast_to(values.reshape(-1), count)
         return Utility(np.column_stack([self.matrix, column]), self.classes, [*self.actions, name])
+
+    def with_expert(self, name: str, *, confusion: ArrayLike, cost: float | ArrayLike = 0.0) -> "Utility":
+        """Add an action that asks somebody who may be wrong, and then decides for the class of the answer.
+
+        It is worth `sum_answer confusion[true, answer] U[true, answer] - cost`.
+
+        Parameters
+        ----------
+        name : str
+            Name of the action.
+        confusion : array-like of shape (n_classes, n_classes), or float
+            P(answer | true class), each row summing to 1; or the probability of a right answer, with mistakes spread
+            evenly over the other classes.
+        cost : float or array-like of shape (n_classes,)
+            What an answer costs, on the scale of the utility; one number, or one per true class.
+
+        Examples
+        --------
+        >>> utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"])
+        >>> utility.with_expert("radiologist", confusion=[[0.9, 0.1], [0.05, 0.95]], cost=0.1).matrix[:, 2]
+        array([0.8, 0.6])
+        """
+        count, own = len(self.classes), self.class_action
+        absent = self.classes.select(np.flatnonzero(own < 0))
+        expect(not absent, f"expert {name!r} may answer {listing(absent)}, but no action decides for it: add one")
+        try:
+            given, costs = np.array(confusion, dtype=float), np.array(cost, dtype=float)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"expert {name!r}: confusion and cost must be numbers ({error})") from None
+        if given.ndim == 0:
+            given = np.where(np.eye(count, dtype=bool), given, (1 - given) / max(1, count - 1))
+        expected = f"expected ({count}, {count}), P(answer | true class), or the share of right answers"
+        expect(given.shape == (count, count), f"confusion of expert {name!r} has shape {given.shape}: {expected}")
+        wrong = np.flatnonzero(~((given >= 0).all(axis=1) & (np.abs(given.sum(axis=1) - 1) <= SUM_TOLERANCE)))
+        for row in wrong[:1]:
+            raise InputError(
+                f"confusion of expert {name!r}: the row of true class {self.classes.names[row]!r} is "
+                f"{listing([f'{v:g}' for v in given[row]])}, with sum {given[row].sum():g}: expected shares of "
+                "answers, 0 or more, that sum to 1"
+            )
+        given /= given.sum(axis=1, keepdims=True)
+        expect(np.isfinite(costs).all(), f"cost of expert {name!r} is {cost!r}: expected finite numbers")
+        return self.with_abstain((given * self.matrix[:, own]).sum(axis=1) - costs, name)
 
     def with_classes(self, classes: Classes) -> "Utility":
         """The same utility in the order of `classes`, matched by name, with their counts and groups."""

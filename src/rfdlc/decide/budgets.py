@@ -1,0 +1,224 @@
+"""Budgets: at most a share of the samples is handed over, those for which it is worth most.
+
+What handing over is worth: its expected utility minus that of the best class. A budget becomes a price per action,
+found on held-out data; a sample is handed over where that is worth more than the price.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.folds import out_of_fold
+from rfdlc.decide.rules import largest
+from rfdlc.decide.scores import Floats, Scores
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError, expect, listing
+
+if TYPE_CHECKING:
+    from rfdlc.decide.decider import Decider
+
+TOTAL = "total"  # the name of the budget for all actions that hand over
+SOLVED_AT_ONCE = 4000  # samples of a linear program with several budgets; of more, those that prices leave open
+SWEEPS = 10  # over the prices of several budgets
+TIE = 1e-9  # of the range of the gains
+PRICED = ("combine", "weights", "train_prior", "target_prior", "rule")  # what prices depend on, beside the next two
+OTHER_PRICES = (
+    "the budget of this decider was fitted with another utility, prior or calibration: fit it again on held-out data "
+    "(fit_budget, --budget with --calibrate), or leave it out (budget=None)"
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Shares of samples that may be handed over, and the prices that keep to them, by action or `total`.
+
+    Examples
+    --------
+    >>> Budget({"total": 0.05}, {"total": 0.2}).columns(Utility([[1, 0], [0, 1]]).with_abstain(0.9))
+    array([0. , 0. , 0.2])
+    """
+
+    shares: dict[str, float]
+    prices: dict[str, float]
+
+    def columns(self, utility: Utility) -> NDArray[np.float64]:
+        """The price of every action (A,)."""
+        own = np.array([self.prices.get(name, 0.0) for name in utility.actions])
+        prices: NDArray[np.float64] = np.where(utility.decided_class < 0, own + self.prices.get(TOTAL, 0.0), 0.0)
+        return prices
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables, ready for JSON."""
+        return {"shares": self.shares, "prices": self.prices}
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What handing over samples is worth: the best class of each, and the gain of each action that hands over."""
+
+    kept: Indices  # (N,) the best action that decides for a class
+    gains: NDArray[np.float64]  # (N, K) expected utility of handing over minus that of the best class
+    actions: Indices  # (K,) the actions that hand over
+
+    @classmethod
+    def of(cls, utility: Utility, p: Floats) -> "Worth":
+        """From corrected probabilities (N, C)."""
+        handing, deciding = (np.flatnonzero(mask) for mask in (utility.decided_class < 0, utility.decided_class >= 0))
+        expect(len(deciding), "every action of this utility hands over: expected actions that decide for a class")
+        values = p.astype(np.float64) @ utility.matrix
+        best = deciding[values[:, deciding].argmax(axis=1)]
+        return cls(best, values[:, handing] - np.take_along_axis(values, best[:, None], axis=1), handing)
+
+    def chosen(self, choice: Indices) -> Indices:
+        """Actions (N,) from a choice among those that hand over (N,), where -1 decides for the best class."""
+        return np.where(choice < 0, self.kept, self.actions[choice])
+
+
+def as_shares(given: Any, utility: Utility) -> dict[str, float]:
+    """A share ("5%", 0.05) of all hand-overs, or shares by action, as numbers by name."""
+    handing = [name for name, c in zip(utility.actions, utility.decided_class, strict=True) if c < 0]
+    expect(handing, "a budget limits hand-overs, but every action decides for a class: add one (abstain, an expert)")
+    named = given if isinstance(given, Mapping) else {TOTAL: given}
+    unknown = [str(name) for name in named if name not in (TOTAL, *handing)]
+    expect(named and not unknown, f"budget of {listing(unknown) or 'nothing'}: expected {listing([TOTAL, *handing])}")
+    return {str(name): as_share(value) for name, value in named.items()}
+
+
+def as_share(given: Any) -> float:
+    """0.05 or "5%" as a number between 0 and 1.
+
+    >>> as_share("5%"), as_share(0.05)
+    (0.05, 0.05)
+    """
+    try:
+        text = str(given).strip()
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    expect(0 <= share <= 1, f"budget {given!r}: expected a share of the samples from 0 to 1, such as 0.05 or 5%")
+    return share
+
+
+def fitted_budget(decider: "Decider", scores: Scores, targets: Indices, budget: Any) -> Budget:
+    """Prices at which held-out samples, weighted to the prior that is decided for, keep to the budget."""
+    expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
+    utility, prior, shares = decider.utility, decider.decided_prior, as_shares(budget, decider.utility)
+    weights = np.ones(len(scores)) if prior is None else prior[targets] / np.bincount(targets)[targets]
+    p = out_of_fold(decider, scores, targets, folds=5 if decider.overlap(scores, targets) else 0)
+    worth = Worth.of(utility, p)
+    names, groups = _groups(shares, worth, utility)
+    _, prices = assign(worth.gains, groups, [shares[name] * float(weights.sum()) for name in names], weights)
+    return Budget(shares, dict(zip(names, prices.tolist(), strict=True)))
+
+
+def kept_to(decider: "Decider", scores: Scores, batch: bool) -> Indices:
+    """Actions (N,) by the prices of a decider with a budget, or, of a whole batch, within the shares exactly."""
+    if not batch or decider.budget is None:
+        return np.concatenate([largest(decider.gains(p)) for _, p in decider.stream(scores)])
+    worth = Worth.of(decider.utility, np.concatenate([p for _, p in decider.stream(scores)]))
+    names, groups = _groups(decider.budget.shares, worth, decider.utility)
+    counts = [float(np.floor(decider.budget.shares[name] * len(scores) + TIE)) for name in names]
+    return worth.chosen(assign(worth.gains, groups, counts)[0])
+
+
+def priced_alike(one: "Decider", other: "Decider") -> bool:
+    """Whether prices that were found for one decider are right for another; the order of classes may differ."""
+    same = [np.array_equal(getattr(one, name), getattr(other, name)) for name in PRICED]
+    tables = [each.utility.with_classes(one.utility.classes) for each in (one, other)]
+    equal = tables[0].actions == tables[1].actions and np.array_equal(tables[0].matrix, tables[1].matrix)
+    return all(same) and one.fitted is other.fitted and equal
+
+
+def _groups(shares: dict[str, float], worth: Worth, utility: Utility) -> tuple[list[str], NDArray[np.bool_]]:
+    """The names of the budgets, and which actions (K,) each limits."""
+    handing = [utility.actions[a] for a in worth.actions]
+    return list(shares), np.array([[name in (TOTAL, action) for action in handing] for name in shares])
+
+
+def assign(
+    gains: NDArray[np.float64], groups: NDArray[np.bool_], counts: Sequence[float], weights: ArrayLike | None = None
+) -> tuple[Indices, NDArray[np.float64]]:
+    """Hand over for the largest sum of gains (N, K), at most `counts` samples for the actions of each group (G, K).
+
+    Returns the choice of each sample, -1 for none, and the price of each group: what one more hand-over would bring.
+    Exact: with one budget by sorting, with several by linear programming, whose solutions are whole numbers because
+    groups are single actions or all of them (two nested families of sets: a totally unimodular matrix).
+    With weights, prices are those of weighted samples, and the samples at the limit are left out.
+    """
+    w = np.ones(len(gains)) if weights is None else np.asarray(weights, dtype=np.float64)
+    choice = np.where(gains.max(axis=1) > 0, gains.argmax(axis=1), -1)
+    if all((w * _among(choice, group)).sum() <= count for group, count in zip(groups, counts, strict=True)):
+        return choice, np.zeros(len(groups))
+    if len(groups) == 1:
+        return _assign_one(gains, groups[0], counts[0], w)
+    return _assign_several(gains, groups, np.asarray(counts, dtype=np.float64), w)
+
+
+def _among(choice: Indices, group: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return np.asarray(np.append(group, False)[choice])  # -1 is the last
+
+
+def _assign_one(
+    gains: NDArray[np.float64], group: NDArray[np.bool_], count: float, w: NDArray[np.float64]
+) -> tuple[Indices, NDArray[np.float64]]:
+    """The samples for which the limited actions gain most over the others."""
+    rows, (inside, outside) = np.arange(len(gains)), (np.where(mask, gains, -np.inf) for mask in (group, ~group))
+    best, other = inside.argmax(axis=1), outside.argmax(axis=1)
+    rest = np.maximum(outside[rows, other], 0)
+    margin = inside[rows, best] - rest
+    order = np.argsort(-margin, kind="stable")
+    fits = (np.cumsum(w[order]) <= count * (1 + TIE)) & (margin[order] > 0)
+    last = int(fits.sum())
+    ends = [margin[order[i]] if 0 <= i < len(gains) else 0.0 for i in (last - 1, last)]
+    price = max(0.0, float(np.mean(ends)) if last else float(ends[1]))
+    choice = np.where(rest > 0, other, -1)
+    choice[order[:last]] = best[order[:last]]
+    return choice, np.array([price])
+
+
+def _assign_several(
+    gains: NDArray[np.float64], groups: NDArray[np.bool_], counts: NDArray[np.float64], w: NDArray[np.float64]
+) -> tuple[Indices, NDArray[np.float64]]:
+    """By prices that are nearly right; samples that they leave open are solved until no sample prefers another."""
+    size, scale, prices = SOLVED_AT_ONCE, max(float(np.ptp(gains)), 1e-300), np.zeros(len(groups))
+    for g in [*range(len(groups))] * (SWEEPS if len(gains) > size else 0):  # near: one price at a time, others fixed
+        prices[g] = 0
+        prices[g] = _assign_one(gains - prices @ groups, groups[g], counts[g], w)[1][0]
+    while True:
+        priced = np.column_stack([gains - prices @ groups, np.zeros(len(gains))])
+        ranked = np.sort(priced, axis=1)
+        open_ = np.zeros(len(gains), dtype=bool)
+        open_[np.argsort(ranked[:, -1] - ranked[:, -2], kind="stable")[:size]] = True
+        choice = priced.argmax(axis=1)
+        choice[choice == gains.shape[1]] = -1
+        left = counts - [(w * _among(choice, group))[~open_].sum() for group in groups]
+        if (left >= 0).all():
+            choice[open_], prices = _solve(gains[open_], groups, left, w[open_])
+            priced = np.column_stack([gains - prices @ groups, np.zeros(len(gains))])
+            loss = priced.max(axis=1) - np.take_along_axis(priced, choice[:, None], axis=1)[:, 0]
+            if open_.all() or loss[~open_].max() <= TIE * scale:  # optimal: no sample prefers another choice
+                return choice, prices
+        size *= 2
+
+
+def _solve(
+    gains: NDArray[np.float64], groups: NDArray[np.bool_], counts: NDArray[np.float64], w: NDArray[np.float64]
+) -> tuple[Indices, NDArray[np.float64]]:
+    """The linear program over x (N, K) in [0, 1] by the simplex method, and the prices of its limits."""
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array, eye_array, kron, vstack
+
+    samples, actions = gains.shape
+    limits = kron(csr_array(w[None]), csr_array(groups.astype(float)))  # sum_ik w_i x_ik <= count
+    rows = vstack([kron(eye_array(samples), np.ones((1, actions))), limits], format="csr")
+    bounds = np.concatenate([np.ones(samples), counts])
+    found = linprog(-(w[:, None] * gains).ravel(), A_ub=rows, b_ub=bounds, bounds=(0, 1), method="highs-ds")
+    if not found.success:
+        raise InputError(f"budgets could not be assigned ({found.message}): expected gains of moderate size")
+    x = found.x.reshape(samples, actions)
+    choice = np.where(x.max(axis=1) > 1 - 1e-6, x.argmax(axis=1), -1)
+    return choice, np.maximum(-found.ineqlin.marginals[samples:], 0)

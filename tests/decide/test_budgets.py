@@ -1,0 +1,191 @@
+"""Budgets and experts against brute force, and shares that are kept in batches, on held-out data and in streams."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from rfdlc import Decider, InputError, Utility
+from rfdlc.decide.budgets import Budget, Worth, assign
+
+
+def probabilities(n, classes, seed, sharpness=2.0):
+    z = sharpness * np.random.default_rng(seed).normal(size=(n, classes))
+    p = np.exp(z)
+    return p / p.sum(axis=1, keepdims=True)
+
+
+def total(gains, choice):
+    return sum(gains[i, k] for i, k in enumerate(choice) if k >= 0)
+
+
+def keeps(choice, groups, counts):
+    return all(sum(k >= 0 and g[k] for k in choice) <= c for g, c in zip(groups, counts, strict=True))
+
+
+@pytest.mark.parametrize("decimals", [1, 8], ids=["ties", "distinct"])
+def test_assignment_is_the_best_of_all(decimals):
+    rng = np.random.default_rng(decimals)
+    for _ in range(80):
+        n, actions = int(rng.integers(2, 6)), int(rng.integers(1, 4))
+        gains = np.round(rng.normal(0.2, 1, (n, actions)), decimals)
+        groups = [row for row in np.eye(actions, dtype=bool) if rng.random() < 0.7]
+        groups = np.array(groups if groups and rng.random() < 0.4 else [*groups, np.ones(actions, dtype=bool)])
+        counts = rng.integers(0, n, len(groups)).astype(float)
+        choice, prices = assign(gains, groups, counts)
+        everything = itertools.product(range(-1, actions), repeat=n)
+        best = max(total(gains, other) for other in everything if keeps(other, groups, counts))
+        assert keeps(choice, groups, counts)
+        assert total(gains, choice) == pytest.approx(best, abs=1e-9)
+        # Prices prove it: by duality no assignment is worth more than this.
+        bound = np.maximum(gains - prices @ groups, 0).max(axis=1).sum() + prices @ counts
+        if len(groups) > 1 or not prices.any():
+            assert bound == pytest.approx(best, abs=1e-6)
+
+
+def test_many_samples_are_assigned_as_a_linear_program_says():
+    rng = np.random.default_rng(0)
+    gains, groups = rng.normal(0.2, 1, (9000, 3)), np.array([[1, 0, 0], [0, 1, 0], [1, 1, 1]], dtype=bool)
+    counts = np.array([450.0, 180.0, 900.0])
+    choice, prices = assign(gains, groups, counts)
+    assert keeps(choice, groups, counts)
+    bound = np.maximum(gains - prices @ groups, 0).max(axis=1).sum() + prices @ counts
+    assert total(gains, choice) == pytest.approx(bound, rel=1e-9)
+
+
+def test_expert_is_worth_what_the_answers_are_worth():
+    rng = np.random.default_rng(0)
+    utility = Utility(rng.normal(size=(4, 4)), list("abcd"))
+    confusion, cost = rng.dirichlet(np.ones(4), 4), 0.3
+    p, asked = probabilities(50, 4, 1), utility.with_expert("doctor", confusion=confusion, cost=cost)
+    decider = Decider(asked)
+    for row, action, values in zip(p, decider.decide(p), decider.expected_utility(p), strict=True):
+        answers = itertools.product(range(4), range(4))
+        ask = sum(row[y] * confusion[y, a] * utility.matrix[y, a] for y, a in answers) - cost
+        each = [*(row @ utility.matrix), ask]
+        assert values == pytest.approx(each)
+        assert action == int(np.argmax(each))
+
+
+def test_perfect_expert_gets_everything_and_a_useless_one_nothing():
+    p, utility = probabilities(2000, 5, 0), Utility.one_hot(5)
+    perfect = Decider(utility.with_expert("expert", confusion=1.0)).decide(p)
+    assert (perfect == 5).all()
+    guessing = utility.with_expert("expert", confusion=np.full((5, 5), 0.2))
+    fixed = utility.with_expert("expert", confusion=np.tile([0.0, 0, 1, 0, 0], (5, 1)))
+    assert not (Decider(guessing).decide(p) == 5).any()
+    assert not (Decider(fixed).decide(p) == 5).any()
+    assert not (Decider(utility.with_expert("expert", confusion=1.0, cost=1.0)).decide(p) == 5).any()
+
+
+@pytest.mark.parametrize(
+    ("confusion", "cost", "message"),
+    [
+        ([[0.9, 0.2], [0, 1]], 0, "'healthy' is 0.9, 0.2, with sum 1.1: expected shares of answers"),
+        ([[1.1, -0.1], [0, 1]], 0, "0 or more, that sum to 1"),
+        ([[1.0, 0]], 0, r"has shape \(1, 2\): expected \(2, 2\)"),
+        (1.2, 0, "0 or more, that sum to 1"),
+        (0.9, float("nan"), "cost of expert 'doctor' is nan: expected finite numbers"),
+        ("good", 0, "must be numbers"),
+    ],
+)
+def test_wrong_experts_are_named(confusion, cost, message):
+    utility = Utility([[1, 0], [-5, 1]], ["healthy", "ill"])
+    with pytest.raises(InputError, match=message):
+        utility.with_expert("doctor", confusion=confusion, cost=cost)
+
+
+def test_budget_is_exact_in_a_batch_and_near_by_prices():
+    utility = Utility.one_hot(10).with_expert("person", confusion=0.95, cost=0.05)
+    held, new = probabilities(10_000, 10, 0), probabilities(10_000, 10, 1)
+    decider = Decider(utility).fit_budget(held, np.arange(10_000) % 10, budget="5%")
+    batch = decider.decide(new, batch=True)
+    assert (batch == 10).sum() == 500
+    assert abs((decider.decide(new) == 10).mean() - 0.05) < 0.005
+    worth = Worth.of(utility, new)
+    assert worth.gains[batch == 10].min() >= worth.gains[batch != 10].max()  # those for which it is worth most
+    assert (batch[batch < 10] == new.argmax(axis=1)[batch < 10]).all()
+
+
+def test_budgets_of_several_experts_are_kept_at_once():
+    right = np.diag([0.95, 0.9, 0.8, 0.7, 0.6, 0.5])  # what is left is spread evenly
+    nurse = right + (np.ones((6, 6)) - np.eye(6)) * (1 - right.sum(axis=1, keepdims=True)) / 5
+    utility = Utility.one_hot(6).with_expert("nurse", confusion=nurse, cost=0.02)
+    utility = utility.with_expert("doctor", confusion=0.98, cost=0.1)
+    held, shares = probabilities(4000, 6, 0), {"nurse": 0.1, "doctor": 0.03, "total": 0.12}
+    decider = Decider(utility).fit_budget(held, np.arange(4000) % 6, budget=shares)
+    for batch in (True, False):
+        found = np.bincount(decider.decide(probabilities(4000, 6, 1), batch=batch), minlength=8)[6:] / 4000
+        assert found[0] <= 0.1 + 0.01 * (not batch)
+        assert found[1] == pytest.approx(0.03, abs=1e-9 if batch else 0.005)
+        assert found.sum() == pytest.approx(0.12, abs=1e-9 if batch else 0.01)
+
+
+def test_a_budget_is_never_spent_on_what_is_worth_nothing():
+    decider = Decider(Utility.one_hot(3).with_abstain(0.4)).fit_budget(
+        probabilities(900, 3, 0), [0, 1, 2] * 300, budget=0.9
+    )
+    p = probabilities(500, 3, 1)
+    assert decider.budget == Budget({"total": 0.9}, {"total": 0.0})
+    assert (decider.decide(p, batch=True) == Decider(decider.utility).decide(p)).all()
+
+
+def test_prices_are_for_the_prior_that_is_decided_for():
+    """Held-out samples have equal classes, samples to decide 90% of the first: the share is kept for these."""
+    rng, utility = np.random.default_rng(0), Utility.one_hot(2).with_expert("person", confusion=1.0)
+
+    def scores(y):
+        z = rng.normal(size=len(y)) + np.where(y == 1, 1, -1)
+        p = 1 / (1 + np.exp(-2 * z))
+        return np.stack([1 - p, p], axis=1)
+
+    y, new = np.arange(20_000) % 2, (rng.random(20_000) < 0.1).astype(int)
+    decider = Decider(utility, calibration=None, train_prior=[0.5, 0.5], target_prior=[0.9, 0.1])
+    share = (decider.fit_budget(scores(y), y, budget=0.1).decide(scores(new)) == 2).mean()
+    assert share == pytest.approx(0.1, abs=0.006)
+
+
+def test_reasons_say_why_samples_were_handed_over_or_kept():
+    utility = Utility([[1, 0], [0, 1]], ["a", "b"]).with_abstain(0.8)
+    p = np.array([[0.99, 0.01], [0.55, 0.45], [0.3, 0.7], [0.9, 0.1]])
+    found = Decider(utility).explain(p)
+    assert found.reason.tolist() == ["", "expected utility", "expected utility", ""]
+    decider = Decider(utility).fit_budget(p, [0, 0, 1, 0], budget=0.25)
+    for batch in (False, True):
+        found = decider.explain(p, batch=batch)
+        assert found.reason.tolist() == ["", "expected utility", "over budget", ""]
+        assert [found.actions[a] for a in found.action] == ["a", "abstain", "b", "a"]
+        assert found.value == pytest.approx([0.99, 0.8, 0.7, 0.9])
+
+
+def test_a_budget_is_saved_and_belongs_to_its_utility(tmp_path):
+    utility = Utility.one_hot(3).with_abstain(0.9)
+    decider = Decider(utility).fit_budget(probabilities(300, 3, 0), [0, 1, 2] * 100, budget=0.1)
+    decider.save(tmp_path / "decider.json")
+    loaded, p = Decider.load(tmp_path / "decider.json"), probabilities(200, 3, 1)
+    assert loaded.budget == decider.budget
+    assert (loaded.decide(p) == decider.decide(p)).all()
+    assert decider.replace(utility=utility).budget == decider.budget
+    with pytest.raises(InputError, match="fitted with another utility, prior or calibration: fit it again"):
+        decider.replace(utility=Utility.one_hot(3).with_abstain(0.8))
+    assert decider.replace(utility=Utility.one_hot(3), budget=None).budget is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (1.5, "budget 1.5: expected a share of the samples from 0 to 1, such as 0.05 or 5%"),
+        ("many", "budget 'many': expected a share"),
+        ({"surgeon": 0.1}, "budget of surgeon: expected total, abstain"),
+    ],
+)
+def test_wrong_budgets_are_named(budget, message):
+    with pytest.raises(InputError, match=message):
+        Decider(Utility.one_hot(2).with_abstain(0.5)).fit_budget([[0.5, 0.5]], [0], budget=budget)
+
+
+def test_budget_needs_something_to_limit_and_labels():
+    with pytest.raises(InputError, match="every action decides for a class: add one"):
+        Decider(Utility.one_hot(2)).fit_budget([[0.5, 0.5]], [0], budget=0.1)
+    with pytest.raises(InputError, match="no targets"):
+        Decider(Utility.one_hot(2).with_abstain(0.5)).fit_budget([[0.5, 0.5]], budget=0.1)
