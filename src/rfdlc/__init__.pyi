@@ -8,6 +8,7 @@ from rfdlc.decide.decider import Decider as Decider
 from rfdlc.decide.evaluation import Evaluation as Evaluation
 from rfdlc.decide.evaluation import evaluate as evaluate
 from rfdlc.decide.predictions import Predictions as Predictions
+from rfdlc.decide.streams import StreamController as StreamController
 from rfdlc.decide.utility import Utility as Utility
 from rfdlc.errors import InputError as InputError
 from rfdlc.integrations.embedding import embed as embed

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from rfdlc import Decider, InputError, Utility
+from rfdlc import Classes, Decider, InputError, Utility, evaluate
 from rfdlc.decide.budgets import Budget, Worth, assign
+from rfdlc.decide.streams import StreamController
 
 
 def probabilities(n, classes, seed, sharpness=2.0):
@@ -189,3 +190,86 @@ def test_budget_needs_something_to_limit_and_labels():
         Decider(Utility.one_hot(2)).fit_budget([[0.5, 0.5]], [0], budget=0.1)
     with pytest.raises(InputError, match="no targets"):
         Decider(Utility.one_hot(2).with_abstain(0.5)).fit_budget([[0.5, 0.5]], budget=0.1)
+
+
+def drifting(n, seed):
+    """Samples whose class prior turns around while the model keeps the first one; halfway, all become harder."""
+    rng, prior = np.random.default_rng(seed), np.geomspace(1, 0.01, 5)
+    share = np.linspace(0, 1, n)[:, None]
+    current = np.cumsum((1 - share) * prior + share * prior[::-1], axis=1)
+    y = (rng.random((n, 1)) * current[:, -1:] > current).sum(axis=1)
+    z = rng.normal(size=(n, 5)) + 2.0 * np.eye(5)[y] * np.where(np.arange(n) % 5000 < 2500, 1, 0.3)[:, None]
+    p = np.exp(z) * prior
+    return p / p.sum(axis=1, keepdims=True), y
+
+
+def shares_of_windows(handed, window=2000):
+    total = np.concatenate([[0], np.cumsum(handed)])
+    return (total[window:] - total[:-window]) / window
+
+
+def test_streams_keep_the_share_in_every_window_while_the_prior_drifts():
+    p, y = drifting(12_000, 0)
+    utility = Utility.one_hot(5).with_expert("person", confusion=0.97)
+    decider = Decider(utility).fit_budget(p[:2000], y[:2000], budget="5%")
+    by_price = shares_of_windows(decider.decide(p) == 5)
+    assert by_price.max() > 0.07  # a fixed price does not
+    controller = StreamController(decider)
+    handed = np.concatenate([controller.decide(part) for part in np.array_split(p, 7)]) == 5
+    shares = shares_of_windows(handed)
+    assert shares.min() >= 0.045
+    assert shares.max() <= 0.055
+    worth = Worth.of(utility, p).gains[:, 0]
+    best = worth[decider.decide(p, batch=True) == 5].sum()
+    assert worth[handed].sum() > 0.8 * best  # in hindsight, and without limits on windows
+    assert worth[handed].mean() > 1.5 * worth.mean()
+
+
+def test_streams_never_hand_over_what_is_worth_nothing_and_count_days():
+    utility = Utility.one_hot(5).with_abstain(0.5)
+    p, y = drifting(3000, 1)
+    decider = Decider(utility).fit_budget(p, y, budget={"abstain": 0.1})
+    controller = StreamController(decider, window=500, tolerance=0.02, per_day=20)
+    days = np.repeat(["mon", "tue", "wed"], 1000)
+    handed = controller.decide(p, days=days) == 5
+    assert (p[handed].max(axis=1) < 0.5).all()
+    assert shares_of_windows(handed, 500).max() <= 0.12
+    counted = {day: {"samples": 1000, "handed_over": int(handed[days == day].sum())} for day in ("mon", "tue", "wed")}
+    assert controller.counts == counted
+    assert max(each["handed_over"] for each in counted.values()) == 20
+
+
+def test_streams_of_two_experts_keep_both_shares():
+    rng = np.random.default_rng(0)
+    skills = rng.dirichlet(np.ones(5), 5) * 0.3 + 0.7 * np.eye(5)
+    utility = Utility.one_hot(5).with_expert("nurse", confusion=skills)
+    utility = utility.with_expert("doctor", confusion=0.97, cost=0.05)
+    p, y = drifting(6000, 2)
+    decider = Decider(utility).fit_budget(p, y, budget={"doctor": 0.03, "total": 0.1})
+    actions = StreamController(decider).decide(p)
+    assert shares_of_windows(actions == 6).max() <= 0.035
+    assert np.abs(shares_of_windows(actions >= 5) - 0.1).max() <= 0.005
+
+
+def test_streams_need_a_budget_and_a_window():
+    decider = Decider(Utility.one_hot(2).with_abstain(0.9))
+    with pytest.raises(InputError, match="has no budget: fit one on held-out data"):
+        StreamController(decider)
+    decider = decider.fit_budget([[0.5, 0.5], [0.9, 0.1]], [0, 1], budget=0.5)
+    with pytest.raises(InputError, match="less than 2 samples"):
+        StreamController(decider, window=100)
+    with pytest.raises(InputError, match="per_day needs the day of each sample"):
+        StreamController(decider, per_day=3).decide([[0.5, 0.5]])
+
+
+def test_utility_against_budget_is_that_of_the_exact_batches():
+    p, y = drifting(2000, 3)
+    utility = Utility.tail_sensitive(Classes.from_counts([50, 40, 30, 20, 10])).with_expert("doctor", confusion=0.9)
+    result = evaluate(p, y, Decider(utility))
+    decider = Decider(utility).fit_budget(p, y, budget=0.0)
+    for share in (0.0, 0.05, 0.3):
+        exact = decider.replace(budget=Budget({"total": share}, {"total": 0.0})).decide(p, batch=True)
+        assert result.utility_by_budget[share] == pytest.approx(utility.matrix[y, exact].mean())
+    low, high = result.intervals["utility_by_budget.0.05"]
+    assert low < result.utility_by_budget[0.05] < high
+    assert evaluate(p, y, utility=Utility.one_hot(5)).utility_by_budget == {}

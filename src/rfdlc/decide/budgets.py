@@ -110,7 +110,7 @@ def fitted_budget(decider: "Decider", scores: Scores, targets: Indices, budget: 
     weights = np.ones(len(scores)) if prior is None else prior[targets] / np.bincount(targets)[targets]
     p = out_of_fold(decider, scores, targets, folds=5 if decider.overlap(scores, targets) else 0)
     worth = Worth.of(utility, p)
-    names, groups = _groups(shares, worth, utility)
+    names, groups = limited_actions(shares, worth, utility)
     _, prices = assign(worth.gains, groups, [shares[name] * float(weights.sum()) for name in names], weights)
     return Budget(shares, dict(zip(names, prices.tolist(), strict=True)))
 
@@ -120,7 +120,7 @@ def kept_to(decider: "Decider", scores: Scores, batch: bool) -> Indices:
     if not batch or decider.budget is None:
         return np.concatenate([largest(decider.gains(p)) for _, p in decider.stream(scores)])
     worth = Worth.of(decider.utility, np.concatenate([p for _, p in decider.stream(scores)]))
-    names, groups = _groups(decider.budget.shares, worth, decider.utility)
+    names, groups = limited_actions(decider.budget.shares, worth, decider.utility)
     counts = [float(np.floor(decider.budget.shares[name] * len(scores) + TIE)) for name in names]
     return worth.chosen(assign(worth.gains, groups, counts)[0])
 
@@ -133,7 +133,7 @@ def priced_alike(one: "Decider", other: "Decider") -> bool:
     return all(same) and one.fitted is other.fitted and equal
 
 
-def _groups(shares: dict[str, float], worth: Worth, utility: Utility) -> tuple[list[str], NDArray[np.bool_]]:
+def limited_actions(shares: dict[str, float], worth: Worth, utility: Utility) -> tuple[list[str], NDArray[np.bool_]]:
     """The names of the budgets, and which actions (K,) each limits."""
     handing = [utility.actions[a] for a in worth.actions]
     return list(shares), np.array([[name in (TOTAL, action) for action in handing] for name in shares])
@@ -222,3 +222,19 @@ def _solve(
     x = found.x.reshape(samples, actions)
     choice = np.where(x.max(axis=1) > 1 - 1e-6, x.argmax(axis=1), -1)
     return choice, np.maximum(-found.ineqlin.marginals[samples:], 0)
+
+
+def budget_curve(utility: Utility, p: Floats, targets: Indices, shares: ArrayLike) -> NDArray[np.float64]:
+    """The utility of each labelled sample (S, N) if at most each of the shares is handed over, by worth.
+
+    From corrected probabilities (N, C). The means over samples are the utility against the budget; the difference of
+    two is what the next percent would bring.
+    """
+    worth, rows = Worth.of(utility, p), np.arange(len(p))
+    best = worth.gains.argmax(axis=1)
+    gain = worth.gains[rows, best]
+    place = np.empty(len(p))
+    place[np.argsort(-gain, kind="stable")] = rows
+    kept, handed = (utility.matrix[targets, actions] for actions in (worth.kept, worth.actions[best]))
+    counts = np.floor(np.atleast_1d(shares) * len(p) + TIE)[:, None]
+    return np.where((place < counts) & (gain > 0), handed, kept)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.decide.budgets import budget_curve
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.intervals import (
     NAN,
@@ -32,6 +33,7 @@ from rfdlc.progress import track
 if TYPE_CHECKING:
     from rfdlc.decide.outcomes import Outcomes
 
+BUDGETS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
 ECE_BINS = 15
 RESERVED = (  # attributes of Evaluation
@@ -279,6 +281,14 @@ def _coverage_by_class(o: "Outcomes") -> dict[str, Any]:
     return {o.classes.names[c]: mean(o.covered[o.targets == c]) for c in np.unique(o.targets)}
 
 
+def _by_budget(o: "Outcomes") -> dict[float, Any]:
+    """Utility if at most a share is handed over; empty if no action hands over."""
+    handing = o.utility.decided_class < 0
+    if not handing.any() or handing.all():
+        return {}
+    return dict(zip(BUDGETS, budget_curve(o.utility, o.probabilities, o.targets, BUDGETS), strict=True))
+
+
 # fmt: off
 for _metric in (
     Metric("accuracy", "accuracy", lambda o: o.correct, unit="%", headline=True),
@@ -290,6 +300,7 @@ for _metric in (
     Metric("false_head_rate", "false head rate", _false_head_rate, "lower", "%", headline=True),
     Metric("false_head_rates", "head = first {}", false_heads, "lower", "%", "false_head_rate"),
     Metric("mean_utility", "mean utility", lambda o: _worth(o, o.realised, 0), headline=True),
+    Metric("utility_by_budget", "at most {} handed over", _by_budget, parent="mean_utility"),
     Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
     Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
     Metric("kept_accuracy", "accuracy where kept", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
