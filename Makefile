@@ -16,8 +16,9 @@ test: .venv/ready browser
 types:
 	$(BIN)/mypy
 
+# Two processes with a thread each: on two cores that takes half of the time of one process with two threads.
 tests:
-	$(BIN)/pytest -rs
+	OMP_NUM_THREADS=1 $(BIN)/pytest -rs -n 2 --dist loadfile
 
 # Every path of a user on a GPU, a few steps each. Needs an environment whose torch finds one: PYTHON=... make gpu-test
 gpu-test:

@@ -155,15 +155,18 @@ def test_separate_networks_equal_stacked_ones(shared: int) -> None:
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_efficientnet"])
-def test_timm(name: str, compiled: bool, files: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("test_resnet", {}), ("test_efficientnet", {}), ("test_vit", {"compile": True}), ("test_vit", {"lora": 4})],
+    ids=["resnet", "efficientnet", "vit-compiled", "vit-lora"],
+)
+def test_timm(name: str, settings: dict[str, Any], files: dict[str, Path], tmp_path: Path) -> None:
     """A network of timm from a file of weights: trained on a shared trunk, resumed, loaded without that file."""
     pytest.importorskip("timm")
     weights, out, data = tmp_path / "weights.safetensors", tmp_path / "run", str(files["images"])
     save_file(load_backbone(f"timm:{name}", image_size=64).state_dict(), weights)
-    settings: dict[str, Any] = {"backbone": f"timm:{name}", "pretrained": weights, "image_size": 64, "shared_stages": 1}
-    model = rfdlc.train(data, out=str(out), compile=compiled, **FEW, **settings)
+    network: dict[str, Any] = {"backbone": f"timm:{name}", "pretrained": weights, "image_size": 64, "shared_stages": 1}
+    model = rfdlc.train(data, out=str(out), **FEW, **network, **settings)
     assert accuracy(model, files["images"]) > 2 * CHANCE
     weights.unlink()
     again = rfdlc.Model.load(str(out)).predict(data).scores.values
@@ -171,8 +174,19 @@ def test_timm(name: str, compiled: bool, files: dict[str, Path], tmp_path: Path)
     rfdlc.resume(str(out))
 
 
-def test_features(files: dict[str, Path], tmp_path: Path) -> None:
-    assert trained(files["features"], tmp_path / "run", epochs=20) > 0.95
+@pytest.mark.parametrize("head", ["cosine", "mixed"])
+def test_features(head: str, files: dict[str, Path], tmp_path: Path) -> None:
+    assert trained(files["features"], tmp_path / "run", epochs=20, head=head) > 0.95
+
+
+def test_a_table_is_predicted_as_on_the_cpu(files: dict[str, Path], tmp_path: Path) -> None:
+    """Linear models, trees and networks of one mixture: 16 bits would move the linear ones."""
+    table, arrays = tmp_path / "table.npz", np.load(files["features"])
+    np.savez(table, **{key: values[..., :8] if values.ndim == 2 else values for key, values in arrays.items()})
+    model = rfdlc.train(str(table), out=str(tmp_path / "run"))
+    assert model.config.backbone == "mixture"
+    on_cpu = rfdlc.Model.load(str(tmp_path / "run"), device="cpu").predict(str(table)).scores.values
+    np.testing.assert_allclose(model.predict(str(table)).scores.values, on_cpu, rtol=0, atol=0.01)
 
 
 def test_predictions_agree_with_the_cpu(files: dict[str, Path], tmp_path: Path) -> None:
