@@ -7,22 +7,27 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy.special import log_softmax
 from sklearn.datasets import make_classification
 from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from sklearn.preprocessing import PolynomialFeatures
 
 import rfdlc
 from rfdlc import InputError, RFDLCClassifier
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import assign_folds
 from rfdlc.training import tabular
-from rfdlc.training.networks.mixture import boosting, forest, linear
+from rfdlc.training.networks.mixture import Forest, Mixture, boosting, forest, linear, perceptron, products
 
 
 @pytest.fixture(autouse=True)
 def few_trees(monkeypatch):
     monkeypatch.setattr(tabular, "TREES", 8)
     monkeypatch.setattr(tabular, "ITERATIONS", 5)
+    monkeypatch.setattr(tabular, "PENALTIES", {"linear": 1.0})
+    monkeypatch.setattr(tabular, "SMALL", 0)  # one perceptron
 
 
 def problem(classes, samples=300):
@@ -55,6 +60,16 @@ def test_trees_are_evaluated_as_scikit_learn_does(classes):
     np.testing.assert_allclose(
         linear(found, classes)(torch.tensor(X))[0].softmax(-1), found.predict_proba(X), atol=1e-5
     )
+    found = MLPClassifier((9,), tol=0.1, random_state=0).fit(X, y)
+    np.testing.assert_allclose(
+        perceptron(found, classes)(torch.tensor(X))[0].softmax(-1), found.predict_proba(X), atol=1e-5
+    )
+    wide = PolynomialFeatures(2, include_bias=False).fit_transform(X.astype(np.float64))
+    np.testing.assert_allclose(np.sort(products(torch.tensor(X)), axis=1), np.sort(wide, axis=1), atol=1e-4)
+    scaled = wide / wide.std(axis=0)
+    found = LogisticRegression(max_iter=300).fit(scaled, y)
+    ours = tabular._fit_quadratic(classes, X, y, None, 0)(torch.tensor(X))[0].softmax(-1)
+    np.testing.assert_allclose(ours, found.predict_proba(scaled), atol=5e-3)
 
 
 @pytest.mark.parametrize("seen", [[0, 2], [0, 2, 3]])
@@ -75,12 +90,15 @@ def test_classes_that_were_never_seen_are_unlikely(seen):
     np.testing.assert_allclose(forest(trees, prior)(inputs)[0].exp(), expected, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
 def test_models_that_are_joined_are_the_models():
     X, y = problem(3)
-    each = [tabular._fit_forest("RandomForestClassifier", np.ones(3) / 3, 99, X, y, None, seed) for seed in (0, 1)]
+    each = [tabular._fit_forest("forest-random", np.ones(3) / 3, 99, X, y, None, seed) for seed in (0, 1)]
     parts = slice(0, 200), slice(100, 300)
     boosted = [tabular._fit_boosting({}, 3, X[part], y[part], None, 0) for part in parts]
-    for models in (each, boosted):
+    weights = np.linspace(0.1, 2, len(y))
+    perceptrons = [tabular._fit_perceptron(1e-4, 3, X, y, given, 0) for given in (None, weights)]
+    for models in (each, boosted, perceptrons):
         joined, inputs = type(models[0]).joined(models), torch.tensor(X)
         assert torch.equal(joined(inputs), torch.cat([model(inputs) for model in models]))
 
@@ -104,23 +122,32 @@ def test_folds_are_stratified_and_keep_groups_together():
 
 
 def test_weights_have_the_highest_likelihood(monkeypatch):
+    """Of the normalized product of powers: found as on a grid; a useless candidate gets none."""
     monkeypatch.setattr(tabular, "PRIOR_SAMPLES", 0)
-    p = np.random.default_rng(0).uniform(0.05, 0.9, (2, 40))
-    shares = np.full(40, 1 / 40)
-    grid = np.linspace(0, 1, 2001)
-    losses = [-np.log(w * p[0] + (1 - w) * p[1]) @ shares for w in grid]
-    assert tabular._weights(np.log(p), shares)[0] == pytest.approx(grid[np.argmin(losses)], abs=1e-3)
-    far = tabular._weights(np.log(np.stack([p[0], p[0] / 9])), shares)
-    np.testing.assert_allclose(far, [1, 0], atol=1e-6)
+    rng = np.random.default_rng(0)
+    labels, rows, shares = rng.integers(0, 3, 200), np.arange(200), np.full(200, 1 / 200)
+    truth = np.eye(3)[labels]
+    log_p = log_softmax(np.stack([truth * 2 + rng.normal(0, 1, (200, 3)), truth + rng.normal(0, 1, (200, 3))]), axis=2)
+    grid = np.linspace(0, 3, 61)
+    losses = [[-log_softmax(v * log_p[0] + w * log_p[1], axis=1)[rows, labels].mean() for w in grid] for v in grid]
+    best = np.unravel_index(np.argmin(losses), (61, 61))
+    np.testing.assert_allclose(tabular._weights(log_p, labels, shares), grid[list(best)], atol=0.03)
+    noise = log_softmax(-truth + rng.normal(0, 1, (200, 3)), axis=1)
+    assert tabular._weights(np.stack([log_p[0], noise]), labels, shares)[1] == 0
+    monkeypatch.setattr(tabular, "PRIOR_SAMPLES", 1e6)
+    np.testing.assert_allclose(tabular._weights(log_p, labels, shares), 0.5, atol=1e-3)
 
 
-def test_a_table_from_end_to_end(tmp_path):
+def test_a_table_from_end_to_end(tmp_path, monkeypatch):
     """Chosen alike by the same seed, loaded without code, predicted, evaluated and exported from the folder."""
+    monkeypatch.setattr(tabular, "MEDIUM", 50)  # with networks
     source, folder = table(tmp_path / "t.csv"), tmp_path / "run"
     model = rfdlc.train(source, out=folder, epochs=2, data_options={"target": "kind"})
     choice = (folder / "choice.json").read_text()
     rows = json.loads(choice)["candidates"]
-    assert {"linear", "forest-random", "forest-extra", "boosting", "mlp"} <= {row["name"] for row in rows}
+    assert {"linear", "quadratic", "forest-random", "forest-extra", "boosting", "perceptron"} <= {
+        row["name"] for row in rows
+    }
     assert sum(row["weight"] for row in rows) == pytest.approx(1)
     loaded = rfdlc.Model.load(folder)
     found = loaded.predict(source).scores.values
@@ -178,3 +205,40 @@ def test_what_cannot_be_a_table(tmp_path):
         rfdlc.train(source, "ce", tmp_path / "b", backbone="trees", data_options={"target": "kind"})
     assert not (tmp_path / "a").exists()
     assert not (tmp_path / "b").exists()
+
+
+def test_a_mixture_is_computed_in_full_precision():
+    """Also where the rest of a prediction is in 16 bits, as on a GPU."""
+    X, y = problem(3)
+    member, inputs = linear(LogisticRegression().fit(X, y), 3), torch.tensor(X)[None]
+    net = Mixture({"linear": member}, torch.ones(1), torch.zeros(1, 3))
+    expected = net(inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(net(inputs), expected)
+
+
+def test_the_model_of_all_samples_counts_as_much_as_the_folds():
+    each = [linear(LogisticRegression().fit(*[v[part] for v in problem(3)]), 3) for part in np.split(np.arange(300), 3)]
+    net = Mixture({"linear": type(each[0]).joined(each)}, torch.ones(1), torch.zeros(1, 3))
+    x = torch.tensor(problem(3)[0])
+    first, second, last = (model(x)[0].softmax(-1) for model in each)
+    np.testing.assert_allclose(net(x[None])[0, 0].exp(), (first + second) / 4 + last / 2, atol=1e-6)
+
+
+def test_shared_children_in_a_file_cost_no_time():
+    """A chain in which both children are the next node has 2^n ways."""
+    nodes = torch.arange(100)
+    following = (nodes + 1).clamp(max=99)
+    state = {"feature": torch.zeros_like(nodes), "left": following, "right": following, "roots": nodes[None, :1]}
+    state |= {"threshold": torch.zeros(100), "value": torch.zeros(100, 2), "baseline": torch.zeros(1, 2)}
+    assert Forest.rebuilt(state, 1, 2).depth == 99
+
+
+def test_a_validation_split_keeps_weights_and_ids():
+    X, y = problem(2, 60)
+    splits = {"train": Split(X[:40], y[:40], ids=[f"a{i}" for i in range(40)])}
+    splits["val"] = Split(X[40:], y[40:], ids=[f"b{i}" for i in range(20)], weights=np.arange(1.0, 21))
+    data = Dataset.of("t", ["a", "b"], splits)
+    samples, ((_, held),) = tabular._splits(data, rfdlc.TrainConfig())
+    assert list(samples.take(held).ids) == [f"b{i}" for i in range(20)]
+    np.testing.assert_array_equal(samples.weights, [1.0] * 40 + list(range(1, 21)))

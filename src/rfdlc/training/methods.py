@@ -168,15 +168,9 @@ _HEAD_EPOCHS = {"head_epochs": Option(10, "epochs of the second stage, which tra
 _NEW_HEAD = Stage(epochs="head_epochs", trains="head", settings=_BALANCED, reinitialize_head=True)
 _TEMPERATURE_SHARE = Option(0.05, "share of the class frequency in the late temperatures of the divergence", high=1)
 
-# One network per fold: those of all folds are averaged. Particles of a mixture have weights, of probabilities.
-NETWORKS: dict[str, dict[str, Any]] = {
-    "mlp": {"backbone": "mlp"},
-    "mlp-small": {  # smooth, for few or noisy samples
-        "backbone": "mlp", "widths": (100,), "head": "linear", "prior_tau": (), "learning_rate": 1e-3, "warmup": 0,
-        "weight_decay": 1e-4, "schedule": "constant",
-    },
-}  # fmt: skip
-MIXED = {"backbone": "mixture", "particles": 1, "combine": "mean-probabilities", "calibration": "auto"}
+# Networks of a mixture: one per fold and one of all samples, averaged.
+NETWORKS: dict[str, dict[str, Any]] = {"mlp": {"backbone": "mlp"}}
+MIXED = {"backbone": "mixture", "particles": 1, "combine": "mean-logits", "calibration": "auto"}
 
 METHODS: dict[str, Method] = {
     # one network, one stage

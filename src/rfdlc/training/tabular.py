@@ -4,13 +4,15 @@ Every candidate predicts the samples that it was not fitted to. These prediction
 weights, and calibrate the decisions, so that in the end no sample is lost to the fit of small tables.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import nn
 
 from rfdlc.data.dataset import Dataset, Split
@@ -23,20 +25,34 @@ from rfdlc.errors import expect
 from rfdlc.progress import live
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.factories import carried_prior
-from rfdlc.training.loop import PreparedStage, epochs
+from rfdlc.training.loop import PreparedStage, epochs, split_outputs
 from rfdlc.training.methods import NETWORKS, Method
 from rfdlc.training.model import choose_device, method_net, sensible_threads
-from rfdlc.training.networks.mixture import Mixture, Networks, boosting, forest, linear
+from rfdlc.training.networks.mixture import (
+    Mixture,
+    Networks,
+    boosting,
+    forest,
+    linear,
+    perceptron,
+    products,
+    quadratic,
+)
 from rfdlc.training.networks.particles import place
 
 TREES, ITERATIONS, DEEPEST = 100, 100, 24  # of each forest; of boosting; levels of a tree in a forest
 SMALL_TREES = {"learning_rate": 0.05, "max_leaf_nodes": 8, "min_samples_leaf": 5, "l2_regularization": 1.0}
+LARGE_STEPS = {"learning_rate": 0.2, "max_iter": ITERATIONS // 2}
+FORESTS = {"forest-random": {"min_samples_leaf": 5}, "forest-extra": {}}
+PENALTIES = {"linear-small": 0.1, "linear": 1.0, "linear-large": 10.0, "linear-largest": 100.0}  # C, their inverse
 FOLDS, MOST_FOLDED = 5, 10_000  # larger tables hold out one part alone
-MOST_WORK = 5e7  # fits x samples x features x classes, above which boosting has one candidate, and later none
+MOST_WORK = 2e8  # fits x samples x features x classes, above which there is no boosting
+BOOSTING_SECONDS = 8.0  # of one core, above which a small table gets larger steps; a third of it for a second candidate
+MOST_PRODUCTS = 3e6  # samples x products x classes of a quadratic model
+SMALL, MEDIUM, LARGE = 500, 2_000, 50_000  # samples up to which: two perceptrons; no stack of networks; perceptrons
 MOST_VALUES = 10_000_000  # in the leaves of a forest
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
-PRIOR_SAMPLES = 2  # that favour equal weights
-STEPS = 500  # of expectation maximisation
+PRIOR_SAMPLES = 0.5  # that favour equal weights
 
 Fit = Callable[[Floats, Indices, Any, int], Any]  # features, labels, sample weights, seed
 
@@ -77,7 +93,7 @@ def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
     """What is going to be fitted, in words."""
     once = data.val is not None or len(data.train) > MOST_FOLDED
     fits = "one part of the samples is held out" if once else f"{FOLDS} folds, and all samples"
-    names = [*_candidates(data, config), *(NETWORKS if config.backbone == "mixture" else ())]
+    names = [*_candidates(data, config), *_networks(data, config)]
     return {"candidates": ", ".join(names), "training": f"{fits}; weighed by held-out likelihood"}
 
 
@@ -87,7 +103,7 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     samples, splits = _splits(data, config)
     x, held = scale(torch.from_numpy(samples.array)).numpy(), samples.take(np.concatenate([h for _, h in splits]))
     candidates, found = _candidates(data, config), dict[str, tuple[nn.Module, Floats]]()
-    networks = list(NETWORKS) if config.backbone == "mixture" else []
+    networks = _networks(data, config)
     with live(len(candidates) + len(networks), f"Fitting {data.name}") as show:
         for name, fit in candidates.items():
             show(0, name)
@@ -101,9 +117,9 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     scales = [_scale(name, logits, held, data.classes, config) for name, (_, logits) in found.items()]
     scaled = [logits * slope + bias for (_, logits), (slope, bias) in zip(found.values(), scales, strict=True)]
     calibrated = safe_log(softmax(np.array(scaled, dtype=np.float64)))  # (M, n, C)
-    likelihoods = calibrated[:, np.arange(len(held)), held.labels]
     shares = _shares(data.classes, held, config)
-    weights, mixture_loss = _choose(likelihoods, shares, [len(rows) for _, rows in splits])
+    weights, mixture_loss = _choose(calibrated, held.labels, shares, [len(rows) for _, rows in splits])
+    likelihoods = calibrated[:, np.arange(len(held)), held.labels]
     losses, shown = (dict(zip(found, v.tolist(), strict=True)) for v in (-likelihoods @ shares, weights))
     choice = Choice(losses, shown, mixture_loss)
     kept = np.flatnonzero(weights)
@@ -120,15 +136,16 @@ def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: Tra
     return 1 / fitted.temperature, np.log(carried_prior(config, classes)) - np.log(carried)
 
 
-def _choose(log_p: Floats, shares: Floats, sizes: Sequence[int]) -> tuple[Floats, float]:
-    """Weights (M,) from log p (M, n) of the true class; and the loss of a mixture that is weighed by other folds."""
-    fold = np.repeat(np.arange(len(sizes)), sizes) if len(sizes) > 1 else np.arange(log_p.shape[1]) % FOLDS
+def _choose(log_p: Floats, labels: Indices, shares: Floats, sizes: Sequence[int]) -> tuple[Floats, float]:
+    """Weights (M,) from log p (M, n, C); and the loss of a mixture that is weighed by other folds."""
+    fold = np.repeat(np.arange(len(sizes)), sizes) if len(sizes) > 1 else np.arange(len(labels)) % FOLDS
     loss = 0.0
     for inside in (fold == k for k in np.unique(fold)):
-        others = _weights(log_p[:, ~inside], shares[~inside] / shares[~inside].sum())
-        loss -= float(np.log(others @ np.exp(log_p[:, inside])) @ shares[inside])
-    weights = _weights(log_p, shares)
-    weights = np.where(weights < SMALLEST, 0, weights)
+        others = _weights(log_p[:, ~inside], labels[~inside], shares[~inside] / shares[~inside].sum())
+        pooled = safe_log(softmax(np.tensordot(others, log_p[:, inside], axes=1)))
+        loss -= float(pooled[np.arange(inside.sum()), labels[inside]] @ shares[inside])
+    weights = _weights(log_p, labels, shares)
+    weights = np.where(weights < SMALLEST * weights.sum(), 0, weights)
     return weights / weights.sum(), loss
 
 
@@ -136,7 +153,7 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indic
     """Samples, and for each fit the positions that it sees and those that it then predicts."""
     train, val = data.train, data.val
     if val is not None:
-        joined = Split(np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels]))
+        joined = _joined(train, val)
         return joined, [(np.arange(len(train)), np.arange(len(train), len(joined)))]
     if len(train) > MOST_FOLDED:
         return train, [train.hold_out(config.hold_out or 0.1, config.seed)]
@@ -146,17 +163,39 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indic
     return train, [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(FOLDS) if (fold == k).any()]
 
 
+def _joined(train: Split, val: Split) -> Split:
+    """Both, with ids where both have them, and weights where one has."""
+    arrays, labels = np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels])
+    ids = None if train.ids is None or val.ids is None else [*train.ids, *val.ids]
+    both = [np.ones(len(split)) if split.weights is None else split.weights for split in (train, val)]
+    weighted = train.weights is not None or val.weights is not None
+    return Split(arrays, labels, ids, weights=np.concatenate(both) if weighted else None)
+
+
 def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
-    classes, fits = len(data.classes), 1 if data.val is not None or len(data.train) > MOST_FOLDED else FOLDS + 1
-    kinds = {"forest-random": "RandomForestClassifier", "forest-extra": "ExtraTreesClassifier"}
+    classes, samples, features = len(data.classes), len(data.train), data.input_shape[0]
+    fits = 1 if data.val is not None or samples > MOST_FOLDED else FOLDS + 1
     size = carried_prior(config, data.classes), max(MOST_VALUES // (2 * fits * TREES * classes), 32)
-    trees: dict[str, Fit] = {name: partial(_fit_forest, kind, *size) for name, kind in kinds.items()}
-    work = fits * len(data.train) * data.input_shape[0] * classes
-    boosted = {"boosting": {}, "boosting-small": SMALL_TREES} if work < MOST_WORK else {"boosting": {}}
-    trees |= {name: partial(_fit_boosting, given, classes) for name, given in boosted.items() if work < 4 * MOST_WORK}
-    inverse = {"linear-small": 0.1, "linear": 1.0, "linear-large": 10.0}  # of the penalty on squared weights
-    linear_ones: dict[str, Fit] = {name: partial(_fit_linear, c, classes) for name, c in inverse.items()}
-    return trees if config.backbone == "trees" else {**linear_ones, **trees}
+    found: dict[str, Fit] = {name: partial(_fit_forest, name, *size) for name in FORESTS}
+    if fits * samples * features * classes < MOST_WORK:
+        trees = fits * ITERATIONS * (classes if classes > 2 else 1)
+        seconds = trees * (7e-4 + 3e-8 * samples * features)  # measured
+        larger = LARGE_STEPS if seconds > BOOSTING_SECONDS and samples <= MEDIUM else {}
+        found["boosting"] = partial(_fit_boosting, larger, classes)
+        if seconds < BOOSTING_SECONDS / 3 or samples > MEDIUM:
+            found["boosting-small"] = partial(_fit_boosting, SMALL_TREES, classes)
+    if config.backbone == "trees":
+        return found
+    found |= {name: partial(_fit_linear, c, classes) for name, c in PENALTIES.items()}
+    if samples * features * (features + 3) // 2 * classes <= MOST_PRODUCTS:
+        found["quadratic"] = partial(_fit_quadratic, classes)
+    decays = {"perceptron": 1e-4} | ({"perceptron-smooth": 1.0} if samples <= SMALL else {})
+    return found | {name: partial(_fit_perceptron, d, classes) for name, d in decays.items() if samples <= LARGE}
+
+
+def _networks(data: Dataset, config: TrainConfig) -> list[str]:
+    """Stacks of networks, which small tables do not repay."""
+    return list(NETWORKS) if config.backbone == "mixture" and len(data.train) > MEDIUM else []
 
 
 def _fit_all(
@@ -164,29 +203,31 @@ def _fit_all(
 ) -> tuple[nn.Module, Floats]:
     """A model per split, and one of all samples where several models are averaged; with held-out logits (n, C)."""
     models, logits = list[Any](), []
-    for number, (rows, held) in enumerate(splits):
+    whole = [np.arange(len(samples))] if len(splits) > 1 or config.refit else []
+    for number, rows in enumerate([*(rows for rows, _ in splits), *whole]):
         weights = None if samples.weights is None else samples.weights[rows]
-        models.append(fit(x[rows], samples.labels[rows], weights, config.seed + number))
+        with warnings.catch_warnings(action="ignore"):  # models that have not converged are weighed like any other
+            models.append(fit(x[rows], samples.labels[rows], weights, config.seed + number))
+    for model, (_, held) in zip(models, splits, strict=False):
         with torch.no_grad():
-            pieces = [models[-1](torch.from_numpy(x[some]))[0] for some in np.array_split(held, -(-len(held) // 256))]
+            pieces = [model(torch.from_numpy(x[some]))[0] for some in np.array_split(held, -(-len(held) // 256))]
         logits.append(torch.cat(pieces).numpy())
-    if len(splits) > 1 or config.refit:
-        models.append(fit(x, samples.labels, samples.weights, config.seed + len(splits)))
     return type(models[0]).joined(models), np.concatenate(logits)
 
 
-def _fit_forest(kind: str, prior: Any, leaves: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
-    from sklearn import ensemble
+def _fit_forest(name: str, prior: Any, leaves: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+    from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 
-    limits = {"max_depth": DEEPEST, "max_leaf_nodes": leaves}
-    return forest(getattr(ensemble, kind)(TREES, **limits, random_state=seed, n_jobs=-1).fit(x, y, weights), prior)
+    kind = ExtraTreesClassifier if name == "forest-extra" else RandomForestClassifier
+    given = {"max_depth": DEEPEST, "max_leaf_nodes": leaves, "random_state": seed, "n_jobs": -1, **FORESTS[name]}
+    return forest(kind(TREES, **given).fit(x, y, weights), prior)
 
 
 def _fit_boosting(settings: dict[str, Any], classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    model = HistGradientBoostingClassifier(max_iter=ITERATIONS, early_stopping=False, random_state=seed, **settings)
-    return boosting(model.fit(x, y, weights), classes)
+    given = {"max_iter": ITERATIONS, "early_stopping": False, "random_state": seed, **settings}
+    return boosting(HistGradientBoostingClassifier(**given).fit(x, y, weights), classes)
 
 
 def _fit_linear(c: float, classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
@@ -195,28 +236,44 @@ def _fit_linear(c: float, classes: int, x: Floats, y: Indices, weights: Any, see
     return linear(LogisticRegression(C=c, max_iter=300).fit(x, y, weights), classes)
 
 
+def _fit_quadratic(classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+    from sklearn.linear_model import LogisticRegression
+
+    wide = products(torch.from_numpy(x)).numpy().astype(np.float64)
+    scale = np.maximum(wide.std(axis=0), 1e-6)
+    return quadratic(LogisticRegression(max_iter=300).fit(wide / scale, y, weights), scale, classes)
+
+
+def _fit_perceptron(decay: float, classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
+    from sklearn.neural_network import MLPClassifier
+
+    if weights is not None:  # rows as often as they weigh, all classes at least once: old releases take no weights
+        often = np.searchsorted(np.cumsum(weights), (np.arange(len(y)) + 0.5) / len(y) * weights.sum())
+        rows = np.concatenate([often, np.unique(y, return_index=True)[1]])
+        x, y = x[rows], y[rows]
+    return perceptron(MLPClassifier(alpha=decay, random_state=seed).fit(x, y), classes)
+
+
 def _fit_networks(
     data: Dataset, samples: Split, splits: Sequence[tuple[Indices, Indices]], method: Method, config: TrainConfig
 ) -> tuple[nn.Module, Floats]:
-    """One stack of networks, one per split; all splits have as many samples as the largest, some of them twice."""
+    """One stack of networks, one per split and one of all; the samples of each are as many, some of them twice."""
     device = choose_device(config.device)
-    size, seeds = max(len(rows) for rows, _ in splits), [config.seed + k for k in range(len(splits))]
-    positions = [np.resize(rows, size) for rows, _ in splits]
-    classes = [Classes.from_labels(samples.labels[rows], data.classes.names) for rows, _ in splits]
+    rows = [rows for rows, _ in splits] + ([np.arange(len(samples))] if len(splits) > 1 or config.refit else [])
+    size, seeds = max(map(len, rows)), [config.seed + k for k in range(len(rows))]
+    classes = [Classes.from_labels(samples.labels[own], data.classes.names) for own in rows]
     runs = [(method, config.replace(seed=seed), own) for seed, own in zip(seeds, classes, strict=True)]
     net = place(method_net(method, config, data.input_shape, data.classes, seeds), device)
-    fitted = Dataset(data.name, data.classes, samples, normalisation=data.normalisation)
+    fitted, positions = replace(data, train=samples, val=None, test=None), [np.resize(own, size) for own in rows]
     stages = [PreparedStage(number, runs, fitted, device, positions=positions) for number in range(len(method.stages))]
     with sensible_threads(net, config):
         for _ in epochs(net, stages, {}):
             pass
-    net.eval()
-    scale, logits = Normaliser(data.normalisation, data.input_shape, device, torch.float32), []
-    with torch.no_grad():
-        for run, (_, held) in enumerate(splits):
-            inputs = scale(torch.from_numpy(samples.array[held]).to(device))
-            particles = net(inputs.expand(net.runs, *inputs.shape))[run].cpu().numpy()  # (M, n, C)
-            logits.append(safe_log(softmax(particles).mean(0)))
+    logits = []
+    for run, (_, held) in enumerate(splits):
+        found = split_outputs(net, samples.take(held), data.normalisation, config, device)[0]
+        assert found is not None  # one process
+        logits.append(safe_log(softmax(found[run].numpy()).mean(0)))  # of (M, n, C)
     return Networks(net.requires_grad_(False)), np.concatenate(logits)
 
 
@@ -230,12 +287,18 @@ def _shares(classes: Classes, held: Split, config: TrainConfig) -> Floats:
     return shares / shares.sum()
 
 
-def _weights(log_p: Floats, shares: Floats) -> Floats:
-    """Weights (M,) of highest likelihood of a mixture, from log p (M, n) of the true class, shrunk to equal ones."""
-    members, p = len(log_p), np.exp(log_p - log_p.max(axis=0))
-    weights, extra = np.full(members, 1 / members), PRIOR_SAMPLES * float(shares @ shares)
-    for _ in range(STEPS):
-        responsible = weights[:, None] * p
-        weights = (responsible / responsible.sum(axis=0)) @ shares + extra / members
-        weights /= weights.sum()
-    return weights
+def _weights(log_p: Floats, labels: Indices, shares: Floats) -> Floats:
+    """Weights (M,) of highest likelihood of the product of powers of p, from log p (M, n, C); shrunk to equal ones."""
+    members, rows, equal = len(log_p), np.arange(len(labels)), 1 / len(log_p)
+    penalty, true = PRIOR_SAMPLES * members * float(shares @ shares), log_p[:, rows, labels]
+
+    def loss(weights: Floats) -> tuple[float, Floats]:
+        p = softmax(np.tensordot(weights, log_p, axes=1))
+        away = weights - equal
+        slope = np.tensordot(log_p, p * shares[:, None], axes=([1, 2], [0, 1])) - true @ shares + penalty * away
+        value = -float(np.log(np.maximum(p[rows, labels], 1e-300)) @ shares)
+        return value + penalty * float(away @ away) / 2, slope
+
+    bounds = [(0.0, None)] * members
+    found: Floats = minimize(loss, np.full(members, equal), jac=True, method="L-BFGS-B", bounds=bounds).x
+    return found

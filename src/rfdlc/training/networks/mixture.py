@@ -4,6 +4,7 @@ A member maps features (B, F) to the logits (K, B, C) of K models: one per fold,
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -73,7 +74,7 @@ class Trees(nn.Module):
         left, right = self.left.numpy(), self.right.numpy()
         nodes, depth = np.unique(self.roots.numpy()), 0
         while len(nodes := nodes[left[nodes] != nodes]):
-            nodes, depth = np.concatenate([left[nodes], right[nodes]]), depth + 1
+            nodes, depth = np.unique([left[nodes], right[nodes]]), depth + 1  # files may share children
         return depth
 
     def sums(self, x: Tensor) -> Tensor:
@@ -104,25 +105,61 @@ class Forest(Trees):
 class LinearModels(nn.Module):
     """Weights (K, F, C) and biases (K, 1, C)."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, **tensors: Tensor) -> None:
         super().__init__()
-        self.weight, self.bias = (nn.Parameter(t, requires_grad=False) for t in (weight, bias))
+        for name, tensor in tensors.items():
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     @classmethod
     def joined(cls, each: Sequence[Self]) -> Self:
-        return cls(torch.cat([m.weight for m in each]), torch.cat([m.bias for m in each]))
+        states = [model.state_dict() for model in each]
+        return cls(**{name: torch.cat([state[name] for state in states]) for name in states[0]})
 
     @classmethod
     def rebuilt(cls, state: Mapping[str, Tensor], features: int, classes: int) -> Self:
-        models, fits = len(state["weight"]), f"expected ({features}, {classes})"
-        expect(
-            state["weight"].shape == (models, features, classes), f"weight has shape {state['weight'].shape}: {fits}"
-        )
-        expect(state["bias"].shape == (models, 1, classes), f"bias has shape {state['bias'].shape}: {fits}")
+        models = len(state["weight"])
+        _expect_shapes(state, weight=(models, features, classes), bias=(models, 1, classes))
         return cls(**state)
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight + self.bias
+
+
+class QuadraticModels(LinearModels):
+    """Linear in features and their products: weights (K, F + F (F + 1) / 2, C) and biases (K, 1, C)."""
+
+    @classmethod
+    def rebuilt(cls, state: Mapping[str, Tensor], features: int, classes: int) -> Self:
+        return super().rebuilt(state, features + features * (features + 1) // 2, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(products(x))
+
+
+class Perceptrons(LinearModels):
+    """One hidden layer, of rectified units: weight (K, F, H), bias (K, 1, H), output (K, H, C) and shift (K, 1, C)."""
+
+    output: Tensor
+    shift: Tensor
+
+    @classmethod
+    def rebuilt(cls, state: Mapping[str, Tensor], features: int, classes: int) -> Self:
+        models, hidden = len(state["weight"]), state["weight"].shape[-1]
+        _expect_shapes(state, weight=(models, features, hidden), bias=(models, 1, hidden))
+        _expect_shapes(state, output=(models, hidden, classes), shift=(models, 1, classes))
+        return cls(**state)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu() @ self.output + self.shift
+
+
+def products(x: Tensor) -> Tensor:
+    """Features (B, F) and the products of all pairs of them, squares included."""
+    first, second = torch.triu_indices(x.shape[1], x.shape[1], device=x.device)
+    return torch.cat([x, x[:, first] * x[:, second]], dim=1)
 
 
 class Networks(nn.Module):
@@ -139,6 +176,7 @@ class Networks(nn.Module):
 class Mixture(nn.Module):
     """(1, B, F) -> logits (1, M, B, C), one particle per member: the mean probability of its calibrated models.
 
+    The last model, of all samples, counts as much as those of the folds together.
     `slope` (M,) and `bias` (M, C) calibrate the models of a member and bring them to one class prior.
     """
 
@@ -154,7 +192,10 @@ class Mixture(nn.Module):
         self.combination, self.particles = Combination(), len(members)
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        each = [self._particle(m, member(x[0])) for m, member in enumerate(self.members.values())]
+        """In full precision: weights of linear models were not fitted to be rounded."""
+        kind = x.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            each = [self._particle(m, member(x[0])) for m, member in enumerate(self.members.values())]
         logits = torch.stack(each).unsqueeze(0)
         return logits, logits
 
@@ -167,10 +208,16 @@ class Mixture(nn.Module):
 
     def _particle(self, number: int, logits: Tensor) -> Tensor:
         calibrated = (logits * self.slope[number] + self.bias[number]).log_softmax(-1)
-        return calibrated.logsumexp(0) - float(np.log(len(logits)))
+        if len(logits) == 1:
+            return calibrated[0]
+        folds = calibrated[:-1].logsumexp(0) - float(np.log(len(logits) - 1))
+        return torch.logaddexp(folds, calibrated[-1]) - float(np.log(2))
 
 
-KINDS: dict[str, Any] = {"forest": Forest, "boosting": Boosting, "linear": LinearModels}
+KINDS: dict[str, Any] = {
+    "forest": Forest, "boosting": Boosting, "linear": LinearModels, "quadratic": QuadraticModels,
+    "perceptron": Perceptrons,
+}  # fmt: skip
 
 
 def rebuilt_member(name: str, state: Mapping[str, Tensor], features: int, classes: int) -> nn.Module:
@@ -215,10 +262,33 @@ def boosting(model: Any, classes: int) -> Boosting:
 
 def linear(model: Any, classes: int) -> LinearModels:
     """scikit-learn's logistic regression whose labels are indices of classes."""
-    weight, bias = np.zeros((classes, model.coef_.shape[1])), model.intercept_
-    weight[model.classes_[1:] if bias.size == 1 else model.classes_] = model.coef_
-    filled = _filled([0.0, *bias] if bias.size == 1 else bias, model.classes_, classes)
-    return LinearModels(*(torch.tensor(values[None], dtype=torch.float32) for values in (weight.T, filled[None])))
+    return LinearModels(**_layer("weight", "bias", model.coef_.T, model.intercept_, model.classes_, classes))
+
+
+def quadratic(model: Any, scale: NDArray[np.float64], classes: int) -> QuadraticModels:
+    """Of a logistic regression that was fitted to `products`, each divided by its scale."""
+    weight = model.coef_.T / scale[:, None]
+    return QuadraticModels(**_layer("weight", "bias", weight, model.intercept_, model.classes_, classes))
+
+
+def perceptron(model: Any, classes: int) -> Perceptrons:
+    """scikit-learn's multi-layer perceptron with one hidden layer, whose labels are indices of classes."""
+    (weight, output), (bias, shift) = model.coefs_, model.intercepts_
+    hidden = {"weight": _single(weight), "bias": _single(bias[None])}
+    return Perceptrons(**hidden, **_layer("output", "shift", output, shift, model.classes_, classes))
+
+
+def _layer(name: str, bias_name: str, weight: Any, bias: Any, seen: Any, classes: int) -> dict[str, Tensor]:
+    """The last layer, for all classes; with two classes scikit-learn has the logit of the second alone."""
+    filled = np.zeros((len(weight), classes))
+    filled[:, seen[1:] if bias.size == 1 else seen] = weight
+    biases = _filled([0.0, *bias] if bias.size == 1 else bias, seen, classes)
+    return {name: _single(filled), bias_name: _single(biases[None])}
+
+
+def _single(values: Any) -> Tensor:
+    """The values of one model, in 32 bits."""
+    return torch.tensor(np.asarray(values)[None], dtype=torch.float32)
 
 
 def _filled(logits: Any, seen: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
