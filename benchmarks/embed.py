@@ -78,7 +78,7 @@ def bare(given: dict[str, Any], size: int, device: torch.device) -> float:
     options = {key: value for key, value in given.items() if key in ("image_size", "half")}
     embedder = new_embedder(given["backbone"], device=device, **options)
     cuda = device.type == "cuda"
-    batch, times = (ON_GPU, 40) if cuda else (ON_CPU, 8)
+    batch, times = (ON_GPU, LARGE // ON_GPU) if cuda else (ON_CPU, 8)
     images = torch.randn(batch, 3, size, size, device=device)
     images = images.contiguous(memory_format=torch.channels_last) if cuda else images
     with torch.inference_mode(), torch.autocast(device.type, torch.float16, enabled=embedder.half):

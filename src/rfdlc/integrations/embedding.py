@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.samples import Chunk, InputSpec, Samples, open_splits
@@ -135,23 +136,23 @@ class Rows:
 
     def compute(self, parts: Sequence[range], report: Report) -> Iterator[Computed]:
         """Each part in turn: what the store writes, and what was wrong with the images that were left out."""
-        batches = ((item, item[2].split.array) for item in self._read(parts))
-        for _, found in groupby(self.embedder.stream(batches), lambda each: each[0][0]):
+        for _, found in groupby(self.embedder.stream(self._read(parts)), lambda each: each[0][0]):
             pieces = list[tuple[str, Chunk, Any]]()
             for (_, split, piece), features in found:
                 pieces.append((split, piece, features))
                 report(len(piece.split) + len(piece.broken))
             yield self._rows(pieces), [line for _, piece, _ in pieces for line in piece.broken]
 
-    def _read(self, parts: Sequence[range]) -> Iterator[tuple[int, str, Chunk]]:
-        """Images of the parts with the number of the part and the split; each split is read ahead of the network."""
+    def _read(self, parts: Sequence[range]) -> Iterator[tuple[tuple[int, str, Chunk], NDArray[np.uint8]]]:
+        """Part, split and the rest of each chunk, and its images; each split is read ahead of the network."""
         first = 0
         for name, samples in self.splits.items():
             inside = range(first, first + len(samples))
             own = [(number, _overlap(rows, inside)) for number, rows in enumerate(parts)]
             wanted = [(number, rows) for number, rows in own if rows]
             for place, piece in samples.read_ahead([rows for _, rows in wanted], self.size):
-                yield wanted[place][0], name, piece
+                rest = replace(piece.split, inputs=piece.split.labels)  # images are not kept until the part is done
+                yield (wanted[place][0], name, Chunk(rest, piece.broken)), piece.split.array
             first += len(samples)
 
     def _rows(self, pieces: Sequence[tuple[str, Chunk, Any]]) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rfdlc.data.samples import ahead
 from rfdlc.data.sources.arrays import open_arrays
@@ -39,6 +40,9 @@ class Store(Protocol):
     @property
     def suffix(self) -> str:
         """Of the files of parts."""
+
+    def begin(self, path: Path | None, count: int = 0) -> None:
+        """All `count` rows are going to be written in order: they may be joined at `path` meanwhile; None: no more."""
 
     def write(self, path: Path, rows: Any, skipped: bytes) -> None:
         """Write the rows of a part, and a line for each sample that was left out of it."""
@@ -74,6 +78,8 @@ class Parts:
             own = sum(len(self.rows(part)) for part in self._numbers[rank::world_size])
             done = own - sum(len(self.rows(part)) for part in mine)
             share = f", 1 of {world_size} shares" if world_size > 1 else ""
+            if mine == list(self._numbers):
+                self.store.begin(self.folder / f"joined-begun{self.out.suffix}", self.count)
             try:
                 with live(own, f"{description}{share}", done) as show:
 
@@ -89,7 +95,10 @@ class Parts:
                 if world_size == 1:  # others may be at work on their first parts
                     self.leave()
                 raise
-            return self.join() or not self.folder.exists()
+            else:
+                return self.join() or not self.folder.exists()
+            finally:
+                self.store.begin(None)
 
     @property
     def skipped(self) -> tuple[int, Path | None]:
@@ -188,6 +197,9 @@ class TableStore:
     values: int = 0  # per row, where columns hold lists
     suffix: str = ".parquet"
 
+    def begin(self, path: Path | None, count: int = 0) -> None:
+        pass
+
     def write(self, path: Path, rows: Any, skipped: bytes) -> None:
         schema = self.schema.with_metadata({**(self.schema.metadata or {}), SKIPPED: skipped})
         with open_writer(path, schema, self.suffix) as writer:
@@ -227,20 +239,28 @@ class TableStore:
         return table
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArrayStore:
     """Arrays with one entry per row, in an `.npz` file that is written without holding them in memory.
 
     The array `split` says which arrays of the file a row belongs to: `train_x`, `test_x`, ...; those of a row without
-    a split are called as they are. `constants` are written beside them.
+    a split are called as they are. `constants` are written beside them. Rows `x` of one split are joined as they come.
     """
 
     constants: Mapping[str, Any]
     suffix: str = ".npz"
+    _begun: "Begun | None" = None
+
+    def begin(self, path: Path | None, count: int = 0) -> None:
+        if self._begun is not None:
+            self._begun.close()
+        self._begun = None if path is None else Begun(path, count)
 
     def write(self, path: Path, rows: Any, skipped: bytes) -> None:
         with path.open("wb") as file:  # numpy would add a suffix to the path
             np.savez(file, **rows, skipped=np.frombuffer(skipped, np.uint8))
+        if self._begun is not None and (skipped or not self._begun.add(rows["x"], rows["split"])):
+            self.begin(None)
 
     def join(self, files: Sequence[Path], sizes: Sequence[int], path: Path, job: str) -> bytes:
         skipped, splits = b"", list[Any]()
@@ -253,13 +273,16 @@ class ArrayStore:
                 for name in set(part.files) - {"skipped", "split"}:
                     shape, dtype = _header(part, name)
                     kinds[name] = shape[1:], np.promote_types(kinds.get(name, (shape, dtype))[1], dtype)  # texts
-        with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+        with self._begun or zipfile.ZipFile(path, "w", allowZip64=True) as archive:
+            there = archive.namelist()
             for split in dict.fromkeys(text for part in splits for text in np.unique(part).tolist()):
                 rows = [part == split for part in splits]
                 for name, (shape, dtype) in kinds.items():
                     header: dict[str, Any] = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
                     header["shape"] = (int(sum(map(np.sum, rows))), *shape)
-                    called = f"{split}_{name}.npy" if split else f"{name}.npy"
+                    called = _called(name, split)
+                    if called in there:
+                        continue
                     with archive.open(called, "w", force_zip64=True) as member:
                         np.lib.format.write_array_header_2_0(member, header)
                         for file, own in zip(files, rows, strict=True):
@@ -270,10 +293,48 @@ class ArrayStore:
             for name, value in self.constants.items():
                 with archive.open(f"{name}.npy", "w") as member:
                     np.lib.format.write_array(member, np.asarray(value))
+        if self._begun is not None:
+            os.replace(self._begun.path, path)
         return skipped
 
     def job_of(self, path: Path) -> str | None:
         return None  # of several processes, none knows whether the file is theirs
+
+
+class Begun:
+    """An `.npz` file whose array `x` is written while its rows are computed: all `count` of them, of one split."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path, self.count = path, count
+        self.archive: Any = None
+        self.member: Any = None
+        self.split = ""
+
+    def add(self, rows: NDArray[Any], splits: NDArray[Any]) -> bool:
+        """False where these rows are of another split, so that the file is of no use."""
+        if self.archive is None:
+            self.split, self.archive = str(splits[0]), zipfile.ZipFile(self.path, "w", allowZip64=True)
+            self.member = self.archive.open(_called("x", self.split), "w", force_zip64=True)
+            header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False}
+            np.lib.format.write_array_header_2_0(self.member, {**header, "shape": (self.count, *rows.shape[1:])})
+        self.member.write(rows.reshape(-1).view(np.uint8))
+        return bool((splits == self.split).all())
+
+    def __enter__(self) -> zipfile.ZipFile:
+        self.member.close()
+        archive: zipfile.ZipFile = self.archive
+        return archive
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in (self.member, self.archive) if self.archive is not None else ():
+            file.close()
+
+
+def _called(name: str, split: str) -> str:
+    return f"{split}_{name}.npy" if split else f"{name}.npy"
 
 
 def ranks() -> tuple[int, int]:

@@ -112,6 +112,8 @@ class Embedder:
         if images.shape[1] == 1 and channels == 3:
             images = images.expand(-1, 3, -1, -1)
         expect(images.shape[1] == channels, f"images have {images.shape[1]} channels: expected {channels}")
+        if self.device.type == "cuda":
+            images = images.contiguous(memory_format=torch.channels_last)  # as bytes: a quarter of the traffic
         sides: Any = tuple(images.shape[2:])
         if sides not in self._resize:
             resize = networks.Resize(sides[0], sides[1], size, self.embedding.interpolation)
