@@ -8,15 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import rfdlc
 from rfdlc.errors import InputError
+from rfdlc.training import run as run_module
 from rfdlc.training import trainer
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.run import Run
@@ -249,6 +252,36 @@ def test_resume_needs_the_same_data(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="trained on other data"):
         rfdlc.resume(tmp_path / "run", rfdlc.load("digits-lt", factor=10))
     rfdlc.resume(tmp_path / "run", data)
+    other = data.train.array.copy()
+    other[1] += 1  # one sample of all
+    changed = replace(data, train=replace(data.train, inputs=other))
+    with pytest.raises(InputError, match=r"other contents \(\w+, now \w+\): pass the data that it was trained on"):
+        rfdlc.resume(tmp_path / "run", changed)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["data"]["fingerprint"] = run_module._fingerprint_of_some(data)  # as earlier versions wrote it
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    rfdlc.resume(tmp_path / "run", data)
+    with pytest.raises(InputError, match="other labels or samples"):
+        rfdlc.resume(tmp_path / "run", rfdlc.load("digits-lt", factor=10))
+
+
+def test_image_files_are_the_same_data_in_another_folder_until_one_changes(tmp_path):
+    for name in ("a", "b"):
+        for i in range(4):
+            (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([i, ord(name)]).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    shutil.copytree(tmp_path / "photos", tmp_path / "copy")
+
+    def found(name):
+        return run_module.fingerprint(rfdlc.load(tmp_path / name, test_fraction=0))
+
+    first, second = found("photos"), found("copy")
+    assert first == second
+    Image.fromarray(np.zeros((12, 12, 3), np.uint8)).save(tmp_path / "copy" / "a" / "2.png")
+    third = found("copy")
+    assert third["contents"] != first["contents"]
+    assert (third["samples"], third["labels"]) == (first["samples"], first["labels"])
 
 
 def test_folders_of_strangers(tmp_path, whole):

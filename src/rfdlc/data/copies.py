@@ -85,14 +85,13 @@ def _row_hashes(rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 def _ends(files: ImageFiles) -> Iterator[bytes]:
     """Size and last bytes of each file, or its place where no other has this size."""
-    paths = [files.root / name for name in files.names]
-    sizes = [path.stat().st_size if path.exists() else -1 for path in paths]
+    sizes = files.sizes()
     times = Counter(sizes)
-    for place, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+    for place, (name, size) in enumerate(zip(files.names, sizes, strict=True)):
         if size < 0 or times[size] == 1:
             yield f"alone {place}".encode()
             continue
-        with path.open("rb") as file:
+        with (files.root / name).open("rb") as file:
             file.seek(max(0, size - TAIL))
             yield f"{size} ".encode() + file.read()
 

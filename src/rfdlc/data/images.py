@@ -134,6 +134,10 @@ class ImageFiles:
 
         return images, attempt(fill, range(len(self)), "Decoding images")[1]
 
+    def sizes(self) -> list[int]:
+        """Of the files in bytes; -1 for one that is missing."""
+        return [_state(self.root / name)[0] for name in self.names]
+
     def cached(self, folder: Path, side: int) -> tuple["ImageFiles", dict[int, BrokenImage]]:
         """The same images, read from squares of this side in a file that is made once; and which are broken."""
         stored = replace(self, size=side, resizing=replace(self.resizing, centre=1.0))

@@ -44,6 +44,7 @@ from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
 
 FORMAT, VERSION, READABLE = "rfdlc-run", 2, (1, 2)
+HASHED = 4096  # samples at a time
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
 
 Rows = list[dict[str, Any]]
@@ -297,14 +298,39 @@ def data_of(run: Run, data: Any = None) -> Dataset:
         if "centre" in table and "fit" in options_of(find_reader(given, root)[0]):  # earlier versions always cropped
             options = {"fit": "crop"} | options
         found = load(given, root=root, **options)
-    other = f"{run.path} was trained on other data than {found.name}: labels or samples differ"
-    expect(fingerprint(found) == table["fingerprint"], other)
+    before = table["fingerprint"]
+    if isinstance(before, dict):
+        now = fingerprint(found)
+        changed = [f"{what} ({before.get(what)}, now {now[what]})" for what in now if before.get(what) != now[what]]
+    else:  # of earlier versions
+        changed = ["labels or samples"] if before != _fingerprint_of_some(found) else []
+    other = f"{run.path} was trained on other data than {found.name}: other {', '.join(changed)}"
+    expect(not changed, f"{other}: pass the data that it was trained on, or train a new run")
     scale = table["normalisation"]  # which may be a pretrained network's
     return replace(found, normalisation=None if scale is None else Normalisation(*map(tuple, scale.values())))
 
 
-def fingerprint(data: Dataset) -> str:
-    """Of the training labels in order, and of some samples."""
+def fingerprint(data: Dataset) -> dict[str, Any]:
+    """The number of samples that a run is trained and calibrated on, and hashes of their labels and contents in order.
+
+    Of image files, names and sizes are hashed, not contents and times: a copy of the folder is the same data.
+    """
+    splits = [split for name, split in data.splits.items() if name != "test"]
+    labels, contents = hashlib.sha256(), hashlib.sha256()
+    for split in splits:
+        labels.update(np.ascontiguousarray(split.labels).tobytes())
+        if isinstance(split.inputs, ImageFiles):
+            contents.update(b"".join(part.tobytes() for part in split.inputs.names.packed))
+            contents.update(np.array(split.inputs.sizes()).tobytes())
+            continue
+        for start in range(0, len(split), HASHED):
+            contents.update(np.ascontiguousarray(split.inputs[start : start + HASHED]))
+    counts = sum(map(len, splits))
+    return {"samples": counts, "labels": labels.hexdigest()[:16], "contents": contents.hexdigest()[:16]}
+
+
+def _fingerprint_of_some(data: Dataset) -> str:
+    """As earlier versions wrote it: of the training labels in order, and of 64 samples."""
     digest = hashlib.sha256(np.ascontiguousarray(data.train.labels).tobytes())
     some = np.linspace(0, len(data.train) - 1, min(64, len(data.train))).astype(np.int64)
     few = data.train.take(some).inputs
