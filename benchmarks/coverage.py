@@ -11,16 +11,18 @@ difference between the two models.
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy.special import softmax
+from scipy.stats import binom
 
 from recording import in_parallel, write
 from rfdlc import Classes, Utility
 from rfdlc.decide.comparison import paired_difference
-from rfdlc.decide.intervals import Estimate
-from rfdlc.decide.metrics import METRICS
+from rfdlc.decide.intervals import LEVEL, Estimate
+from rfdlc.decide.metrics import METRICS, regions
 from rfdlc.decide.outcomes import Outcomes
 
 CLASSES, WORLDS, MANY = 10, 20, 200_000
@@ -28,8 +30,14 @@ PRIOR = 100.0 ** (-np.arange(CLASSES) / (CLASSES - 1))
 PRIOR /= PRIOR.sum()
 KNOWN = Classes.from_counts((10_000 * PRIOR).astype(int))
 UTILITY = Utility.tail_sensitive(KNOWN, -1).with_abstain(0.2)
-Row = tuple[float, float, float, float]
-COLUMNS = ("model", "samples", "metric", "intervals", "coverage", "mean_width", "contains_estimate")
+Row = tuple[float, float, float, float, float]
+COLUMNS = (
+    "model", "samples", "metric", "intervals", "coverage", "unavoidable", "verdict", "mean_width", "contains_estimate",
+)  # fmt: skip
+LOWEST, HIGHEST = 0.92, 0.98
+FEW_DIFFER = (  # means over samples on which two models rarely differ
+    "accuracy", "false_head_rates", "abstention_rate", "utility_gap_by_region",
+)  # fmt: skip
 
 
 def draw(centres: Any, samples: int, rng: np.random.Generator) -> list[Outcomes]:
@@ -55,14 +63,50 @@ def truth(many: Estimate, here: Estimate) -> float:
     return float(np.mean(many.parts[1][seen])) if len(seen) else np.nan
 
 
+def changes(name: str, exact: Outcomes, sure: Outcomes) -> tuple[int, int]:
+    """On how many samples behind a metric the second model is higher, and lower."""
+    kind, _, part = name.partition(".")
+    if kind == "utility_gap_by_region":
+        row = dict(regions(exact, "thirds", exact.likeliest))[part]
+        difference = np.where(row, exact.realised - sure.realised, 0)
+    else:
+        found = (METRICS[kind].function(o) for o in (exact, sure))
+        first, second = (np.nan_to_num(each[parse(part)] if part else each).astype(float) for each in found)
+        difference = second - first
+    return int((difference > 0).sum()), int((difference < 0).sum())
+
+
+def parse(part: str) -> Any:
+    return float(part) if part.startswith("0.") else part
+
+
+@cache
+def coverage_given(differ: int, higher: float) -> float:
+    """The coverage of a test that holds for every share of samples on which two models differ.
+
+    Such a test holds for each number of these samples (Neyman structure): how many of them are higher is binomial, and
+    a number is refused if its mid-p value is below 2.5% on its side.
+    """
+    hits = np.arange(differ + 1)
+    chance = binom.pmf(hits, differ, higher)
+    below = np.cumsum(chance) - chance / 2
+    return float(chance[(below > (1 - LEVEL) / 2) & (below < (1 + LEVEL) / 2)].sum())
+
+
 def simulate(samples: int, repeats: int, seed: int, world: int) -> dict[tuple[str, str], list[Row]]:
-    """Of one world: bounds, estimate and truth of every interval, by model and metric."""
+    """Of one world: bounds, estimate and truth of every interval, by model and metric, and what is unavoidable."""
     covered = defaultdict(list)
     rng = np.random.default_rng((seed, world))
     centres = 1.1 * rng.normal(size=(CLASSES, 8))
-    exact, sure = map(estimates, draw(centres, MANY, rng))
+    population = draw(centres, MANY, rng)
+    exact, sure = map(estimates, population)
+    higher = {}
+    for name in (name for name in exact if name in sure and name.startswith(FEW_DIFFER)):
+        more, less = changes(name, *population)
+        higher[name] = more / max(1, more + less)
     for _ in range(repeats // WORLDS):
-        here = [estimates(o) for o in draw(centres, samples, rng)]
+        drawn = draw(centres, samples, rng)
+        here = [estimates(o) for o in drawn]
         truths = [
             {name: truth(many[name], e) for name, e in found.items() if name in many}
             for many, found in zip((exact, sure), here, strict=True)
@@ -71,13 +115,24 @@ def simulate(samples: int, repeats: int, seed: int, world: int) -> dict[tuple[st
         for model, found, true in zip(("exact", "over-confident"), here, truths, strict=True):
             for name, estimate in found.items():
                 if (bounds := estimate.interval()) is not None and name in true:
-                    covered[model, name].append((*bounds, estimate.value, true[name]))
+                    covered[model, name].append((*bounds, estimate.value, true[name], np.nan))
         for name in (name for name in truths[0] if name in truths[1]):
             difference = paired_difference([here[0][name]], [here[1][name]])
             if difference is not None:
                 _, _, value, low, high, _ = difference
-                covered["compare", name].append((low, high, value, truths[1][name] - truths[0][name]))
+                least = coverage_given(sum(changes(name, *drawn)), higher[name]) if name in higher else np.nan
+                covered["compare", name].append((low, high, value, truths[1][name] - truths[0][name], least))
     return dict(covered)
+
+
+def verdict(coverage: float, intervals: int, unavoidable: float) -> str:
+    """Whether the coverage is wanted, but for two standard errors of the simulation."""
+    low, high = (2 * (bound * (1 - bound) / intervals) ** 0.5 for bound in (LOWEST, HIGHEST))
+    if LOWEST <= coverage <= HIGHEST:
+        return "inside"
+    if LOWEST - low <= coverage <= HIGHEST + high:
+        return "within two standard errors"
+    return "too few samples differ" if coverage > HIGHEST and unavoidable > HIGHEST - high else "outside"
 
 
 def rows(samples: int, repeats: int, seed: int, workers: int) -> Iterator[dict[str, Any]]:
@@ -86,15 +141,18 @@ def rows(samples: int, repeats: int, seed: int, workers: int) -> Iterator[dict[s
         for key, each in found.items():
             covered[key] += each
     for (model, name), each in covered.items():
-        low, high, value, true = np.array(each).T
+        low, high, value, true, least = np.array(each).T
         if len(each) >= repeats / 4:
             near = 1e-9
+            coverage, unavoidable = float(np.mean((low - near <= true) & (true <= high + near))), float(np.mean(least))
             yield {
                 "model": model,
                 "samples": samples,
                 "metric": name,
                 "intervals": len(each),
-                "coverage": round(float(np.mean((low - near <= true) & (true <= high + near))), 3),
+                "coverage": round(coverage, 3),
+                "unavoidable": "" if np.isnan(unavoidable) else round(unavoidable, 3),
+                "verdict": verdict(coverage, len(each), unavoidable),
                 "mean_width": round(float(np.mean(high - low)), 4),
                 "contains_estimate": round(float(np.mean((low - near <= value) & (value <= high + near))), 3),
             }

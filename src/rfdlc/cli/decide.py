@@ -113,7 +113,8 @@ def evaluate(
         output(True, result.to_dict() | {"decider": _summary(decider, predictions)})
         return
     hint = "For head, tail and false head rate give training counts: --classes counts.csv"
-    lines = [f"{decider!r}{decider.left_open(predictions)}"] + ([] if result.accuracy_by_region else [hint])
+    lines = [result.promise, f"{decider!r}{decider.left_open(predictions)}"]
+    lines += [] if result.accuracy_by_region else [hint]
     output(False, {}, result, *lines)
     warning = decider.prior_warning(decider.read_labelled(predictions, None)[1])
     if warning:

@@ -55,13 +55,15 @@ class Comparison:
         table: list[tuple[str, ...]] = []
         for d in self.differences:
             show = METRICS[d.name.partition(".")[0]].format
-            interval, p = f"{show(d.low)} to {show(d.high)}", f"{d.p:.3f}{'*' * (d.p < SIGNIFICANCE)}"
-            table.append((d.label, show(d.a), show(d.b), show(d.difference), interval, p))
+            p = f"{d.p:.3f}" if d.p >= 0.0005 else "< 0.001"
+            marked = p + "*" * (d.p < SIGNIFICANCE)
+            table.append((d.label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", marked))
         return table
 
     def __rich__(self) -> Any:
         held = "models held fixed" if max(self.seeds) == 1 else f"{self.seeds[0]} and {self.seeds[1]} seeds"
-        note = f"p adjusted for {len(self.differences)} comparisons (Holm); * below {SIGNIFICANCE}"
+        distinct = len({_likeness(each) for each in self.differences})
+        note = f"p adjusted for {distinct} different comparisons (Holm); * below {SIGNIFICANCE}"
         columns = ("metric", *self.names, "difference", f"{LEVEL:.0%} interval", "p")
         return rich_table(f"{self.samples:,} paired samples, {held}", columns, self.rows(), note)
 
@@ -79,8 +81,9 @@ def compare_outcomes(
         for name in [name for name in left[0] if all(name in each for each in (*left, *right))]:
             found = paired_difference([each[name] for each in left], [each[name] for each in right])
             rows += [] if found is None else [Difference(name, labels[name], *found)]
-    adjusted = _holm(np.array([row.p for row in rows]))
-    differences = tuple(replace(row, p=float(p)) for row, p in zip(rows, adjusted, strict=True))
+    distinct = {_likeness(row): row.p for row in rows}
+    adjusted = dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
+    differences = tuple(replace(row, p=float(adjusted[_likeness(row)])) for row in rows)
     return Comparison(names, len(a[0]), (len(a), len(b)), differences)
 
 
@@ -127,6 +130,11 @@ def _recovered(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
     correlation = float(errors[0] @ errors[1]) / norm if norm > 0 else 0.0
     sides = ((ends[1][0], ends[0][1]), (ends[1][1], ends[0][0]))
     return centres[1] - centres[0], [float(np.sqrt(x**2 + y**2 - 2 * correlation * x * y)) for x, y in sides]
+
+
+def _likeness(row: Difference) -> tuple[float, ...]:
+    """The same for equal and for opposite differences: regret is minus utility, and tests the same."""
+    return tuple(sorted(float(f"{abs(end):.9e}") for end in (row.difference, row.low, row.high)))
 
 
 def _holm(p: Array) -> Array:

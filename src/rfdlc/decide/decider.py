@@ -27,6 +27,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
+WITHOUT_PRIOR = (None, "none", "temperature", "auto")  # calibrators that (perhaps) find no prior of the scores
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
 SCALED = ("combine", "weights", "fitted", "train_prior", "target_prior")  # probabilities depend on these
 REMEMBERED = 512  # hashes of the samples that calibrated
@@ -193,9 +194,9 @@ class Decider:
         """The class prior of unlabelled data with its uncertainty; after `fit`, the BBSE estimate is a check."""
         checked, carried, drawn = self.read(scores, logits), self._known_prior(), []
         calibrated = np.concatenate([p for _, p in self._calibrated(checked)])
-        if self.fitted is not None:
+        if self.fitted is not None and len(draws := self.fitted.draws()) > 1:
             some = self.read(checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits)
-            each = [self.replace(fitted=calibrator) for calibrator in self.fitted.draws()]
+            each = [self.replace(fitted=calibrator) for calibrator in draws]
             drawn = [np.concatenate([p for _, p in decider._calibrated(some)]) for decider in each]
         return priors.estimate_prior(calibrated, carried, self.joint, drawn)
 
@@ -357,7 +358,7 @@ class Decider:
         estimate = given["target_prior"] if isinstance(given["target_prior"], PriorEstimate) else self.estimate
         behind = estimate is not None and np.array_equal(estimate.prior, self.target_prior)  # for its intervals
         object.__setattr__(self, "estimate", estimate if behind else None)
-        if self.target_prior is not None and (self.fitted or not self.calibration):
+        if self.target_prior is not None and (self.fitted or self.calibration in WITHOUT_PRIOR):
             self._known_prior()
 
     def _as_target(self, given: Any) -> Prior | None:

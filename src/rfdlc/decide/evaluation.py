@@ -12,13 +12,14 @@ from numpy.typing import ArrayLike
 from rfdlc.decide.classes import Classes, as_classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.intervals import LEVEL, Interval
-from rfdlc.decide.metrics import METRICS, Metric, measure
+from rfdlc.decide.metrics import METRICS, Metric, measure, readable
 from rfdlc.decide.outcomes import UNCERTAINTIES, Outcomes, observe
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import class_columns
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import choose, expect
+from rfdlc.errors import choose, expect, listing
 
+COINCIDENCE = 0.01  # of the coarse scores of two sets of samples, some are equal
 MOST_PARTS = 12  # a metric with more parts is not listed in tables
 
 
@@ -106,6 +107,28 @@ class Evaluation:
         plain: dict[str, Any] = _plain(named | {"calibration_overlap": self.calibration_overlap})
         return plain
 
+    @property
+    def promise(self) -> str:
+        """Whether decisions were worth what their probabilities promised, in words."""
+        gaps = [e for e in entries(self.values) if e.metric.name.startswith("utility_gap") and e.name in self.intervals]
+        shown, missed = {}, {}
+        for entry in gaps:
+            low, high = self.intervals[entry.name]
+            shown[entry.name] = f"{readable(entry.value)} ({readable(low)} to {readable(high)})"
+            if not low <= 0 <= high:
+                missed[entry.name] = f"{entry.label} {shown[entry.name]}"
+        if "utility_gap" not in shown:
+            return "Too few samples to tell whether decisions are worth what they promise."
+        said = f"Promised minus realised utility {shown.pop('utility_gap')}: "
+        parts = f"{len(missed)} of {len(gaps)} intervals exclude 0, where chance alone gives one in twenty"
+        if "utility_gap" not in missed:
+            said += "the promise is met, as far as these samples tell."
+        else:
+            del missed["utility_gap"]
+            less = self.values["utility_gap"] > 0
+            said += f"decisions are worth {'less' if less else 'more'} than promised; calibrate on samples like these."
+        return said + (f" Not met for {listing(missed.values())} ({parts})." if missed else "")
+
     def rows(self) -> list[tuple[str, str, str]]:
         """(metric, value, interval) as tables show them, without metrics that are not defined."""
         rows = []
@@ -192,7 +215,7 @@ def evaluate(
         expect(own is not None, "uncertainty 'own' is not stored in these predictions, as in those of some methods")
         outcomes = replace(outcomes, certainty=-np.asarray(own))
     overlap = decider.overlap(checked, y)
-    if overlap > 0:
+    if overlap > COINCIDENCE:
         warnings.warn(
             f"about {overlap:.0%} of the samples that calibrated this decider are evaluated: metrics of probabilities "
             "look better than they are; evaluate on other samples",

@@ -52,7 +52,7 @@ class HeldOut:
         self.size = 1 / (repeats @ np.square(np.broadcast_to(each, len(targets))))  # effective sample size
         self.ridge = STRENGTH / self.size
         self.prior: Prior = np.bincount(targets, self.weights, minlength=log_p.shape[1]).astype(np.float64)
-        self.train_prior = train_prior
+        self.train_prior = train_prior if train_prior is not None and train_prior.all() else None
         self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the held-out data
         if train_prior is not None:
             self.prior = shrunk(self.size * self.prior, train_prior)
@@ -62,7 +62,7 @@ class HeldOut:
         """The class prior that calibrated probabilities carry, from their mean over the held-out data."""
         p = self.reweighted(affine(self.log_p, weight, bias))
         mean = np.maximum(self.weights @ p, 1e-12)
-        if self.train_prior is not None and self.train_prior.all():
+        if self.train_prior is not None:
             # The mean of few samples is noisy: empirical Bayes draws its logarithm to that of the scores' own prior.
             moved, variance = np.log(mean / self.train_prior), self.weights @ (p - mean) ** 2 / self.size / mean**2
             variance = np.maximum(variance, LEAST_CERTAIN / (self.size * self.train_prior))
@@ -93,11 +93,11 @@ class HeldOut:
         Probabilities have the prior that they carry as their mean: of a temperature, few samples tell more by that than
         by their labels. The variance of a mean is that of hits, and larger for classes without a sample to expect.
         """
-        if self.train_prior is None or not self.train_prior.all():
+        if self.train_prior is None:
             return 0.0
         p = self.reweighted(scores)
         mean, expected = self.weights @ p, self.size * self.train_prior
-        each = np.maximum(self.weights @ p**2 / mean, LEAST_CERTAIN)
+        each = np.maximum(self.weights @ p**2 / np.maximum(mean, 1e-300), LEAST_CERTAIN)
         variance = each / expected * (1 + 1 / expected) * np.sqrt(max(1.0, len(mean) / FEW_CLASSES))
         return float(((mean / self.train_prior - 1) ** 2 / variance).sum() / 2)
 

@@ -102,10 +102,11 @@ def smallest_share(groups: Indices, hits: Mask) -> Estimate:
     return Estimate(float((hit / n).min()), lambda: (float(low), float(high)))
 
 
-def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, weight: float = 0.5) -> Estimate:
+def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, differs: float = 1.0) -> Estimate:
     """The mean of one value per sample (N,), NaN where it does not count; a share, if all are and must be 0 or 1.
 
-    `ends` are the smallest and the largest possible value: the interval has half a sample (`weight`) more of each.
+    `ends` are the smallest and the largest possible value: the interval has half a sample more of each. If two models
+    differ on a sample, their values differ by up to the share `differs` of that range.
     """
     values = np.asarray(values, dtype=np.float64)
     counts = ~np.isnan(values)
@@ -115,17 +116,34 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, weight: 
     value = float(known.mean())
 
     def interval() -> Interval | None:
-        if size < FEWEST or (ends is None and np.ptp(known) == 0):
-            return None
+        if size < FEWEST or (np.ptp(known) == 0 if ends is None else ends[1] - ends[0] < 1e-12):
+            return None  # nothing is known about the spread, or the value is certain
         if ends is None:
             return student(known)
-        more, weights = np.append(known, ends), np.append(np.ones(size), [weight, weight])
-        middle = np.average(more, weights=weights)
-        half = special.stdtrit(size, (1 + LEVEL) / 2) * np.sqrt(weights @ (more - middle) ** 2 / size / (size + 1))
-        return float(max(ends[0], min(value, middle - half))), float(min(ends[1], max(value, middle + half)))
+        low, high = distances((known - value) / size, (value - ends[0]) / size, (ends[1] - value) / size)
+        return float(max(ends[0], value - low)), float(min(ends[1], value + high))
 
-    unseen = 0.0 if ends is None else UNSEEN / 2 * ((ends[1] - ends[0]) / size) ** 2
+    unseen = 0.0 if ends is None else UNSEEN / 2 * (differs * (ends[1] - ends[0]) / size) ** 2
     return Estimate(value, interval, lambda: np.nan_to_num(values - value) / size, unseen)
+
+
+def distances(influence: Array, down: float, up: float) -> Interval:
+    """How far the bounds lie below and above an estimate, by what each sample adds to its error.
+
+    Sums of positive and of negative parts are as gamma distributed as weighted counts (Fay and Feuer 1997), with half
+    a sample more (Jeffreys' prior) of weight `up` or `down`; both are joined by Zou and Donner (2008).
+    """
+    sides = []
+    for sign, unseen in ((1, up), (-1, down)):
+        parts = np.maximum(sign * influence, 0)
+        total, variance = float(parts.sum()), float(parts @ parts) + unseen**2 / 2
+        if variance == 0:
+            sides.append((0.0, 0.0))
+            continue
+        centre = total + unseen / 2
+        low, high = special.gammaincinv(centre**2 / variance, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) * variance / centre
+        sides.append((max(0.0, total - low), high - total))
+    return float(np.hypot(sides[0][0], sides[1][1])), float(np.hypot(sides[0][1], sides[1][0]))
 
 
 def student(values: Array) -> Interval:
@@ -167,7 +185,7 @@ def calibration_gap(confidence: Array, right: Mask, place: Indices, debiased: bo
 
     def interval() -> Interval | None:
         certain = float(confidence.mean())
-        signed = mean(confidence - right, (certain - 1, certain), weight=1).interval()
+        signed = mean(confidence - right, (certain - 1, certain)).interval()
         low, _, high = inverted()
         return None if signed is None else (min(low, value), max(high, value, -signed[0], signed[1]))
 

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 BUDGETS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 HEAD_FRACTIONS = (0.25, 0.5, 0.75)
 ECE_BINS = 15
+RESIDUE = 1e-14  # what rounding leaves of 0
 RESERVED = (  # attributes of Evaluation
     "samples", "values", "uncertainty", "outcomes", "bootstrap", "calibration_overlap", "intervals",
-    "flat", "rows", "to_dict",
+    "flat", "rows", "to_dict", "promise",
 )  # fmt: skip
 
 
@@ -79,7 +80,8 @@ class Metric:
 
     def format(self, value: float) -> str:
         """The value as tables show it."""
-        return f"{value:.2%}" if self.unit == "%" else readable(value)
+        shown = 0.0 if abs(value) < RESIDUE else value
+        return f"{shown:.2%}" if self.unit == "%" else readable(shown)
 
     def _parts(self, outcomes: "Outcomes") -> dict[Any, Any]:
         """Numbers and estimates by part, under None where the metric has no parts."""
@@ -250,17 +252,22 @@ def _false_head_rate(o: "Outcomes") -> Estimate:
     return group_shares(np.where(np.isnan(found), -1, np.arange(len(found))[:, None]), found == 1)
 
 
-def _worth(o: "Outcomes", values: NDArray[Any], offset: Any, sign: int = 1, rows: Any = True) -> Estimate:
+def _worth(o: "Outcomes", values: NDArray[Any], offset: Any, sign: int = 1, rows: Any = True, **more: Any) -> Estimate:
     """The mean of offset + sign * utility, which the actions bound."""
     low, high = (bound[np.unique(o.actions[rows])] for bound in o.bounds)
     ends = sorted((offset + sign * float(low.min(initial=np.inf)), offset + sign * float(high.max(initial=-np.inf))))
-    return mean(np.where(rows, values, NAN), (ends[0], ends[1]))
+    return mean(np.where(rows, values, NAN), (ends[0], ends[1]), **more)
 
 
-def _gap(o: "Outcomes", rows: Any = True) -> Estimate:
+def _gap(o: "Outcomes", rows: Any = True, **more: Any) -> Estimate:
     """Promised minus realised utility."""
     promised = float(o.expected[rows].mean()) if np.any(rows) else 0.0
-    return _worth(o, o.expected - o.realised, promised, -1, rows)
+    return _worth(o, o.expected - o.realised, promised, -1, rows, **more)
+
+
+def _gap_by_action(o: "Outcomes") -> dict[str, Estimate]:
+    """A sample that another model decides otherwise leaves the group, which counts about half."""
+    return {o.utility.actions[a]: _gap(o, o.actions == a, differs=0.5) for a in np.unique(o.actions)}
 
 
 def _group_rates(o: "Outcomes") -> dict[str, Any]:
@@ -326,8 +333,7 @@ for _metric in (
            lambda o: {name: _gap(o, rows) for name, rows in regions(o, "thirds", o.likeliest)},
            "none", parent="utility_gap"),
     Metric("utility_gap_by_action", "action {}",
-           lambda o: {o.utility.actions[a]: _gap(o, o.actions == a) for a in np.unique(o.actions)},
-           "none", parent="utility_gap"),
+           _gap_by_action, "none", parent="utility_gap"),
     Metric("ece_paper", "ECE as in the paper", lambda o: ece_paper(o.entropy, o.right), "lower", "%", resample=False),
     Metric("ece_by_true_region", "true {}",
            lambda o: {name: _ece(o, rows).value for name, rows in regions(o, "thirds")},

@@ -16,12 +16,13 @@ from rfdlc.errors import expect
 
 # Why a sample was handed over, or was not although that is worth more than the best class.
 EXPECTED_UTILITY, OVER_BUDGET = "expected utility", "over budget"
+TIE = 4  # rounding errors, relative to the largest difference between utilities: gains that are closer are equal
 Gain = Callable[[Floats], Floats]
 Rule = Callable[[Utility, Prior | None], Gain]  # the prior (C,) is the correction p(y) ratio(y) still to be applied
 
 
 def largest(gains: Floats) -> Indices:
-    """The one arg max of the library: the first action of the largest gain for each sample."""
+    """The one arg max of the library: for each sample the first action, in the order of the utility, of those tied."""
     chosen: Indices = gains.argmax(axis=1)
     return chosen
 
@@ -70,8 +71,7 @@ def _expected_utility(utility: Utility, ratio: Prior | None) -> Gain:
     """
     alike = np.clip(0, utility.matrix.min(axis=1), utility.matrix.max(axis=1))
     matrix = utility.matrix - alike[:, None]
-    of_type = cache((matrix if ratio is None else matrix * ratio[:, None]).astype)
-    return lambda p: p @ of_type(p.dtype)
+    return _linear(matrix, ratio)
 
 
 def _argmax(utility: Utility, ratio: Prior | None) -> Gain:
@@ -79,11 +79,25 @@ def _argmax(utility: Utility, ratio: Prior | None) -> Gain:
         (utility.class_action >= 0).all(),
         "rule 'argmax' decides for a class: expected a utility with an action for every class",
     )
-    matrix = np.zeros_like(utility.matrix)
-    matrix[np.arange(len(utility.classes)), utility.class_action] = 1.0 if ratio is None else ratio
-    handed_over = np.where(utility.decided_class < 0, -1.0, 0.0)  # below any probability
-    of_type = cache(matrix.astype)
-    return lambda p: p @ of_type(p.dtype) + handed_over.astype(p.dtype)
+    matrix = np.tile(np.where(utility.decided_class < 0, -1.0, 0.0), (len(utility.classes), 1))  # below any probability
+    matrix[np.arange(len(utility.classes)), utility.class_action] = 1.0
+    return _linear(matrix, ratio)
+
+
+def _linear(matrix: Floats, ratio: Prior | None) -> Gain:
+    """sum_y M[y, d] q(y) ratio(y); gains that differ from the largest by rounding alone are set to it."""
+    of_type = cache((matrix if ratio is None else matrix * ratio[:, None]).astype)
+    range_of_row = TIE * float(np.ptp(matrix, axis=1).max())
+
+    def gain(p: Floats) -> Floats:
+        gains: Floats = p @ of_type(p.dtype)
+        top, near = gains.max(axis=1, keepdims=True), range_of_row * np.finfo(p.dtype).eps
+        tied = gains >= top - (near if ratio is None else near * (p @ ratio.astype(p.dtype))[:, None])
+        if np.count_nonzero(tied) > len(p):
+            np.copyto(gains, top, where=tied)
+        return gains
+
+    return gain
 
 
 def _paper_eq12(utility: Utility, ratio: Prior | None) -> Gain:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_array
@@ -20,6 +21,7 @@ DETAILS = ("set", "set_size")  # nor these, beside those two
 KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says what the probabilities are
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much: files often hold rounded probabilities
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
+CONSECUTIVE = 16  # samples whose scores together are not equal by chance
 CHUNK_ELEMENTS = 1 << 18  # work in chunks that stay in the processor's cache
 CHUNK_ROWS = 512  # with thousands of classes, fewer rows would read the whole utility for a small product
 
@@ -57,17 +59,24 @@ class Scores:
             yield slice(start, start + rows), piece
 
     def fingerprints(self, targets: Indices, most: int | None = None) -> dict[str, NDArray[np.uint64]]:
-        """Hashes of the samples by `scores` and class and by `ids`; the `most` smallest, if they are distinct."""
+        """Hashes of the samples by `scores` and class, by `ids` and by `order`; the `most` smallest, if distinct.
+
+        Many samples share the coarse scores of a forest, and ids may only count rows. Then `order`, the scores of
+        consecutive samples, tells whether samples are the same.
+        """
         size, found = len(self.values) * self.values.shape[2], []
-        keys = np.random.default_rng(0).integers(1, 2**63, size + 1, dtype=np.uint64)
+        keys = np.random.default_rng(0).integers(1, 2**63, size + 1 + CONSECUTIVE, dtype=np.uint64)
         for rows, chunk in self.chunks():
             bits = chunk.transpose(1, 0, 2).astype(np.float32).reshape(chunk.shape[1], -1).view(np.uint32)
-            found.append((bits * keys[1:]).sum(axis=1, dtype=np.uint64) + targets[rows].astype(np.uint64) * keys[0])
-        hashes = {"scores": np.unique(np.concatenate(found))}
+            found.append((bits * keys[1 : size + 1]).sum(axis=1, dtype=np.uint64) + targets[rows].astype(np.uint64) * keys[0])
+        hashes = {"scores": np.concatenate(found)}
+        if len(self) >= CONSECUTIVE:
+            hashes["order"] = sliding_window_view(hashes["scores"], CONSECUTIVE) @ keys[-CONSECUTIVE:]
         if self.ids is not None and not _count_rows(self.ids.tolist()):
             digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in self.ids.tolist())
-            hashes["ids"] = np.unique(np.frombuffer(digests, dtype=np.uint64))
-        return {kind: each[:most] for kind, each in hashes.items() if most is None or len(each) > 0.9 * len(self)}
+            hashes["ids"] = np.frombuffer(digests, dtype=np.uint64)
+        sorted_hashes = {kind: (np.unique(each), len(each)) for kind, each in hashes.items()}
+        return {kind: each[:most] for kind, (each, n) in sorted_hashes.items() if most is None or len(each) > 0.9 * n}
 
 
 def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:

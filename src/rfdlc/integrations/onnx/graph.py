@@ -14,6 +14,7 @@ from torch.export import Dim, ExportedProgram
 from rfdlc.data.images import PADDING, Resizing
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.rules import TIE
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.decide.sets import PredictionSets, SetUtility
 from rfdlc.decide.utility import Utility
@@ -81,7 +82,9 @@ class DecisionHead(nn.Module):
         uncertainty = _entropy(probabilities) / float(np.log(max(2, probabilities.shape[-1])))
         disagreement = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
         sets = () if self.sets is None else (self.sets(probabilities),)
-        return probabilities, expected, gains.argmax(-1), uncertainty, disagreement, *sets
+        near = TIE * torch.finfo(torch.float32).eps * (matrix.amax(1) - matrix.amin(1)).max()
+        tied = gains >= gains.amax(-1, keepdim=True) - near  # the first of these is chosen, as by the rules of Decider
+        return probabilities, expected, tied.float().argmax(-1), uncertainty, disagreement, *sets
 
 
 class CoverageHead(nn.Module):

@@ -175,6 +175,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "risk_coverage": curves.risk_coverage_points(run),
         "uncertainties": curves.uncertainties(run),
         "promised": curves.promised(run),
+        "promise": evaluation.promise,
         "mistakes": curves.mistakes(run, worst),
         "thumbnails": thumbnails(run, pictured, images),
         "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},

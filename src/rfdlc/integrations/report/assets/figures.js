@@ -223,13 +223,17 @@ const CHARTS = {
     const room = Math.max(1e-6, 0.08 * (Math.max(...ends) - Math.min(...ends)));
     const domain = [Math.min(...ends) - room, Math.max(...ends) + room];
     const diagonal = domain.map((value) => ({ x: value, y: value }));
+    const interval = (one) => {
+      const bounds = run.intervals[`utility_gap_by_action.${one.action}`];
+      return bounds ? `, difference ${decimal(bounds[0])} to ${decimal(bounds[1])} (95 % interval)` : "";
+    };
     const points = run.promised.map((one) => ({
       x: one.promised,
       y: one.realised,
       r: 2.5 + 5 * Math.sqrt(one.samples / most),
       name: one.action,
       text: run.promised.length <= 12 ? one.action : null,
-      title: `${one.action}: promised ${decimal(one.promised)}, realised ${decimal(one.realised)}, ${plural(one.samples, "sample")}`,
+      title: `${one.action}: promised ${decimal(one.promised)}, realised ${decimal(one.realised)}${interval(one)}, ${plural(one.samples, "sample")}`,
     }));
     chart(chartHost("promised"), {
       label: "Realised against promised utility of each action",
@@ -240,10 +244,8 @@ const CHARTS = {
       x: { label: "expected utility", domain, format: short },
       y: { label: "realised utility", domain, format: short },
     });
-    const bounds = run.intervals.utility_gap;
-    const interval = bounds ? ` (95 % interval ${decimal(bounds[0])} to ${decimal(bounds[1])})` : "";
     byId("promised-caption").textContent =
-      `Each dot is a decided action. Below the diagonal it was worth less than expected. Over all samples, expected minus realised utility is ${decimal(run.metrics.utility_gap)}${interval}.`;
+      `Each dot is a decided action. Below the diagonal it was worth less than expected. ${run.promise}`;
   },
 
   uncertainty(state) {
