@@ -416,3 +416,27 @@ def test_sets_that_cannot_be_promised(run, folder, words, message):
     code, out, err = run("decide", "test.csv", *words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_each_input_may_have_a_calibration_file_of_its_own(run, folder):
+    frame = pandas.read_csv("val.csv")
+    frame[["dog", "newt", "cat"]] = frame[["dog", "newt", "cat"]] ** 0.2  # less sure, as another model
+    frame[["dog", "newt", "cat"]] /= frame[["dog", "newt", "cat"]].to_numpy().sum(axis=1, keepdims=True)
+    frame.to_csv("other.csv", index=False)
+    shared = json.loads(run("compare", "test.csv", "test.csv", "--calibrate", "val.csv", "--json")[1])
+    apart = json.loads(
+        run("compare", "test.csv", "test.csv", "--calibrate", "val.csv", "--calibrate", "other.csv", "--json")[1]
+    )
+    differences = [{row["name"]: row["difference"] for row in found["differences"]} for found in (shared, apart)]
+    assert differences[0]["nll"] == 0
+    assert differences[1]["nll"] > 0.01
+    code, _, err = run("evaluate", "test.csv", "--calibrate", "val.csv", "--calibrate", "other.csv")
+    assert (code, "--calibrate is given 2 times: expected one file" in err) == (2, True)
+    several = ("--calibrate", "val.csv", "--calibrate", "val.csv", "--calibrate", "other.csv")
+    code, _, err = run("compare", "test.csv", "test.csv", *several)
+    assert (code, "3 times for 2 inputs: expected once, or once per input" in err) == (2, True)
+
+
+def test_evaluate_says_whether_the_promise_is_met(run, folder):
+    assert "decisions are worth less than promised" in " ".join(run("evaluate", "test.csv")[1].split())
+    assert "the promise is met" in " ".join(run("evaluate", "test.csv", "--calibrate", "val.csv")[1].split())

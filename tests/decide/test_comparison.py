@@ -1,6 +1,7 @@
 """Paired comparisons: narrower than unpaired ones, and right about seeds and multiple comparisons."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc import InputError, Predictions
-from rfdlc.decide.comparison import _holm
+from rfdlc.decide.comparison import Comparison, Difference, _holm
+from rfdlc.decide.metrics import METRICS
 
 NAMES = ["a", "b", "c"]
 
@@ -88,3 +90,21 @@ def test_command_line(tmp_path):
     found = json.loads(CliRunner().invoke(app, ["compare", *files, "--bootstrap", "10", "--json"]).stdout)
     assert found["seeds"] == [1, 2]
     assert {d["name"] for d in found["differences"]} >= {"accuracy", "mean_utility", "ece", "error_auc"}
+
+
+def test_opposite_differences_count_once(monkeypatch):
+    sides = predictions(2, 0), predictions(5, 1)
+    found = rfdlc.compare(*sides, bootstrap=0)
+    assert found["mean_regret"].difference == pytest.approx(-found["mean_utility"].difference)
+    monkeypatch.delitem(METRICS, "mean_regret")
+    without = rfdlc.compare(*sides, bootstrap=0)
+    assert len(without.differences) == len(found.differences) - 1
+    assert [row.p for row in without.differences] == [found[row.name].p for row in without.differences]
+    assert 0 < min(row.p for row in without.differences) < 1
+
+
+def test_tables_show_neither_rounding_nor_a_p_value_of_0():
+    row = Difference("nll", "NLL", 0.5, 0.5 + 1e-17, 1e-17, -3e-18, 2e-17, 1e-9)
+    shown = Comparison(("A", "B"), 10, (1, 1), (row, replace(row, name="accuracy", difference=-1e-18, p=0.2))).rows()
+    assert shown[0] == ("NLL", "0.5000", "0.5000", "0.0000", "0.0000 to 0.0000", "< 0.001*")
+    assert shown[1][3:] == ("0.00%", "0.00% to 0.00%", "0.200")

@@ -425,3 +425,40 @@ def test_cobb_keeps_small_differences_beside_a_large_range():
 def test_a_utility_that_is_a_path_is_refused_in_copies_too():
     with pytest.raises(InputError, match=r"utility is a str: expected a Utility, such as Utility.read_csv"):
         Decider(Utility.one_hot(3)).replace(utility="costs.csv")
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_ties_are_decided_by_the_order_of_actions_and_not_by_rounding(kind):
+    rng, names = np.random.default_rng(0), list("abcdef")
+    for _ in range(300):
+        counts, matrix = rng.integers(1, 20, 6), rng.integers(-3, 4, (6, 4))
+        exact = counts @ matrix
+        order, p = rng.permutation(6), (counts / counts.sum())[None].astype(kind)
+        plain = Decider(Utility(matrix, names, list("wxyz")))
+        turned = Decider(Utility(matrix[order], [names[i] for i in order], list("wxyz")))
+        first = np.flatnonzero(exact == exact.max())[0]
+        assert plain.decide(p)[0] == turned.decide(p[:, order])[0] == first
+        ratio = plain.replace(train_prior=[1, 1, 1, 1, 1, 1], target_prior=counts)
+        assert ratio.decide(np.full((1, 6), 1 / 6, dtype=kind))[0] == first
+    act = Utility([[1, 0], [-9, 0]], ["well", "ill"], ["act", "wait"])
+    assert Decider(act).decide(np.array([[0.9, 0.1]], dtype=kind)).tolist() == [0]  # 0.9 - 9 * 0.1 is not quite 0
+
+
+@pytest.mark.parametrize("calibration", ["auto", "temperature", "none", None])
+def test_a_target_prior_without_a_training_prior_raises_at_once(calibration):
+    utility = Utility.one_hot(["a", "b"])
+    with pytest.raises(InputError, match="needs the training prior"):
+        Decider(utility, calibration=calibration, target_prior="uniform")
+    learns = Decider(utility, calibration="bias-corrected-temperature", target_prior="uniform")
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 200)
+    z = rng.normal(size=(200, 2)) + np.eye(2)[y]
+    assert len(learns.fit(z, y, logits=True).decide(z, logits=True)) == 200
+
+
+def test_masked_logits_calibrate():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 200)
+    z = np.column_stack([rng.normal(size=(200, 2)) + np.eye(2)[y], np.full(200, -1e9)])
+    decider = Decider(Utility.one_hot(["a", "b", "c"]), calibration="temperature", train_prior=[0.5, 0.4, 0.1])
+    assert 0.5 < decider.fit(z, y, logits=True).fitted.temperature < 2

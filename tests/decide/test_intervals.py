@@ -5,7 +5,9 @@ their own estimate, "100% to 100%" for three of three, and tail accuracy covered
 """
 
 import numpy as np
+import pandas
 import pytest
+from scipy import special
 from scipy.special import softmax
 from sklearn.metrics import balanced_accuracy_score
 
@@ -95,8 +97,48 @@ def test_ends_beyond_the_observed_values_widen_the_interval():
     assert mean(values, (0, 1)).interval() == share
     assert low < share[0]
     assert low <= 0.1 <= high
-    middle = (10 - 0.5 + 0.5) / 101  # half a sample more at each end
-    assert low == pytest.approx(2 * middle - high)
+
+
+@pytest.mark.parametrize("hits", [1, 3, 10, 50])
+def test_a_bounded_mean_of_two_values_has_the_interval_of_jeffreys(hits):
+    values = np.repeat([-1.0, 3.0], [100 - hits, hits])
+    low, high = mean(values, (-1, 3)).interval()
+    expected = -1 + 4 * special.betaincinv(hits + 0.5, 100 - hits + 0.5, [0.025, 0.975])
+    assert (low, high) == pytest.approx(expected, abs=0.03)  # 0.01 of the range
+
+
+def test_no_error_in_many_samples_leaves_errors_possible():
+    low, high = mean(np.ones(40), (-1, 1)).interval()
+    bound = 1 - 2 * special.betaincinv(0.5, 40.5, 0.975)
+    assert (low, high) == (pytest.approx(bound, abs=0.01), 1)
+    assert mean(np.full(40, 0.2), (0.2, 0.2)).interval() is None  # of a certain value, as of an abstention
+
+
+def test_coarse_scores_that_calibrated_are_noticed_by_their_order():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 500)
+    votes = np.where(rng.random(500) < 0.6, y, rng.integers(0, 11, 500) / 10)  # as of a small forest
+    table = pandas.DataFrame({"a": 1 - votes, "b": votes, "id": np.arange(500), "target": np.array(["a", "b"])[y]})
+    decider = Decider(Utility.one_hot(["a", "b"])).fit(table[:200])
+    assert "scores" not in decider.calibrated_on
+    with pytest.warns(UserWarning, match="about 100% of the samples that calibrated"):
+        evaluate(table[:200], decider=decider)
+    with pytest.warns(UserWarning, match="about 4.% of the samples"):
+        evaluate(table[100:], decider=decider)
+    assert evaluate(table[200:], decider=decider).calibration_overlap == 0
+
+
+def test_a_broken_promise_is_named():
+    y, p = draw(400, np.random.default_rng(0))
+    _, sure = draw(400, np.random.default_rng(0), 4)
+    assert "the promise is met" in evaluate(p, y, classes=CLASSES).promise
+    broken = evaluate(sure, y, classes=CLASSES)
+    low, high = broken.intervals["utility_gap"]
+    assert low > 0
+    shown = f"Promised minus realised utility {broken.utility_gap:.4f} ({low:.4f} to {high:.4f})"
+    assert broken.promise.startswith(f"{shown}: decisions are worth less")
+    assert f"Not met for predicted head {broken.utility_gap_by_region['head']:.4f}" in broken.promise
+    assert evaluate(p[:5], y[:5], classes=CLASSES).promise.startswith("Too few samples")
 
 
 def test_differences_are_paired():

@@ -198,10 +198,11 @@ def compare(
 
 
 def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
-    """Each file with the same options, as `evaluate` reads them."""
+    """Each file with the same options, as `evaluate` reads them, and perhaps a calibration file of its own."""
     from rfdlc.integrations.report.runs import alike, prepared, run_names
 
-    return alike([prepared(name, *request.prepare(f), f) for f, name in zip(files, run_names(files), strict=True)])
+    each = zip(files, run_names(files), request.of_each(len(files)), strict=True)
+    return alike([prepared(name, *own.prepare(file), file) for file, name, own in each])
 
 
 def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[str, list[Any]]:

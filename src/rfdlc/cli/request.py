@@ -5,11 +5,11 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from typer import Argument, Option
 
@@ -24,6 +24,7 @@ UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`.
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
 LABELS = "True classes: CSV or Parquet with columns id (or path) and target, instead of a `target` column in FILE."
 CALIBRATORS = "`auto` (the default), `temperature`, `bias-` or `prior-corrected-temperature`, or `matrix-scaling`."
+CALIBRATE = "Held-out predictions with targets. With several inputs: one for all, or repeated, one per input in order."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
 TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
@@ -89,7 +90,7 @@ class Request(UtilityRequest):
     """How scores are to be decided: every field is an option of the command."""
 
     classes: Annotated[str | None, Option("--classes", "-c", help=CLASSES)] = None
-    calibrate: Annotated[Path | None, Option(help="Held-out predictions with targets; calibrates all inputs.")] = None
+    calibrate: Annotated[list[Path] | None, Option(help=CALIBRATE)] = None
     calibration: Annotated[str | None, Option(help=CALIBRATORS)] = None
     balanced: Annotated[bool, Option("--balanced", help="Calibrate with equal weight for every class.")] = False
     train_prior: Annotated[str | None, Option(help=TRAIN_PRIOR)] = None
@@ -102,8 +103,10 @@ class Request(UtilityRequest):
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
-        fits = self.calibrate is not None or not (self.calibration or self.balanced)
+        fits = self.calibrate or not (self.calibration or self.balanced)
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
+        once = len(self.calibrate or ()) < 2
+        expect(once, f"--calibrate is given {len(self.calibrate or ())} times: expected one file for the one input")
         check_sets(self.sets, self.coverage)
         classes = None if self.classes is None else read_classes(self.classes)
         predictions = rfdlc.Predictions.load(file, classes, logits=self.logits)
@@ -121,14 +124,21 @@ class Request(UtilityRequest):
         else:
             decider = saved.replace(utility=utility, **given)
         held = None
-        if self.calibrate is not None:
-            held = rfdlc.Predictions.load(self.calibrate, classes, logits=self.logits)
+        if self.calibrate:
+            held = rfdlc.Predictions.load(self.calibrate[0], classes, logits=self.logits)
             decider = decider.fit(held, balanced=self.balanced)
         if estimated:
             decider = decider.replace(target_prior=decider.estimate_prior(predictions))
         own = (file if self.decider is None else self.decider) / "held-out.npz"  # of a run folder
         held = rfdlc.Predictions.load(own) if held is None and self.sets and own.is_file() else held
         return predictions, with_sets(decider, self.sets, self.coverage, held)
+
+    def of_each(self, count: int) -> "list[Self]":
+        """The requests of several inputs, which share one calibration file or have one each."""
+        given = self.calibrate or []
+        one = len(given) in (0, 1, count)
+        expect(one, f"--calibrate is given {len(given)} times for {count} inputs: expected once, or once per input")
+        return [replace(self, calibrate=given[i : i + 1] if len(given) > 1 else given) for i in range(count)]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ SAMPLES_NEEDED = {
     "bias-corrected-temperature": (5, 20),
     "matrix-scaling": (1, 5, 20),
 }
+WITHOUT_PRIOR = (None, "none", "temperature", "auto")  # where fitting may leave the prior of the scores unknown
 FOLDS, MOST_COMPARED, CLEARLY = 5, 5000, 1.5  # of cross-validation; standard errors that a gain must exceed
 
 

@@ -55,9 +55,8 @@ class Comparison:
         table: list[tuple[str, ...]] = []
         for d in self.differences:
             show = METRICS[d.name.partition(".")[0]].format
-            p = f"{d.p:.3f}" if d.p >= 0.0005 else "< 0.001"
-            marked = p + "*" * (d.p < SIGNIFICANCE)
-            table.append((d.label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", marked))
+            p = (f"{d.p:.3f}" if d.p >= 0.0005 else "< 0.001") + "*" * (d.p < SIGNIFICANCE)
+            table.append((d.label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", p))
         return table
 
     def __rich__(self) -> Any:
@@ -134,7 +133,7 @@ def _recovered(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, list[float]]:
 
 def _likeness(row: Difference) -> tuple[float, ...]:
     """The same for equal and for opposite differences: regret is minus utility, and tests the same."""
-    return tuple(sorted(float(f"{abs(end):.9e}") for end in (row.difference, row.low, row.high)))
+    return tuple(sorted(float(f"{abs(end):.6e}") for end in (row.difference, row.low, row.high)))
 
 
 def _holm(p: Array) -> Array:

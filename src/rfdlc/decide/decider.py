@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide import budgets, priors, saving, wording
-from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, check_affine
+from rfdlc.decide.calibrators import CALIBRATORS, WITHOUT_PRIOR, Calibrator, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.predictions import Predictions, targets_of
@@ -27,7 +27,6 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 
 COMBINATIONS = ("mean-probabilities", "mean-logits")
-WITHOUT_PRIOR = (None, "none", "temperature", "auto")  # calibrators that (perhaps) find no prior of the scores
 CHECKED_CLASSES = 1000  # with more classes the BBSE check costs more than it tells
 SCALED = ("combine", "weights", "fitted", "train_prior", "target_prior")  # probabilities depend on these
 REMEMBERED = 512  # hashes of the samples that calibrated

@@ -66,12 +66,13 @@ class Scores:
         """
         size, found = len(self.values) * self.values.shape[2], []
         keys = np.random.default_rng(0).integers(1, 2**63, size + 1 + CONSECUTIVE, dtype=np.uint64)
+        of_class, of_scores, of_order = keys[0], keys[1 : size + 1], keys[size + 1 :]
         for rows, chunk in self.chunks():
             bits = chunk.transpose(1, 0, 2).astype(np.float32).reshape(chunk.shape[1], -1).view(np.uint32)
-            found.append((bits * keys[1 : size + 1]).sum(axis=1, dtype=np.uint64) + targets[rows].astype(np.uint64) * keys[0])
+            found.append((bits * of_scores).sum(axis=1, dtype=np.uint64) + targets[rows].astype(np.uint64) * of_class)
         hashes = {"scores": np.concatenate(found)}
         if len(self) >= CONSECUTIVE:
-            hashes["order"] = sliding_window_view(hashes["scores"], CONSECUTIVE) @ keys[-CONSECUTIVE:]
+            hashes["order"] = sliding_window_view(hashes["scores"], CONSECUTIVE) @ of_order
         if self.ids is not None and not _count_rows(self.ids.tolist()):
             digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in self.ids.tolist())
             hashes["ids"] = np.frombuffer(digests, dtype=np.uint64)

@@ -229,3 +229,4 @@ def test_promised_and_realised_utility(tmp_path, predictions):
     gap = sum(one["samples"] * (one["promised"] - one["realised"]) for one in run["promised"]) / 400
     assert gap == pytest.approx(run["metrics"]["utility_gap"])
     assert len(run["intervals"]["utility_gap"]) == 2
+    assert run["promise"].startswith(f"Promised minus realised utility {gap:.4f} (")
