@@ -42,6 +42,7 @@ from rfdlc.decide.utility import Utility
 
 TREES = 100
 MARGIN = 0.005  # of mean utility
+FEWEST = 6  # samples of a class
 LARGE = 1000  # samples of tables that need fewer splits: they are in one of eight
 TABLES = {"wine": load_wine, "breast cancer": load_breast_cancer, "digits": load_digits, "iris": load_iris}
 MODELS = {
@@ -63,7 +64,9 @@ def tables(seed: int) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.int
         if len(y) > LARGE and seed % 8:
             continue
         yield name, X, y
-        kept = rng.random(len(y)) < np.geomspace(1, 0.1, y.max() + 1)[rng.permutation(y.max() + 1)[y]]
+        shares = rng.permutation(np.geomspace(1, 0.1, y.max() + 1))
+        rows = [rng.permutation(np.flatnonzero(y == c)) for c in range(y.max() + 1)]
+        kept = np.concatenate([each[: max(FEWEST, round(s * len(each)))] for each, s in zip(rows, shares, strict=True)])
         yield f"{name}, long-tailed", X[kept], y[kept]
 
 
