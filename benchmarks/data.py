@@ -12,7 +12,6 @@ import argparse
 import csv
 import multiprocessing
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -31,11 +30,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # a checkout needs no installation
 
+from recording import append, commit, hardware, versions
 from rfdlc.data.augment import Augment
 from rfdlc.data.dataset import PHOTOGRAPHS, Normalisation, Split
 from rfdlc.data.images import ImageFiles, PackedText
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.data.streamed import StreamedLoader, View
+from rfdlc.files import replacing
 
 RESULTS = Path(__file__).parent / "results" / "data.csv"
 COLUMNS = ["what", "value", "unit", "reference", "ratio", "required", "hardware", "versions", "commit", "date"]
@@ -201,13 +202,10 @@ def seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def row(
-    what: str, value: float, unit: str, reference: str, other: float, required: str, hardware: str
-) -> dict[str, str]:
+def row(what: str, value: float, unit: str, reference: str, other: float, required: str) -> dict[str, str]:
     """A row of results, printed too."""
     ratio = value / other
     print(f"{what}: {value:,.0f} {unit}; {reference}: {other:,.0f}; ratio {ratio:,.3g}, required {required}")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "what": what,
         "value": f"{value:.1f}",
@@ -215,45 +213,28 @@ def row(
         "reference": f"{reference}: {other:.1f}",
         "ratio": f"{ratio:.3g}",
         "required": required,
-        "hardware": hardware,
-        "versions": f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}{_pillow()}",
-        "commit": commit.stdout.strip() or "unknown",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "hardware": hardware(),
+        "versions": versions(["torch", "numpy", "pillow"]),
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
     }
-
-
-def _pillow() -> str:
-    import PIL
-
-    return f", pillow {PIL.__version__}"
 
 
 def save(rows: list[dict[str, str]]) -> None:
     """Replace the rows for the same thing on the same hardware, append the others."""
-    RESULTS.parent.mkdir(exist_ok=True)
     old = list(csv.DictReader(RESULTS.open(newline=""))) if RESULTS.exists() else []
     new = {(r["what"], r["hardware"]) for r in rows}
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows([r for r in old if (r["what"], r["hardware"]) not in new] + rows)
-
-
-def processor() -> str:
-    """Name and number of the cores."""
-    told = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout
-    names = [line.split(":", 1)[1].strip() for line in told.splitlines() if line.startswith("Model name")]
-    return f"{len(os.sched_getaffinity(0))} cores {(names or [platform.machine()])[0]}"
+    with replacing(RESULTS) as beside:
+        append(beside, [r for r in old if (r["what"], r["hardware"]) not in new] + rows, COLUMNS)
 
 
 def on_gpu(repeats: int) -> list[dict[str, str]]:
     """The resident loader on the GPU, for one run and for stacks of several: what is launched is the same."""
-    hardware = f"{torch.cuda.get_device_name()}, {processor()}"
     reference, rows = "DataLoader, 8 workers, pillow", []
     for runs in (1, 3, 5):
         ours, theirs = resident(torch.device("cuda"), 8, repeats, runs)
         what = f"resident loader on the GPU, stack of {runs}"
-        rows.append(row(what, ours, "images/s", reference, theirs, ">= 100", hardware))
+        rows.append(row(what, ours, "images/s", reference, theirs, ">= 100"))
     return rows
 
 
@@ -262,15 +243,15 @@ def on_cpu(repeats: int) -> list[dict[str, str]]:
     torch.set_num_threads(2)
     ours, theirs = resident(torch.device("cpu"), 2, repeats)
     reference = "DataLoader, 2 workers, pillow"
-    rows = [row("resident loader on the CPU", ours, "images/s", reference, theirs, ">= 3", processor())]
+    rows = [row("resident loader on the CPU", ours, "images/s", reference, theirs, ">= 3")]
     torch.set_num_threads(1)  # the cores belong to the workers
     with tempfile.TemporaryDirectory() as folder:
         for kind, (ours, theirs) in streamed(Path(folder), 2, repeats).items():
             what, reference = f"streamed loader, training {kind}", "bare pillow decode and resize, 2 processes"
-            rows.append(row(what, ours, "images/s", reference, theirs, ">= 0.85", processor()))
+            rows.append(row(what, ours, "images/s", reference, theirs, ">= 0.85"))
         small, large = memory(Path(folder), (4_000, 40_000))
     what, reference = "memory of a streamed epoch, 40000 images", "the same, 4000 images"
-    return [*rows, row(what, large, "MiB", reference, small, "<= 1.05", processor())]
+    return [*rows, row(what, large, "MiB", reference, small, "<= 1.05")]
 
 
 def main() -> None:

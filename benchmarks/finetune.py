@@ -4,7 +4,7 @@
     python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt        test split, three seeds
     python benchmarks/finetune.py --data FOLDER --weights lite0.safetensors caltech101-lt   the same, photographs
     python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt --choose
-                                                 held-out fifth of the training data, one seed: what the preset rests on
+                                                           held-out fifth of the training data: what the preset rests on
 
 DIR holds cifar-100-python/; FOLDER has train/ and test/ with a folder per class. Rivals have the schedule, augmentation
 and mixing of the preset `finetune`, linear heads with random weights, one network or three, and are calibrated and
@@ -12,7 +12,6 @@ decide in the same way. `--only NAME ...` trains some of the rows, `--seeds` oth
 """
 
 import argparse
-import csv
 import json
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import rfdlc
-from recording import RESULTS, commit, hardware, versions
+from recording import RESULTS, append, commit, hardware, versions
 from rfdlc.decide.predictions import Predictions
 from rfdlc.training.model import Model
 
@@ -111,15 +110,8 @@ class Bench:
             test = model.predict(source, split="test", **where)
             row |= {"split": "test", **on_test(model, test)}
         row["settings"] = " ".join(f"{key}={value}" for key, value in changes.items())
-        self.append({key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()})
-
-    def append(self, row: dict[str, Any]) -> None:
-        fresh = not Path(self.out).exists()
-        with open(self.out, "a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            if fresh:
-                writer.writeheader()
-            writer.writerow(row | self.stamp)
+        row = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()}
+        append(self.out, [row | self.stamp], FIELDS)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 

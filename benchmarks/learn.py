@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from configurations import CONFIGS
-from recording import commit, hardware, versions
+from recording import append, commit, hardware, versions
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.decide.decider import Decider
@@ -198,7 +198,7 @@ class Bench:
                 extra["temperature"] = 1 / float(decider.fitted.as_affine()[0])
             rows += [{"seed": seed, "decision": "", "metric": m, "value": v} for m, v in extra.items()]
         stamp = {"config": name, "mode": mode, "seconds": round(seconds, 1), **self.stamp}
-        _append(self.options.out, [{**row, "value": f"{row['value']:.6g}", **stamp} for row in rows])
+        append(self.options.out, [{**row, "value": f"{row['value']:.6g}", **stamp} for row in rows], FIELDS)
         _print_table(name, mode, rows, seconds)
 
     def keep_logits(self, name: str, logits: Array, labels: Array, seconds: float) -> None:
@@ -299,16 +299,6 @@ def _read_done(path: Path) -> set[tuple[str, str]]:
         return set()
     with path.open(newline="") as lines:
         return {(row["config"], row["mode"]) for row in csv.DictReader(lines)}
-
-
-def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as lines:
-        writer = csv.DictWriter(lines, FIELDS)
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 def _small(data: Dataset, samples: int) -> Dataset:

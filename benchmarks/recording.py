@@ -83,6 +83,17 @@ def write(
     return path
 
 
+def append(path: Path, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> None:
+    """Add rows to a file that grows while a long benchmark runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
 def in_parallel(task: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], workers: int) -> Iterator[Any]:
     """Results of a task in the order of its arguments, from so many processes."""
     if workers == 1:
