@@ -217,22 +217,33 @@ class SetUtility:
     def members(self, p: Floats, utility: Utility, rng: np.random.Generator | None = None) -> Mask:
         """The set of each sample (n, C) with the highest expected utility; empty where handing over is worth more."""
         allowed, gain, alone = self.terms(utility)
-        worth, plain = p * gain.astype(p.dtype), p @ alone.astype(p.dtype)  # over what missing the class is worth
-        best, rows = plain.argmax(axis=1), np.arange(len(p))
+        plain = p @ alone.astype(p.dtype)  # what actions and sets are worth above missing the class
+        best, gain = plain.argmax(axis=1), gain.astype(p.dtype)
         chosen: Mask = utility.decided_class[best][:, None] == np.arange(p.shape[1])
         most = min(len(self.discount), int(allowed.sum()))
         if most < 2:
             return chosen
-        falling = -np.sort(-worth[:, allowed], axis=1)[:, :most]
-        values = np.cumsum(falling, axis=1)[:, 1:] * np.array(self.discount[1:most], dtype=p.dtype)
-        size = values.argmax(axis=1)  # two classes less
-        several = np.flatnonzero(values[rows, size] > plain[rows, best])
-        last = falling[several, size[several] + 1]
-        chosen[several] = (worth[several] >= last[:, None]) & allowed
-        excess = several[chosen[several].sum(axis=1) > size[several] + 2]  # more classes are as good as the last one
-        order = np.argsort(np.where(allowed, -worth[excess], np.inf), axis=1, kind="stable")
-        ranks = np.argsort(order, axis=1)
-        chosen[excess] = ranks < size[excess][:, None] + 2
+        # A set of k classes is worth at most discount(k) times the sum of all worths: most rows and sizes are out.
+        single, total = plain[np.arange(len(p)), best], p @ np.maximum(gain, 0)
+        discount = np.array(self.discount[1:most], dtype=p.dtype)
+        rows = np.flatnonzero(discount.max() * total > single)
+        largest = np.maximum.accumulate(discount[::-1])[::-1]  # of this size or a larger one
+        sizes = int((largest > (single[rows] / np.maximum(total[rows], 1e-30)).min(initial=np.inf)).sum())
+        if not sizes:
+            return chosen
+        worth = p[rows] * -gain
+        worth[:, ~allowed] = np.inf
+        rising = np.sort(worth, axis=1)[:, : sizes + 1]  # minus the worth: the best classes come first
+        values = np.cumsum(rising, axis=1)[:, 1:]
+        values *= discount[:sizes]
+        size = values.argmin(axis=1)  # two classes less
+        several = np.flatnonzero(-values[np.arange(len(size)), size] > single[rows])
+        worth, size = worth[several], size[several] + 2
+        members = worth <= rising[several, size - 1][:, None]
+        excess = np.flatnonzero(members.sum(axis=1) > size)  # more classes are as good as the last one
+        ranks = np.argsort(np.argsort(worth[excess], axis=1, kind="stable"), axis=1)
+        members[excess] = ranks < size[excess][:, None]
+        chosen[rows[several]] = members
         return chosen
 
     @staticmethod
