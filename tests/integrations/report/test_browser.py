@@ -451,3 +451,17 @@ def test_runs_side_by_side(browser, folder, tmp_path):
     ).flat()
     for name, value in page.metrics_of(1).items():
         assert value == pytest.approx(expected[name], abs=1e-6), name
+
+
+def test_the_slider_of_sets(browser, tmp_path):
+    predictions = make_predictions(300)
+    decider = Decider(Utility.one_hot(predictions.classes), calibration=None).fit_sets(make_predictions(300, seed=2))
+    file = rfdlc.report(predictions, None, tmp_path / "report.html", decider=decider, bootstrap=0)
+    page = Page(browser, file, as_runs(predictions, None, decider)[0])
+    page.script("document.getElementById('sets-figure').scrollIntoView()")
+    page.wait(lambda: page.script("return document.querySelector('[data-chart=sets] svg') !== null"))
+    result = rfdlc.evaluate(predictions, None, decider)
+    assert f"{100 * result.set_coverage['macro']:.1f} % in the mean over classes" in page.element("#sets-caption").text
+    page.element("#sets").send_keys(Keys.END)
+    assert page.element("#sets-value").text.startswith("100.0 % covered, 5")
+    assert page.browser.get_log("browser") == []

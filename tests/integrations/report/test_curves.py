@@ -65,6 +65,18 @@ def test_uncertainties_are_shares_with_the_auc_of_evaluate(run):
     assert kinds["1 − probability of the decision"]["auc"] == pytest.approx(result.error_auc, abs=1e-6)
 
 
+def test_set_curve_passes_through_the_metrics(run):
+    assert curves.set_curve(run) is None
+    fitted = run.decider.fit_sets(make_predictions(600, seed=5), kind="macro", coverage=0.8)
+    found = curves.set_curve(ReportRun("a", run.predictions, fitted))
+    result, now = evaluate(run.predictions, decider=fitted), found["points"][found["now"]]
+    assert now == pytest.approx(result.set_coverage | {"size": result.set_size["all"]})
+    sizes = [point["size"] for point in found["points"]]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 1
+    assert sizes[-1] > 4
+
+
 def test_costliest_mistakes_come_first(run):
     listed = curves.mistakes(run, curves.costliest(run))
     costs = [one["cost"] for one in listed]

@@ -1,5 +1,6 @@
 """The numbers that the page and the plots draw; they are those of `evaluate` and `rfdlc.decide.metrics`."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.intervals import mean
 from rfdlc.decide.outcomes import Outcomes
+from rfdlc.decide.sets import PredictionSets
 from rfdlc.decide.utility import Utility
 from rfdlc.integrations.report.runs import ReportRun
 
@@ -18,6 +20,8 @@ CURVE_POINTS = 200  # as many as a screen shows
 HISTOGRAM_BINS = 20
 FRONTIER_PRODUCTS = 10_000_000_000  # multiplications for all penalties together: a few seconds at most
 MISTAKES = 60
+SET_FACTORS = tuple(float(f"{2.0**step:.4g}") for step in np.arange(4, -9.1, -0.25))  # of thresholds
+SET_CELLS = 200_000_000  # probabilities that are compared with thresholds, for all factors together
 
 
 def by_class(run: ReportRun) -> dict[str, Any]:
@@ -96,6 +100,26 @@ def risk_coverage_points(run: ReportRun) -> list[dict[str, float]]:
     points = np.stack(metrics.risk_coverage(o.correct[kept], o.certainty[kept]), axis=1)
     shown = np.unique(np.linspace(0, len(points) - 1, CURVE_POINTS if len(points) else 0).round().astype(int))
     return [{"coverage": float(coverage), "risk": float(risk)} for coverage, risk in points[shown]]
+
+
+def set_curve(run: ReportRun, seed: int = 0) -> dict[str, Any] | None:
+    """Coverage and size of sets as their thresholds change by one factor, from small sets to large ones.
+
+    `now` is the point of the fitted thresholds. None without sets of a promised coverage.
+    """
+    sets, o = run.decider.sets, run.outcomes
+    if not isinstance(sets, PredictionSets):
+        return None
+    rows = stratified(o.targets, max(500, SET_CELLS // (len(SET_FACTORS) * len(run.classes))), seed)
+    p, y, points = o.probabilities[rows], o.targets[rows], []
+    for factor in SET_FACTORS:
+        moved = replace(sets, thresholds=tuple(factor * each for each in sets.thresholds), ties=None)
+        members = moved.members(p, run.decider.utility)
+        covered, size = members[np.arange(len(y)), y], members.sum(axis=1)
+        shares = np.array([covered[y == c].mean() for c in np.unique(y)])
+        point = {"marginal": covered.mean(), "macro": shares.mean(), "worst": shares.min(), "size": size.mean()}
+        points.append({name: float(value) for name, value in point.items()})
+    return {"points": points, "now": SET_FACTORS.index(1.0), "words": str(sets), "samples": len(rows)}
 
 
 def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:

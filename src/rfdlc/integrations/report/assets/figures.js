@@ -275,11 +275,41 @@ const CHARTS = {
       `The farther apart the two are, the better uncertainty detects errors.${isNumber(auc) ? ` A wrong decision has a higher uncertainty than a right one with probability ${percent(auc)} (AUC).` : ""}`;
   },
 
+  sets(state) {
+    const run = state.workbench.runs[state.index];
+    if (!run.sets) return;
+    const { points, now, words, samples } = run.sets;
+    const slider = byId("sets");
+    if (slider.run !== run) Object.assign(slider, { run, max: String(points.length - 1), value: String(now) });
+    const chosen = points[Number(slider.value)];
+    const kinds = { marginal: "all samples", macro: "mean over classes", worst: "worst class" };
+    const series = Object.keys(kinds).map((kind, i) => ({
+      kind: "line",
+      class: `run-${i}`,
+      name: kinds[kind],
+      points: points.map((point) => ({ x: point.size, y: point[kind] })),
+    }));
+    series.push({
+      kind: "points",
+      class: "here",
+      name: "chosen",
+      points: Object.keys(kinds).map((kind) => ({ x: chosen.size, y: chosen[kind], r: 5, title: kinds[kind] })),
+    });
+    chart(chartHost("sets"), {
+      label: "Coverage of prediction sets against their mean size",
+      series,
+      x: logAxis("classes per set", points.map((point) => point.size)),
+      y: percentAxis("coverage", [0, 1.05]),
+    });
+    byId("sets-value").textContent = `${percent(chosen.marginal)} covered, ${decimal(chosen.size)} classes per set`;
+    byId("sets-caption").textContent =
+      `Share of sets that contain the true class: ${percent(chosen.marginal)} of all samples, ${percent(chosen.macro)} in the mean over classes, ${percent(chosen.worst)} of the worst class, with ${decimal(chosen.size)} classes per set. Fitted: ${words}. The slider multiplies all thresholds by one factor; measured on ${samples < run.samples ? `${whole(samples)} of these` : "these"} samples, which promises nothing about others.`;
+  },
+
   history(state) {
     const run = state.workbench.runs[state.index];
     const history = run.made.history ?? {};
     const columns = Object.keys(history).filter((name) => name !== "epoch");
-    byId("history-figure").hidden = !columns.length;
     if (!columns.length) return;
     const column = chosenOption(byId("history"), columns);
     const series = state.workbench.runs

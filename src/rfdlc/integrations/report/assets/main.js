@@ -33,6 +33,7 @@ class Page {
     this.navigation();
     this.actionsShown = this.actionKey();
     workbench.onChange(() => this.afterEdit());
+    byId("sets").addEventListener("input", () => CHARTS.sets(this));
     for (const name of ["uncertainty", "history"]) byId(name).addEventListener("change", () => CHARTS[name](this));
     this.drawAll();
     this.redrawOnResize();
@@ -81,6 +82,8 @@ class Page {
     drawRuns(this.data, this.workbench.runs);
     drawMade(this.data, run);
     this.notes(run);
+    byId("sets-figure").hidden = !run.sets; // what is hidden is never drawn later
+    byId("history-figure").hidden = !Object.keys(run.made.history ?? {}).some((name) => name !== "epoch");
     this.afterEdit();
     for (const name of Object.keys(CHARTS)) this.later(name, () => CHARTS[name](this));
   }
