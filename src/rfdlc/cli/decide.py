@@ -234,8 +234,7 @@ def _set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:
 
 def _set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
     """What is promised for which classes, and how large the sets are."""
-    text = str(decider.sets)
-    promises = _set_summary(decider, sizes).get("promises", ())
+    text, promises = str(decider.sets), _set_summary(decider, sizes).get("promises", ())
     pooled = [row["class"] for row in promises if decider.sets.kind == "class" and len(row["promised_for"]) > 1]
     none = [row["class"] for row in promises if not row["promised_for"]]
     notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [f"not promised: {listing(none)}"] * bool(none)

@@ -39,10 +39,8 @@ class PredictionSets:
         the prior of the class, which gives the smallest sets for the mean over classes of their coverage.
     coverage : float
         The promised probability.
-    thresholds : tuple of float
-        One per class, of probabilities that are calibrated and corrected.
-    samples : tuple of int
-        Held-out samples of each class.
+    thresholds, samples : tuple of float, tuple of int
+        One per class: of probabilities that are calibrated and corrected; held-out samples.
     groups : tuple of int
         Classes with the same number share a promise: it holds for their samples together. -1: no promise.
     ties : tuple of float, optional
@@ -68,19 +66,10 @@ class PredictionSets:
 
     @classmethod
     def fit(
-        cls,
-        p: Floats,
-        targets: Indices,
-        classes: Classes,
-        *,
-        kind: str = "macro",
-        coverage: float = 0.9,
-        prior: Prior | None = None,
-        shifted: bool = False,
-        least: int | None = None,
-        randomised: bool = False,
+        cls, p: Floats, targets: Indices, classes: Classes, *, kind: str = "macro", coverage: float = 0.9,
+        prior: Prior | None = None, shifted: bool = False, least: int | None = None, randomised: bool = False,
         empty: bool = False,
-    ) -> "PredictionSets":
+    ) -> "PredictionSets":  # fmt: skip
         """Thresholds from held-out samples: corrected probabilities (N, C) and true classes (N,).
 
         A threshold leaves out at most floor((N + 1)(1 - coverage)) - 1 of its N samples: then a new exchangeable sample
@@ -90,10 +79,8 @@ class PredictionSets:
         ----------
         kind, coverage, empty
             As in `PredictionSets`.
-        prior : array of shape (n_classes,), optional
-            The prior that `p` carries; by default the mean of `p`. Only "macro" divides by it.
-        shifted : bool
-            Weigh the samples so that their classes have the frequencies of `prior`.
+        prior, shifted : array of shape (n_classes,), bool
+            The prior that `p` carries, by default the mean of `p`; whether to weigh the samples to these frequencies.
         least : int, optional
             For "class": classes with fewer samples are pooled with those of similar frequency until a pool has as many;
             by default 2 / (1 - coverage).
@@ -118,15 +105,15 @@ class PredictionSets:
         weights = np.ones(len(targets))
         if shifted and kind != "class":  # within a class all weights are alike
             weights = (prior / np.maximum(samples, 1))[targets] * len(targets)
-        every = range(count)
-        pools = _pools(samples, classes, min(least, len(targets))) if kind == "class" else [(every, every)]
+        every = [(range(count), range(count))]
+        pools = _pools(samples, classes, min(least, len(targets))) if kind == "class" else every
         thresholds, groups, ties = np.zeros(count), np.zeros(count, dtype=int), np.ones(count)
         for group, (own, sources) in enumerate(pools):
             rows = np.isin(targets, list(sources))
             at, keep = _threshold(scores[rows], weights[rows], alpha)
-            members, promised = list(own), len(own) == len(sources)
-            thresholds[members], ties[members] = at * scale[members] * (1 - ROUNDING), keep
-            groups[members] = group if promised else -1
+            mine, promised = list(own), len(own) == len(sources)
+            thresholds[mine], ties[mine], groups[mine] = at * (1 - ROUNDING), keep, group if promised else -1
+        thresholds *= scale
         at_ties = tuple(ties.tolist()) if randomised else None
         lists = tuple(thresholds.tolist()), tuple(samples.tolist()), tuple(groups.tolist())
         return cls(kind, float(coverage), *lists, at_ties, empty)
@@ -272,15 +259,13 @@ def as_sets(given: Any, classes: int) -> Sets:
     if isinstance(given, str):
         return SetUtility.of(given, classes)
     if isinstance(given, dict):
-        utility = given.get("kind") == SetUtility.kind
-        given = SetUtility(tuple(given["discount"])) if utility else PredictionSets(**given)
+        given = SetUtility(tuple(given["discount"])) if "discount" in given else PredictionSets(**given)
     expect(
         isinstance(given, PredictionSets | SetUtility),
         f"sets is a {type(given).__name__}: expected 'u65', 'u80', a SetUtility, or those of Decider.fit_sets",
     )
-    size = len(given.thresholds) if isinstance(given, PredictionSets) else min(classes, len(given.discount))
-    fits = size == classes or isinstance(given, SetUtility)
-    expect(fits, f"sets are for {size} classes, but there are {classes}: fit them again")
+    size = len(given.thresholds) if isinstance(given, PredictionSets) else classes
+    expect(size == classes, f"sets are for {size} classes, but there are {classes}: fit them again")
     found: Sets = given
     return found
 
