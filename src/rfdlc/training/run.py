@@ -324,7 +324,7 @@ def fingerprint(data: Dataset) -> dict[str, Any]:
             contents.update(np.array(split.inputs.sizes()).tobytes())
             continue
         for start in range(0, len(split), HASHED):
-            contents.update(np.ascontiguousarray(split.inputs[start : start + HASHED]))
+            contents.update(np.ascontiguousarray(split.inputs[start : start + HASHED]).tobytes())
     counts = sum(map(len, splits))
     return {"samples": counts, "labels": labels.hexdigest()[:16], "contents": contents.hexdigest()[:16]}
 
