@@ -36,5 +36,10 @@ def listing(names: Iterable[object], most: int = 8) -> str:
     return ", ".join(words) if len(words) <= most else ", ".join(words[:most]) + f", ... ({len(words)} in all)"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def repeated(names: Iterable[str]) -> list[str]:
     return sorted(name for name, times in Counter(names).items() if times > 1)

@@ -67,7 +67,7 @@ def test_commands_read_the_folder(tmp_path):
     words = ["train", str(source), "--method", "ce", "--out", str(out), "--cv", "2", "epochs=1", "widths=4", "--json"]
     with shown():
         result = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert result.stderr.startswith(f"reading {source}\n")
+    assert result.stderr.startswith(f"checking settings\nreading {source}\n")
     told = json.loads(result.stdout)
     assert (told["test"]["samples"], len(told["folds"])) == (90, 2)
     evaluated = CliRunner().invoke(app, ["evaluate", str(out), "--utility", "tail-sensitive", "--json"])

@@ -18,6 +18,7 @@ import rfdlc
 from rfdlc import InputError, RFDLCClassifier
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import assign_folds
+from rfdlc.progress import shown
 from rfdlc.training import tabular
 from rfdlc.training.networks.mixture import Forest, Mixture, boosting, forest, linear, perceptron, products
 
@@ -242,3 +243,31 @@ def test_a_validation_split_keeps_weights_and_ids():
     samples, ((_, held),) = tabular._splits(data, rfdlc.TrainConfig())
     assert list(samples.take(held).ids) == [f"b{i}" for i in range(20)]
     np.testing.assert_array_equal(samples.weights, [1.0] * 40 + list(range(1, 21)))
+
+
+def test_settings_without_effect_are_named(tmp_path, capsys):
+    source = table(tmp_path / "t.csv", 60)
+    rare = pd.concat([pd.read_csv(source), pd.DataFrame([{**dict.fromkeys("abcdef", 9.0), "kind": "one"}])])
+    rare.assign(split="train").to_csv(source, index=False)
+    with shown():
+        rfdlc.train(source, out=tmp_path / "run", backbone="trees", epochs=3, data_options={"target": "kind"})
+    plan = capsys.readouterr().err
+    assert "ignored    epochs=3: for networks; use backbone=mlp" in plan
+    assert "note       never held out, as they have one sample: one" in plan
+    X, y = problem(2, 60)
+    with pytest.warns(UserWarning, match="epochs=3, widths=\\(4,\\) has no effect"):
+        RFDLCClassifier(backbone="trees", epochs=3, hidden=(4,), random_state=0).fit(X, y)
+
+
+def test_predictions_of_a_table_keep_what_names_its_rows(tmp_path):
+    """Also where the column is not called id; categories that are new are named."""
+    source = table(tmp_path / "t.csv", 60)
+    frame = pd.read_csv(source)
+    frame.insert(0, "beetle", [f"beetle {i}" for i in range(60)])
+    frame.to_csv(source, index=False)
+    rfdlc.train(source, out=tmp_path / "run", backbone="trees", data_options={"target": "kind"})
+    frame.loc[3, "colour"] = "green"
+    frame.drop(columns="kind").iloc[:9].to_csv(tmp_path / "new.csv", index=False)
+    with pytest.warns(UserWarning, match="'colour' has categories that training did not see \\(green\\)"):
+        rfdlc.predict(tmp_path / "run", tmp_path / "new.csv", tmp_path / "p.csv")
+    assert pd.read_csv(tmp_path / "p.csv")["id"].tolist() == [f"beetle {i}" for i in range(9)]

@@ -85,8 +85,10 @@ def train(
     - `rfdlc train cifar100-lt --root data --out runs/c --method rf-dlc-paper utility=tail-sensitive`
     - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/d`
     """
-    announce(f"reading {source}")  # at once: what trains takes a while to load
+    announce("checking settings")  # at once: what trains takes a while to load
     with ready():
+        from rfdlc.training.methods import resolve
+
         options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
         options["allow_links"] = allow_links
         chosen = _chosen(settings, ("out", "root", *options))
@@ -98,6 +100,8 @@ def train(
         )
         options |= of_data
         chosen |= {"backbone_options": of_network} if of_network else {}
+        resolve(named, str(source), chosen)
+        announce(f"reading {source}")
         given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
         if profile:
             _show_profile(source, named, given)

@@ -15,6 +15,7 @@ from rfdlc.data.longtail import assign_folds, hold_out_indices
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.progress import announce
 
 SPLITS = ("train", "val", "test")
 SKIPPING, LINKING = "skip_broken=True (--skip-broken)", "allow_links=True (--allow-links)"  # the fix, in messages
@@ -218,9 +219,11 @@ def split_name(word: str) -> str | None:
 
 
 def choose_split(name: str, splits: Collection[str], wanted: str | None) -> str:
-    """The requested split, or the last of train, val and test that exists."""
+    """The requested split, or the last of train, val and test that exists; says which, where there are several."""
     chosen = wanted or next((split for split in reversed(SPLITS) if split in splits), "")
     expect(chosen in splits, f"{name} has no split {chosen!r}: it has {', '.join(splits) or 'none'}")
+    if wanted is None and len(splits) > 1:
+        announce(f"{name}: using the split {chosen!r}; split chooses another of {', '.join(splits)}")
     return chosen
 
 

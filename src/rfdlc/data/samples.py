@@ -222,11 +222,12 @@ def of_files(
 
 
 def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
-    """Rows encoded as the training rows were. Of the other columns, one that only names rows gives the ids."""
+    """Rows encoded as the training rows were. Of the other columns, the one that named rows there gives the ids."""
     encoder: Any = spec.encoder
     features = {column.name for column in encoder.columns}
     rows = TableRows(path, split, _target(path, spec, features), spec.classes.names)
-    identity = next((name for name in rows.names if name not in features and names_rows(name)), None)
+    others = [name for name in rows.names if name not in features]
+    identity = next((name for name in others if name == encoder.identity), next(filter(names_rows, others), None))
 
     def read(wanted: range) -> Chunk:
         cells = rows[wanted]

@@ -129,12 +129,16 @@ class ColumnCode:
         if self.median is None:
             texts = text_column(cells).tolist()
             present = [text for text in texts if text is not None]
-            if len(present) > 1 and self.categories and self._places.keys().isdisjoint(present):
+            unseen = sorted(set(present) - self._places.keys()) if len(present) > 1 and self.categories else []
+            if unseen and self._places.keys().isdisjoint(present):
                 warnings.warn(
                     f"column {self.name!r} holds nothing that training saw (here {listing(sorted(set(present)), 3)}; "
                     f"there {listing(self.categories, 3)}): it tells the model nothing, write its values as there",
                     stacklevel=4,
                 )
+            elif unseen:
+                what = f"column {self.name!r} has categories that training did not see ({listing(unseen, 3)})"
+                warnings.warn(f"{what}: for the model these rows have none of its categories", stacklevel=4)
             places = np.fromiter((self._places.get(text, -1) for text in texts), np.int64, len(texts))
             return places[:, None] == np.arange(len(self._places))
         column = parse_column(self.name, cells)
@@ -152,6 +156,7 @@ class TableEncoder:
     """Rows of a table -> float32 features (N, F): fitted on the training rows, then the same for every other row."""
 
     columns: tuple[ColumnCode, ...]
+    identity: str | None = None  # the column that names rows, if training had one
 
     @classmethod
     def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
@@ -183,9 +188,10 @@ class TableEncoder:
         return np.concatenate(features, axis=1, dtype=np.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"columns": [{**asdict(column), "categories": list(column.categories)} for column in self.columns]}
+        columns = [{**asdict(column), "categories": list(column.categories)} for column in self.columns]
+        return {"columns": columns} | ({} if self.identity is None else {"identity": self.identity})
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "TableEncoder":
         columns = [{**column, "categories": tuple(column["categories"])} for column in table["columns"]]
-        return cls(tuple(ColumnCode(**column) for column in columns))
+        return cls(tuple(ColumnCode(**column) for column in columns), table.get("identity"))

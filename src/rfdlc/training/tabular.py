@@ -53,6 +53,10 @@ SMALL, MEDIUM, LARGE = 500, 2_000, 50_000  # samples up to which: two perceptron
 MOST_VALUES = 10_000_000  # in the leaves of a forest
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
 PRIOR_SAMPLES = 1.0  # that favour equal weights
+OF_NETWORKS = (
+    "epochs", "learning_rate", "batch_size", "particles", "widths", "head", "optimiser", "schedule", "weight_decay",
+    "mixup", "weights", "prior_tau", "sampling",
+)  # fmt: skip
 
 Fit = Callable[[Floats, Indices, Any, int], Any]  # features, labels, sample weights, seed
 
@@ -95,6 +99,13 @@ def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
     fits = "one part of the samples is held out" if once else f"{FOLDS} folds, and all samples"
     names = [*_candidates(data, config), *_networks(data, config)]
     return {"candidates": ", ".join(names), "training": f"{fits}; weighed by held-out likelihood"}
+
+
+def unused_settings(data: Dataset, config: TrainConfig, usual: TrainConfig) -> list[str]:
+    """Settings of networks that differ from the usual ones, but have no effect: there are no networks."""
+    if _networks(data, config):
+        return []
+    return [f"{name}={getattr(config, name)}" for name in OF_NETWORKS if getattr(config, name) != getattr(usual, name)]
 
 
 def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable:

@@ -27,18 +27,19 @@ from rfdlc.decide.priors import is_uniform
 from rfdlc.decide.scores import Floats, softmax
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.decide.utility import Utility
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.progress import announce, live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
+from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.pretrained import PREFIX
 from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
-from rfdlc.training.tabular import check_table, describe_table, fit_table
+from rfdlc.training.tabular import check_table, describe_table, fit_table, unused_settings
 
 MAY_CHANGE = ("device", "workers", "compile", "execution")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
@@ -243,7 +244,7 @@ def _plan(stack: Stack, waiting: int) -> str:
     run, model, data = stack.run, stack.members[0].model, stack.members[0].data
     samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     weights = sum(parameter.numel() for parameter in model.net.parameters())
-    epochs = f"{run.epochs} epochs of {stack.stages[-1].loader.steps:,} steps"
+    epochs = f"{counted(run.epochs, 'epoch')} of {counted(stack.stages[-1].loader.steps, 'step')}"
     side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""
     net, shared = model.net, len(model.net.trunk)
     network = f"{net.name}{f' at {run.config.image_size} pixels' if run.config.image_size else ''}"
@@ -253,6 +254,7 @@ def _plan(stack: Stack, waiting: int) -> str:
     lines = {
         "data": f"{data.name}, {samples} samples, {len(data.classes)} classes",
         **_image_plan(data),
+        **_single(data),
         "network": f"{network}, particles: {run.config.particles}, weights: {weights:,}",
         "training": f"{run.method_name}, {epochs}{', then again on all samples' * run.config.refit}{side_by_side}",
         "settings": f"preset {run.config.preset}{OTHERS.get(run.config.preset, '')}",
@@ -277,7 +279,18 @@ def _table_plan(run: Run, data: Dataset) -> str:
     decisions = new_decider(run.method_name, run.config, data.classes).decided_for.removeprefix("decided ")
     samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     known = f"{data.name}, {samples} samples, {data.input_shape[0]:,} features, {len(data.classes)} classes"
-    return _lines({"data": known, **describe_table(data, run.config), "decisions": decisions})
+    usual = resolve(run.method_name, data.name, {"backbone": run.config.backbone}, data.suits, len(data.train))[1]
+    unused = unused_settings(data, run.config, usual)
+    ignored = {"ignored": f"{', '.join(unused)}: for networks; use backbone=mlp"} if unused else {}
+    return _lines(
+        {"data": known, **_single(data), **describe_table(data, run.config), **ignored, "decisions": decisions}
+    )
+
+
+def _single(data: Dataset) -> dict[str, str]:
+    """Classes that can be learned, but not held out."""
+    names = [name for name, count in zip(data.classes.names, data.classes.count_array, strict=True) if count == 1]
+    return {"note": f"never held out, as they have one sample: {listing(names)}"} if names else {}
 
 
 def _lines(named: dict[str, str]) -> str:

@@ -50,7 +50,7 @@ def read(
     everything = {"train": np.arange(len(labels))}
     positions = everything if column is None else rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
-    ids, left_out = _identities(table, columns)
+    ids, identity, left_out = _identities(table, columns)
     told = "; ".join(["", *left_out])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
     if column is None and test_fraction:
@@ -58,6 +58,7 @@ def read(
         kept, held = hold_out_indices(labels, test_fraction, seed, group_of, first)
         positions, notes = {"train": kept, "test": held}, [HELD_OUT.format(len(held), len(labels), seed), *notes]
     encoder = TableEncoder.fit({name: column[positions["train"]] for name, column in columns.items()})
+    encoder = replace(encoder, identity=identity)
     whole = Split(encoder.transform(columns), labels, ids, group_of)
     splits = {name: whole.take(rows) for name, rows in positions.items()}
     notes += [*left_out, *(note for code in encoder.columns for note in _told(code, columns[code.name])), *found]
@@ -173,17 +174,17 @@ def split_column(names: Iterable[str]) -> str | None:
     return next((name for name in names if name.lower() == "split"), None)
 
 
-def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | None, list[str]]:
-    """Remove columns that only name the rows: the first of them gives the ids, as they are written; and notes."""
-    ids, notes = None, []
+def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | None, str | None, list[str]]:
+    """Remove columns that only name the rows: the first gives the ids, as they are written; its name, and notes."""
+    ids, identity, notes = None, None, []
     for name in [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]:
         texts = text_column(table[name]).tolist()
         if len(set(texts)) == len(texts) and None not in texts:
             reason = "it names rows and says nothing about the class"
             notes.append(f"column {name!r} has a different value in every row and was left out: {reason}")
-            ids = ids or texts
+            ids, identity = ids or texts, identity or name
             del columns[name]
-    return ids, notes
+    return ids, identity, notes
 
 
 def names_rows(column: str) -> bool:

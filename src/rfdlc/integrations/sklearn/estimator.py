@@ -40,7 +40,7 @@ try:
     from rfdlc.training.methods import METHODS, resolve
     from rfdlc.training.model import choose_device, method_net, mixture_net, new_decider, sensible_threads
     from rfdlc.training.networks.particles import ParticleNet, place
-    from rfdlc.training.tabular import fit_table
+    from rfdlc.training.tabular import fit_table, unused_settings
 except ModuleNotFoundError as error:
     needed = f'RFDLCClassifier needs {error.name}: pip install "rfdlc[train]"'
     raise ModuleNotFoundError(needed, name=error.name) from error
@@ -76,8 +76,8 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         How networks learn rare classes: "prior" (the class prior inside the likelihood), "none", or class weights
         1/f(n) with f "linear", "sqrt", "log", "power" or "effective".
     particles, hidden : int or "auto"; sequence of int or "auto"
-        Number of networks, by default 3, in a mixture one per fold; and the widths of their hidden layers, by default
-        (256, 256), of heads alone none.
+        Number of networks, by default 3, in a mixture (above 2,000 samples) one per fold; and the widths of their
+        hidden layers, by default (256, 256), of heads alone none.
     epochs, batch_size, learning_rate : int or "auto"; int or "auto"; float or "auto"
         Passes over the data (at most, with `early_stopping`), by default 60, of heads alone 10 or more; rows per step;
         and the base learning rate, by default 0.002, of heads alone 0.1.
@@ -258,6 +258,9 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
         self.normalisation_, self.class_counts_ = Normalisation.of(split.array), counts
         self.settings_ = config = self._config(len(split), first)
         data = _weighted(Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_))
+        usual = resolve(METHOD, "", {"backbone": config.backbone, "preset": "table"}, samples=len(split))[1]
+        if unused := unused_settings(data, config, usual):
+            warnings.warn(f'{", ".join(unused)} has no effect: it is for networks, use backbone="mlp"', stacklevel=3)
         found = fit_table(data, METHODS[METHOD], config)
         self.weights_, self.choice_, self.optimiser_ = _arrays(found.net.state_dict()), found.choice, {}
         self.loss_curve_, self.held_out_loss_curve_ = list[float](), list[float]()
