@@ -41,6 +41,7 @@ def decide(
     - `rfdlc decide probs.csv --utility U.csv --out actions.csv`
     - `rfdlc decide probs.csv --costs costs.csv --calibrate val.csv --abstain -0.2 --out actions.csv`
     - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
+    - `rfdlc decide probs.csv --calibrate val.csv --expert radiologist.csv --budget 5% --out actions.csv`
     - `rfdlc decide probs.csv --calibrate val.csv --sets macro --coverage 0.9 --out sets.csv`
     """
     import numpy as np
@@ -53,7 +54,7 @@ def decide(
     same = out is not None and out.exists() and file.exists() and out.samefile(file)
     expect(not same, f"{out}: this file holds the predictions; choose another file")
     predictions, decider = request.prepare(file)
-    found, columns = decider.explain(predictions), dict[str, list[Any]]()
+    found, columns = decider.explain(predictions, batch=True), dict[str, list[Any]]()
     if out is not None or json:
         ids = range(len(found)) if predictions.ids is None else predictions.ids.tolist()
         columns = _columns(decider, found, ids)
@@ -67,6 +68,7 @@ def decide(
     if json:
         summary: dict[str, Any] = {"samples": len(found), "actions": dict(zip(found.actions, counts, strict=True))}
         summary |= {"mean_expected_utility": value, "changed_from_argmax": changed, **_summary(decider, predictions)}
+        summary |= {"budget": None if decider.budget is None else decider.budget.to_dict()}
         summary |= {} if found.sets is None else {"sets": _set_summary(decider, found.sets.sum(axis=1))}
         summary["out"] = None if out is None else str(out)
         if out is None:
@@ -77,6 +79,7 @@ def decide(
     lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
     lines += [f"Calibrated: {decider.fitted}."] if decider.fitted else []
     lines += [f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
+    lines += _handed_over(decider, found)
     lines += [] if found.sets is None else [_set_line(decider, found.sets.sum(axis=1))]
     lines += [] if out is None else [f"Written to {out}."]
     output(False, {}, _action_table(decider, found, counts), *lines)
@@ -215,12 +218,32 @@ def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[s
     argmax = list(decider.utility.classes.select(found.argmax))
     columns = {"id": list(ids), "action": action, "expected_utility": value, "runner_up": runner_up}
     columns |= {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
+    columns |= {"reason": found.reason.tolist()} if (decider.utility.decided_class < 0).any() else {}
     if found.sets is None:
         return columns
     return columns | {
         "set": set_texts(found.sets, decider.utility.classes),
         "set_size": found.sets.sum(axis=1).tolist(),
     }
+
+
+def _handed_over(decider: "rfdlc.Decider", found: "Explanation") -> list[str]:
+    """The shares of a budget, and what one more hand-over would bring; false alarms of unfamiliar samples."""
+    from rfdlc.decide.metrics import readable
+
+    lines, budget, known = [], decider.budget, decider.unfamiliar
+    if budget is not None:
+        shares = ", ".join(f"{name} {share:.3g}" for name, share in budget.shares.items())
+        kept = int((found.reason == "over budget").sum())
+        worth = ", ".join(f"{name} {readable(price)}" for name, price in budget.prices.items())
+        lines.append(f"Budget {shares}: {kept:,} more are worth handing over; the next one is worth {worth}.")
+    if known is not None:
+        count, rates = (
+            int((found.reason == "unfamiliar").sum()),
+            ", ".join(f"{n} {r:.1%}" for n, r in known.rates.items()),
+        )
+        lines.append(f"{count:,} unfamiliar; false alarms among held-out samples: {rates}.")
+    return lines
 
 
 def _set_summary(decider: "rfdlc.Decider", sizes: Any) -> dict[str, Any]:

@@ -38,6 +38,12 @@ AllowLinks = Annotated[bool, Option("--allow-links", help="Accept links that lea
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
+EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
+BUDGET = "At most this share is handed over: `5%`, or by action: `total=10%,radiologist=2%`. Needs held-out data."
+ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs logits of held-out data."
+ExpertOption = Annotated[list[Path] | None, Option(help=EXPERT)]
+BudgetOption = Annotated[str | None, Option(metavar="SHARE", help=BUDGET)]
+UnfamiliarOption = Annotated[str | None, Option(metavar="SHARE", help=ALARM)]
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "The share of samples whose set contains the true class, by default 0.9."
 SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
@@ -54,12 +60,13 @@ class UtilityRequest:
     costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
+    expert: ExpertOption = None
     target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
 
     def for_model(self, model: Path) -> dict[str, Any]:
         """The utility and target prior for a run folder or an exported file; None where no option names them."""
         prior = None if self.target_prior is None else read_prior(self.target_prior, "target prior")
-        if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain)):
+        if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain, self.expert)):
             return {"utility": None, "target_prior": prior}
         if model.suffix == ".onnx":
             exported = rfdlc.OnnxModel.load(model)
@@ -70,19 +77,22 @@ class UtilityRequest:
         return {"utility": utility, "target_prior": prior}
 
     def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
-        """The utility that the options name; `--abstain` alone adds an action to that of the `saved` decider."""
+        """The utility that the options name; `--abstain` or `--expert` alone adds to that of the `saved` decider."""
         costs, abstain = self.costs is not None, self.abstain
         expect(self.utility is None or not costs, "--utility and --costs exclude each other: give one of them")
         named = str(self.costs) if costs else self.utility
-        utility = saved.utility if saved is not None and abstain is not None else None
-        if named is not None or self.penalty is not None or (abstain is not None and saved is None):
+        adds = abstain is not None or bool(self.expert)
+        utility = saved.utility if saved is not None and adds else None
+        if named is not None or self.penalty is not None or (adds and saved is None):
             utility = read_utility(named or "one-hot", classes, self.penalty, costs)
-        if utility is None or abstain is None:
-            return utility
-        problem = f"--abstain {abstain:g} is worth more than every decision under these costs"
-        wrong = costs and abstain > utility.matrix.max()
-        expect(not wrong, f"{problem}: write --abstain {-abstain:g} for a cost of {abstain:g}")
-        return utility.with_abstain(abstain)
+        if utility is not None and abstain is not None:
+            problem = f"--abstain {abstain:g} is worth more than every decision under these costs"
+            wrong = costs and abstain > utility.matrix.max()
+            expect(not wrong, f"{problem}: write --abstain {-abstain:g} for a cost of {abstain:g}")
+            utility = utility.with_abstain(abstain)
+        for file in self.expert or ():
+            utility = None if utility is None else with_expert(utility, file)
+        return utility
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,8 @@ class Request(UtilityRequest):
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
     sets: SetsOption = None
     coverage: CoverageOption = None
+    budget: BudgetOption = None
+    unfamiliar: UnfamiliarOption = None
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
@@ -122,6 +134,7 @@ class Request(UtilityRequest):
         if saved is None:
             decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(predictions.classes), **given)
         else:
+            given |= {"budget": None} if self.budget or self.calibrate else {}
             decider = saved.replace(utility=utility, **given)
         held = None
         if self.calibrate:
@@ -130,8 +143,10 @@ class Request(UtilityRequest):
         if estimated:
             decider = decider.replace(target_prior=decider.estimate_prior(predictions))
         own = (file if self.decider is None else self.decider) / "held-out.npz"  # of a run folder
-        held = rfdlc.Predictions.load(own) if held is None and self.sets and own.is_file() else held
-        return predictions, with_sets(decider, self.sets, self.coverage, held)
+        needed = held is None and (self.sets or self.budget or self.unfamiliar)
+        held = rfdlc.Predictions.load(own) if needed and own.is_file() else held
+        decider = with_sets(decider, self.sets, self.coverage, held)
+        return predictions, with_deferral(decider, self.budget, self.unfamiliar, held)
 
     def of_each(self, count: int) -> "list[Self]":
         """The requests of several inputs, which share one calibration file or have one each."""
@@ -203,6 +218,37 @@ def with_sets(
         f"FILE, a run folder with held-out.npz, or --decider FILE with such sets (this one has {known or 'none'})",
     )
     return decider
+
+
+def with_deferral(
+    decider: "rfdlc.Decider", budget: str | None, false_alarm: str | None, held: "rfdlc.Predictions | None"
+) -> "rfdlc.Decider":
+    """The decider with the budget and the thresholds of unfamiliar samples that the options ask for."""
+    from rfdlc.decide.budgets import as_share
+
+    for option, given in (("--budget", budget), ("--unfamiliar", false_alarm)):
+        expect(
+            given is None or held is not None,
+            f"{option} {given} needs held-out predictions with targets, from which thresholds are found: --calibrate "
+            "FILE, or a run folder with held-out.npz (a saved decider keeps its own without the option)",
+        )
+    if false_alarm is not None:
+        decider = decider.fit_unfamiliar(held, false_alarm=as_share(false_alarm))
+    if budget is None:
+        return decider
+    pairs = dict(item.partition("=")[::2] for item in budget.split(",")) if "=" in budget else budget
+    return decider.fit_budget(held, budget=pairs)
+
+
+def with_expert(utility: "rfdlc.Utility", file: Path) -> "rfdlc.Utility":
+    """The utility with an expert: a table of true classes and answers, and optionally a column of costs."""
+    table = rfdlc.Utility.read_csv(file, utility.classes)
+    names, given = utility.classes.names, list(table.actions)
+    missing, unknown = [n for n in names if n not in given], [n for n in given if n not in (*names, "cost")]
+    expect(not missing, f"{file}: no column for the answer {listing(missing)}: expected one per class, and cost")
+    expect(not unknown, f"{file}: column {listing(unknown)} is not a class: expected one answer per class, and cost")
+    cost = table.matrix[:, given.index("cost")] if "cost" in given else 0.0
+    return utility.with_expert(file.stem, confusion=table.matrix[:, table.class_action], cost=cost)
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

@@ -23,6 +23,7 @@ from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, as_weights
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, explained, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
+from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, handed_over
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 
@@ -60,6 +61,8 @@ class Decider:
         How `decide_sets` answers with several classes; `fit_sets` gives sets with a promised coverage.
     budget : Budget, optional
         What `fit_budget` found: shares of samples that may be handed over, and the prices that keep to them.
+    unfamiliar : Unfamiliar, optional
+        What `fit_unfamiliar` found: thresholds above which samples are handed over because they are unlike all others.
     fitted, joint, calibrated_on : optional
         What `fit` found: the calibrator, the table (n_classes, n_classes) behind the check of estimated priors, and
         hashes of the samples, by which `evaluate` notices them.
@@ -82,6 +85,7 @@ class Decider:
     rule: str = "expected-utility"
     sets: Any = None
     budget: budgets.Budget | None = None
+    unfamiliar: Unfamiliar | None = None
     fitted: Calibrator | None = None
     joint: Any = None
     calibrated_on: Any = None
@@ -113,14 +117,9 @@ class Decider:
         return new
 
     def fit(
-        self,
-        scores: Any,
-        targets: ArrayLike | None = None,
-        *,
-        logits: bool = False,
-        balanced: bool = False,
+        self, scores: Any, targets: ArrayLike | None = None, *, logits: bool = False, balanced: bool = False,
         sample_weight: ArrayLike | None = None,
-    ) -> "Decider":
+    ) -> "Decider":  # fmt: skip
         """Return a decider that is calibrated on held-out scores and labels.
 
         `balanced` gives every class the same total weight; a sample with `sample_weight` 2 counts as two. Fitting
@@ -176,6 +175,13 @@ class Decider:
         """
         return self.replace(budget=budgets.fitted_budget(self, *self.read_labelled(scores, targets, logits), budget))
 
+    def fit_unfamiliar(
+        self, scores: Any, targets: ArrayLike | None = None, *, false_alarm: float = 0.05, logits: bool = True
+    ) -> "Decider":
+        """Return a decider that hands over samples unlike all others: a share `false_alarm` of held-out samples."""
+        checked, y = self.read_labelled(scores, targets, logits)
+        return self.replace(unfamiliar=fitted_unfamiliar(self, checked, y, false_alarm))
+
     @property
     def effective_prior(self) -> Prior | None:
         """The class prior that calibrated probabilities carry: biases move it to that of the held-out data."""
@@ -195,7 +201,7 @@ class Decider:
         calibrated = np.concatenate([p for _, p in self._calibrated(checked)])
         if self.fitted is not None and len(draws := self.fitted.draws()) > 1:
             some = self.read(checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits)
-            each = [self.replace(fitted=calibrator) for calibrator in draws]
+            each = [self.replace(fitted=calibrator, budget=None, sets=None) for calibrator in draws]
             drawn = [np.concatenate([p for _, p in decider._calibrated(some)]) for decider in each]
         return priors.estimate_prior(calibrated, carried, self.joint, drawn)
 
@@ -208,8 +214,8 @@ class Decider:
     def decide(self, scores: Any, *, logits: bool = False, batch: bool = False) -> Indices:
         """The chosen action of each sample (N,), an index into `utility.actions`; `batch` keeps to budgets exactly."""
         checked, ratio = self.read(scores, logits), self.ratio()
-        if self.budget is not None:
-            return budgets.kept_to(self, checked, batch)
+        if self.budget is not None or self.unfamiliar is not None:
+            return handed_over(self, checked, batch)[0]
         gain = RULES[self.rule](self.utility, ratio)  # linear rules take the correction into their matrix
         return np.concatenate([largest(gain(p)) for _, p in self._calibrated(checked, ratio)])
 
@@ -233,20 +239,18 @@ class Decider:
 
     def explain(self, scores: Any, *, logits: bool = False, batch: bool = False) -> Explanation:
         """For each sample the chosen action (as `decide`), its value, the runner-up, and what arg max would do."""
-        checked = self.read(scores, logits)
-        chosen = None if self.budget is None else budgets.kept_to(self, checked, batch)
-        return self._explained(self.stream(checked), chosen)
+        checked, limited = self.read(scores, logits), self.budget is not None or self.unfamiliar is not None
+        return self._explained(self.stream(checked), *(handed_over(self, checked, batch) if limited else ()))
 
     def explain_probabilities(self, probabilities: Floats) -> Explanation:
         """Like `explain`, from probabilities (N, C) that are calibrated and corrected already."""
         return self._explained([(slice(None), np.asarray(probabilities))])
 
-    def _explained(self, pieces: Iterable[tuple[slice, Floats]], chosen: Indices | None = None) -> Explanation:
+    def _explained(self, pieces: Iterable[tuple[slice, Floats]], *limited: Any) -> Explanation:
         chunks, rng = [], np.random.default_rng(0)
         for rows, p in pieces:
             sets = () if self.sets is None else (self.sets.members(p, self.utility, rng),)
-            actions = None if chosen is None else chosen[rows]
-            chunks.append((*explained(self.utility, self.gains(p), p, actions), *sets))
+            chunks.append((*explained(self.utility, self.gains(p), p, *(each[rows] for each in limited)), *sets))
         return Explanation(self.utility.actions, *map(np.concatenate, zip(*chunks, strict=True)))
 
     def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
@@ -260,11 +264,7 @@ class Decider:
             return None
         target, carried = self.target_prior, self._known_prior()
         impossible = self.utility.classes.select(np.flatnonzero((carried == 0) & (target > 0)))
-        expect(
-            not impossible,
-            f"the training prior of {listing(impossible)} is 0 but its target prior is not: a class without training "
-            "samples cannot be corrected for; give it a positive training prior",
-        )
+        expect(not impossible, wording.IMPOSSIBLE.format(listing(impossible)))
         return np.divide(target, carried, out=np.zeros_like(target), where=carried > 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -381,10 +381,7 @@ class Decider:
             else:
                 p = self._mean(softmax(piece) if scores.logits else piece)
             for lost in [] if ratio is None or ratio.all() else np.flatnonzero((p[:, ratio > 0] == 0).all(axis=1))[:1]:
-                raise InputError(
-                    f"row {rows.start + lost} (counted from 0) has all its probability on classes whose target prior "
-                    "is 0, so that nothing is left to decide from: give these classes a small share"
-                )
+                raise InputError(wording.NOTHING_LEFT.format(rows.start + lost))
             yield rows, p
 
     def _log_combined(self, piece: Floats, logits: bool) -> Floats:

@@ -23,6 +23,7 @@ KEYS = {
     "ids": ("ids", "id"),
     "classes": ("classes", "names"),
     "uncertainty": ("uncertainty",),
+    "unfamiliarity": ("unfamiliarity",),
     "corrected": ("corrected",),
 }
 
@@ -42,6 +43,8 @@ class Predictions:
         One per column; numbered by default.
     uncertainty : array-like of shape (n_samples,), optional
         The model's own uncertainty of each sample, larger for less sure.
+    unfamiliarity : array-like of shape (n_samples,), optional
+        How far each sample is from the training data, such as a `FeatureDistance`; larger for less familiar.
     corrected : bool, default False
         Whether the probabilities are calibrated and corrected already: a Decider that would do so again refuses them.
 
@@ -66,6 +69,7 @@ class Predictions:
         ids: Sequence[str] | NDArray[Any] | None = None,
         classes: Classes | Sequence[str] | None = None,
         uncertainty: ArrayLike | None = None,
+        unfamiliarity: ArrayLike | None = None,
         corrected: bool = False,
     ) -> None:
         one = (logits is None) != (probabilities is None)
@@ -76,15 +80,15 @@ class Predictions:
         self.scores: Scores = as_scores(given, self.classes, logits=logits is not None)
         self.targets: Indices | None = None if targets is None else encode_targets(targets, self.classes)
         self.ids: NDArray[np.str_] | None = None if ids is None else readable_ids(as_array(ids).astype(str).reshape(-1))
-        try:
-            self.uncertainty = None if uncertainty is None else np.asarray(uncertainty, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"uncertainty must be numbers, one per sample ({error})") from None
-        for what, values in (("targets", self.targets), ("ids", self.ids), ("uncertainty", self.uncertainty)):
+        self.uncertainty = _numbers(uncertainty, "uncertainty")
+        self.unfamiliarity = _numbers(unfamiliarity, "unfamiliarity")
+        known = {"uncertainty": self.uncertainty, "unfamiliarity": self.unfamiliarity}
+        for what, values in {"targets": self.targets, "ids": self.ids, **known}.items():
             shape = None if values is None else values.shape
             fits = shape in (None, (len(self),))
             expect(fits, f"{what} have shape {shape} for {len(self)} samples: expected one per sample")
-        self.scores = replace(self.scores, corrected=corrected or self.scores.corrected, ids=self.ids)
+        own: dict[str, Any] = {"ids": self.ids, "unfamiliarity": self.unfamiliarity}
+        self.scores = replace(self.scores, corrected=corrected or self.scores.corrected, **own)
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -107,6 +111,7 @@ class Predictions:
             place, order = classes.encode(list(self.classes.names)), self.classes.encode(list(classes.names))
             values, targets = values[:, :, order], None if targets is None else place[targets]
         known = {"targets": targets, "ids": self.ids, "uncertainty": self.uncertainty}
+        known["unfamiliarity"] = self.unfamiliarity
         return Predictions(**{self._kind: values}, **known, classes=classes, corrected=self.scores.corrected)
 
     def save(self, path: str | Path) -> None:
@@ -117,6 +122,7 @@ class Predictions:
             "targets": self.targets,
             "ids": self.ids,
             "uncertainty": self.uncertainty,
+            "unfamiliarity": self.unfamiliarity,
             "corrected": np.array(True) if self.scores.corrected else None,
         }
         with open(path, "wb") as file:
@@ -187,6 +193,13 @@ def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indi
 def readable_ids(ids: Iterable[str]) -> NDArray[np.str_]:
     """Names of files may not be UTF-8, but tables are: other bytes are written as escapes."""
     return np.array([text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for text in ids])
+
+
+def _numbers(given: ArrayLike | None, what: str) -> NDArray[np.float64] | None:
+    try:
+        return None if given is None else np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} must be numbers, one per sample ({error})") from None
 
 
 def _is_index(value: Any) -> bool:

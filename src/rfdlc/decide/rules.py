@@ -15,7 +15,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
 # Why a sample was handed over, or was not although that is worth more than the best class.
-EXPECTED_UTILITY, OVER_BUDGET = "expected utility", "over budget"
+EXPECTED_UTILITY, OVER_BUDGET, UNFAMILIAR = "expected utility", "over budget", "unfamiliar"
 TIE = 4  # rounding errors, relative to the largest difference between utilities: gains that are closer are equal
 Gain = Callable[[Floats], Floats]
 Rule = Callable[[Utility, Prior | None], Gain]  # the prior (C,) is the correction p(y) ratio(y) still to be applied
@@ -45,7 +45,9 @@ class Explanation:
         return len(self.action)
 
 
-def explained(utility: Utility, gains: Floats, p: Floats, chosen: Indices | None = None) -> tuple[NDArray[Any], ...]:
+def explained(
+    utility: Utility, gains: Floats, p: Floats, chosen: Indices | None = None, unfamiliar: Any = None
+) -> tuple[NDArray[Any], ...]:
     """The columns of an Explanation, from gains (n, A), corrected probabilities (n, C) and chosen actions if known."""
     values, rows, top = p @ utility.matrix, np.arange(len(p)), largest(p)
     first = largest(gains) if chosen is None else chosen
@@ -54,6 +56,7 @@ def explained(utility: Utility, gains: Floats, p: Floats, chosen: Indices | None
     second, handing = largest(others), utility.decided_class < 0
     best = np.where(handing, values, -np.inf).max(axis=1) > np.where(handing, -np.inf, values).max(axis=1)
     reason = np.where(handing[first], EXPECTED_UTILITY, np.where(best, OVER_BUDGET, ""))
+    reason = reason if unfamiliar is None else np.where(unfamiliar, UNFAMILIAR, reason)
     return first, values[rows, first], second, values[rows, second], top, p[rows, top], reason
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from rfdlc.decide.budgets import Budget
 from rfdlc.decide.calibrators import CALIBRATORS
+from rfdlc.decide.unfamiliar import Unfamiliar
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect
 
@@ -14,19 +15,20 @@ if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
 FORMAT, VERSIONS = "rfdlc-decider", (1, 2, 3)  # 3 is written where there is something that 2 cannot hold
+ADDED = ("sets", "budget", "unfamiliar")  # by version 3
 SAVED = ("combine", "weights", "calibration", "train_prior", "target_prior", "rule")  # as they are, or as lists
 
 
 def as_table(decider: "Decider") -> dict[str, Any]:
     """Plain lists and tables, ready for JSON."""
     parameters, fitted, joint = {name: getattr(decider, name) for name in SAVED}, decider.fitted, decider.joint
+    added = {name: getattr(decider, name) for name in ADDED if getattr(decider, name) is not None}
     return {
         "format": FORMAT,
-        "version": 2 if decider.sets is None and decider.budget is None else 3,
+        "version": 3 if added else 2,
         "utility": decider.utility.to_dict(),
         **{name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in parameters.items()},
-        **({} if decider.sets is None else {"sets": decider.sets.to_dict()}),
-        **({} if decider.budget is None else {"budget": decider.budget.to_dict()}),
+        **{name: each.to_dict() for name, each in added.items()},
         "fitted": {"name": fitted.name} | fitted.to_dict() if fitted else None,
         "calibrated_on": {kind: [f"{h:x}" for h in each.tolist()] for kind, each in decider.calibrated_on.items()},
         "joint": None if joint is None else base64.b64encode(joint.astype("<f4").tobytes()).decode(),
@@ -52,6 +54,6 @@ def parameters_of(table: dict[str, Any]) -> dict[str, Any]:
     seen = {kind: np.array([int(each, 16) for each in hashes], dtype=np.uint64) for kind, hashes in seen.items()}
     parameters = {name: table[name] for name in SAVED}
     parameters["sets"] = table.get("sets")
-    if table.get("budget") is not None:
-        parameters["budget"] = Budget(**table["budget"])
+    for name, kind in (("budget", Budget), ("unfamiliar", Unfamiliar)):
+        parameters[name] = None if table.get(name) is None else kind(**table[name])
     return parameters | {"utility": utility, "fitted": fitted, "joint": joint, "calibrated_on": seen}

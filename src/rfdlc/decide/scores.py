@@ -45,6 +45,7 @@ class Scores:
     logits: bool
     corrected: bool = False  # whether a Decider has calibrated and corrected them
     ids: NDArray[np.str_] | None = None
+    unfamiliarity: NDArray[np.float64] | None = None  # (N,) a score of the model's own, larger for less familiar
 
     def __len__(self) -> int:
         return int(self.values.shape[1])

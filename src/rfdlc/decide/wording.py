@@ -15,6 +15,14 @@ CORRECTED_TWICE = (
     "these probabilities are calibrated and corrected already (their column rfdlc_scores says so), and a second time "
     "would distort them: decide them without --decider, --calibrate and priors, or write raw ones (rfdlc predict --raw)"
 )
+IMPOSSIBLE = (
+    "the training prior of {} is 0 but its target prior is not: a class without training samples cannot be corrected "
+    "for; give it a positive training prior"
+)
+NOTHING_LEFT = (
+    "row {} (counted from 0) has all its probability on classes whose target prior is 0, so that nothing is left to "
+    "decide from: give these classes a small share"
+)
 NEEDS_SETS = (
     "this decider has no sets: fit them to held-out predictions (Decider.fit_sets; --sets macro --coverage 0.9 with "
     "--calibrate FILE), or answer with sets by expected utility (sets='u65', --sets u65)"

@@ -115,7 +115,7 @@ class Table:
         self.decider = decider = model.decider.replace(utility=utility)
         self.written = decider.replace(fitted=None, train_prior=None, target_prior=None, sets=None) if raw else decider
         matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
-        self.one_hot = decider.rule == "expected-utility" and np.array_equal(matrix, np.eye(*matrix.shape))
+        self.one_hot = decider.rule == "expected-utility" and np.array_equal(matrix, np.eye(len(matrix)))
         classes = model.classes.names
         clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, *DETAILS, KIND})
         expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
@@ -146,7 +146,8 @@ class Table:
         written = corrected if self.written is self.decider else np.asarray(self.written.probabilities(found))
         chosen, values = largest(corrected), corrected.max(axis=1)
         if not self.one_hot:
-            explained = self.decider.explain_probabilities(corrected)
+            strange = self.decider.unfamiliar is not None  # then logits are needed, too
+            explained = self.decider.explain(found) if strange else self.decider.explain_probabilities(corrected)
             chosen, values = explained.action, explained.value
         columns: dict[str, Any] = dict(zip(found.classes.names, written.T.astype(np.float32), strict=True))
         columns |= {"action": [self.decider.utility.actions[i] for i in chosen], KIND: [self.kind] * len(found)}

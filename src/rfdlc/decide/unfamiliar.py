@@ -1,0 +1,207 @@
+"""Unfamiliar input: samples that are far from all that was trained on, whatever class is the most probable.
+
+A score (larger is less familiar) from logits (`energy`) or from features (`FeatureDistance`), and thresholds with a
+stated false-alarm rate on held-out samples, the same for samples that look like head and like tail classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rfdlc.decide.budgets import kept_to
+from rfdlc.decide.classes import Classes, Indices, as_array
+from rfdlc.decide.rules import UNFAMILIAR
+from rfdlc.decide.scores import Floats, Scores
+from rfdlc.errors import InputError, expect
+
+if TYPE_CHECKING:
+    from rfdlc.decide.decider import Decider
+
+EVERYWHERE = "all"  # the region of all classes where training counts are not known
+SHRINKAGE = (
+    0.5  # of covariances to a multiple of the identity: chosen on classes left out of training, docs/deferral.md
+)
+LEAST = 20  # held-out samples behind the threshold of a region
+
+
+@dataclass(frozen=True)
+class Unfamiliar:
+    """Thresholds of a score by region of the most probable class, and what they do to held-out samples.
+
+    Parameters
+    ----------
+    false_alarm : float
+        The share of familiar samples that may be called unfamiliar.
+    thresholds : dict
+        By region: `head`, `middle`, `tail`; or `all`, if training counts are not known.
+    rates : dict
+        Share of held-out samples above the thresholds, by region of the true class.
+    kind : {"energy", "given"}
+        Whether the score is computed from logits, or comes with the predictions.
+    """
+
+    false_alarm: float
+    thresholds: dict[str, float]
+    rates: dict[str, float]
+    kind: str = "energy"
+
+    @classmethod
+    def fit(
+        cls, score: ArrayLike, likeliest: Indices, targets: Indices, classes: Classes, *, false_alarm: float = 0.05,
+        kind: str = "energy",
+    ) -> "Unfamiliar":  # fmt: skip
+        """From held-out scores (N,), most probable classes and true classes, each class counting equally in a region.
+
+        Raises
+        ------
+        InputError
+            If the rate is not between 0 and 1, or there are too few samples for it.
+        """
+        expect(0 < false_alarm < 1, f"false_alarm is {false_alarm}: expected a share between 0 and 1, such as 0.05")
+        values, needed = np.asarray(score, dtype=np.float64), int(np.ceil(1 / false_alarm))
+        few = f"{len(values)} held-out samples cannot show a false-alarm rate of {false_alarm:g}"
+        expect(len(values) >= needed, f"{few}: expected at least {needed}, or a higher rate")
+        weights = 1 / np.bincount(targets, minlength=len(classes))[targets]  # tails have few samples and count as much
+        everywhere = _quantile(values, weights, 1 - false_alarm)
+        places, thresholds = _regions(classes), {}
+        for name, members in places.items():
+            rows = np.isin(likeliest, members)
+            enough = rows.sum() >= max(LEAST, needed)
+            thresholds[name] = _quantile(values[rows], weights[rows], 1 - false_alarm) if enough else everywhere
+        found = cls(false_alarm, thresholds, {}, kind)
+        above = found.above(values, likeliest, classes)
+        inside = {name: np.isin(targets, members) for name, members in places.items()}
+        rates = {
+            name: float(np.average(above[rows], weights=weights[rows])) for name, rows in inside.items() if rows.any()
+        }
+        return cls(false_alarm, thresholds, rates, kind)
+
+    def above(self, score: Floats, likeliest: Indices, classes: Classes) -> NDArray[np.bool_]:
+        """Which samples are unfamiliar."""
+        limits = np.full(len(classes), np.inf)
+        for name, members in _regions(classes).items():
+            limits[members] = self.thresholds[name]
+        return np.asarray(score) > limits[likeliest]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain tables, ready for JSON."""
+        return asdict(self)
+
+
+def energy(scores: Scores) -> NDArray[np.float64]:
+    """-log sum_c exp(logit_c), the mean over particles (N,) (Liu et al. 2020); larger is less familiar."""
+    expect(scores.logits, "energy needs logits, but these are probabilities: give logits, or scores of your own")
+    top = scores.values.max(axis=2)
+    total = np.exp(scores.values - top[..., None]).sum(axis=2)
+    mean: NDArray[np.float64] = -(np.log(total) + top).mean(axis=0, dtype=np.float64)
+    return mean
+
+
+@dataclass(frozen=True)
+class FeatureDistance:
+    """How far features are from those of every class: a relative Mahalanobis distance of features of unit length.
+
+    min_c [d_c(x) - s / (2 n_c)] - d_0(x), where d_c is the squared Mahalanobis distance from the mean of class c with
+    the covariance within classes, s its mean over training samples, and d_0 the distance from the mean of all with the
+    covariance of all (Ren et al. 2021). The mean of n_c samples is uncertain, too, which adds s / n_c to the distance
+    of new samples: without the correction, those of rare classes would look far away.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(0, 3, 300)
+    >>> distance = FeatureDistance.fit(rng.normal(size=(300, 8)) + 9 * np.eye(3, 8)[y], y)
+    >>> near, far = distance(rng.normal(size=(2, 8)) + 9 * np.eye(8)[[0, 7]])
+    >>> bool(near < far)
+    True
+    """
+
+    means: NDArray[np.float64]  # (C, F), in whitened coordinates within classes
+    within: NDArray[np.float64]  # (F, F): features @ within are white within classes
+    centre: NDArray[np.float64]  # (F,) in whitened coordinates of all
+    overall: NDArray[np.float64]  # (F, F)
+    excess: NDArray[np.float64]  # (C,) s / (2 n_c)
+
+    @classmethod
+    def fit(cls, features: ArrayLike, targets: ArrayLike) -> "FeatureDistance":
+        """From training features (N, F) and their classes; classes without samples are left out."""
+        x, (_, y) = _unit(features), np.unique(as_array(targets), return_inverse=True)
+        fits = x.ndim == 2 and len(x) == len(y)
+        expect(fits, f"features have shape {x.shape} for {len(y)} targets: expected one row per target")
+        counts = np.bincount(y)
+        means = np.zeros((len(counts), x.shape[1]))
+        np.add.at(means, y, x)
+        means /= counts[:, None]
+        within, overall = _whitening(x - means[y]), _whitening(x - x.mean(axis=0))
+        spread = float((((x - means[y]) @ within) ** 2).sum(axis=1).mean())
+        return cls(means @ within, within, x.mean(axis=0) @ overall, overall, spread / 2 / counts)
+
+    def __call__(self, features: ArrayLike) -> NDArray[np.float64]:
+        """The score of each sample (N,), larger for less familiar."""
+        x = _unit(features)
+        white = x @ self.within
+        squares = (white**2).sum(axis=1)[:, None] - 2 * white @ self.means.T + (self.means**2).sum(axis=1)
+        nearest: NDArray[np.float64] = (squares - self.excess).min(axis=1)
+        return nearest - ((x @ self.overall - self.centre) ** 2).sum(axis=1)
+
+
+def fitted_unfamiliar(decider: "Decider", scores: Scores, targets: Indices, false_alarm: float) -> Unfamiliar:
+    """Thresholds of what the predictions bring along, or else of the energy, on held-out samples."""
+    handing = decider.utility.decided_class < 0
+    expect(handing.any(), "unfamiliar samples are handed over, but every action decides for a class: add one (abstain)")
+    kind = "energy" if scores.unfamiliarity is None else "given"
+    likeliest = np.concatenate([p.argmax(axis=1) for _, p in decider.stream(scores)])
+    options: dict[str, Any] = {"false_alarm": false_alarm, "kind": kind}
+    return Unfamiliar.fit(_score(scores, kind), likeliest, targets, decider.utility.classes, **options)
+
+
+def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indices, NDArray[np.bool_]]:
+    """Actions (N,) within the budget, and which samples are unfamiliar and are handed over for it.
+
+    These get the action `unfamiliar` if there is one, or else the best action that hands over.
+    """
+    actions, found, utility = kept_to(decider, scores, batch), decider.unfamiliar, decider.utility
+    if found is None:
+        return actions, np.zeros(len(actions), dtype=bool)
+    own = [i for i, name in enumerate(utility.actions) if name == UNFAMILIAR]
+    handing = np.array(own or np.flatnonzero(utility.decided_class < 0))
+    pieces = [(p.argmax(axis=1), (p @ utility.matrix[:, handing]).argmax(axis=1)) for _, p in decider.stream(scores)]
+    likeliest, best = (np.concatenate(each) for each in zip(*pieces, strict=True))
+    flagged = found.above(_score(scores, found.kind), likeliest, utility.classes)
+    return np.where(flagged, handing[best], actions), flagged
+
+
+def _score(scores: Scores, kind: str) -> Floats:
+    if kind == "energy":
+        return energy(scores)
+    if scores.unfamiliarity is None:
+        raise InputError("these predictions have no 'unfamiliarity', on which the decider was fitted: add it")
+    return scores.unfamiliarity
+
+
+def _regions(classes: Classes) -> Mapping[str, Any]:
+    return {EVERYWHERE: np.arange(len(classes))} if classes.counts is None else classes.thirds
+
+
+def _quantile(values: Floats, weights: Floats, level: float) -> float:
+    """The smallest value that at least this share of the weight does not exceed."""
+    order = np.argsort(values, kind="stable")
+    share = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order[min(int(np.searchsorted(share, level - 1e-12)), len(order) - 1)]])
+
+
+def _unit(features: ArrayLike) -> NDArray[np.float64]:
+    x = as_array(features).astype(np.float64)
+    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def _whitening(centred: NDArray[np.float64]) -> NDArray[np.float64]:
+    """L with L L^T the inverse of the shrunk covariance."""
+    covariance = centred.T @ centred / len(centred)
+    size = len(covariance)
+    shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * max(np.trace(covariance) / size, 1e-12) * np.eye(size)
+    whitening: NDArray[np.float64] = np.linalg.inv(np.linalg.cholesky(shrunk)).T
+    return whitening

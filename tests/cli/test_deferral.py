@@ -1,0 +1,116 @@
+"""Budgets, experts and unfamiliar samples on the command line."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from rfdlc import Decider, Predictions, Utility
+from rfdlc.cli import main
+
+NAMES = ("cat", "dog", "newt")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command line; returns (exit code, standard output, standard error)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["rfdlc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Logits of test and held-out samples, and a doctor who knows newts and confuses cats and dogs."""
+    rng = np.random.default_rng(0)
+    for name in ("test", "val"):
+        y = rng.choice(3, 400, p=[0.6, 0.25, 0.15])
+        z = rng.normal(size=(400, 3)) + 2 * np.eye(3)[y]
+        Predictions(logits=z, targets=y, classes=NAMES).save(tmp_path / f"{name}.npz")
+    (tmp_path / "doctor.csv").write_text(
+        "true,newt,cat,dog,cost\ncat,0,0.8,0.2,0.05\nnewt,1,0,0,0.05\ndog,0,0.2,0.8,0.05\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_expert_and_budget(run, folder):
+    words = ("--calibrate", "val.npz", "--expert", "doctor.csv", "--budget", "5%", "--save-decider", "d.json")
+    code, out, err = run("decide", "test.npz", *words, "--out", "actions.csv")
+    assert (code, err) == (0, "")
+    rows = table("actions.csv")
+    handed = [row for row in rows if row["action"] == "doctor"]
+    assert len(handed) == 20  # of 400
+    assert {row["reason"] for row in handed} == {"expected utility"}
+    over = [row for row in rows if row["reason"] == "over budget"]
+    assert over
+    assert f"Budget total 0.05: {len(over)} more are worth handing over" in out
+    confusion = [[0.8, 0.2, 0], [0.2, 0.8, 0], [0, 0, 1]]
+    utility = Utility.one_hot(NAMES).with_expert("doctor", confusion=confusion, cost=0.05)
+    val, test = Predictions.load("val.npz"), Predictions.load("test.npz")
+    decider = Decider(utility).fit(val).fit_budget(val, budget=0.05)
+    assert [row["action"] for row in rows] == [utility.actions[a] for a in decider.decide(test, batch=True)]
+    # The saved decider has the prices, which evaluations use; a share of its own is not asked for again.
+    assert Decider.load("d.json").budget == decider.budget
+    code, out, err = run("evaluate", "test.npz", "--decider", "d.json", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["abstention_rate"] == (decider.decide(test) == 3).mean()
+    assert found["utility_by_budget"]["0.05"] >= found["utility_by_budget"]["0.0"]
+
+
+def test_budgets_by_action(run, folder):
+    words = ("--abstain", "0.7", "--expert", "doctor.csv", "--budget", "total=10%,doctor=2%")
+    code, out, _ = run("decide", "test.npz", "--calibrate", "val.npz", *words, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["actions"]["doctor"] == 8
+    assert found["actions"]["doctor"] + found["actions"]["abstain"] == 40
+    assert found["budget"]["shares"] == {"total": 0.1, "doctor": 0.02}
+
+
+def test_unfamiliar_samples(run, folder):
+    words = ("--calibrate", "val.npz", "--abstain", "0.2", "--unfamiliar", "5%")
+    code, out, err = run("decide", "test.npz", *words, "--out", "actions.csv")
+    assert (code, err) == (0, "")
+    flagged = [row for row in table("actions.csv") if row["reason"] == "unfamiliar"]
+    assert {row["action"] for row in flagged} == {"abstain"}
+    assert 4 <= len(flagged) <= 40
+    assert f"{len(flagged)} unfamiliar; false alarms among held-out samples: all" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--abstain", "0.5", "--budget", "5%"], "--budget 5% needs held-out predictions with targets"),
+        (["--abstain", "0.5", "--unfamiliar", "5%"], "--unfamiliar 5% needs held-out predictions with targets"),
+        (["--budget", "5%", "--calibrate", "val.npz"], "every action decides for a class: add one"),
+        (["--abstain", "0.5", "--budget", "120%", "--calibrate", "val.npz"], "budget '120%': expected a share"),
+        (
+            ["--abstain", "0.5", "--budget", "doc=5%", "--calibrate", "val.npz"],
+            "budget of doc: expected total, abstain",
+        ),
+        (["--expert", "bad.csv"], "'dog' is 0.5, 0.4, 0, with sum 0.9: expected shares of answers"),
+        (["--expert", "few.csv"], "no column for the answer newt"),
+    ],
+)
+def test_bad_input_is_one_line(run, folder, words, message):
+    (folder / "bad.csv").write_text("true,cat,dog,newt\ncat,1,0,0\ndog,.5,.4,0\nnewt,0,0,1\n")
+    (folder / "few.csv").write_text("true,cat,dog\ncat,1,0\ndog,0,1\nnewt,0,1\n")
+    code, out, err = run("decide", "test.npz", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,124 @@
+"""Unfamiliar input: scores against naive formulas, thresholds on simulated head and tail classes, decisions."""
+
+import numpy as np
+import pytest
+
+from rfdlc import Classes, Decider, InputError, Predictions, Utility
+from rfdlc.decide.scores import Scores
+from rfdlc.decide.unfamiliar import SHRINKAGE, FeatureDistance, Unfamiliar, energy
+
+COUNTS = (300, 200, 100, 60, 30, 12)
+CLASSES = Classes.from_counts(COUNTS)
+
+
+def features(labels, rng, width=16):
+    return rng.normal(size=(len(labels), width)) + 5 * np.eye(width)[labels]
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Training, held-out and test features of a long tail, and features of classes that were never seen."""
+    rng = np.random.default_rng(0)
+    held, test = (np.repeat(np.arange(6), n) for n in (np.array(COUNTS) // 2, 400))
+    train = np.repeat(np.arange(6), COUNTS)
+    new = rng.integers(6, 12, 500)
+    return {name: (features(y, rng), y) for name, y in {"train": train, "held": held, "test": test, "new": new}.items()}
+
+
+def logits_of(x):
+    return 3 * x[:, :6]
+
+
+def test_energy_is_minus_the_logarithm_of_the_sum():
+    z = np.random.default_rng(0).normal(size=(2, 5, 3)) * 4
+    each = [[-np.log(sum(np.exp(v) for v in row)) for row in particle] for particle in z]
+    assert energy(Scores(z, True)) == pytest.approx(np.mean(each, axis=0))
+    assert np.isfinite(energy(Scores(z * 1e4, True))).all()
+    with pytest.raises(InputError, match="energy needs logits, but these are probabilities"):
+        energy(Scores(np.full((1, 2, 2), 0.5), False))
+
+
+def test_feature_distance_is_the_relative_mahalanobis_distance(world):
+    x, y = world["train"]
+    u = x / np.linalg.norm(x, axis=1, keepdims=True)
+    means = np.stack([u[y == c].mean(axis=0) for c in range(6)])
+
+    def inverse(centred):
+        s = centred.T @ centred / len(centred)
+        return np.linalg.inv((1 - SHRINKAGE) * s + SHRINKAGE * np.trace(s) / len(s) * np.eye(len(s)))
+
+    within, overall = inverse(u - means[y]), inverse(u - u.mean(axis=0))
+    spread = np.mean([(v - means[c]) @ within @ (v - means[c]) for v, c in zip(u, y, strict=True)])
+    found = FeatureDistance.fit(x, y)(world["new"][0][:5])
+    for value, row in zip(found, world["new"][0][:5], strict=True):
+        v = row / np.linalg.norm(row)
+        each = [(v - means[c]) @ within @ (v - means[c]) - spread / 2 / COUNTS[c] for c in range(6)]
+        centred = v - u.mean(axis=0)
+        assert value == pytest.approx(min(each) - centred @ overall @ centred)
+
+
+def test_false_alarms_are_as_stated_and_alike_in_head_and_tail(world):
+    distance = FeatureDistance.fit(*world["train"])
+    score = {name: distance(x) for name, (x, _) in world.items()}
+    likeliest = {name: logits_of(x).argmax(axis=1) for name, (x, _) in world.items()}
+    targets = world["test"][1]
+    found = Unfamiliar.fit(score["held"], likeliest["held"], world["held"][1], CLASSES, false_alarm=0.1, kind="given")
+    alarms = found.above(score["test"], likeliest["test"], CLASSES)
+    assert alarms.mean() == pytest.approx(0.1, abs=0.05)
+    head, tail = alarms[targets < 2].mean(), alarms[targets >= 4].mean()
+    assert tail < 1.5 * head
+    assert found.above(score["new"], likeliest["new"], CLASSES).mean() > 0.8
+
+
+def test_unfamiliar_samples_are_handed_over_and_named(world, tmp_path):
+    """Energy on logits: samples of no class have small logits."""
+    utility = Utility.one_hot(CLASSES).with_abstain(0.2).with_expert("doctor", confusion=0.9, cost=0.6)
+    x, y = world["held"]
+    decider = Decider(utility).fit_unfamiliar(logits_of(x), y, false_alarm=0.05)
+    known = decider.unfamiliar
+    new = logits_of(world["new"][0])
+    found = decider.explain(new, logits=True)
+    p = decider.probabilities(new, logits=True)
+    flagged = known.above(energy(Scores(new[None], True)), np.asarray(p).argmax(axis=1), CLASSES)
+    assert flagged.mean() > 0.5
+    assert ((found.reason == "unfamiliar") == flagged).all()
+    assert (found.action[flagged] == 7).all()  # 0.9 - 0.6 is more than 0.2
+    assert (found.action == decider.decide(new, logits=True)).all()
+    assert (found.action[~flagged] == Decider(utility).decide(new, logits=True)[~flagged]).all()
+    decider.save(tmp_path / "decider.json")
+    loaded = Decider.load(tmp_path / "decider.json")
+    assert loaded.unfamiliar == known
+    assert (loaded.decide(new, logits=True) == found.action).all()
+    named = utility.with_abstain(-1.0, "unfamiliar")
+    chosen = decider.replace(utility=named).decide(new, logits=True)
+    assert (chosen[flagged] == 8).all()
+    assert not (chosen[~flagged] == 8).any()
+
+
+def test_scores_of_features_come_with_predictions(world, tmp_path):
+    distance, utility = FeatureDistance.fit(*world["train"]), Utility.one_hot(CLASSES).with_abstain(0.0)
+    made = {
+        name: Predictions(logits=logits_of(x), targets=y if name != "new" else None, unfamiliarity=distance(x),
+                          classes=CLASSES)
+        for name, (x, y) in world.items()
+    }  # fmt: skip
+    decider = Decider(utility).fit_unfamiliar(made["held"])
+    assert decider.unfamiliar.kind == "given"
+    made["new"].save(tmp_path / "new.npz")
+    reasons = decider.explain(Predictions.load(tmp_path / "new.npz")).reason
+    assert (reasons == "unfamiliar").mean() > 0.8
+    with pytest.raises(InputError, match="have no 'unfamiliarity', on which the decider was fitted"):
+        decider.decide(logits_of(world["new"][0]), logits=True)
+
+
+def test_what_cannot_be_fitted_is_named(world):
+    x, y = world["held"]
+    with pytest.raises(InputError, match="every action decides for a class: add one"):
+        Decider(Utility.one_hot(CLASSES)).fit_unfamiliar(logits_of(x), y)
+    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0))
+    with pytest.raises(InputError, match="false_alarm is 2: expected a share between 0 and 1"):
+        decider.fit_unfamiliar(logits_of(x), y, false_alarm=2)
+    with pytest.raises(InputError, match=r"10 held-out samples cannot show a false-alarm rate of 0\.01"):
+        decider.fit_unfamiliar(logits_of(x)[:10], y[:10], false_alarm=0.01)
+    with pytest.raises(InputError, match=r"shape \(3, 2\) for 2 targets"):
+        FeatureDistance.fit(np.zeros((3, 2)), [0, 1])
