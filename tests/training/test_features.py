@@ -1,5 +1,6 @@
 """The preset for features: which data it is for, heads that start at class means, dropout, and the whole product."""
 
+import csv
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,12 @@ from rfdlc.data.loader import seeded
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.loop import SHARES, PreparedStage, start_at_class_means
+from rfdlc.training.loop import SHARES, PreparedStage, fit_whitening, start_at_class_means
 from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.model import method_net
+from rfdlc.training.networks.backbones import Whitening
 from rfdlc.training.networks.stack import Dropout
+from rfdlc.training.run import Run
 
 WIDTH = 64
 SHORT = {"epochs": 100, "target_prior": "uniform", "head": "mixed"}  # 200 steps
@@ -166,6 +169,81 @@ def test_dropout_depends_on_seed_epoch_and_rank_and_not_on_the_stack():
         assert 0.4 < (other != expected).float().mean() < 0.56  # 2 * 0.4 * 0.6 = 0.48
     alone.eval()
     assert torch.equal(alone(torch.ones(3, 2, 2)), torch.ones(3, 2, 2))
+
+
+# -- whitening
+
+
+def test_whitening_is_by_the_shrunk_covariance_within_classes(data):
+    """As naive: the scatter around class means, sample by sample, and the inverse root of its mixture with t I."""
+    share = 0.6
+    config = resolve("rf-dlc", "", {"whiten": share, "seed": 3}, "features")[1]
+    method, device = METHODS["rf-dlc"], torch.device("cpu")
+    seeds = (3, 4)
+    net = method_net(method, config, data.input_shape, data.classes, seeds)
+    runs = [(method, config.replace(seed=seed), data.classes) for seed in seeds]
+    fit_whitening(net, PreparedStage(0, runs, data, device))
+    scale = data.normalisation
+    x = (data.train.array.astype(np.float64) - scale.mean) / scale.std
+    scatter = np.zeros((WIDTH, WIDTH))
+    for c in range(4):
+        own = x[data.train.labels == c]
+        scatter += sum(np.outer(row, row) for row in own - own.mean(0))
+    scatter /= len(x) - 4
+    t = np.trace(scatter) / WIDTH
+    values, vectors = np.linalg.eigh(share * scatter + (1 - share) * t * np.eye(WIDTH))
+    expected = x @ vectors @ np.diag(values**-0.5) @ vectors.T
+    expected /= expected.std(0)
+    found = net.trunk(torch.tensor(x, dtype=torch.float32).expand(2, -1, -1))
+    for run in range(2):
+        np.testing.assert_allclose(found[run], expected, atol=2e-4)
+    assert not net.branches  # the particles share it
+
+
+def test_classes_of_single_samples_leave_nothing_to_whiten():
+    layer = Whitening(2, 5, 0.5)
+    layer.fit(torch.zeros(1, 5, 5), torch.eye(5)[None])
+    x = torch.randn(2, 3, 5)
+    torch.testing.assert_close(layer(x), x)
+
+
+# -- calibration out of fold
+
+
+def test_every_sample_calibrates_by_a_training_that_did_not_see_it(data, tmp_path):
+    given = {**SHORT, "epochs": 3}
+    model = rfdlc.train(data, out=tmp_path / "run", calibration_folds=3, **given)
+    held, fold = rfdlc.Predictions.load(tmp_path / "run" / "held-out.npz"), data.train.folds(3, 0)
+    order = np.argsort(fold, kind="stable")
+    np.testing.assert_array_equal(held.targets, data.train.labels[order])
+    for k in range(3):
+        apart = data.held_apart(np.flatnonzero(fold != k), np.flatnonzero(fold == k))
+        alone = rfdlc.train(apart, out=tmp_path / f"{k}", **given)
+        np.testing.assert_allclose(held.scores.values[:, fold[order] == k], alone.predict(apart.val).scores.values)
+    again = model.decider.replace(calibration="temperature").fit(held, balanced=True)
+    np.testing.assert_allclose(model.decider.probabilities(held), again.probabilities(held))
+    rows = csv.DictReader((tmp_path / "run" / "history.csv").read_text().splitlines())
+    assert {row["phase"] for row in rows} == {"0", "1", "2", "3"}
+
+
+def test_a_run_that_stops_between_folds_continues(data, tmp_path, monkeypatch):
+    given = {**SHORT, "epochs": 3, "calibration_folds": 3}
+    whole = rfdlc.train(data, out=tmp_path / "whole", **given)
+    save, written = Run.write, []
+
+    def once(self, name, content):
+        save(self, name, content)
+        written.append(name)
+        if written.count("held-out.npz") == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "write", once)
+    with pytest.raises(KeyboardInterrupt):
+        rfdlc.train(data, out=tmp_path / "stopped", checkpoint_every=1, **given)
+    monkeypatch.setattr(Run, "write", save)
+    rfdlc.resume(tmp_path / "stopped", data)
+    for name in ("held-out.npz", "model.safetensors", "decider.json"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (whole.path / name).read_bytes()
 
 
 # -- settings of each head

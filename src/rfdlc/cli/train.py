@@ -127,7 +127,8 @@ def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
     for name, seconds in (*found.parts.items(), ("step", found.step)):
         table.add_row(name, f"{1000 * seconds:.3f}", f"{seconds / found.step:.0%}", end_section=name == "optimiser")
     stage = f" of the first of {found.stages} stages" if found.stages > 1 else ""
-    time = f"{found.step * found.steps:,.1f} s{', twice with refit' if found.trainings > 1 else ''}"
+    times = {1: "", 2: ", twice with refit"}.get(found.trainings, f", {found.trainings} times with folds and refit")
+    time = f"{found.step * found.steps:,.1f} s{times}"
     total = f"{found.steps:,} steps{stage} take about {time}; one evaluation takes {found.evaluation:.2f} s."
     memory = f"A step must move {found.traffic / 1e6:,.1f} MB, which at {found.bandwidth / 1e9:,.0f} GB/s takes"
     bound = f"{1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound."

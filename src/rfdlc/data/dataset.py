@@ -208,6 +208,10 @@ class Dataset:
         kept, held = self.train.hold_out(fraction, seed)
         fix = "add samples, or do without (test_fraction=0 for data without a test split, hold_out=0 for training)"
         expect(len(held), f"{self.name}: no class has two samples (or groups), so none can be held out: {fix}")
+        return self.held_apart(kept, held)
+
+    def held_apart(self, kept: NDArray[np.int64], held: NDArray[np.int64]) -> "Dataset":
+        """Train on some positions, with others as `val`."""
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from rfdlc.data.dataset import Dataset
@@ -30,6 +31,7 @@ LATE = frozenset({
 })  # fmt: skip
 # Settings that change nothing in what a network learns.
 BOOKKEEPING = {"combine", "target_prior", "calibration", "evaluate_every", "checkpoint_every", "keep", "refit"}
+BOOKKEEPING |= {"calibration_folds"}
 EARLY = LATE | BOOKKEEPING | {"method_options"}  # all that two runs may differ in that begin as one training
 # Settings that may differ between the runs of a stack.
 OWN = LATE | BOOKKEEPING | {
@@ -75,7 +77,7 @@ class Stacker:
 
     def __init__(self, data: Dataset, backbone: OwnBackbone | None, group: ProcessGroup, networks: int) -> None:
         self.data, self.backbone, self.group, self.networks = data, backbone, group, networks
-        self.held_out: dict[tuple[float, int], tuple[Dataset, Indices]] = {}
+        self.held_out: dict[tuple[int, int, float, int], tuple[Dataset, Indices]] = {}
         self.built: dict[Path, ParticleNet] = {}
 
     def build(self, run: Run, seeds: Sequence[int] = ()) -> ParticleNet:
@@ -140,12 +142,18 @@ class Stacker:
 
     def _samples(self, run: Run) -> tuple[Dataset, Indices | None]:
         """What a run trains on in its phase, and the positions of it in the training split; None: all of it."""
-        if run.phase > 0 or self.data.val is not None or not run.config.hold_out:
+        if run.phase >= run.folds or self.data.val is not None or not run.config.hold_out:
             return self.data, None
-        key = run.config.hold_out, run.config.seed
+        key = run.phase, run.folds, run.config.hold_out, run.config.seed
         if key not in self.held_out:
-            kept, _ = self.data.train.hold_out(*key)
-            self.held_out[key] = self.data.hold_out(key[0], seed=key[1]), kept
+            self.held_out = {known: own for known, own in self.held_out.items() if known[0] == run.phase}
+            if run.folds > 1:
+                inside = self.data.train.folds(run.folds, run.config.seed) == run.phase
+                kept, held = np.flatnonzero(~inside), np.flatnonzero(inside)
+                self.held_out[key] = self.data.held_apart(kept, held), kept
+            else:
+                kept, _ = self.data.train.hold_out(*key[2:])
+                self.held_out[key] = self.data.hold_out(key[2], seed=key[3]), kept
         return self.held_out[key]
 
 
@@ -175,7 +183,7 @@ def _training(run: Run) -> Iterator[tuple[Hashable, int]]:
     late = tuple(getattr(config, name) for name in sorted(LATE))
     begins = inf if config.weights == "constant" and config.utility == "none" else config.deferred_epoch
     shared = tuple(value for name, value in config if name not in EARLY)
-    past: Hashable = method.combination, method.combination is as_they_are or options, shared
+    past: Hashable = method.combination, method.combination is as_they_are or options, run.folds, shared
     for stage, (start, end) in zip(method.stages, run.spans, strict=True):
         loss, rate = stage.loss or method.loss, stage.number("learning_rate_factor", config)
         plain = loss is integrated_gain  # until LATE starts, it is what it is without

@@ -71,6 +71,9 @@ class TrainConfig(BaseModel):
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (256, 256), description="hidden widths of an mlp; empty for none"
     )
+    whiten: float = Field(
+        0.0, ge=0, lt=1, description="share of the covariance within classes by which an mlp's inputs are whitened"
+    )
     particles: int = Field(1, ge=1, le=64, description="number of particles M of the ensemble")
     shared_stages: int = Field(0, ge=0, description="number of first stages of the backbone that the particles share")
     head: str = Field("cosine", description="cosine (of features and weights), linear, or mixed: both in turn")
@@ -121,6 +124,9 @@ class TrainConfig(BaseModel):
     cutmix: float = Field(0.0, ge=0, description="alpha of CutMix (images), 0 for none; not together with mixup")
     hold_out: float = Field(0.1, ge=0, le=0.9, description="share of the training data held out for calibration")
     refit: bool = Field(False, description="train again on all samples and keep the calibration: twice the cost")
+    calibration_folds: int = Field(
+        1, ge=1, le=20, description="trainings before a refit, each without a fold, that calibrate; 1: hold_out alone"
+    )
     # decisions
     combine: str = Field("mean-probabilities", description="how particles are combined")
     target_prior: str = Field("train", description="prior to decide for: train, uniform, a=0.9,b=0.1; scores: as is")

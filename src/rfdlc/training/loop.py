@@ -31,6 +31,7 @@ from rfdlc.training.execution import Execution, seed_all, torch_settings
 from rfdlc.training.factories import Matrix
 from rfdlc.training.losses import RunLosses
 from rfdlc.training.methods import Method
+from rfdlc.training.networks.backbones import Whitening
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.step import Step, reduced
@@ -166,6 +167,8 @@ def epochs(
         for stage in (stage for stage in stages if stage.end >= done):
             if stage.stage.reinitialize_head and done <= stage.start:
                 reinitialize_head(net)
+            if stage.settings.whiten and done == stage.start == 0:
+                fit_whitening(net, stage, processes)
             if stage.settings.head_init == "class-means" and done == stage.start == 0:
                 start_at_class_means(net, stage, processes)
             step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
@@ -214,6 +217,23 @@ def start_at_class_means(net: ParticleNet, stage: PreparedStage, processes: Proc
         total += members.sum(1, keepdim=True)
     sums, total = processes.all_sum(sums), processes.all_sum(total)
     net.head.start(sums / total.clamp(min=1e-12), total > 0)
+
+
+@torch.no_grad()
+def fit_whitening(net: ParticleNet, stage: PreparedStage, processes: ProcessGroup = SINGLE) -> None:
+    """Fit the whitening of the first features to the covariance within classes, before the first epoch."""
+    classes, found = net.head.weight.shape[-1], list[Tensor]()
+    layers = [layer for layer in net.modules() if isinstance(layer, Whitening)]
+    for inputs, targets in stage.loader.epoch(0) if layers else ():
+        x, members = inputs.flatten(2).float(), functional.one_hot(targets, classes).float()  # (R, B, F), (R, B, C)
+        new = x.mT @ x, members.mT @ x, members.sum(1)
+        found = [one + more for one, more in zip(found, new, strict=True)] if found else list(new)
+    for layer in layers:
+        products, sums, counts = map(processes.all_sum, found)
+        sizes, samples = counts[..., None].clamp(min=1), counts.sum(1)[:, None, None]  # (R, C, 1), (R, 1, 1)
+        within = (products - sums.mT @ (sums / sizes)) / (samples - classes).clamp(min=1)
+        mean = sums.sum(1, keepdim=True) / samples
+        layer.fit(within, products / samples - mean.mT @ mean)
 
 
 def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: ProcessGroup) -> list[Tensor]:

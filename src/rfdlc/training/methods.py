@@ -152,6 +152,7 @@ class Method:
 
 MOST_ROWS = {"table": 1024, "features": 128}  # of a batch, by the preset
 FEWEST_STEPS = 500  # of a training on features
+FOLDS, MOST_FOLDED = 3, 20_000  # folds of features that calibrate, up to so many samples
 
 # The paper's protocol: steps x 0.01 after 80% and 90% of the epochs (audited); a linear head unless margins are used.
 _PLAIN = {"head": "linear", "schedule": "step"}
@@ -301,5 +302,6 @@ def _sized(preset: str, samples: int) -> dict[str, int]:
     if preset not in MOST_ROWS or not samples:
         return {}
     batch = min(MOST_ROWS[preset], max(64, 2 ** int(math.log2(samples / 8))))
-    epochs = {"epochs": max(10, math.ceil(FEWEST_STEPS * batch / samples))} if preset == "features" else {}
-    return {"batch_size": batch, **epochs}
+    heads = {"epochs": max(10, math.ceil(FEWEST_STEPS * batch / samples))}
+    heads["calibration_folds"] = FOLDS if samples <= MOST_FOLDED else 1  # a tenth is enough of many samples
+    return {"batch_size": batch, **(heads if preset == "features" else {})}

@@ -277,9 +277,11 @@ def method_net(
         elif network is not None:
             found = own(network, torch.zeros(2, *seen), start)
         else:
-            found = backbone(name, seen, config.widths)
+            found = backbone(name, seen, config.widths, config.whiten)
         options: dict[str, Any] = {name: getattr(config, name) for name in ("head", "head_scale", "dropout")}
-        options["shared_stages"] = min(config.shared_stages, max(0, len(found.stages) - (name == "mlp")))
+        options["shared_stages"] = min(
+            config.shared_stages, max(0, len(found.stages) - (name == "mlp" and len(config.widths) > 0))
+        )
         combine = partial(method.combination, config, classes)
         net = ParticleNet(found, len(classes), particles=config.particles, seeds=seeds, combine=combine, **options)
     if seen != shape:

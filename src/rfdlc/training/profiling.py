@@ -40,7 +40,7 @@ class Profile:
     evaluation: float  # seconds for the samples that calibrate or test
     steps: int  # in all epochs of the first stage
     stages: int
-    trainings: int  # two with `refit`
+    trainings: int  # more with `refit`
     traffic: float  # bytes that a step must move
     bandwidth: float  # bytes per second, measured by copying
     workers: int | None = None  # that decode image files; None: samples are in memory
@@ -106,7 +106,8 @@ def profile(
     parts["optimiser"] = max(whole - both, 0.0)
     workers = stage.loader.workers if isinstance(stage.loader, StreamedLoader) else None
     evaluation, ahead = evaluation * len(held) / len(few), bool(workers) and device.type == "cuda"
-    return Profile(parts, evaluation, steps, len(row.stages), 1 + config.refit, traffic, bandwidth, workers, ahead)
+    trainings = config.calibration_folds + 1 if config.refit else 1
+    return Profile(parts, evaluation, steps, len(row.stages), trainings, traffic, bandwidth, workers, ahead)
 
 
 def _reading(loader: ResidentLoader | StreamedLoader, device: torch.device) -> float:

@@ -52,7 +52,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The end of an epoch. `phase` counts trainings: a refit is the second one."""
+    """The end of an epoch. `phase` counts trainings: a refit is the last one."""
 
     phase: int
     epoch: int
@@ -99,6 +99,15 @@ class Run:
         path = self.path / "pretrained.safetensors"
         with _readable(path, "a file of weights"):
             return load_file(path) if path.exists() else None
+
+    @property
+    def folds(self) -> int:
+        """Trainings with held-out samples; a refit comes after them."""
+        return self.config.calibration_folds if self.config.refit else 1
+
+    @property
+    def trainings(self) -> int:
+        return self.folds + self.config.refit
 
     @property
     def exists(self) -> bool:

@@ -17,12 +17,14 @@ FIXED_IN_FORKS = (
     *NETWORK,
     "lora",
     "widths",
+    "whiten",
     "particles",
     "shared_stages",
     "head",
     "seed",
     "hold_out",
     "refit",
+    "calibration_folds",
     "optimiser",
 )
 

@@ -93,7 +93,7 @@ class Trainer:
             if not planned:
                 announce(_plan(stack, len(waiting)))
                 planned = True
-            later = len(waiting) > len(stack.members) or any(run.phase < run.config.refit for run in waiting)
+            later = len(waiting) > len(stack.members) or any(r.phase + 1 < r.trainings for r in waiting)
             saved = time.monotonic()
             with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
                 for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show):
@@ -150,9 +150,10 @@ class Trainer:
         run, model = member.runs[0], member.model
         predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
-            _calibrate(run, predictions)
+            fold = self.data.train.folds(run.folds, run.config.seed) if run.phase else np.empty(0)
+            _calibrate(run, _joined(run, predictions, int(np.isin(fold, range(run.phase)).sum())))
         run.phase, run.epoch = run.phase + 1, 0
-        return None if run.phase <= run.config.refit else self._finish(run, model.net.requires_grad_(True))
+        return None if run.phase < run.trainings else self._finish(run, model.net.requires_grad_(True))
 
     def _fit_table(self, run: Run) -> Model:
         """Fit the mixture of a run, from the start where it is not finished."""
@@ -178,6 +179,19 @@ class Trainer:
         score_test(run, model, self.data, self.group)
         self.group.barrier()
         return model
+
+
+def _joined(run: Run, predictions: Predictions, before: int) -> Predictions:
+    """Held-out predictions of this fold after those of the folds before it, `before` samples."""
+    if not before:
+        return predictions
+    earlier: Any = Predictions.load(run.path / "held-out.npz")  # a resumed run may have written this fold already
+    both: dict[str, Any] = {}
+    for name in ("targets", "ids", "uncertainty"):
+        if (own := getattr(predictions, name)) is not None:
+            both[name] = np.concatenate([getattr(earlier, name)[:before], own])
+    logits = np.concatenate([earlier.scores.values[:, :before], predictions.scores.values], axis=1)
+    return Predictions(logits=logits, classes=predictions.classes, **both)
 
 
 def _calibrate(run: Run, predictions: Predictions, weights: Floats | None = None) -> None:
@@ -244,7 +258,8 @@ def _plan(stack: Stack, waiting: int) -> str:
     run, model, data = stack.run, stack.members[0].model, stack.members[0].data
     samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     weights = sum(parameter.numel() for parameter in model.net.parameters())
-    epochs = f"{counted(run.epochs, 'epoch')} of {counted(stack.stages[-1].loader.steps, 'step')}"
+    folds = f"{run.folds} folds, " if run.folds > 1 else ""
+    epochs = f"{folds}{counted(run.epochs, 'epoch')} of {counted(stack.stages[-1].loader.steps, 'step')}"
     side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""
     net, shared = model.net, len(model.net.trunk)
     network = f"{net.name}{f' at {run.config.image_size} pixels' if run.config.image_size else ''}"
@@ -303,7 +318,9 @@ def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], list[i
     first, several = stack.run, len(stack.members) > 1
     pressed: list[int] = []
     runs = f"{len(stack.members)} runs on " if several else ""
-    label = f"Training {runs}{stack.members[0].data.name}" + (" again, on all samples" if first.phase else "")
+    again = " again, on all samples" if first.phase >= first.folds else ""
+    fold = f", fold {first.phase + 1} of {first.folds}" if first.folds > 1 and not again else again
+    label = f"Training {runs}{stack.members[0].data.name}{fold}"
 
     def press(signum: int, frame: Any) -> None:
         if pressed:

@@ -20,6 +20,7 @@ from rfdlc.errors import InputError, choose, expect
 from rfdlc.training.networks.fused import stages as fused
 from rfdlc.training.networks.stack import IN_CHANNELS, IN_FRONT, BatchNorm, Conv, Generators, Hidden, Layout
 
+WIDEST = 3072  # features that are still whitened: time grows with the cube
 Stage = Callable[[int], nn.Module]  # number of networks -> the stage for all of them
 
 
@@ -137,11 +138,41 @@ def large_resnet(channels: int, widths: Sequence[int] = (64, 128, 256, 512), gro
     return _resnet(partial(Stem, inputs=channels, outputs=64, kernel=7), 64, rows)
 
 
-def mlp(features: int, widths: tuple[int, ...]) -> Backbone:
-    """A multilayer perceptron: one stage per hidden layer, if any. Inputs of any shape are flattened."""
+class Whitening(nn.Module):
+    """Damps the directions in which samples of one class differ: x W, (K, B, F) -> (K, B, F).
+
+    W is the inverse square root of share S + (1 - share) t I, with the covariance S within classes and the mean t of
+    its diagonal (Friedman 1989, regularised discriminant analysis), with columns that make every variance one.
+    """
+
+    weight: Tensor
+
+    def __init__(self, networks: int, features: int, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.register_buffer("weight", torch.eye(features).repeat(networks, 1, 1))
+
+    def fit(self, within: Tensor, overall: Tensor) -> None:
+        """To the covariances (R, F, F) of each run, within classes and of all samples."""
+        values, vectors = torch.linalg.eigh(within)
+        values = values.clamp(min=0)
+        mean = values.mean(1, keepdim=True)
+        shrunk = torch.where(mean > 0, self.share * values + (1 - self.share) * mean, 1)
+        root = (vectors * shrunk.rsqrt()[:, None]) @ vectors.mT
+        variances = (root * (overall @ root)).sum(1, keepdim=True)
+        weight = root * torch.where(variances > 1e-12, variances, 1).rsqrt()  # a constant feature stays zero
+        self.weight.copy_(weight.repeat_interleave(len(self.weight) // len(weight), 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(x, self.weight)
+
+
+def mlp(features: int, widths: tuple[int, ...], whiten: float = 0.0) -> Backbone:
+    """A multilayer perceptron: one stage per hidden layer, if any, after one that whitens. Inputs are flattened."""
     flat = Layout(lambda x: x.flatten(2), IN_FRONT.spread)
     stages = tuple(partial(Hidden, inputs=i, outputs=o) for i, o in pairwise((features, *widths)))
-    return Backbone(flat, stages, (features, *widths)[-1])
+    first = (partial(Whitening, features=features, share=whiten),) if whiten and features <= WIDEST else ()
+    return Backbone(flat, (*first, *stages), (features, *widths)[-1])
 
 
 class Copies(nn.Module):
@@ -228,20 +259,22 @@ def imported(name: str, expected: str) -> Any:
         raise InputError(f"backbone={name!r} cannot be imported ({error}): expected {expected}") from None
 
 
-BACKBONES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], Backbone]] = {
-    "resnet8": lambda shape, widths: small_resnet(shape[0], blocks=1),
-    "resnet20": lambda shape, widths: small_resnet(shape[0], blocks=3),
-    "resnet32": lambda shape, widths: small_resnet(shape[0]),
-    "resnet50": lambda shape, widths: large_resnet(shape[0]),
-    "resnet50-slim": lambda shape, widths: large_resnet(shape[0], widths=(64, 128, 192, 384)),  # the paper's
-    "resnext50": lambda shape, widths: large_resnet(shape[0], groups=32),
-    "mlp": lambda shape, widths: mlp(int(torch.Size(shape).numel()), widths),
+BACKBONES: dict[str, Callable[..., Backbone]] = {  # (shape of a sample, and of an MLP widths, whiten)
+    "resnet8": lambda shape, *more: small_resnet(shape[0], blocks=1),
+    "resnet20": lambda shape, *more: small_resnet(shape[0], blocks=3),
+    "resnet32": lambda shape, *more: small_resnet(shape[0]),
+    "resnet50": lambda shape, *more: large_resnet(shape[0]),
+    "resnet50-slim": lambda shape, *more: large_resnet(shape[0], widths=(64, 128, 192, 384)),  # the paper's
+    "resnext50": lambda shape, *more: large_resnet(shape[0], groups=32),
+    "mlp": lambda shape, *more: mlp(int(torch.Size(shape).numel()), *more),
 }
 
 
-def backbone(name: str, input_shape: tuple[int, ...], widths: tuple[int, ...] = (256, 256)) -> Backbone:
-    """The backbone of this name for samples of this shape; `widths` are the hidden layers of an MLP."""
+def backbone(
+    name: str, input_shape: tuple[int, ...], widths: tuple[int, ...] = (256, 256), whiten: float = 0.0
+) -> Backbone:
+    """The backbone of this name for samples of this shape; an MLP has hidden `widths`, and may `whiten` its inputs."""
     choose("backbone", name, BACKBONES)
     needed = f"backbone {name!r} needs images (channels, height, width), got {input_shape}: use backbone=mlp"
     expect(name == "mlp" or len(input_shape) == 3, needed)
-    return BACKBONES[name](input_shape, widths)
+    return BACKBONES[name](input_shape, widths, whiten)
