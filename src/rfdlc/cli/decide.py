@@ -261,7 +261,7 @@ def _set_line(decider: "rfdlc.Decider", sizes: Any) -> str:
     pooled = [row["class"] for row in promises if decider.sets.kind == "class" and len(row["promised_for"]) > 1]
     none = [row["class"] for row in promises if not row["promised_for"]]
     notes = [f"promised together: {listing(pooled)}"] * bool(pooled) + [f"not promised: {listing(none)}"] * bool(none)
-    size = f"{sizes.mean():.3g} classes in the mean, {sizes.max()} at most"
+    size = f"{sizes.mean():.3g} classes per set on average, at most {sizes.max()}"
     return f"{text[0].upper()}{text[1:]}: {'; '.join([size, *notes])}."
 
 

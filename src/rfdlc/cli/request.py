@@ -45,7 +45,7 @@ ExpertOption = Annotated[list[Path] | None, Option(help=EXPERT)]
 BudgetOption = Annotated[str | None, Option(metavar="SHARE", help=BUDGET)]
 UnfamiliarOption = Annotated[str | None, Option(metavar="SHARE", help=ALARM)]
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
-COVERAGE = "The share of samples whose set contains the true class, by default 0.9."
+COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9."
 SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
 CoverageOption = Annotated[float | None, Option(metavar="SHARE", help=COVERAGE)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]

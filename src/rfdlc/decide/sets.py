@@ -142,10 +142,9 @@ class PredictionSets:
         return asdict(self)
 
     def __str__(self) -> str:
-        words = {"marginal": "of all samples", "macro": "of all samples, rare classes alike", "class": "of each class"}
-        alone = sum(self.groups.count(group) == 1 for group in set(self.groups) - {-1})
-        shared = f" ({len(self.groups) - alone} rare classes are pooled)" if self.kind == "class" else ""
-        return f"sets with the true class of {100 * self.coverage:.4g}% {words[self.kind]}{shared}"
+        whose = {"marginal": "", "macro": ", rare classes as often as frequent ones", "class": " of each class"}
+        share = f"{100 * self.coverage:.4g}% of samples{whose[self.kind]}"
+        return f"prediction sets ({self.kind}) contain the true class for {share}"
 
 
 @dataclass(frozen=True)
@@ -248,7 +247,7 @@ class SetUtility:
         return {"kind": self.kind, "discount": list(self.discount)}
 
     def __str__(self) -> str:
-        return "sets with the highest expected utility"
+        return "prediction sets with the highest expected utility"
 
 
 Sets = PredictionSets | SetUtility
