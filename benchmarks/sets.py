@@ -27,6 +27,7 @@ sets than TorchCP's class-conditional ones at their macro-coverage.
 """
 
 import argparse
+import csv
 import os
 import sys
 import time
@@ -41,7 +42,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recording import in_parallel, write
+from recording import RESULTS, in_parallel, write
 from rfdlc import Classes, Decider, Utility
 from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.scores import safe_log, softmax
@@ -49,6 +50,7 @@ from rfdlc.decide.sets import KINDS, PredictionSets
 
 Array = NDArray[Any]
 COVERAGE, CLASSES, NEW = 0.9, 10, 20_000
+SAME = ("MAPIE lac", "TorchCP split")  # the sets that rfdlc calls marginal
 COLUMNS = ("data", "method", "marginal", "macro", "worst", "size", "at_macro", "splits", "required")
 
 
@@ -285,6 +287,28 @@ def real_rows(features: Path | None, splits: int, workers: int) -> Iterator[dict
             }  # fmt: skip
 
 
+def plot() -> None:
+    """Macro-coverage against size, from sets.csv: results/sets.png."""
+    from matplotlib import pyplot
+
+    with open(RESULTS / "sets.csv", encoding="utf-8", newline="") as file:
+        table = [row for row in csv.DictReader(file) if row["method"].endswith(", calibrated")]
+    names = list(dict.fromkeys(row["data"] for row in table))
+    figure, axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3.4), sharey=True)
+    for axis, name in zip(np.atleast_1d(axes), names, strict=True):
+        for row in [row for row in table if row["data"] == name and not row["method"].startswith(SAME)]:
+            method, ours = row["method"].removesuffix(", calibrated"), row["method"].startswith("rfdlc")
+            size, macro = float(row["size"]), float(row["macro"])
+            axis.plot(size, macro, "o" if ours else "s", color="#1b6ca8" if ours else "#b5541c", markersize=8)
+            axis.annotate(method, (size, macro), (0, -14), textcoords="offset points", fontsize=7, ha="center")
+        axis.set(xscale="log", title=name, xlabel="classes per set", ylim=(0.5, 1))
+        axis.margins(x=0.25)
+        axis.axhline(COVERAGE, color="#bbbbbb", linewidth=0.8, zorder=0)
+    np.atleast_1d(axes)[0].set_ylabel("macro-coverage")
+    figure.tight_layout()
+    figure.savefig(RESULTS / "sets.png", dpi=110)
+
+
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
@@ -335,6 +359,7 @@ def main() -> None:
     if "real" in options.parts:
         rows = real_rows(options.features, options.real_splits, options.workers)
         write("sets", rows, packages, options.commit, COLUMNS)
+        plot()
     if "speed" in options.parts:
         write("sets-speed", speed_rows(options.samples), packages[:1], options.commit)
 
