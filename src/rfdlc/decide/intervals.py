@@ -14,7 +14,6 @@ from rfdlc.decide.classes import Indices
 LEVEL = 0.95
 Z = float(special.ndtri((1 + LEVEL) / 2))
 FEWEST, FEWEST_HITS, FEWEST_ERRORS = 20, 3, 5  # samples behind an interval of a mean, a share, a ranking
-UNSEEN = 0.8  # of a sample more that may differ between two models
 SMOOTHING, DRAWS = 10, 200  # of tests of the calibration error
 NAN = float("nan")
 Interval = tuple[float, float]
@@ -86,7 +85,7 @@ def group_shares(groups: Indices, hits: Mask, scale: Callable[[Any], Any] = lamb
     def influence() -> Array:
         return np.asarray(np.where(inside, slope[groups] * (hits - share[groups]), 0).sum(axis=0))
 
-    unseen = UNSEEN * float(np.mean((present[seen] * seen.sum()) ** -2.0)) if seen.any() else 0.0  # in any group
+    unseen = float(np.mean((present[seen] * seen.sum()) ** -2.0)) if seen.any() else 0.0  # in any group
     return Estimate(value, interval, influence, unseen, parts=(samples, scale(share)))
 
 
@@ -123,7 +122,7 @@ def mean(values: NDArray[Any], ends: tuple[float, float] | None = None, differs:
         low, high = distances((known - value) / size, (value - ends[0]) / size, (ends[1] - value) / size)
         return float(max(ends[0], value - low)), float(min(ends[1], value + high))
 
-    unseen = 0.0 if ends is None else UNSEEN / 2 * (differs * (ends[1] - ends[0]) / size) ** 2
+    unseen = 0.0 if ends is None else (differs * (ends[1] - ends[0]) / size) ** 2 / 2
     return Estimate(value, interval, lambda: np.nan_to_num(values - value) / size, unseen)
 
 

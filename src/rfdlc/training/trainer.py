@@ -197,7 +197,9 @@ def _joined(run: Run, predictions: Predictions, before: int) -> Predictions:
 def _calibrate(run: Run, predictions: Predictions, weights: Floats | None = None) -> None:
     """Write the decider, fitted to held-out predictions, and the predictions."""
     decider = new_decider(run.method_name, run.config, run.classes).replace(weights=weights)
-    if decider.calibration is not None:  # by likelihood under the prior decided for
+    # By likelihood under the prior decided for. For a uniform one, weights help scores that still lean to the head
+    # (simulated regret .025 instead of .034 at 200 samples), and cost at most .001 where they do not.
+    if decider.calibration is not None:
         decider = decider.fit(predictions, balanced=is_uniform(decider.target_prior))
     run.write("decider.json", decider.save)
     run.write("held-out.npz", predictions.save)

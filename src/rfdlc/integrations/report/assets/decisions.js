@@ -110,13 +110,14 @@ function firstMaximum(gains, row, near, U) {
   let best = 0;
   for (let a = 1; a < gains.length; a++) if (gains[a] > gains[best]) best = a;
   const edge = gains[best] - near;
+  const tie = 4 * Number.EPSILON * (near / NEAR_TIE); // as the rules of the library
   let exact = NaN;
   let chosen = best;
   for (let a = 0; a < gains.length; a++) {
     if (a === best || gains[a] < edge) continue;
     if (Number.isNaN(exact)) exact = product(row, U, best, gains.length);
     const other = product(row, U, a, gains.length);
-    if (other > exact || (other === exact && a < chosen)) {
+    if (other > exact + tie || (other >= exact - tie && a < chosen)) {
       exact = other;
       chosen = a;
     }
