@@ -26,7 +26,7 @@ SAMPLES_NEEDED = {
     "none": (50,),
     "prior-corrected-temperature": (20,),
     "bias-corrected-temperature": (5, 20),
-    "matrix-scaling": (1, 5, 20),
+    "matrix-scaling": (0.5, 0, 30),  # far fewer than parameters: the penalty draws it to a temperature
 }
 WITHOUT_PRIOR = (None, "none", "temperature", "auto")  # where fitting may leave the prior of the scores unknown
 FOLDS, MOST_COMPARED, CLEARLY = 5, 5000, 1.5  # of cross-validation; standard errors that a gain must exceed

@@ -131,14 +131,15 @@ class HeldOut:
 
     def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
         """T and the bias (C,), a sum of the directions (parameters, C); convex in 1/T, so any start will do."""
+        per_class = directions.T.tocsr()
         found = self._fitted(
             np.eye(1 + directions.shape[0])[0],  # 1/T = 1, no bias
-            lambda parameters: parameters[0] * self.log_p + parameters[1:] @ directions,
+            lambda parameters: parameters[0] * self.log_p + per_class @ parameters[1:],
             lambda slope: np.concatenate([[(slope * self.log_p).sum()], directions @ slope.sum(axis=0)]),
             bounds=[(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * directions.shape[0],
             options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
         )
-        return float(1 / found[0]), found[1:] @ directions
+        return float(1 / found[0]), per_class @ found[1:]
 
     def matrix_and_bias(self) -> tuple[Floats, Floats]:
         """W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
