@@ -293,7 +293,9 @@ def _by_budget(o: "Outcomes") -> dict[float, Any]:
     handing = o.utility.decided_class < 0
     if not handing.any() or handing.all():
         return {}
-    return dict(zip(BUDGETS, budget_curve(o.utility, o.probabilities, o.targets, BUDGETS), strict=True))
+    curve = budget_curve(o.utility, o.probabilities, o.targets, BUDGETS)
+    ends = float(o.utility.matrix.min()), float(o.utility.matrix.max())
+    return {most: mean(values, ends) for most, values in zip(BUDGETS, curve, strict=True)}
 
 
 # fmt: off
