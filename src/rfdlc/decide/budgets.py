@@ -105,10 +105,15 @@ def as_share(given: Any) -> float:
 
 def fitted_budget(decider: "Decider", scores: Scores, targets: Indices, budget: Any) -> Budget:
     """Prices at which held-out samples, weighted to the prior that is decided for, keep to the budget."""
+    p = out_of_fold(decider, scores, targets, folds=5 if decider.overlap(scores, targets) else 0)
+    return budget_of(decider, p, targets, budget)
+
+
+def budget_of(decider: "Decider", p: Floats, targets: Indices, budget: Any) -> Budget:
+    """Prices from corrected probabilities (N, C) of held-out samples."""
     expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
     utility, prior, shares = decider.utility, decider.decided_prior, as_shares(budget, decider.utility)
-    weights = np.ones(len(scores)) if prior is None else prior[targets] / np.bincount(targets)[targets]
-    p = out_of_fold(decider, scores, targets, folds=5 if decider.overlap(scores, targets) else 0)
+    weights = np.ones(len(p)) if prior is None else prior[targets] / np.bincount(targets)[targets]
     worth = Worth.of(utility, p)
     names, groups = limited_actions(shares, worth, utility)
     _, prices = assign(worth.gains, groups, [shares[name] * float(weights.sum()) for name in names], weights)

@@ -23,7 +23,7 @@ from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, as_weights
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, explained, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
-from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, handed_over
+from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, handed_over, unfamiliar_action
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 
@@ -242,9 +242,13 @@ class Decider:
         checked, limited = self.read(scores, logits), self.budget is not None or self.unfamiliar is not None
         return self._explained(self.stream(checked), *(handed_over(self, checked, batch) if limited else ()))
 
-    def explain_probabilities(self, probabilities: Floats) -> Explanation:
-        """Like `explain`, from probabilities (N, C) that are calibrated and corrected already."""
-        return self._explained([(slice(None), np.asarray(probabilities))])
+    def explain_probabilities(self, probabilities: Floats, unfamiliar: Any = None) -> Explanation:
+        """Like `explain`, from corrected probabilities (N, C), and which samples are unfamiliar (N,), if known."""
+        p = np.asarray(probabilities)
+        if unfamiliar is None:
+            return self._explained([(slice(None), p)])
+        chosen = np.where(unfamiliar, unfamiliar_action(self.utility, p), largest(self.gains(p)))
+        return self._explained([(slice(None), p)], chosen, unfamiliar)
 
     def _explained(self, pieces: Iterable[tuple[slice, Floats]], *limited: Any) -> Explanation:
         chunks, rng = [], np.random.default_rng(0)

@@ -53,11 +53,16 @@ def explained(
     first = largest(gains) if chosen is None else chosen
     others = gains.copy()
     others[rows, first] = -np.inf
-    second, handing = largest(others), utility.decided_class < 0
-    best = np.where(handing, values, -np.inf).max(axis=1) > np.where(handing, -np.inf, values).max(axis=1)
-    reason = np.where(handing[first], EXPECTED_UTILITY, np.where(best, OVER_BUDGET, ""))
-    reason = reason if unfamiliar is None else np.where(unfamiliar, UNFAMILIAR, reason)
+    second, reason = largest(others), reasons(utility, values, first, unfamiliar)
     return first, values[rows, first], second, values[rows, second], top, p[rows, top], reason
+
+
+def reasons(utility: Utility, values: Floats, chosen: Indices, unfamiliar: Any = None) -> NDArray[np.str_]:
+    """Why samples are handed over, or kept although handing over is worth more, from expected utilities (n, A)."""
+    handing = utility.decided_class < 0
+    best = np.where(handing, values, -np.inf).max(axis=1) > np.where(handing, -np.inf, values).max(axis=1)
+    reason = np.where(handing[chosen], EXPECTED_UTILITY, np.where(best, OVER_BUDGET, ""))
+    return reason if unfamiliar is None else np.where(unfamiliar, UNFAMILIAR, reason)
 
 
 def corrected(p: Floats, ratio: Prior | None) -> Floats:

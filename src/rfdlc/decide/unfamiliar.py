@@ -15,6 +15,7 @@ from rfdlc.decide.budgets import kept_to
 from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.rules import UNFAMILIAR
 from rfdlc.decide.scores import Floats, Scores
+from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 
 if TYPE_CHECKING:
@@ -81,10 +82,14 @@ class Unfamiliar:
 
     def above(self, score: Floats, likeliest: Indices, classes: Classes) -> NDArray[np.bool_]:
         """Which samples are unfamiliar."""
+        return np.asarray(score) > self.limits(classes)[likeliest]
+
+    def limits(self, classes: Classes) -> NDArray[np.float64]:
+        """The threshold by most probable class (C,)."""
         limits = np.full(len(classes), np.inf)
         for name, members in _regions(classes).items():
             limits[members] = self.thresholds[name]
-        return np.asarray(score) > limits[likeliest]
+        return limits
 
     def to_dict(self) -> dict[str, Any]:
         """Plain tables, ready for JSON."""
@@ -166,12 +171,31 @@ def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indice
     actions, found, utility = kept_to(decider, scores, batch), decider.unfamiliar, decider.utility
     if found is None:
         return actions, np.zeros(len(actions), dtype=bool)
-    own = [i for i, name in enumerate(utility.actions) if name == UNFAMILIAR]
-    handing = np.array(own or np.flatnonzero(utility.decided_class < 0))
-    pieces = [(p.argmax(axis=1), (p @ utility.matrix[:, handing]).argmax(axis=1)) for _, p in decider.stream(scores)]
-    likeliest, best = (np.concatenate(each) for each in zip(*pieces, strict=True))
-    flagged = found.above(_score(scores, found.kind), likeliest, utility.classes)
-    return np.where(flagged, handing[best], actions), flagged
+    flagged = flags(decider, scores)
+    forced = np.concatenate([unfamiliar_action(utility, p) for _, p in decider.stream(scores)])
+    return np.where(flagged, forced, actions), flagged
+
+
+def flags(decider: "Decider", scores: Scores) -> NDArray[np.bool_]:
+    """Which samples are unfamiliar; none for a decider without thresholds."""
+    found = decider.unfamiliar
+    if found is None:
+        return np.zeros(len(scores), dtype=bool)
+    likeliest = np.concatenate([p.argmax(axis=1) for _, p in decider.stream(scores)])
+    return found.above(_score(scores, found.kind), likeliest, decider.utility.classes)
+
+
+def actions_for(utility: Utility) -> Indices:
+    """The actions among which unfamiliar samples are decided: all, if none hands over."""
+    named = [i for i, name in enumerate(utility.actions) if name == UNFAMILIAR]
+    handing = np.flatnonzero(utility.decided_class < 0)
+    return np.array(named) if named else handing if len(handing) else np.arange(len(utility.actions))
+
+
+def unfamiliar_action(utility: Utility, p: Floats) -> Indices:
+    """The best action (n,) for samples that are unfamiliar, from corrected probabilities (n, C)."""
+    allowed = actions_for(utility)
+    return np.asarray(allowed[(p @ utility.matrix[:, allowed]).argmax(axis=1)])
 
 
 def _score(scores: Scores, kind: str) -> Floats:

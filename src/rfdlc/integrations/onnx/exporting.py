@@ -29,7 +29,15 @@ from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
 from rfdlc.integrations.onnx.graph import serialise
-from rfdlc.integrations.onnx.model import FORMAT, VERSION, Decisions, OnnxModel, blank_sample, check_sets
+from rfdlc.integrations.onnx.model import (
+    FORMAT,
+    VERSION,
+    Decisions,
+    OnnxModel,
+    blank_sample,
+    check_exportable,
+    outputs_of,
+)
 from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Run, data_of
 
@@ -126,7 +134,7 @@ def export(
     model = Model.load(run, backbone=backbone, device="cpu")
     prior = model.decider.target_prior if target_prior is None else target_prior
     model.decider = model.decider.replace(utility=utility, target_prior=prior)
-    check_sets(model.decider, utility_input)
+    check_exportable(model.decider, utility_input)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
@@ -142,7 +150,8 @@ def export(
     def decide(inputs: NDArray[Any]) -> Decisions:
         extra = (torch.tensor(model.decider.utility.matrix),) if utility_input else ()
         with torch.no_grad():
-            return Decisions(*(output.numpy() for output in program(torch.tensor(inputs), *extra)))
+            found = [output.numpy() for output in program(torch.tensor(inputs), *extra)]
+        return Decisions(**dict(zip(outputs_of(model.decider), found, strict=True)))
 
     with replacing(path) as beside:
         beside.write_bytes(data)
@@ -161,8 +170,9 @@ def _describe(model: Model) -> dict[str, Any]:
     made_from = {"run": run.path.resolve().name, "data": run.metadata["data"]["name"], "weights_sha256": digest}
     samples: dict[str, Any] = {"input_shape": list(model.input_shape), "resizing": asdict(model.resizing)}
     samples["encoder"] = None if encoder is None else encoder.to_dict()
-    version = VERSION if model.decider.sets is None else 3
-    described = {"format": FORMAT, "version": version, "decider": model.decider.to_dict(), **samples}
+    decider = model.decider.to_dict()
+    version = max(VERSION, decider["version"])  # both are 3 with sets, a budget or unfamiliar samples
+    described = {"format": FORMAT, "version": version, "decider": decider, **samples}
     return {**described, "provenance": {**made_by, **made_from}}
 
 
@@ -176,7 +186,7 @@ def measure_parity(model: Model, decide: Callable[[NDArray[Any]], Decisions], *,
     actions = np.concatenate([batch.action for batch in decided])
     finite = np.isfinite(probabilities).all()
     expect(finite, "the exported graph gives numbers that are not finite: export it in 32 bits")
-    values = np.sort(decider.expected_utility(predictions), axis=1)
+    values = np.sort(decider.gains(expected), axis=1)
     spread = max(float(np.ptp(decider.utility.matrix)), 1e-12)
     tied = (values[:, -1] - values[:, -2:].min(axis=1) < TIE * spread) & (values.shape[1] > 1)
     changed = (actions != decider.decide(predictions)) & ~tied

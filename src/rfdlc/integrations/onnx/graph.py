@@ -17,6 +17,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.rules import TIE
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.decide.sets import PredictionSets, SetUtility
+from rfdlc.decide.unfamiliar import actions_for
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import METADATA_KEY, check_rule, outputs_of, with_checksum
@@ -67,6 +68,11 @@ class DecisionHead(nn.Module):
             for values in (weights.reshape(-1, 1, 1), slope, bias, ratio)
         )
         self.utility, self.common = map(nn.Buffer, centred(torch.tensor(decider.utility.matrix)))
+        kept, strange = decider.budget, decider.unfamiliar
+        self.prices = None if kept is None else nn.Buffer(torch.tensor(kept.columns(decider.utility)).float())
+        limits = None if strange is None else strange.limits(decider.utility.classes)
+        self.limits = None if limits is None else nn.Buffer(torch.tensor(limits, dtype=torch.float32))
+        self.handing = nn.Buffer(torch.tensor(actions_for(decider.utility)))
         self.sets = None if decider.sets is None else SETS[type(decider.sets)](decider.sets, decider.utility)
 
     def forward(self, logits: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -83,8 +89,14 @@ class DecisionHead(nn.Module):
         disagreement = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
         sets = () if self.sets is None else (self.sets(probabilities),)
         near = TIE * torch.finfo(torch.float32).eps * (matrix.amax(1) - matrix.amin(1)).max()
-        tied = gains >= gains.amax(-1, keepdim=True) - near  # the first of these is chosen, as by the rules of Decider
-        return probabilities, expected, tied.float().argmax(-1), uncertainty, disagreement, *sets
+        priced = gains if self.prices is None else gains - self.prices
+        tied = priced >= priced.amax(-1, keepdim=True) - near  # the first is chosen, as by the rules of Decider
+        action = tied.float().argmax(-1)
+        if self.limits is None:
+            return probabilities, expected, action, uncertainty, disagreement, *sets
+        strange = -logits.logsumexp(-1).mean(0) > self.limits[probabilities.argmax(-1)]
+        action = torch.where(strange, self.handing[gains[:, self.handing].argmax(-1)], action)
+        return probabilities, expected, action, uncertainty, disagreement, *sets, strange
 
 
 class CoverageHead(nn.Module):

@@ -15,6 +15,7 @@ from rfdlc.data.images import Resizing
 from rfdlc.data.table import TableEncoder
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.rules import reasons
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.sets import Mask, PredictionSets, SetUtility
 from rfdlc.decide.utility import Utility
@@ -44,6 +45,8 @@ class Decisions:
     uncertainty: Floats  # (N,) entropy over log C
     mutual_information: Floats  # (N,) in nats
     sets: Mask | None = None  # (N, C) which classes are in the set of each sample, of a decider with sets
+    unfamiliar: Mask | None = None  # (N,) of a decider that hands such samples over
+    reason: NDArray[np.str_] | None = None  # (N,) why a sample is handed over, or is not although it is worth it
 
 
 class OnnxModel:
@@ -94,11 +97,13 @@ class OnnxModel:
         wrong = np.flatnonzero(~np.isfinite(decided.probabilities).all(axis=1))
         too_large = "holds numbers too large to compute with: expected numbers like the training data's"
         expect(not len(wrong), f"sample {next(iter(wrong), 0)} {too_large}")
-        if not self._outdated if self.utility_input else utility is None:
-            return decided
-        action = self.decider.replace(utility=chosen).decide_probabilities(decided.probabilities)
-        sets = self.decider.sets and self.decider.sets.members(decided.probabilities, chosen)
-        return replace(decided, expected_utility=decided.probabilities @ chosen.matrix, action=action, sets=sets)
+        p, values, action, strange = decided.probabilities, decided.expected_utility, decided.action, decided.unfamiliar
+        if self._outdated if self.utility_input else utility is not None:  # a budget is for the utility of the graph
+            action = self.decider.replace(utility=chosen, budget=None).explain_probabilities(p, strange).action
+            sets = self.decider.sets and self.decider.sets.members(p, chosen)
+            values = p @ chosen.matrix
+            decided = replace(decided, expected_utility=values, action=action, sets=sets)
+        return replace(decided, reason=reasons(chosen, values, action, strange))
 
     def _read(self, inputs: Any) -> NDArray[Any]:
         """Samples as the graph takes them."""
@@ -113,7 +118,8 @@ class OnnxModel:
     def _run(self, samples: NDArray[Any], utility: Utility) -> Decisions:
         kind = np.float32 if self._outdated else np.float64
         feed = {"inputs": samples} | ({"utility": utility.matrix.astype(kind)} if self.utility_input else {})
-        return Decisions(*self._session.run(list(outputs_of(self.decider)), feed))
+        names = outputs_of(self.decider)
+        return Decisions(**dict(zip(names, self._session.run(list(names), feed), strict=True)))
 
     def _check_graph(self) -> None:
         """Names, types and fixed sides of inputs and outputs, and one inference, against the metadata."""
@@ -126,6 +132,8 @@ class OnnxModel:
         }
         if self.decider.sets is not None:
             claimed["sets"] = ("tensor(bool)", [len(self.classes)])
+        if self.decider.unfamiliar is not None:
+            claimed["unfamiliar"] = ("tensor(bool)", [])
         if self.utility_input:
             claimed["utility"] = (number if self._outdated else "tensor(double)", [])
         values = (*self._session.get_inputs(), *self._session.get_outputs())
@@ -155,11 +163,16 @@ def check_rule(decider: Decider) -> None:
 
 def outputs_of(decider: Decider) -> tuple[str, ...]:
     """The names of the outputs of a graph."""
-    return OUTPUTS if decider.sets is None else (*OUTPUTS, "sets")
+    added = [name for name in ("sets", "unfamiliar") if getattr(decider, name) is not None]
+    return (*OUTPUTS, *added)
 
 
-def check_sets(decider: Decider, utility_input: bool) -> None:
-    """Graphs are deterministic, and know how to answer with sets for one utility."""
+def check_exportable(decider: Decider, utility_input: bool) -> None:
+    """Graphs are deterministic, and know how to answer with sets, a budget or unfamiliar samples for one utility."""
+    limited = utility_input and (decider.budget is not None or decider.unfamiliar is not None)
+    expect(not limited, "a budget and unfamiliar samples need the utility in the graph: export without utility_input")
+    given = decider.unfamiliar is not None and decider.unfamiliar.kind != "energy"
+    expect(not given, "unfamiliar samples are found by scores of your own, which a graph has not: fit them to logits")
     random = isinstance(decider.sets, PredictionSets) and decider.sets.ties is not None
     expect(not random, "sets are randomised, but an exported graph is not: fit them again without randomised=True")
     both = utility_input and isinstance(decider.sets, SetUtility)

@@ -121,7 +121,8 @@ class Service:
             answer = await self.batcher.submit(values)
         if utility is None:
             return answer
-        return Answer.of(decider.replace(utility=utility), answer.probabilities, answer.disagreement)
+        other = decider.replace(utility=utility, budget=None)  # a budget is for the utility that it was fitted with
+        return Answer.of(other, answer.probabilities, answer.disagreement, answer.unfamiliar)
 
     def _release(self, length: int) -> None:
         self.held -= length

@@ -15,6 +15,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.uncertainty import entropy, mutual_information, particle_probabilities
+from rfdlc.decide.unfamiliar import flags
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import OnnxModel, blank_sample, check_rule
@@ -44,12 +45,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Backend:
-    """A loaded model. `compute` maps raw samples (N, ...) to corrected probabilities (N, C) and mutual information."""
+    """A loaded model. `compute` maps raw samples (N, ...) to probabilities, mutual information, and what is strange."""
 
     name: str
     inputs: Any  # InputSpec or OnnxModel: the shape of samples, and how images and rows become them
     decider: Decider
-    compute: Callable[[NDArray[Any]], tuple[Floats, Floats]]
+    compute: Callable[[NDArray[Any]], tuple[Floats, Floats, Any]]  # corrected (N, C); (N,); unfamiliar (N,) or None
 
 
 def open_backend(path: str | Path, utility: Utility | None = None, target_prior: PriorLike | None = None) -> Backend:
@@ -70,14 +71,15 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
     if target_prior is not None:
         model.decider = model.decider.replace(target_prior=target_prior)
 
-    def compute(samples: NDArray[Any]) -> tuple[Floats, Floats]:
+    def compute(samples: NDArray[Any]) -> tuple[Floats, Floats, Any]:
         if exported:
             decided = model.decide(samples)
-            return decided.probabilities, decided.mutual_information
+            return decided.probabilities, decided.mutual_information, decided.unfamiliar
         with sensible_threads(model.net, model.config) if model.embedding is None else nullcontext():
             predictions = model.predict(samples)
         probabilities = np.asarray(model.decider.probabilities(predictions))
-        return probabilities, mutual_information(particle_probabilities(predictions.scores.values, True))
+        strange = None if model.decider.unfamiliar is None else flags(model.decider, predictions.scores)
+        return probabilities, mutual_information(particle_probabilities(predictions.scores.values, True)), strange
 
     decider, inputs = model.decider.replace(utility=utility), model if exported else model.inputs
     check_rule(decider)
@@ -93,14 +95,16 @@ class Answer:
     decider: Decider
     probabilities: Floats  # (n, C), calibrated and corrected
     disagreement: Floats  # (n,) mutual information
+    unfamiliar: Any  # (n,) which samples are, or None
     columns: dict[str, list[Any]]  # one entry per sample each
 
     @classmethod
-    def of(cls, decider: Decider, probabilities: Floats, disagreement: Floats) -> "Answer":
-        explained, names = decider.explain_probabilities(probabilities), decider.utility.classes.names
+    def of(cls, decider: Decider, probabilities: Floats, disagreement: Floats, unfamiliar: Any = None) -> "Answer":
+        explained, names = decider.explain_probabilities(probabilities, unfamiliar), decider.utility.classes.names
         columns: dict[str, list[Any]] = {
             "action": [explained.actions[i] for i in explained.action.tolist()],
             "expected_utility": _listed(explained.value),
+            "reason": explained.reason.tolist(),
             "argmax": [names[i] for i in explained.argmax.tolist()],
             "probability": _listed(explained.probability),
             "uncertainty": _listed(entropy(probabilities, normalised=True)),
@@ -108,12 +112,13 @@ class Answer:
         }
         if explained.sets is not None:
             columns["set"] = [list(decider.utility.classes.select(np.flatnonzero(each))) for each in explained.sets]
-        return cls(decider, probabilities, disagreement, columns)
+        return cls(decider, probabilities, disagreement, unfamiliar, columns)
 
     def rows(self, rows: slice) -> "Answer":
         """The answer for some of the samples."""
         columns = {name: values[rows] for name, values in self.columns.items()}
-        return Answer(self.decider, self.probabilities[rows], self.disagreement[rows], columns)
+        strange = None if self.unfamiliar is None else self.unfamiliar[rows]
+        return Answer(self.decider, self.probabilities[rows], self.disagreement[rows], strange, columns)
 
     def to_dict(self, full: bool) -> dict[str, Any]:
         """Ready for JSON; `full` adds the tables that were decided from."""

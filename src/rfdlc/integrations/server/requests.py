@@ -59,6 +59,7 @@ class DecideResponse(BaseModel):
 
     action: list[str]
     expected_utility: list[float]
+    reason: list[str]  # of a hand-over, or why a sample that is worth handing over was kept
     argmax: list[str]
     probability: list[float]
     uncertainty: list[float]

@@ -25,6 +25,7 @@ from sklearn.utils.validation import (
     has_fit_parameter,
 )  # fmt: skip
 
+from rfdlc.decide.budgets import budget_of
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.priors import PriorLike, as_prior
@@ -47,6 +48,11 @@ class DecidingMixin:
         """Expected utility of every action (N, A), in the order of `actions_`; of two actions their difference (N,)."""
         values = self.predict_proba(X) @ self.decider_.utility.matrix
         return values[:, 1] - values[:, 0] if values.shape[1] == 2 else values
+
+    def fit_budget(self: Any, X: Any, y: Any, budget: Any) -> Any:
+        """Hand over at most a share of the samples ("5%", or shares by action), by samples that `fit` has not seen."""
+        p, encoded = self.predict_proba(X), _encode(column_or_1d(y, warn=True), self.classes_)
+        return self._decide_with(self.decider_.replace(budget=budget_of(self.decider_, p, encoded, budget)))
 
     def conformalize(self: Any, X: Any, y: Any, *, kind: str = "macro", coverage: float = 0.9, **options: Any) -> Any:
         """Fit sets that contain the true class with a promised probability, to samples that `fit` has not seen.
@@ -74,9 +80,9 @@ class DecidingMixin:
         return members
 
     def set_utility(self: Any, utility: Any) -> Any:
-        """Decide for another utility from now on; nothing is fitted again."""
+        """Decide for another utility from now on; nothing is fitted again, and a budget, which belongs to it, ends."""
         check_is_fitted(self)
-        self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_)))
+        self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_), budget=None))
         self.utility = utility
         return self
 
