@@ -7,7 +7,7 @@
 
 **Coverage.** Gaussian classes, 10 of them, the most frequent one 30 times as frequent as the rarest; 1,000 held-out
 samples, 20,000 new ones, 200 splits. Scores are exact, or 2.5 times too large and calibrated on the same held-out
-samples by the default calibrator (the sets then use them out of fold). Required: the mean marginal coverage is within
+samples by a temperature (the sets then use them out of fold). Required: the mean marginal coverage is within
 .01 of the promise, and that of every class with 50 or more held-out samples within .03 for class-conditional sets.
 
 **Real data**, promised coverage 90%, the same probabilities for all methods: those of the model (`raw`), and
@@ -69,7 +69,7 @@ def simulated(scale: float, seed: int) -> dict[str, tuple[float, Array, float]]:
     """By kind: marginal coverage, coverage of classes with 50 or more held-out samples (NaN for others), size."""
     rng = np.random.default_rng(seed)
     (z, y), (new, truth) = world(1000, rng), world(NEW, rng)
-    decider = Decider(Utility.one_hot(CLASSES), calibration=None if scale == 1 else "auto")
+    decider = Decider(Utility.one_hot(CLASSES), calibration=None if scale == 1 else "temperature")
     decider = decider if scale == 1 else decider.fit(scale * z, y, logits=True)
     held = out_of_fold(decider, decider.read(scale * z, True), y)  # as Decider.fit_sets, once for all kinds
     fresh, found = np.asarray(decider.probabilities(scale * new, logits=True)), {}
@@ -292,20 +292,22 @@ def plot() -> None:
     from matplotlib import pyplot
 
     with open(RESULTS / "sets.csv", encoding="utf-8", newline="") as file:
-        table = [row for row in csv.DictReader(file) if row["method"].endswith(", calibrated")]
+        rows = [row for row in csv.DictReader(file) if row["method"].endswith(", calibrated")]
+    table = [row for row in rows if not row["method"].startswith(SAME)]
     names = list(dict.fromkeys(row["data"] for row in table))
-    figure, axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3.4), sharey=True)
-    for axis, name in zip(np.atleast_1d(axes), names, strict=True):
-        for row in [row for row in table if row["data"] == name and not row["method"].startswith(SAME)]:
-            method, ours = row["method"].removesuffix(", calibrated"), row["method"].startswith("rfdlc")
-            size, macro = float(row["size"]), float(row["macro"])
-            axis.plot(size, macro, "o" if ours else "s", color="#1b6ca8" if ours else "#b5541c", markersize=8)
-            axis.annotate(method, (size, macro), (0, -14), textcoords="offset points", fontsize=7, ha="center")
-        axis.set(xscale="log", title=name, xlabel="classes per set", ylim=(0.5, 1))
-        axis.margins(x=0.25)
+    figure, axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3.6), sharey=True, squeeze=False)
+    marks = dict(zip(dict.fromkeys(row["method"] for row in table), "oooos^", strict=False))
+    for axis, name in zip(axes[0], names, strict=True):
+        for row in [row for row in table if row["data"] == name]:
+            mark = marks[row["method"]]
+            method = row["method"].removesuffix(", calibrated")
+            axis.plot(float(row["size"]), float(row["macro"]), mark, markersize=9, label=method)
         axis.axhline(COVERAGE, color="#bbbbbb", linewidth=0.8, zorder=0)
-    np.atleast_1d(axes)[0].set_ylabel("macro-coverage")
-    figure.tight_layout()
+        axis.set(xscale="log", title=name, xlabel="classes per set", ylim=(0.5, 1), xlim=(1, 100))
+        axis.set_xticks([1, 2, 5, 10, 20, 50, 100], labels=["1", "2", "5", "10", "20", "50", "100"])
+    axes[0, 0].set_ylabel("macro-coverage")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower center", ncol=len(marks), frameon=False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(RESULTS / "sets.png", dpi=110)
 
 
