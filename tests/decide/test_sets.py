@@ -273,6 +273,14 @@ def test_bad_sets_are_refused():
         new.fit_sets(z, logits=True)
     with pytest.raises(InputError, match="sets are for 4 classes, but there are 3"):
         Decider(Utility.one_hot(3), sets=decider().sets)
+    table = decider().to_dict()
+    for wrong, message in (
+        ({"thresholds": [0.1, 0.1, float("nan"), 0.1]}, "expected numbers of 0 or more"),
+        ({"groups": [0]}, "expected one per class"),
+        ({"coverage": 2}, "coverage is 2"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Decider.from_dict(table | {"sets": table["sets"] | wrong})
     for discount in ((0.5, 0.2), (1, -1), (1, float("nan")), ()):
         with pytest.raises(InputError, match="discount of sets"):
             SetUtility(discount)

@@ -63,6 +63,10 @@ class PredictionSets:
             object.__setattr__(self, name, value if value is None else tuple(value))
         sizes = {len(self.thresholds), len(self.samples), len(self.groups), len(self.ties or self.groups)}
         expect(len(sizes) == 1, f"sets have {sorted(sizes)} thresholds, samples and groups: expected one per class")
+        choose("sets", self.kind, KINDS)
+        check_coverage(self.coverage)
+        fits = bool(np.all(np.isfinite(self.thresholds) & (np.array(self.thresholds) >= 0)))
+        expect(fits, f"thresholds of sets are {listing(self.thresholds)}: expected numbers of 0 or more")
 
     @classmethod
     def fit(
