@@ -117,10 +117,11 @@ class Table:
         matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
         self.one_hot = decider.rule == "expected-utility" and np.array_equal(matrix, np.eye(len(matrix)))
         classes = model.classes.names
-        clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, *DETAILS, KIND})
+        details = DETAILS if decider.sets is not None else ()
+        clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, *details, KIND})
         expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
-        known = {"id": samples.named, "target": samples.labelled} | dict.fromkeys(DETAILS, decider.sets is not None)
-        names = [name for name in ("id", *classes, "target", *DECIDED, *DETAILS, KIND) if known.get(name, True)]
+        known = {"id": samples.named, "target": samples.labelled}
+        names = [name for name in ("id", *classes, "target", *DECIDED, *details, KIND) if known.get(name, True)]
         prior = decider.train_prior if raw else decider.decided_prior
         carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
         self.schema = pyarrow.schema(
