@@ -1,6 +1,6 @@
 """Budgets of hand-overs: shares that are kept, and balanced error beside Chow's rule.
 
-    python benchmarks/budgets.py [--features cifar100-lt.npz]     writes results/budgets.csv and results/deferral.csv
+    python benchmarks/budgets.py [--features cifar100-lt.npz]   writes results/budgets.csv, deferral.csv, deferral.png
 
 shares: ten classes, a long tail that turns around while the stream runs (n = 30,000) and, in the last case, samples
 that become harder every 3,000; a budget of 5%. The share of a batch of 10,000, by prices from 2,000 held-out samples,
@@ -27,7 +27,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-from recording import write
+from recording import RESULTS, write
 from rfdlc import Classes, Decider, StreamController, Utility
 from rfdlc.data.longtail import profile_counts, subset
 from rfdlc.decide.budgets import Worth, assign
@@ -146,6 +146,27 @@ def deferral(name: str, data: Any, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+def plot(rows: list[dict[str, Any]], names: list[str]) -> None:
+    """Balanced error against the share that is handed over; a handed-over sample is right."""
+    from matplotlib import pyplot
+
+    from rfdlc.style import STYLE
+
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(1, len(names), figsize=(3.4 * len(names), 3), squeeze=False)
+        for axis, name in zip(axes[0], names, strict=True):
+            for method in ("Chow", "Chow, corrected", "ours"):
+                own = [r for r in rows if (r["data"], r["method"]) == (name, method)]
+                means = [np.mean([float(r["balanced_error_all"]) for r in own if r["share"] == s]) for s in SHARES]
+                label = {"Chow": "Chow's rule", "Chow, corrected": "Chow's rule, corrected prior", "ours": "by worth"}
+                axis.plot([100 * s for s in SHARES], means, marker="o", label=label[method])
+            axis.set(title=name, xlabel="handed over, %", ylim=(0, None))
+        axes[0, 0].set_ylabel("balanced error")
+        axes[0, 0].legend()
+        figure.tight_layout()
+        figure.savefig(RESULTS / "deferral.png", dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--features", help="a file of features of a long-tailed data set")
@@ -158,6 +179,7 @@ def main() -> None:
         data["CIFAR100-LT features"] = partial(of_features, options.features)
     found = [row for name, each in data.items() for seed in SEEDS for row in deferral(name, each, seed)]
     write("deferral", found, packages, columns=tuple(found[0]))
+    plot(found, list(data))
     for name in data:
         for share in SHARES:
             for kind in ("all", "kept"):
