@@ -77,9 +77,8 @@ def _expected_utility(utility: Utility, ratio: Prior | None) -> Gain:
     A value that all actions of a row share decides nothing and is left out: in 32 bits it would cost the digits in
     which they differ.
     """
-    alike = np.clip(0, utility.matrix.min(axis=1), utility.matrix.max(axis=1))
-    matrix = utility.matrix - alike[:, None]
-    return _linear(matrix, ratio)
+    low, high = utility.matrix.min(axis=1), utility.matrix.max(axis=1)
+    return _linear(utility.matrix - np.clip(0, low, high)[:, None], ratio, float((high - low).max()))
 
 
 def _argmax(utility: Utility, ratio: Prior | None) -> Gain:
@@ -89,17 +88,19 @@ def _argmax(utility: Utility, ratio: Prior | None) -> Gain:
     )
     matrix = np.tile(np.where(utility.decided_class < 0, -1.0, 0.0), (len(utility.classes), 1))  # below any probability
     matrix[np.arange(len(utility.classes)), utility.class_action] = 1.0
-    return _linear(matrix, ratio)
+    return _linear(matrix, ratio, 1.0)
 
 
-def _linear(matrix: Floats, ratio: Prior | None) -> Gain:
-    """sum_y M[y, d] q(y) ratio(y); gains that differ from the largest by rounding alone are set to it."""
+def _linear(matrix: Floats, ratio: Prior | None, spread: float) -> Gain:
+    """sum_y M[y, d] q(y) ratio(y); gains that differ from the largest by rounding alone are set to it.
+
+    `spread` is the largest difference between two actions.
+    """
     of_type = cache((matrix if ratio is None else matrix * ratio[:, None]).astype)
-    range_of_row = TIE * float(np.ptp(matrix, axis=1).max())
 
     def gain(p: Floats) -> Floats:
         gains: Floats = p @ of_type(p.dtype)
-        top, near = gains.max(axis=1, keepdims=True), range_of_row * np.finfo(p.dtype).eps
+        top, near = gains.max(axis=1, keepdims=True), TIE * spread * np.finfo(p.dtype).eps
         tied = gains >= top - (near if ratio is None else near * (p @ ratio.astype(p.dtype))[:, None])
         if np.count_nonzero(tied) > len(p):
             np.copyto(gains, top, where=tied)
