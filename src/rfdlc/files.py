@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,6 +48,49 @@ def locked(path: Path, *, wait: bool = True, shared: bool = False) -> Iterator[b
         yield granted
     finally:
         os.close(place)
+
+
+@contextmanager
+def owned(file: Path) -> Iterator[str]:
+    """Be the only process that has this file, which exists meanwhile: "", or the name of the process that has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield ""
+        return
+    while True:
+        place = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(place, 200).decode(errors="replace")
+            os.close(place)
+            yield owner or "another process"
+            return
+        except OSError:  # a file system without locks
+            break
+        if file.exists() and os.path.samestat(os.fstat(place), file.stat()):
+            break
+        os.close(place)  # of a process that has just removed it
+    try:
+        os.write(place, f"process {os.getpid()} on {platform.node()}".encode())
+        yield ""
+    finally:
+        file.unlink(missing_ok=True)
+        os.close(place)
+
+
+def replace_durably(temporary: Path, path: Path) -> None:
+    """Put a written file in its place, so that after a crash of the machine one of both is there, complete."""
+    with temporary.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    with suppress(OSError):  # folders cannot be opened on Windows
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def has_external_data(message: Any) -> bool:

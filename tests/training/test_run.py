@@ -265,6 +265,61 @@ def test_resume_needs_the_same_data(tmp_path, monkeypatch):
         rfdlc.resume(tmp_path / "run", rfdlc.load("digits-lt", factor=10))
 
 
+def flipped(path, place=-5):
+    """One bit of the tensors, which safetensors does not notice."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_continued(whole, tmp_path, monkeypatch):
+    interrupt_in(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+    with pytest.raises(TrainingInterrupted):
+        rfdlc.train("digits-lt", out=tmp_path / "run", keep=(0.5,), evaluate_every=2, **SMALL)
+    monkeypatch.undo()
+    flipped(tmp_path / "run" / "last.ckpt")
+    with pytest.warns(UserWarning, match=r"last.ckpt is damaged: its checksum is wrong.*continuing from previous.ckpt"):
+        rfdlc.resume(tmp_path / "run")
+    assert weights(tmp_path / "run") == weights(whole)
+    assert not (tmp_path / "run" / "previous.ckpt").exists()
+    flipped(tmp_path / "run" / "model.safetensors")
+    with pytest.raises(InputError, match=r"model.safetensors is damaged: its checksum is wrong"):
+        rfdlc.Model.load(tmp_path / "run")
+
+
+OWNER = """
+import sys, time
+from rfdlc.training.run import Run
+with Run(sys.argv[1]).claimed():
+    print("owned", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_has_one_writer(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    (tmp_path / "run" / ".last.ckpt.1.tmp").write_bytes(b"half")
+    before = {file.name for file in (tmp_path / "run").iterdir()}
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path / "run")], stdout=subprocess.PIPE) as owner:
+        owner.stdout.readline()
+        with pytest.raises(InputError, match=f"is being written by process {owner.pid} on .*: wait until it ends"):
+            rfdlc.resume(tmp_path / "run")
+        owner.kill()
+    rfdlc.resume(tmp_path / "run")  # locks end with their process
+    assert {file.name for file in (tmp_path / "run").iterdir()} == before - {".last.ckpt.1.tmp"} | {"metrics.json"}
+
+
+def test_of_two_that_made_a_folder_at_once_one_trains(tmp_path):
+    run = run_module.Run(tmp_path)
+    run._made = {"settings": {"seed": 0}}
+    (tmp_path / "config.json").write_text('{"settings": {"seed": 1}}')
+    with pytest.raises(InputError, match="was made by another process at the same time"), run.claimed():
+        pass
+    assert not (tmp_path / ".lock").exists()
+
+
 def test_image_files_are_the_same_data_in_another_folder_until_one_changes(tmp_path):
     for name in ("a", "b"):
         for i in range(4):

@@ -5,10 +5,11 @@ With one process every method returns what it was given. Tensors on GPUs are red
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError, expect, listing
 
 TIMEOUT = timedelta(minutes=30)  # machines of a large job start minutes apart
 
@@ -113,6 +114,18 @@ class ProcessGroup:
         found: list[str | None] = [None] * self.world_size
         dist.all_gather_object(found, wrong)
         for message in filter(None, found):
+            raise InputError(message) if self.main else SystemExit(2)
+
+    def expect_same(self, values: Mapping[str, Any]) -> None:
+        """Stop all ranks where they differ: they would train different things, or wait for each other forever."""
+        if self.single:
+            return
+        found: list[dict[str, str]] = [{}] * self.world_size
+        dist.all_gather_object(found, {key: str(value) for key, value in values.items()})
+        different = [key for key in found[0] if any(own.get(key) != found[0][key] for own in found)]
+        if different:
+            each = ", ".join(f"{key} ({listing(dict.fromkeys(own.get(key) for own in found))})" for key in different)
+            message = f"the processes were started with different {each}: give all of them the same command and data"
             raise InputError(message) if self.main else SystemExit(2)
 
     def local_device(self, device: torch.device) -> torch.device:

@@ -37,7 +37,7 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
-from rfdlc.files import read_json
+from rfdlc.files import owned, read_json, replace_durably
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.embedding import sha256_of
 from rfdlc.training.methods import Method, find_method
@@ -46,6 +46,8 @@ from rfdlc.training.networks.pretrained import Start, Weights
 FORMAT, VERSION, READABLE = "rfdlc-run", 2, (1, 2)
 HASHED = 4096  # samples at a time
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+CHECKSUM = "sha256"  # in the metadata of files of weights
 
 Rows = list[dict[str, Any]]
 
@@ -68,6 +70,21 @@ class Run:
         self.path, self.writes = Path(path), writes
         self.phase, self.epoch = 0, 0
         self.history: Rows = []
+        self._made: dict[str, Any] | None = None  # the config.json that this process wrote
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Only this process writes the folder meanwhile; what a killed one left half-written is removed."""
+        if not self.writes:
+            yield
+            return
+        with owned(self.path / ".lock") as other:
+            expect(not other, f"{self.path} is being written by {other}: wait until it ends, or choose another folder")
+            same = self._made is None or read_json(self.path / "config.json") == json.loads(json.dumps(self._made))
+            expect(same, f"{self.path} was made by another process at the same time: choose another folder")
+            for left in self.path.glob(".*.tmp"):
+                left.unlink(missing_ok=True)
+            yield
 
     def create(
         self, data: Mapping[str, Any], classes: Classes, copies: Mapping[str, Path] | None = None, **more: Any
@@ -89,9 +106,8 @@ class Run:
             self.write(name, partial(shutil.copyfile, source))
         self.write_json("classes.json", classes.to_dict())
         self.write_json("environment.json", {**versions, **hardware})
-        self.write_json(
-            "config.json", {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **described}
-        )  # last
+        self._made = {"format": FORMAT, "version": VERSION, "rfdlc": __version__, **described}
+        self.write_json("config.json", self._made)  # last
 
     @cached_property
     def start(self) -> Weights | None:
@@ -165,22 +181,31 @@ class Run:
             problem = f"a cross-validation, of which each fold is one, such as {folds}" if folds.is_dir() else error
             raise InputError(f"{self.path} is not a run folder: {problem}") from None
 
-    def checkpoint(self, name: str = "last.ckpt") -> Checkpoint | None:
-        """The last checkpoint or a kept one; None if it does not exist."""
-        path = self.path / name
-        if not path.exists():
-            return None
-        with _readable(path, "a checkpoint"), safe_open(path, framework="pt") as file:
-            meta, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            net, state = ({k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES)
-            return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, json.loads(meta["history"]))
+    def checkpoint(self, name: str = LAST) -> Checkpoint | None:
+        """The last checkpoint, the one before it where it is damaged or missing, or a kept one; None if none exists."""
+        paths = [path for path in (self.path / name, self.path / PREVIOUS) if path.exists()]
+        if name != LAST:
+            paths = [path for path in paths if path.name == name]
+        for path in paths:
+            try:
+                with _readable(path, "a checkpoint"):
+                    tensors, meta = read_weights(path)
+                    net, state = (
+                        {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES
+                    )
+                    return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, json.loads(meta["history"]))
+            except InputError as error:
+                if path == paths[-1]:
+                    raise
+                warnings.warn(f"{error}: continuing from {PREVIOUS}", stacklevel=2)
+        return None
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights, or those of the last checkpoint while training goes on."""
         path, fix = self.path / "model.safetensors", f"`rfdlc resume {self.path}`"
         if path.exists():
             with _readable(path, "a file of weights"):
-                return load_file(path)
+                return read_weights(path)[0]
         found = self.checkpoint()
         if found is None:
             raise InputError(f"{self.path} has no trained weights yet: train it with {fix}")
@@ -195,8 +220,8 @@ class Run:
         both = zip(PREFIXES, (checkpoint.net, checkpoint.state), strict=True)
         named = {f"{prefix}{name}": tensor for prefix, tensors in both for name, tensor in tensors.items()}
         where = {"phase": str(checkpoint.phase), "epoch": str(checkpoint.epoch)}
-        data = save(plain_tensors(named), {**where, "history": json.dumps(checkpoint.history)})
-        for name in filter(None, (kept_as, "last.ckpt")):
+        data = checksummed(named, {**where, "history": json.dumps(checkpoint.history)})
+        for name in filter(None, (kept_as, LAST)):
             self.write(name, data)
         self.write_history(checkpoint.history)
 
@@ -215,16 +240,18 @@ class Run:
         """Bytes, or a file written by a function: at any time the folder has the old one or the new one, complete."""
         if not self.writes:
             return
-        temporary = self.path / f".{name}.tmp"
+        temporary = self.path / f".{name}.{os.getpid()}.tmp"
         try:
             temporary.write_bytes(content) if isinstance(content, bytes) else content(temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path / name)
+            if name == LAST:
+                with suppress(FileNotFoundError):
+                    os.replace(self.path / LAST, self.path / PREVIOUS)
+            replace_durably(temporary, self.path / name)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            state = "last.ckpt is intact" if (self.path / "last.ckpt").exists() else "there was no checkpoint yet"
+            there = next((name for name in (LAST, PREVIOUS) if (self.path / name).exists()), None)
+            state = f"{there} is intact" if there else "there was no checkpoint yet"
             problem = f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}"
             raise InputError(f"{problem}: make room, then `rfdlc resume {self.path}`") from None
 
@@ -235,6 +262,29 @@ def _readable(path: Path, what: str) -> Iterator[None]:
         yield
     except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
         raise InputError(f"{path} is not {what} ({error})") from None
+
+
+def checksummed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file whose metadata has a checksum of the tensors."""
+    plain = plain_tensors(tensors)
+    return save(plain, {**(metadata or {}), CHECKSUM: _checksum(plain)})
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file; raises where its checksum, if it has one, is wrong."""
+    with safe_open(path, framework="pt") as file:
+        meta, tensors = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    damaged = f"{path} is damaged: its checksum is wrong; restore it from a copy, or train the run again"
+    expect(CHECKSUM not in meta or meta[CHECKSUM] == _checksum(tensors), damaged)
+    return tensors, meta
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def plain_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

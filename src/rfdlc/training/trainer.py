@@ -8,13 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.decide.classes import Indices
@@ -38,7 +37,7 @@ from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider,
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.pretrained import PREFIX
-from rfdlc.training.run import Checkpoint, Run, data_of, plain_tensors
+from rfdlc.training.run import PREVIOUS, Checkpoint, Run, checksummed, data_of
 from rfdlc.training.tabular import check_table, describe_table, fit_table, unused_settings
 
 MAY_CHANGE = ("device", "workers", "compile", "execution")  # between the calls that train a run
@@ -86,37 +85,41 @@ class Trainer:
 
     def fit(self, runs: Sequence[Run]) -> list[Model]:
         """Train all runs to their ends; the models in the order of the runs."""
-        models = {run.path: self._fit_table(run) for run in runs if run.config.backbone in TABULAR}
-        waiting, planned = [self._restored(run) for run in runs if run.path not in models], False
-        while waiting:
-            stack = self.stacker.next_stack(waiting)
-            if not planned:
-                announce(_plan(stack, len(waiting)))
-                planned = True
-            later = len(waiting) > len(stack.members) or any(r.phase + 1 < r.trainings for r in waiting)
-            saved = time.monotonic()
-            with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
-                for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show):
-                    present = list(stack.unstack(epoch))
-                    for run, member, own, _ in present:
-                        run.history.append(self._history_row(run, member, own))
-                    stop = self.group.all_any(bool(pressed))  # asked once: all runs stop at the same epoch
-                    due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
-                    saved = time.monotonic() if due else saved
-                    for run, member, own, leaves in present:
-                        _checkpoint(run, member.model.net, own, stop or leaves, due)
-                    where = f"epoch {epoch.epoch} of {stack.run.epochs}  loss {epoch.losses[0]:.3f}"
-                    show(0, f"{where}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s")
-                    if stop and (later or epoch.epoch < max(member.runs[0].epochs for member in stack.members)):
-                        raise KeyboardInterrupt
-                    if epoch.epoch == stack.end < stack.stages[-1].end:
-                        break
-            for member in (member for member in stack.members if stack.end == member.runs[0].epochs):
-                model = self._end_phase(member)
-                if model is not None:
-                    models[model.path] = model
-                    waiting.remove(member.runs[0])
-        return [models[run.path] for run in runs]
+        with ExitStack() as claims:
+            with self.group.raising_together():
+                for run in runs:
+                    claims.enter_context(run.claimed())
+            models = {run.path: self._fit_table(run) for run in runs if run.config.backbone in TABULAR}
+            waiting, planned = [self._restored(run) for run in runs if run.path not in models], False
+            while waiting:
+                stack = self.stacker.next_stack(waiting)
+                if not planned:
+                    announce(_plan(stack, len(waiting)))
+                    planned = True
+                later = len(waiting) > len(stack.members) or any(r.phase + 1 < r.trainings for r in waiting)
+                saved = time.monotonic()
+                with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
+                    for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show):
+                        present = list(stack.unstack(epoch))
+                        for run, member, own, _ in present:
+                            run.history.append(self._history_row(run, member, own))
+                        stop = self.group.all_any(bool(pressed))  # asked once: all runs stop at the same epoch
+                        due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
+                        saved = time.monotonic() if due else saved
+                        for run, member, own, leaves in present:
+                            _checkpoint(run, member.model.net, own, stop or leaves, due)
+                        where = f"epoch {epoch.epoch} of {stack.run.epochs}  loss {epoch.losses[0]:.3f}"
+                        show(0, f"{where}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s")
+                        if stop and (later or epoch.epoch < max(member.runs[0].epochs for member in stack.members)):
+                            raise KeyboardInterrupt
+                        if epoch.epoch == stack.end < stack.stages[-1].end:
+                            break
+                for member in (member for member in stack.members if stack.end == member.runs[0].epochs):
+                    model = self._end_phase(member)
+                    if model is not None:
+                        models[model.path] = model
+                        waiting.remove(member.runs[0])
+            return [models[run.path] for run in runs]
 
     def _restored(self, run: Run) -> Run:
         """At the last checkpoint, the same on all ranks: a shared file system may show an old one at first."""
@@ -173,7 +176,9 @@ class Trainer:
 
     def _finish(self, run: Run, net: ParticleNet | Mixture) -> Model:
         """Write the trained networks, and score them."""
-        run.write("model.safetensors", save(plain_tensors(net.state_dict())))
+        run.write("model.safetensors", checksummed(net.state_dict()))
+        if run.writes:
+            (run.path / PREVIOUS).unlink(missing_ok=True)
         self.group.barrier()  # all ranks read the files
         model = Model(run, net.eval())
         score_test(run, model, self.data, self.group)

@@ -5,6 +5,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +326,23 @@ def test_what_is_wrong_is_said_once(tmp_path, two_processes):
     told, ended = two_processes(one_is_wrong)
     assert told.startswith("process 1: setting 'method_of_rank_1' is unknown")
     assert ended == "exit 2"
+
+
+def test_processes_that_disagree_do_not_train(tmp_path, two_processes):
+    """Other settings would train silently, other epochs would never end."""
+    data = blobs()
+    others = replace(data, train=data.train.take(np.arange(len(data.train))[::-1]))
+
+    def work():
+        first = os.environ["RANK"] == "0"
+        given = {"epochs": 2, "learning_rate": 0.1} if first else {"epochs": 3, "learning_rate": 0.2}
+        return rfdlc.train(data if first else others, "ce", tmp_path / "run", widths=(4,), **given)
+
+    told, ended = two_processes(work)
+    assert told.startswith("the processes were started with different epochs (2, 3), learning_rate (0.1, 0.2), data ({")
+    assert told.endswith("give all of them the same command and data")
+    assert ended == "exit 2"
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
