@@ -7,6 +7,8 @@ from rfdlc.decide.classes import Classes as Classes
 from rfdlc.decide.decider import Decider as Decider
 from rfdlc.decide.evaluation import Evaluation as Evaluation
 from rfdlc.decide.evaluation import evaluate as evaluate
+from rfdlc.decide.labels import Mislabelled as Mislabelled
+from rfdlc.decide.labels import find_mislabelled as find_mislabelled
 from rfdlc.decide.predictions import Predictions as Predictions
 from rfdlc.decide.streams import StreamController as StreamController
 from rfdlc.decide.utility import Utility as Utility

@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 VERSION = "Print the version and exit."
 COMMANDS = {
-    decide: ("decide", "evaluate", "report", "plot", "compare"),
+    decide: ("decide", "evaluate", "report", "plot", "compare", "mislabelled"),
     data: ("inspect",),
     train: ("demo", "methods", "train", "resume", "fork"),
     deploy: ("embed", "predict", "export", "serve"),

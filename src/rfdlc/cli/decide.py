@@ -1,4 +1,4 @@
-"""Commands on anybody's predictions: `rfdlc decide`, `evaluate`, `report`, `plot` and `compare`."""
+"""Commands on anybody's predictions: `rfdlc decide`, `evaluate`, `report`, `plot`, `compare`, `mislabelled`."""
 
 import warnings
 from pathlib import Path
@@ -292,3 +292,39 @@ def _action_table(decider: "rfdlc.Decider", found: "Explanation", counts: list[i
     for count, name, likely_count in rows:
         table.add_row(name, f"{count:,}", f"{count / total:.1%}", likely_count)
     return table
+
+
+@takes_request
+def mislabelled(
+    file: File,
+    request: LabelledRequest,
+    out: Annotated[Path | None, Option("--out", "-o", help="Write all suspects: CSV or Parquet.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List samples whose label is probably wrong, the most suspicious first.
+
+    Needs predictions by models that have not seen the samples, such as those of `rfdlc train --cv`. Labels of rare
+    classes are judged by what is usual for these classes; classes with one or two samples are not judged.
+
+    **Examples**
+
+    - `rfdlc train patients.csv --out runs/folds --cv 5 && rfdlc mislabelled runs/folds --out suspects.csv`
+    """
+    from rfdlc.tables import write_table
+
+    check_writable(out, endings=(".csv", ".parquet"))
+    predictions, decider = request.prepare(file)
+    found = rfdlc.find_mislabelled(predictions, decider=decider)
+    ids = found.rows.tolist() if predictions.ids is None else predictions.ids[found.rows].tolist()
+    columns: dict[str, list[Any]] = {"id": ids, "label": [*found.classes.select(found.labels)]}
+    columns |= {"suggested": [*found.classes.select(found.suggested)], "evidence": found.evidence.round(4).tolist()}
+    if out is not None:
+        write_table(out, columns)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    table = new_table("id", "label", "suggested", "evidence in nats", left=3)
+    for row in rows[:SHOWN_ACTIONS]:
+        table.add_row(str(row["id"]), row["label"], row["suggested"], f"{row['evidence']:.2f}")
+    lines = [f"{len(found):,} of {len(predictions):,} labels are suspicious; look at the first ones first."]
+    lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []
+    lines += [] if out is None else [f"Written to {out}."]
+    output(json, {"samples": len(predictions), "suspects": rows, "not_judged": found.unjudged}, table, *lines)

@@ -1,0 +1,78 @@
+"""Labels that are probably wrong: found, ranked, fair to rare classes, and listed by the command."""
+
+import json
+
+import numpy as np
+import pandas as pd
+from typer.testing import CliRunner
+
+import rfdlc
+from rfdlc import find_mislabelled
+from rfdlc.cli import app
+
+
+def world(counts, seed=0, flips=20):
+    """Gaussian classes and their exact posteriors, which are less certain of rare classes; some labels replaced."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.arange(len(counts)), counts)
+    centres = 3 * np.eye(len(counts))
+    x = centres[y] + rng.normal(size=(len(y), len(counts)))
+    log_p = np.log(counts) - ((x[:, None] - centres) ** 2).sum(-1) / 2
+    p = np.exp(log_p - log_p.max(1, keepdims=True))
+    labels, replaced = y.copy(), rng.choice(len(y), flips, replace=False)
+    labels[replaced] = (y[replaced] + rng.integers(1, len(counts), flips)) % len(counts)
+    return p / p.sum(1, keepdims=True), labels, labels != y
+
+
+def test_evidence_is_what_the_formula_says():
+    p, labels, _ = world([40, 20, 6], flips=5)
+    found = find_mislabelled(p, labels)
+    own = np.array([p[i, y] for i, y in enumerate(labels)])
+    mean = [(own[labels == k].sum() + 2 * own.mean()) / ((labels == k).sum() + 2) for k in range(3)]
+    expected = {}
+    for i, y in enumerate(labels):
+        ratios = {k: np.log(p[i, k] / mean[k]) for k in range(3) if k != y}
+        best = max(ratios, key=ratios.get)
+        if (value := ratios[best] - np.log(p[i, y] / mean[y])) > 0:
+            expected[i] = best, value
+    assert found.rows.tolist() == sorted(expected, key=lambda i: -expected[i][1])
+    assert found.suggested.tolist() == [expected[i][0] for i in found.rows]
+    np.testing.assert_allclose(found.evidence, [expected[i][1] for i in found.rows])
+    np.testing.assert_array_equal(found.labels, labels[found.rows])
+
+
+def test_replaced_labels_come_first_also_in_the_tail():
+    """And right labels of rare classes are not flagged because the model is less certain of them."""
+    hits, tail_hits, flagged = [], [], []
+    for seed in range(10):
+        p, labels, wrong = world([300, 100, 30], seed)
+        found = find_mislabelled(p, labels)
+        hits.append(wrong[found.rows[:20]].mean())
+        tail = found.rows[labels[found.rows] == 2]
+        tail_hits.append(wrong[tail[: (wrong & (labels == 2)).sum()]].mean())
+        right = (labels == 2) & ~wrong
+        flagged.append(np.isin(np.flatnonzero(right), found.rows).mean())
+    assert np.mean(hits) > 0.85
+    assert np.mean(tail_hits) > 0.85
+    assert np.mean(flagged) < 0.2
+
+
+def test_classes_with_too_few_samples_are_not_judged(tmp_path):
+    p, labels, _ = world([50, 30, 10], flips=4)
+    p, labels = np.vstack([p, [[0.9, 0.09, 0.01]] * 2]), np.append(labels, [3, 3])
+    p = np.column_stack([p, np.full(len(p), 1e-6)])
+    found = find_mislabelled(p / p.sum(1, keepdims=True), labels, classes=["a", "b", "c", "single"])
+    assert found.unjudged == ["single"]
+    assert not set(found.rows) & {90, 91}
+    assert (found.suggested < 3).all()
+    frame = pd.DataFrame(p, columns=["a", "b", "c", "single"]).assign(id=[f"s{i}" for i in range(len(p))])
+    frame.assign(target=found.classes.select(labels)).to_csv(tmp_path / "p.csv", index=False)
+    words = ["mislabelled", str(tmp_path / "p.csv"), "--out", str(tmp_path / "s.csv"), "--json"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    told = json.loads(result.stdout)
+    assert [row["id"] for row in told["suspects"]] == [f"s{i}" for i in found.rows]
+    assert told["not_judged"] == ["single"]
+    assert pd.read_csv(tmp_path / "s.csv")["suggested"].tolist() == list(found.classes.select(found.suggested))
+    shown = CliRunner().invoke(app, words[:2], catch_exceptions=False).stdout
+    assert f"{len(found)} of 92 labels are suspicious" in shown
+    assert rfdlc.Mislabelled is type(found)
