@@ -30,7 +30,7 @@ from recording import write
 from rfdlc import find_mislabelled
 from rfdlc.data.longtail import profile_counts, subset
 
-SEEDS, SHARE, CLASSES = 8, 0.05, 10
+SEEDS, SHARE, CLASSES = range(100, 108), 0.05, 10  # others than those by which the score was chosen
 RANKED = ("self_confidence", "normalized_margin")
 MODELS: dict[str, Any] = {
     "logistic regression": LogisticRegression(C=0.1, max_iter=200),
@@ -65,7 +65,7 @@ def rows() -> Iterator[dict[str, object]]:
     for factor in (1, 10):
         for name, model in MODELS.items():
             each: dict[str, list[tuple[float, float]]] = {}
-            for seed in range(SEEDS):
+            for seed in SEEDS:
                 X, labels, replaced = noisy(factor, seed)
                 p = np.zeros((len(labels), CLASSES))
                 for learn, held in StratifiedKFold(5, shuffle=True, random_state=seed).split(X, labels):
@@ -86,7 +86,7 @@ def rows() -> Iterator[dict[str, object]]:
                     "data": f"digits, 1:{factor}", "model": name, "tool": tool, "precision": f"{means[0]:.3f}",
                     "tail precision": f"{means[1]:.3f}",
                     "worst": f"{worst[0]:.3f}" if tool == "rfdlc" else "",
-                    "worst in the tail": f"{worst[1]:.3f}" if tool == "rfdlc" else "", "seeds": SEEDS,
+                    "worst in the tail": f"{worst[1]:.3f}" if tool == "rfdlc" else "", "seeds": len(SEEDS),
                 }  # fmt: skip
 
 
