@@ -316,15 +316,14 @@ def mislabelled(
     predictions, decider = request.prepare(file)
     found = rfdlc.find_mislabelled(predictions, decider=decider)
     ids = found.rows.tolist() if predictions.ids is None else predictions.ids[found.rows].tolist()
-    columns: dict[str, list[Any]] = {"id": ids, "label": [*found.classes.select(found.labels)]}
-    columns |= {"suggested": [*found.classes.select(found.suggested)], "evidence": found.evidence.round(4).tolist()}
+    label, suggested = ([*found.classes.select(given)] for given in (found.labels, found.suggested))
+    columns = {"id": ids, "label": label, "suggested": suggested, "evidence": found.evidence.round(4).tolist()}
     if out is not None:
         write_table(out, columns)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     table = new_table("id", "label", "suggested", "evidence in nats", left=3)
     for row in rows[:SHOWN_ACTIONS]:
-        table.add_row(str(row["id"]), row["label"], row["suggested"], f"{row['evidence']:.2f}")
-    lines = [f"{len(found):,} of {len(predictions):,} labels are suspicious; look at the first ones first."]
+        table.add_row(*map(str, row.values()))
+    lines = [f"{len(rows):,} of {len(predictions):,} labels are suspicious; look at the first ones first."]
     lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []
-    lines += [] if out is None else [f"Written to {out}."]
     output(json, {"samples": len(predictions), "suspects": rows, "not_judged": found.unjudged}, table, *lines)

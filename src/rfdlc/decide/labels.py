@@ -1,8 +1,7 @@
-"""find_mislabelled(): samples whose label is probably wrong, by confident learning on out-of-fold probabilities.
+"""find_mislabelled(): labels that are probably wrong, by confident learning (Northcutt et al. 2021).
 
-How sure a model is of a class differs between classes, and is less for rare ones. So a probability is compared with the
-mean that the samples with this label have (Northcutt et al. 2021): a label is suspicious if another class exceeds its
-mean by a larger factor.
+How sure a model is differs between classes, and is less for rare ones: a probability is divided by the mean that
+samples with this label have, and a label is suspicious if another class has the larger quotient.
 """
 
 from collections.abc import Sequence
@@ -23,16 +22,8 @@ SHARED = 2.0  # samples by which the mean of a class is drawn to that of all cla
 
 @dataclass(frozen=True, eq=False)
 class Mislabelled:
-    """Samples whose labels are suspicious, the most suspicious first.
-
-    Parameters
-    ----------
-    rows, labels, suggested : arrays of int
-        Positions of the samples; their classes by label; and the classes that are more plausible.
-    evidence : array of float
-        How much more plausible, in nats.
-    unjudged : list of str
-        Classes with too few samples to judge their labels.
+    """Positions `rows` of suspicious samples, the most suspicious first, with their `labels`, the `suggested` classes,
+    the `evidence` for these in nats, all `classes`, and the names of those with too few samples to judge, `unjudged`.
     """
 
     rows: Indices
@@ -42,32 +33,19 @@ class Mislabelled:
     classes: Classes
     unjudged: list[str]
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
 
 def find_mislabelled(
-    scores: Any,
-    targets: ArrayLike | None = None,
-    decider: Decider | None = None,
-    *,
-    classes: Classes | Sequence[str] | None = None,
-    logits: bool = False,
-) -> Mislabelled:
+    scores: Any, targets: ArrayLike | None = None, decider: Decider | None = None, *,
+    classes: Classes | Sequence[str] | None = None, logits: bool = False,
+) -> Mislabelled:  # fmt: skip
     """Find samples whose label is probably wrong.
 
     Parameters
     ----------
     scores : Predictions, table, or array (N, C) or (M, N, C)
         Probabilities by models that were not fitted to these samples, such as those of `cross_validate`.
-    targets : array (N,), optional
-        The labels as names or indices, if `scores` has none.
-    decider, classes, logits
-        As in `evaluate`.
-
-    Returns
-    -------
-    Mislabelled
+    targets, decider, classes, logits
+        The labels, if `scores` has none; the others as in `evaluate`.
 
     Examples
     --------
@@ -79,15 +57,14 @@ def find_mislabelled(
     decider = decider_for(decider, None, None if classes is None else as_classes(classes), scores)
     y, names = decider.read_labelled(scores, targets, logits)[1], decider.utility.classes
     p = np.asarray(decider.probabilities(scores, logits=logits), dtype=np.float64)
-    own, counts, at = p[np.arange(len(y)), y], np.bincount(y, minlength=p.shape[1]), np.arange(len(y))
+    at, counts = np.arange(len(y)), np.bincount(y, minlength=p.shape[1])
+    own, judged = p[at, y], counts >= FEWEST
     mean = (np.bincount(y, own, minlength=p.shape[1]) + SHARED * own.mean()) / (counts + SHARED)
     plausible = safe_log(p) - safe_log(mean)  # (N, C)
-    others = plausible.copy()
-    others[at, y] = -np.inf
+    others = np.where(np.arange(p.shape[1]) == y[:, None], -np.inf, plausible)
     suggested = others.argmax(axis=1)
     evidence = others[at, suggested] - plausible[at, y]
-    judged = counts >= FEWEST
-    found = np.flatnonzero((evidence > 0) & judged[y])
-    rows = found[np.argsort(-evidence[found], kind="stable")]
-    few = [name for name, count, known in zip(names.names, counts, judged, strict=True) if count and not known]
+    suspects = np.flatnonzero((evidence > 0) & judged[y])
+    rows = suspects[np.argsort(-evidence[suspects], kind="stable")]
+    few = [names.names[c] for c in np.flatnonzero((counts > 0) & ~judged)]
     return Mislabelled(rows, y[rows], suggested[rows], evidence[rows], names, few)

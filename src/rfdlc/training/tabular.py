@@ -28,16 +28,8 @@ from rfdlc.training.factories import carried_prior
 from rfdlc.training.loop import PreparedStage, epochs, split_outputs
 from rfdlc.training.methods import NETWORKS, Method
 from rfdlc.training.model import choose_device, method_net, sensible_threads
-from rfdlc.training.networks.mixture import (
-    Mixture,
-    Networks,
-    boosting,
-    forest,
-    linear,
-    perceptron,
-    products,
-    quadratic,
-)
+from rfdlc.training.networks import mixture
+from rfdlc.training.networks.mixture import Mixture, Networks
 from rfdlc.training.networks.particles import place
 
 TREES, ITERATIONS, DEEPEST = 100, 100, 24  # of each forest; of boosting; levels of a tree in a forest
@@ -176,11 +168,11 @@ def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indic
 
 def _joined(train: Split, val: Split) -> Split:
     """Both, with ids where both have them, and weights where one has."""
-    arrays, labels = np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels])
     ids = None if train.ids is None or val.ids is None else [*train.ids, *val.ids]
     both = [np.ones(len(split)) if split.weights is None else split.weights for split in (train, val)]
-    weighted = train.weights is not None or val.weights is not None
-    return Split(arrays, labels, ids, weights=np.concatenate(both) if weighted else None)
+    weights = None if train.weights is None and val.weights is None else np.concatenate(both)
+    inputs, labels = np.concatenate([train.array, val.array]), np.concatenate([train.labels, val.labels])
+    return Split(inputs, labels, ids, weights=weights)
 
 
 def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
@@ -231,28 +223,28 @@ def _fit_forest(name: str, prior: Any, leaves: int, x: Floats, y: Indices, weigh
 
     kind = ExtraTreesClassifier if name == "forest-extra" else RandomForestClassifier
     given = {"max_depth": DEEPEST, "max_leaf_nodes": leaves, "random_state": seed, "n_jobs": -1, **FORESTS[name]}
-    return forest(kind(TREES, **given).fit(x, y, weights), prior)
+    return mixture.forest(kind(TREES, **given).fit(x, y, weights), prior)
 
 
 def _fit_boosting(settings: dict[str, Any], classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     given = {"max_iter": ITERATIONS, "early_stopping": False, "random_state": seed, **settings}
-    return boosting(HistGradientBoostingClassifier(**given).fit(x, y, weights), classes)
+    return mixture.boosting(HistGradientBoostingClassifier(**given).fit(x, y, weights), classes)
 
 
 def _fit_linear(c: float, classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
     from sklearn.linear_model import LogisticRegression
 
-    return linear(LogisticRegression(C=c, max_iter=300).fit(x, y, weights), classes)
+    return mixture.linear(LogisticRegression(C=c, max_iter=300).fit(x, y, weights), classes)
 
 
 def _fit_quadratic(classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
     from sklearn.linear_model import LogisticRegression
 
-    wide = products(torch.from_numpy(x)).numpy().astype(np.float64)
+    wide = mixture.products(torch.from_numpy(x)).numpy().astype(np.float64)
     scale = np.maximum(wide.std(axis=0), 1e-6)
-    return quadratic(LogisticRegression(max_iter=300).fit(wide / scale, y, weights), scale, classes)
+    return mixture.quadratic(LogisticRegression(max_iter=300).fit(wide / scale, y, weights), scale, classes)
 
 
 def _fit_perceptron(decay: float, classes: int, x: Floats, y: Indices, weights: Any, seed: int) -> nn.Module:
@@ -262,7 +254,7 @@ def _fit_perceptron(decay: float, classes: int, x: Floats, y: Indices, weights: 
         often = np.searchsorted(np.cumsum(weights), (np.arange(len(y)) + 0.5) / len(y) * weights.sum())
         rows = np.concatenate([often, np.unique(y, return_index=True)[1]])
         x, y = x[rows], y[rows]
-    return perceptron(MLPClassifier(alpha=decay, random_state=seed).fit(x, y), classes)
+    return mixture.perceptron(MLPClassifier(alpha=decay, random_state=seed).fit(x, y), classes)
 
 
 def _fit_networks(
