@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -465,3 +466,14 @@ def test_the_slider_of_sets(browser, tmp_path):
     page.element("#sets").send_keys(Keys.END)
     assert page.element("#sets-value").text.startswith("100.0 % covered, 5")
     assert page.browser.get_log("browser") == []
+
+
+def test_promises_are_shown_by_region(page):
+    result = rfdlc.evaluate(page.run.predictions, decider=page.run.decider)
+    page.script("document.getElementById('promised-caption').scrollIntoView()")
+    page.wait(lambda: page.element("#promised-caption").text != "")
+    shown, _, regions = page.element("#promised-caption").text.partition("By predicted region")
+    assert result.promise in shown
+    gap, (low, high) = result.utility_gap_by_region["head"], result.intervals["utility_gap_by_region.head"]
+    numbers = [float(text.replace("−", "-")) for text in re.findall(r"[−-]?\d+\.\d+", regions)]
+    assert numbers[:3] == pytest.approx([gap, low, high], abs=0.006)

@@ -223,9 +223,9 @@ const CHARTS = {
     const room = Math.max(1e-6, 0.08 * (Math.max(...ends) - Math.min(...ends)));
     const domain = [Math.min(...ends) - room, Math.max(...ends) + room];
     const diagonal = domain.map((value) => ({ x: value, y: value }));
-    const interval = (one) => {
-      const bounds = run.intervals[`utility_gap_by_action.${one.action}`];
-      return bounds ? `, difference ${decimal(bounds[0])} to ${decimal(bounds[1])} (95 % interval)` : "";
+    const within = (name) => {
+      const bounds = run.intervals[name];
+      return bounds ? ` (95 % interval ${decimal(bounds[0])} to ${decimal(bounds[1])})` : "";
     };
     const points = run.promised.map((one) => ({
       x: one.promised,
@@ -233,7 +233,7 @@ const CHARTS = {
       r: 2.5 + 5 * Math.sqrt(one.samples / most),
       name: one.action,
       text: run.promised.length <= 12 ? one.action : null,
-      title: `${one.action}: promised ${decimal(one.promised)}, realised ${decimal(one.realised)}${interval(one)}, ${plural(one.samples, "sample")}`,
+      title: `${one.action}: promised ${decimal(one.promised)}, realised ${decimal(one.realised)}, difference ${decimal(one.promised - one.realised)}${within(`utility_gap_by_action.${one.action}`)}, ${plural(one.samples, "sample")}`,
     }));
     chart(chartHost("promised"), {
       label: "Realised against promised utility of each action",
@@ -244,8 +244,12 @@ const CHARTS = {
       x: { label: "expected utility", domain, format: short },
       y: { label: "realised utility", domain, format: short },
     });
+    const regions = ["head", "med", "tail"]
+      .map((region) => [region, `utility_gap_by_region.${region}`])
+      .filter(([, name]) => isNumber(run.metrics[name]))
+      .map(([region, name]) => `${region} ${decimal(run.metrics[name])}${within(name)}`);
     byId("promised-caption").textContent =
-      `Each dot is a decided action. Below the diagonal it was worth less than expected. ${run.promise}`;
+      `Each dot is a decided action. Below the diagonal it was worth less than expected. ${run.promise}${regions.length ? ` By predicted region: ${regions.join(", ")}.` : ""}`;
   },
 
   uncertainty(state) {
