@@ -477,3 +477,18 @@ def test_promises_are_shown_by_region(page):
     gap, (low, high) = result.utility_gap_by_region["head"], result.intervals["utility_gap_by_region.head"]
     numbers = [float(text.replace("−", "-")) for text in re.findall(r"[−-]?\d+\.\d+", regions)]
     assert numbers[:3] == pytest.approx([gap, low, high], abs=0.006)
+
+
+def test_the_slider_of_the_budget(browser, tmp_path):
+    predictions = make_predictions(300)
+    utility = Utility.one_hot(predictions.classes).with_expert("doctor", confusion=0.95)
+    decider = Decider(utility, calibration=None)
+    file = rfdlc.report(predictions, None, tmp_path / "report.html", decider=decider, bootstrap=0)
+    page = Page(browser, file, as_runs(predictions, None, decider)[0])
+    page.script("document.getElementById('budget-figure').scrollIntoView()")
+    page.wait(lambda: page.script("return document.querySelector('[data-chart=budget] svg') !== null"))
+    values = rfdlc.evaluate(predictions, None, decider).utility_by_budget
+    assert f"utility {values[0.05]:.3f}" in page.element("#budget-value").text
+    page.element("#budget").send_keys(Keys.HOME)
+    assert page.element("#budget-value").text == f"at most 0.0 % handed over, utility {values[0.0]:.3f}"
+    assert page.browser.get_log("browser") == []

@@ -77,6 +77,16 @@ def test_set_curve_passes_through_the_metrics(run):
     assert sizes[-1] > 4
 
 
+def test_budget_curve_passes_through_the_metrics(run):
+    plain = run.decider.replace(utility=Utility.one_hot(run.classes))
+    assert curves.budget_points(ReportRun("a", run.predictions, plain)) is None
+    asking = run.decider.replace(utility=Utility.one_hot(run.classes).with_expert("doctor", confusion=0.9))
+    points = curves.budget_points(ReportRun("a", run.predictions, asking))
+    result = evaluate(run.predictions, decider=asking)
+    for share, value in result.utility_by_budget.items():
+        assert points[round(100 * share)] == pytest.approx({"share": share, "utility": value})
+
+
 def test_costliest_mistakes_come_first(run):
     listed = curves.mistakes(run, curves.costliest(run))
     costs = [one["cost"] for one in listed]

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide import metrics, uncertainty
+from rfdlc.decide.budgets import budget_curve
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.intervals import mean
 from rfdlc.decide.outcomes import Outcomes
@@ -21,6 +22,7 @@ HISTOGRAM_BINS = 20
 FRONTIER_PRODUCTS = 10_000_000_000  # multiplications for all penalties together: a few seconds at most
 MISTAKES = 60
 SET_FACTORS = tuple(float(f"{2.0**step:.4g}") for step in np.arange(4, -9.1, -0.25))  # of thresholds
+BUDGET_ROWS = 100_000  # samples behind the curve of budgets
 SET_CELLS = 200_000_000  # probabilities that are compared with thresholds, for all factors together
 
 
@@ -120,6 +122,17 @@ def set_curve(run: ReportRun, seed: int = 0) -> dict[str, Any] | None:
         point = {"marginal": covered.mean(), "macro": shares.mean(), "worst": shares.min(), "size": size.mean()}
         points.append({name: float(value) for name, value in point.items()})
     return {"points": points, "now": SET_FACTORS.index(1.0), "words": str(sets), "samples": len(rows)}
+
+
+def budget_points(run: ReportRun, seed: int = 0) -> list[dict[str, float]] | None:
+    """Mean utility if at most 0, 1, ... 100% are handed over, by worth; None if no action hands over."""
+    o, handing = run.outcomes, run.decider.utility.decided_class < 0
+    if not handing.any() or handing.all():
+        return None
+    rows = stratified(o.targets, BUDGET_ROWS, seed)
+    shares = np.arange(101) / 100
+    values = budget_curve(run.decider.utility, o.probabilities[rows], o.targets[rows], shares).mean(axis=1)
+    return [{"share": share, "utility": value} for share, value in zip(shares.tolist(), values.tolist(), strict=True)]
 
 
 def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:

@@ -175,6 +175,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "risk_coverage": curves.risk_coverage_points(run),
         "uncertainties": curves.uncertainties(run),
         "sets": curves.set_curve(run, seed),
+        "budget": curves.budget_points(run, seed),
         "promised": curves.promised(run),
         "promise": evaluation.promise,
         "mistakes": curves.mistakes(run, worst),

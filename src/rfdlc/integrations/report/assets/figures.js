@@ -310,6 +310,27 @@ const CHARTS = {
       `Share of sets that contain the true class: ${percent(chosen.marginal)} of all samples, ${percent(chosen.macro)} in the mean over classes, ${percent(chosen.worst)} of the worst class, with ${decimal(chosen.size)} classes per set. Fitted: ${words}. The slider multiplies all thresholds by one factor; measured on ${samples < run.samples ? `${whole(samples)} of these` : "these"} samples, which promises nothing about others.`;
   },
 
+  budget(state) {
+    const points = state.workbench.runs[state.index].budget;
+    if (!points) return;
+    const place = Number(byId("budget").value);
+    const [before, chosen, next] = [points[0], points[place], points[Math.min(place + 1, points.length - 1)]];
+    const values = points.map((point) => point.utility);
+    const margin = Math.max(1e-6, 0.08 * (Math.max(...values) - Math.min(...values)));
+    chart(chartHost("budget"), {
+      label: "Mean utility against the share that is handed over",
+      series: [
+        { kind: "line", class: "run-0", name: "mean utility", points: points.map((p) => ({ x: p.share, y: p.utility })) },
+        { kind: "points", class: "here", name: "chosen", points: [{ x: chosen.share, y: chosen.utility, r: 5, title: percent(chosen.share) }] },
+      ],
+      x: percentAxis("at most handed over", [0, 1]),
+      y: { label: "mean utility", domain: [Math.min(...values) - margin, Math.max(...values) + margin], format: short },
+    });
+    byId("budget-value").textContent = `at most ${percent(chosen.share)} handed over, utility ${decimal(chosen.utility)}`;
+    byId("budget-caption").textContent =
+      `With at most ${percent(chosen.share)} handed over, those for which it is worth most, the mean utility of these samples is ${decimal(chosen.utility)}, ${decimal(chosen.utility - before.utility)} more than without. The next percent brings ${decimal(next.utility - chosen.utility)}. For the utility that the report was written with.`;
+  },
+
   history(state) {
     const run = state.workbench.runs[state.index];
     const history = run.made.history ?? {};

@@ -33,7 +33,7 @@ class Page {
     this.navigation();
     this.actionsShown = this.actionKey();
     workbench.onChange(() => this.afterEdit());
-    byId("sets").addEventListener("input", () => CHARTS.sets(this));
+    for (const name of ["sets", "budget"]) byId(name).addEventListener("input", () => CHARTS[name](this));
     for (const name of ["uncertainty", "history"]) byId(name).addEventListener("change", () => CHARTS[name](this));
     this.drawAll();
     this.redrawOnResize();
@@ -83,6 +83,7 @@ class Page {
     drawMade(this.data, run);
     this.notes(run);
     byId("sets-figure").hidden = !run.sets; // what is hidden is never drawn later
+    byId("budget-figure").hidden = !run.budget;
     byId("history-figure").hidden = !Object.keys(run.made.history ?? {}).some((name) => name !== "epoch");
     this.afterEdit();
     for (const name of Object.keys(CHARTS)) this.later(name, () => CHARTS[name](this));
