@@ -200,6 +200,16 @@ def test_whitening_is_by_the_shrunk_covariance_within_classes(data):
     assert not net.branches  # the particles share it
 
 
+def test_samples_that_are_whitened_at_once_train_as_in_a_stack(data, tmp_path):
+    given = {**SHORT, "head": "cosine", "epochs": 5, "refit": False}
+    rfdlc.train(data, out=tmp_path / "alone", **given)
+    rfdlc.train_many(data, [rfdlc.RunSpec(tmp_path / f"{seed}", settings={**given, "seed": seed}) for seed in (0, 1)])
+    alone, stacked = (load_file(tmp_path / name / "model.safetensors") for name in ("alone", "0"))
+    assert "trunk.0.weight" in alone
+    for name, weights in alone.items():
+        torch.testing.assert_close(stacked[name], weights, atol=2e-5, rtol=1e-4)
+
+
 def test_classes_of_single_samples_leave_nothing_to_whiten():
     layer = Whitening(2, 5, 0.5)
     layer.fit(torch.zeros(1, 5, 5), torch.eye(5)[None])
@@ -227,7 +237,7 @@ def test_every_sample_calibrates_by_a_training_that_did_not_see_it(data, tmp_pat
 
 
 def test_a_run_that_stops_between_folds_continues(data, tmp_path, monkeypatch):
-    given = {**SHORT, "epochs": 3, "calibration_folds": 3}
+    given = {**SHORT, "head": "cosine", "epochs": 3, "calibration_folds": 3}
     whole = rfdlc.train(data, out=tmp_path / "whole", **given)
     save, written = Run.write, []
 

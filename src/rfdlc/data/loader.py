@@ -169,7 +169,9 @@ class EpochLoader:
         self.steps = len(self.slices)  # batches per epoch, on every rank
         mine = shard(len(split), rank, world_size, batch_size)
         self._evaluated = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
-        self._normalised = Normaliser(normalisation, tuple(split.inputs.shape[1:]), self.device, dtype)
+        self._normalised: Callable[[Tensor], Tensor] = Normaliser(
+            normalisation, tuple(split.inputs.shape[1:]), self.device, dtype
+        )
 
     def draw_order(self, epoch: int) -> Tensor:
         generators = [seeded(ORDER, seed, epoch, self.targets.device) for seed in self.seeds]
@@ -215,6 +217,10 @@ class ResidentLoader(EpochLoader):
         if self.is_images:
             picked = self.augment(picked, {name: drawn.flatten(0, order.ndim - 1) for name, drawn in draws.items()})
         return self._normalised(picked).view(*order.shape, *self.inputs.shape[1:]), self.targets[order]
+
+    def transform(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace all inputs by a function of what they are when they are normalised."""
+        self.inputs, self._normalised = function(self._normalised(self.inputs)), lambda inputs: inputs
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every sample of this rank once, in the data set's order, not augmented: inputs (B, ...), targets (B,)."""

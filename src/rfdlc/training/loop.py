@@ -36,6 +36,7 @@ from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.step import Step, reduced
 
+WHITENED_AT_ONCE = 2**29  # values of a training split
 SHARES = 5  # a stream of random numbers beside those of order, augmentation, mixing, sampled weights and dropout
 
 
@@ -171,6 +172,7 @@ def epochs(
                 fit_whitening(net, stage, processes)
             if stage.settings.head_init == "class-means" and done == stage.start == 0:
                 start_at_class_means(net, stage, processes)
+            white = _whitened_once(net, stage)
             step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
             execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps)
             for name, tensor in step.state.items() if done > stage.start else ():
@@ -181,10 +183,14 @@ def epochs(
                 seed_all(step.device, (hash((net.seeds, epoch)) + processes.rank) % 2**63)
                 step.begin_epoch(epoch, rates)
                 began, count = time.perf_counter(), 0
+                for layer in white:
+                    layer.skipped = True
                 for (inputs, targets), mix in zip(stage.loader.epoch(epoch), mixes.to(step.device), strict=True):
                     execution(inputs, targets, mix)
                     count += targets.numel()
                     show(1, "")
+                for layer in white:
+                    layer.skipped = False
                 losses = step.mean_losses()  # the one wait of the epoch
                 _check_numbers(step, epoch, stage.loader.steps)
                 processes.average_(list(net.buffers()))  # batch norm's statistics, where they are local
@@ -234,6 +240,18 @@ def fit_whitening(net: ParticleNet, stage: PreparedStage, processes: ProcessGrou
         within = (products - sums.mT @ (sums / sizes)) / (samples - classes).clamp(min=1)
         mean = sums.sum(1, keepdim=True) / samples
         layer.fit(within, products / samples - mean.mT @ mean)
+
+
+def _whitened_once(net: ParticleNet, stage: PreparedStage) -> list[Whitening]:
+    """Whiten all samples of a run now and not in every step, which takes as long as the heads; by which layers."""
+    loader, layers = stage.loader, [layer for layer in list(net.trunk)[:1] if isinstance(layer, Whitening)]
+    if not layers or net.runs > 1 or not isinstance(loader, ResidentLoader) or loader.device.type != "cpu":
+        return []
+    if loader.inputs.numel() > WHITENED_AT_ONCE:
+        return []
+    with torch.no_grad():
+        loader.transform(lambda inputs: layers[0](inputs[None])[0])
+    return layers
 
 
 def _finalize(net: ParticleNet, stage: PreparedStage, step: Step, processes: ProcessGroup) -> list[Tensor]:

@@ -149,7 +149,7 @@ class Whitening(nn.Module):
 
     def __init__(self, networks: int, features: int, share: float) -> None:
         super().__init__()
-        self.share = share
+        self.share, self.skipped = share, False  # skipped while inputs are white already
         self.register_buffer("weight", torch.eye(features).repeat(networks, 1, 1))
 
     def fit(self, within: Tensor, overall: Tensor) -> None:
@@ -164,7 +164,7 @@ class Whitening(nn.Module):
         self.weight.copy_(weight.repeat_interleave(len(self.weight) // len(weight), 0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.bmm(x, self.weight)
+        return x if self.skipped else torch.bmm(x, self.weight)
 
 
 def mlp(features: int, widths: tuple[int, ...], whiten: float = 0.0) -> Backbone:
