@@ -53,7 +53,7 @@ def test_it_is_the_training_of_the_command_line(three, tmp_path, fitted):
 
 
 def test_heads_of_features_are_those_of_the_command_line(three, tmp_path):
-    """Trained again on all samples, with the calibration of nine tenths; continued from where they are."""
+    """Trained again on all samples, with a calibration out of fold; continued from where they are."""
     X, y = three
     X = X.astype(np.float32)
     model = rfdlc.train((X, y), out=tmp_path / "run", preset="features", epochs=20, data_options={"test_fraction": 0})

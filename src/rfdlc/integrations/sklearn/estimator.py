@@ -233,23 +233,27 @@ class RFDLCClassifier(DecidingMixin, ClassifierMixin, BaseEstimator):  # type: i
             config = config.replace(calibration="none", schedule="constant", warmup=0, epochs=done + 1)
         decider = new_decider(METHOD, config, data.classes if partial else _weighted(data).classes)
         stops = self.early_stopping and not partial
+        parts = [data]
         if config.hold_out and (decider.calibration is not None or stops):
             if data.classes.count_array.max() > 1:
-                data = data.hold_out(config.hold_out, seed=config.seed)
+                parts = _held_apart(data, config, stops)
             else:
                 warnings.warn("no class has two samples, so none can be held out: not calibrated", stacklevel=3)
-        trained = _train_particles(data, config, weights, state, done, decider if stops else None, self.patience)
-        self.weights_: Arrays = trained[0]
+        logits, held = list[Floats](), [part.val for part in parts if part.val is not None]
+        for part in parts:
+            trained = _train_particles(part, config, weights, state, done, decider if stops else None, self.patience)
+            self.weights_: Arrays = trained[0]
+            logits += [] if part.val is None else [self._particle_logits(part.val.array)]
         self.optimiser_: Arrays = trained[1] if partial else {}
         self.loss_curve_: list[float] = [*losses, *trained[2]]
         self.held_out_loss_curve_ = trained[3]
         self.loss_, self.n_iter_ = self.loss_curve_[-1], len(self.loss_curve_)
-        if (held := data.val) is not None:
-            logits = self._particle_logits(held.array)
-            decider = decider.fit(logits, held.labels, logits=True, sample_weight=held.weights)
+        if held:
+            y = np.concatenate([part.labels for part in held])
+            shares = None if split.weights is None else np.concatenate([part.weights for part in held])
+            decider = decider.fit(np.concatenate(logits, axis=1), y, logits=True, sample_weight=shares)
             if config.refit and not stops:
-                whole = Dataset("arrays", self.named_classes_, split, normalisation=self.normalisation_)
-                self.weights_ = _train_particles(whole, config, weights, {}, 0, None, self.patience)[0]
+                self.weights_ = _train_particles(data, config, weights, {}, 0, None, self.patience)[0]
         return self._decide_with(decider.replace(target_prior=named_prior(self.target_prior), utility=utility))
 
     def _mix(self, split: Split, labels: Any, counts: Any, first: bool) -> Self:
@@ -289,6 +293,15 @@ def _weighted(data: Dataset) -> Dataset:
     share = data.train.weights / data.train.weights.mean()
     counts = np.bincount(data.train.labels, share, minlength=len(data.classes))
     return replace(data, classes=Classes.from_counts(np.maximum(1, np.rint(counts)), data.classes.names))
+
+
+def _held_apart(data: Dataset, config: TrainConfig, stops: bool) -> list[Dataset]:
+    """The data with held-out samples; several times, each with another fold, where networks are trained again after."""
+    folds = config.calibration_folds if config.refit and not stops else 1
+    if folds == 1:
+        return [data.hold_out(config.hold_out, seed=config.seed)]
+    fold = data.train.folds(folds, config.seed)
+    return [data.held_apart(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in range(folds)]
 
 
 def _train_particles(
