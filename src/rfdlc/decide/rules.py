@@ -92,14 +92,17 @@ def _argmax(utility: Utility, ratio: Prior | None) -> Gain:
 
 
 def _linear(matrix: Floats, ratio: Prior | None, spread: float) -> Gain:
-    """sum_y M[y, d] q(y) ratio(y); gains that differ from the largest by rounding alone are set to it.
+    """sum_y M[y, d] q(y) ratio(y); in 64 bits, gains that differ from the largest by rounding alone are set to it.
 
-    `spread` is the largest difference between two actions.
+    `spread` is the largest difference between two actions. Numbers that people write come in 64 bits; in 32 bits come
+    those of networks, which are never tied but by chance: for millions of them the comparison would cost a quarter.
     """
     of_type = cache((matrix if ratio is None else matrix * ratio[:, None]).astype)
 
     def gain(p: Floats) -> Floats:
         gains: Floats = p @ of_type(p.dtype)
+        if p.dtype != np.float64:
+            return gains
         top, near = gains.max(axis=1, keepdims=True), TIE * spread * np.finfo(p.dtype).eps
         tied = gains >= top - (near if ratio is None else near * (p @ ratio.astype(p.dtype))[:, None])
         if np.count_nonzero(tied) > len(p):
