@@ -253,7 +253,7 @@ def train_both(folder: Path, seed: int = 0) -> "dict[str, rfdlc.Evaluation]":
         "cross-entropy, calibrated, prior corrected, by expected utility": (plain, corrected),
         "RF-DLC by expected utility": (ours, ours.decider.replace(utility=utility)),
     }
-    return {name: rfdlc.evaluate(model.predict(data), decider=by) for name, (model, by) in decided.items()}
+    return {name: rfdlc.evaluate(model.predict(data.test), decider=by) for name, (model, by) in decided.items()}
 
 
 @contextmanager
