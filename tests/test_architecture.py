@@ -39,7 +39,7 @@ ORDER_OF_TRAINING = (
     {"train"},
     {"cross_validation"},
 )
-MOST_LINES, MOST_FILES = 22_000, 140
+MOST_LINES, MOST_FILES, LONGEST_FILE = 22_000, 140, 400
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.
 SAME_INTERFACE = ("cli/", "data/sources/", "training/networks/fused/")
 OUR_OLD_WORDS = re.compile(
@@ -145,6 +145,11 @@ def test_no_two_public_names_are_the_same():
             if public and not place.startswith(SAME_INTERFACE):
                 homes[node.name].append(place)
     assert not {name: places for name, places in homes.items() if len(places) > 1}
+
+
+def test_files_stay_readable():
+    long = {str(file): n for file in SOURCE.rglob("*.py") if (n := file.read_text("utf-8").count("\n")) > LONGEST_FILE}
+    assert not long
 
 
 def test_the_code_stays_small():

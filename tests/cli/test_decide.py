@@ -11,24 +11,9 @@ import pytest
 from scipy.special import softmax
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
-from rfdlc.cli import main
 from rfdlc.cli.writing import check_writable
 
 NAMES = ("cat", "dog", "newt")
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run a command line; returns (exit code, standard output, standard error)."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["rfdlc", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

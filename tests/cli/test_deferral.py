@@ -2,29 +2,13 @@
 
 import csv
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from rfdlc import Decider, Predictions, Utility
-from rfdlc.cli import main
 
 NAMES = ("cat", "dog", "newt")
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run a command line; returns (exit code, standard output, standard error)."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["rfdlc", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return stop.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

@@ -372,10 +372,10 @@ def test_published_counts_are_compared(lists: Path) -> None:
 
 
 def test_the_published_numbers_raise_no_warning(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rfdlc.data.sources import image_files
+    from rfdlc.data.sources import image_lists
 
     monkeypatch.setitem(
-        image_files.PUBLISHED, "minelt", {"train images": 6, "val images": 2, "test images": 4, "classes": 2}
+        image_lists.PUBLISHED, "minelt", {"train images": 6, "val images": 2, "test images": 4, "classes": 2}
     )
     assert not any("published" in note for note in rfdlc.load(lists).notes)
 

@@ -15,7 +15,7 @@ from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import CROPPED, ImageFiles, PackedText, Resizing
 from rfdlc.data.load import find_reader, known_names, load, options_of
-from rfdlc.data.sources import arrays, embedded, image_files, image_table
+from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
@@ -105,10 +105,10 @@ def open_samples(
     reader, found = find_reader(source, root)
     if reader is image_files.read_folder:
         return _folder(found, spec, split, skip_broken, allow_links)
-    if reader is image_files.read_list:
+    if reader is image_lists.read_list:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
-        file = image_files.list_file(found, split, whole=whole)
-        named = image_files.find_listed_images(file, spec.classes.names, allow_links)
+        file = image_lists.list_file(found, split, whole=whole)
+        named = image_lists.find_listed_images(file, spec.classes.names, allow_links)
         return of_files(*named, spec, skip_broken)
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
@@ -137,11 +137,11 @@ def open_splits(
         reader, found_at = find_reader(source, root)
         if reader is image_files.read_folder:
             splits, names = image_files.folder_splits(found_at, options.get("allow_links", False))
-        elif reader is image_files.read_list:
-            files, names = image_files.list_splits(found_at)
+        elif reader is image_lists.read_list:
+            files, names = image_lists.list_splits(found_at)
             known = replace(spec, classes=Classes(tuple(names)))
             skip, links = options.get("skip_broken", False), options.get("allow_links", False)
-            lists = {split: image_files.find_listed_images(file, names, links) for split, file in files.items()}
+            lists = {split: image_lists.find_listed_images(file, names, links) for split, file in files.items()}
             return {split: of_files(*found, known, skip) for split, found in lists.items()}, tuple(names)
         elif reader in (arrays.read, arrays.read_npy):
             found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))

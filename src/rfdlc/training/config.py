@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationE
 from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.load import all_options
 from rfdlc.data.loader import SAMPLINGS
-from rfdlc.data.sources.image_files import plain_name
+from rfdlc.data.sources.image_lists import plain_name
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.decider import COMBINATIONS
 from rfdlc.errors import InputError, choose, expect
