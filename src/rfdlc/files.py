@@ -73,6 +73,7 @@ def owned(file: Path) -> Iterator[str]:
             break
         os.close(place)  # of a process that has just removed it
     try:
+        os.ftruncate(place, 0)  # what a killed process left
         os.write(place, f"process {os.getpid()} on {platform.node()}".encode())
         yield ""
     finally:

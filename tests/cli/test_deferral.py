@@ -41,7 +41,8 @@ def test_expert_and_budget(run, folder):
     assert {row["reason"] for row in handed} == {"expected utility"}
     over = [row for row in rows if row["reason"] == "over budget"]
     assert over
-    assert f"Budget total 0.05: {len(over)} more are worth handing over" in out
+    assert "Budget: total 0.05 (the next one would gain " in out
+    assert f"; {len(over)} more samples are worth handing over." in out
     confusion = [[0.8, 0.2, 0], [0.2, 0.8, 0], [0, 0, 1]]
     utility = Utility.one_hot(NAMES).with_expert("doctor", confusion=confusion, cost=0.05)
     val, test = Predictions.load("val.npz"), Predictions.load("test.npz")
@@ -98,3 +99,22 @@ def test_bad_input_is_one_line(run, folder, words, message):
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_shares_are_read_with_spaces_and_named_by_their_option(run, folder):
+    words = ("decide", "test.npz", "--calibrate", "val.npz", "--abstain", "0.6")
+    assert run(*words, "--budget", "total=10%, abstain=2%")[0] == 0
+    code, _, err = run(*words, "--unfamiliar", "200")
+    assert code == 2
+    assert "--unfamiliar '200': expected a share of the samples" in err
+
+
+def test_suspects_do_not_replace_the_predictions(run, folder):
+    before = (folder / "test.npz").read_bytes()
+    run("decide", "test.npz", "--out", "copy.csv")
+    (folder / "p.csv").write_text("cat,dog,newt,target\n" + "0.9,0.1,0,dog\n0.1,0.9,0,dog\n" * 30)
+    code, _, err = run("mislabelled", "p.csv", "--out", "p.csv")
+    assert code == 2
+    assert "p.csv: this file holds the predictions; choose another file" in err
+    assert (folder / "p.csv").read_text().startswith("cat,dog,newt,target")
+    assert (folder / "test.npz").read_bytes() == before

@@ -273,3 +273,15 @@ def test_utility_against_budget_is_that_of_the_exact_batches():
     low, high = result.intervals["utility_by_budget.0.05"]
     assert low < result.utility_by_budget[0.05] < high
     assert evaluate(p, y, utility=Utility.one_hot(5)).utility_by_budget == {}
+
+
+def test_nothing_is_over_budget_without_a_budget():
+    p = probabilities(200, 3, 0)
+    decider = Decider(Utility.one_hot(3).with_abstain(0.95), rule="argmax")
+    assert set(decider.explain(p).reason) == {""}
+
+
+def test_an_action_may_not_have_the_name_of_all():
+    p = probabilities(200, 3, 0)
+    with pytest.raises(InputError, match="an action is called 'total', the name of the budget of all: rename"):
+        Decider(Utility.one_hot(3).with_abstain(0.5, "total")).fit_budget(p, p.argmax(axis=1), budget="5%")

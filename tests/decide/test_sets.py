@@ -286,3 +286,16 @@ def test_bad_sets_are_refused():
             SetUtility(discount)
     with pytest.raises(InputError, match=r"discount 'u66' is unknown.*did you mean 'u65'"):
         Decider(Utility.one_hot(3), sets="u66")
+
+
+@pytest.mark.parametrize("kind", ["class", "macro"])
+def test_samples_that_calibrated_with_equal_weights_keep_the_promise(kind):
+    """Folds carry the prior that the decider carries, however its calibration was weighted."""
+    rng, prior = np.random.default_rng(0), np.array([0.85, 0.1, 0.05])
+    (z, y), (new, true) = world(2000, rng, prior), world(20_000, rng, prior)
+    fitted = Decider(Utility.one_hot(3), train_prior=prior, calibration="bias-corrected-temperature", target_prior=None)
+    sets = fitted.fit(z, y, logits=True, balanced=True).fit_sets(z, y, logits=True, kind=kind, coverage=0.9)
+    covered = sets.decide_sets(new, logits=True)[np.arange(len(true)), true]
+    assert covered.mean() == pytest.approx(0.9, abs=0.02)
+    if kind == "class":
+        assert [covered[true == c].mean() for c in range(3)] == pytest.approx([0.9] * 3, abs=0.06)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from rfdlc import Classes, Decider, InputError, Predictions, Utility
+from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.decide.scores import Scores
+from rfdlc.decide.streams import StreamController
 from rfdlc.decide.unfamiliar import SHRINKAGE, FeatureDistance, Unfamiliar, energy
 
 COUNTS = (300, 200, 100, 60, 30, 12)
@@ -122,3 +123,50 @@ def test_what_cannot_be_fitted_is_named(world):
         decider.fit_unfamiliar(logits_of(x)[:10], y[:10], false_alarm=0.01)
     with pytest.raises(InputError, match=r"shape \(3, 2\) for 2 targets"):
         FeatureDistance.fit(np.zeros((3, 2)), [0, 1])
+
+
+@pytest.fixture(scope="module")
+def watchful(world):
+    """A decider with both a budget and thresholds, and a mixture of familiar and strange samples."""
+    (x, y), (test, truth), (new, _) = world["held"], world["test"], world["new"]
+    held = Predictions(logits=logits_of(x), targets=y, classes=CLASSES)
+    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0.9)).fit_unfamiliar(held, false_alarm=0.05)
+    both = np.concatenate([logits_of(test), logits_of(new)]), np.concatenate([truth, np.zeros(len(new), dtype=int)])
+    order = np.random.default_rng(1).permutation(len(both[1]))
+    return decider.fit_budget(held, budget="5%"), both[0][order], both[1][order]
+
+
+def test_every_way_to_actions_knows_unfamiliar_samples(watchful):
+    decider, z, y = watchful
+    explained = decider.explain(z, logits=True)
+    strange = explained.reason == "unfamiliar"
+    assert strange.sum() > 300
+    decided = decider.decide(z, logits=True)
+    np.testing.assert_array_equal(decided, explained.action)
+    np.testing.assert_array_equal(evaluate(z, y, decider, logits=True).outcomes.actions, decided)
+    streamed = StreamController(decider).decide(z, logits=True)
+    abstain = decider.utility.actions.index("abstain")
+    assert (streamed[strange] == abstain).all()
+    assert (streamed[~strange] == abstain).mean() <= 0.055
+
+
+def test_unfamiliar_samples_take_no_share_of_a_batch(watchful):
+    decider, z, _ = watchful
+    found = decider.explain(z, logits=True, batch=True)
+    strange, abstain = found.reason == "unfamiliar", decider.utility.actions.index("abstain")
+    assert (found.action[strange] == abstain).all()
+    wanted = (found.reason == "over budget").any()
+    others = int((found.action[~strange] == abstain).sum())
+    assert others == int(0.05 * len(z)) if wanted else others <= int(0.05 * len(z))
+
+
+def test_thresholds_without_counts_serve_classes_with_counts(world):
+    x, y = world["held"]
+    plain = Decider(Utility.one_hot(6).with_abstain(0.5)).fit_unfamiliar(logits_of(x), y)
+    known = plain.replace(utility=Utility.one_hot(Classes.from_counts(COUNTS)).with_abstain(0.5))
+    np.testing.assert_array_equal(known.decide(logits_of(x), logits=True), plain.decide(logits_of(x), logits=True))
+
+
+def test_unfamiliarity_is_a_number():
+    with pytest.raises(InputError, match="unfamiliarity has values that are not finite"):
+        Predictions(logits=np.zeros((2, 2)), unfamiliarity=[0.1, np.nan])

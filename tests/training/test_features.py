@@ -301,3 +301,18 @@ def test_exported_and_served_it_decides_the_same(run, data, tmp_path):
         answer = Answer.of(backend.decider, *backend.compute(data.test.array))
         names = [backend.decider.utility.actions[action] for action in actions]
         assert answer.columns["action"] == names
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared"), [({}, 1), ({"widths": (8, 8)}, 1), ({"whiten": 0.0, "widths": (8,)}, 0)]
+)
+def test_particles_share_whitening_and_nothing_else(settings, shared):
+    row, config = resolve("rf-dlc", "", {"preset": "features", "particles": 3, **settings}, "features", 100)
+    net = method_net(row, config, (20,), Classes.from_counts([50, 30, 20]), (0,))
+    assert len(net.trunk) == shared
+    assert all(isinstance(layer, Whitening) for layer in net.trunk)
+
+
+def test_images_are_whitened_after_their_augmentation(tmp_path):
+    settings = {"backbone": "mlp", "whiten": 0.4, "widths": (4,), "epochs": 1, "device": "cpu"}
+    assert len(rfdlc.train("digits-lt", "rf-dlc", tmp_path / "run", **settings).predict("digits-lt")) == 450

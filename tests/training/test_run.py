@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import platform
 import resource
 import shutil
 import signal
@@ -19,6 +20,7 @@ from torch import nn
 
 import rfdlc
 from rfdlc.errors import InputError
+from rfdlc.files import owned
 from rfdlc.training import run as run_module
 from rfdlc.training import trainer
 from rfdlc.training.loop import TrainingStopped
@@ -284,7 +286,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_continued(whole, tmp
     assert weights(tmp_path / "run") == weights(whole)
     assert not (tmp_path / "run" / "previous.ckpt").exists()
     flipped(tmp_path / "run" / "model.safetensors")
-    with pytest.raises(InputError, match=r"model.safetensors is damaged: its checksum is wrong"):
+    with pytest.raises(InputError, match=r"^\S*model.safetensors is damaged: its checksum is wrong"):
         rfdlc.Model.load(tmp_path / "run")
 
 
@@ -473,3 +475,10 @@ def test_a_cross_validation_is_not_a_run_folder(tmp_path):
     (tmp_path / "fold-0").mkdir()
     with pytest.raises(rfdlc.InputError, match=r"a cross-validation, of which each fold is one, such as .*fold-0"):
         rfdlc.Model.load(tmp_path)
+
+
+def test_the_name_of_a_killed_owner_is_replaced(tmp_path):
+    (tmp_path / ".lock").write_text("process 1 on " + "a" * 100)
+    with owned(tmp_path / ".lock") as other:
+        assert not other
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {platform.node()}"

@@ -271,3 +271,9 @@ def test_predictions_of_a_table_keep_what_names_its_rows(tmp_path):
     with pytest.warns(UserWarning, match="'colour' has categories that training did not see \\(green\\)"):
         rfdlc.predict(tmp_path / "run", tmp_path / "new.csv", tmp_path / "p.csv")
     assert pd.read_csv(tmp_path / "p.csv")["id"].tolist() == [f"beetle {i}" for i in range(9)]
+
+
+def test_members_that_are_worse_than_chance_get_equal_weights():
+    wrong = np.log(np.tile([0.2, 0.8], (3, 40, 1)))
+    weights = tabular._weights(wrong, np.zeros(40, dtype=np.int64), np.full(40, 1 / 40))
+    np.testing.assert_allclose(weights, 1 / 3)

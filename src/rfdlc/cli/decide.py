@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 import rfdlc
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
-from rfdlc.cli.writing import check_writable, new_table, output
+from rfdlc.cli.writing import check_other, check_writable, new_table, output
 from rfdlc.errors import expect, listing
 from rfdlc.files import replacing
 
@@ -51,8 +51,7 @@ def decide(
 
     check_writable(out, endings=(".csv", ".parquet"))
     check_writable(save_decider)
-    same = out is not None and out.exists() and file.exists() and out.samefile(file)
-    expect(not same, f"{out}: this file holds the predictions; choose another file")
+    check_other(out, file)
     predictions, decider = request.prepare(file)
     found, columns = decider.explain(predictions, batch=True), dict[str, list[Any]]()
     if out is not None or json:
@@ -230,18 +229,17 @@ def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[s
 def _handed_over(decider: "rfdlc.Decider", found: "Explanation") -> list[str]:
     """The shares of a budget, and what one more hand-over would bring; false alarms of unfamiliar samples."""
     from rfdlc.decide.metrics import readable
+    from rfdlc.decide.rules import OVER_BUDGET, UNFAMILIAR
 
     lines, budget, known = [], decider.budget, decider.unfamiliar
     if budget is not None:
-        shares = ", ".join(f"{name} {share:.3g}" for name, share in budget.shares.items())
-        kept = int((found.reason == "over budget").sum())
-        worth = ", ".join(f"{name} {readable(price)}" for name, price in budget.prices.items())
-        lines.append(f"Budget {shares}: {kept:,} more are worth handing over; the next one is worth {worth}.")
+        gains = {name: f"the next one would gain {readable(price)}" for name, price in budget.prices.items()}
+        shares = ", ".join(f"{name} {share:.3g} ({gains[name]})" for name, share in budget.shares.items())
+        kept = int((found.reason == OVER_BUDGET).sum())
+        lines.append(f"Budget: {shares}; {kept:,} more samples are worth handing over.")
     if known is not None:
-        count, rates = (
-            int((found.reason == "unfamiliar").sum()),
-            ", ".join(f"{n} {r:.1%}" for n, r in known.rates.items()),
-        )
+        count = int((found.reason == UNFAMILIAR).sum())
+        rates = ", ".join(f"{name} {rate:.1%}" for name, rate in known.rates.items())
         lines.append(f"{count:,} unfamiliar; false alarms among held-out samples: {rates}.")
     return lines
 
@@ -313,6 +311,7 @@ def mislabelled(
     from rfdlc.tables import write_table
 
     check_writable(out, endings=(".csv", ".parquet"))
+    check_other(out, file)
     predictions, decider = request.prepare(file)
     found = rfdlc.find_mislabelled(predictions, decider=decider)
     ids = found.rows.tolist() if predictions.ids is None else predictions.ids[found.rows].tolist()

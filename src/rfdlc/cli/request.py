@@ -233,10 +233,11 @@ def with_deferral(
             "FILE, or a run folder with held-out.npz (a saved decider keeps its own without the option)",
         )
     if false_alarm is not None:
-        decider = decider.fit_unfamiliar(held, false_alarm=as_share(false_alarm))
+        decider = decider.fit_unfamiliar(held, false_alarm=as_share(false_alarm, "--unfamiliar"))
     if budget is None:
         return decider
-    pairs = dict(item.partition("=")[::2] for item in budget.split(",")) if "=" in budget else budget
+    items = (item.partition("=") for item in budget.split(","))
+    pairs = {name.strip(): share for name, _, share in items} if "=" in budget else budget
     return decider.fit_budget(held, budget=pairs)
 
 

@@ -9,6 +9,12 @@ from typing import Any
 from rfdlc.errors import expect
 
 
+def check_other(out: Path | None, file: Path) -> None:
+    """Raise if the result would replace the predictions that it is made from."""
+    same = out is not None and out.exists() and file.exists() and out.samefile(file)
+    expect(not same, f"{out}: this file holds the predictions; choose another file")
+
+
 def check_writable(path: Path | None, *, force: bool = True, endings: Sequence[str] = ()) -> None:
     """Raise before any long work if the result, where there is one, cannot be written there."""
     if path is None:

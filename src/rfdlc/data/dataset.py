@@ -227,7 +227,7 @@ def choose_split(name: str, splits: Collection[str], wanted: str | None) -> str:
     chosen = wanted or next((split for split in reversed(SPLITS) if split in splits), "")
     expect(chosen in splits, f"{name} has no split {chosen!r}: it has {', '.join(splits) or 'none'}")
     if wanted is None and len(splits) > 1:
-        announce(f"{name}: using the split {chosen!r}; split chooses another of {', '.join(splits)}")
+        announce(f"{name}: using the split {chosen!r} of {', '.join(splits)}; set split to use another one")
     return chosen
 
 

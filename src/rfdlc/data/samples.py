@@ -227,7 +227,7 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
     features = {column.name for column in encoder.columns}
     rows = TableRows(path, split, _target(path, spec, features), spec.classes.names)
     others = [name for name in rows.names if name not in features]
-    identity = next((name for name in others if name == encoder.identity), next(filter(names_rows, others), None))
+    identity = encoder.identity if encoder.identity in others else next(filter(names_rows, others), None)
 
     def read(wanted: range) -> Chunk:
         cells = rows[wanted]

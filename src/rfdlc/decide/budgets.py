@@ -82,13 +82,14 @@ def as_shares(given: Any, utility: Utility) -> dict[str, float]:
     """A share ("5%", 0.05) of all hand-overs, or shares by action, as numbers by name."""
     handing = [name for name, c in zip(utility.actions, utility.decided_class, strict=True) if c < 0]
     expect(handing, "a budget limits hand-overs, but every action decides for a class: add one (abstain, an expert)")
+    expect(TOTAL not in handing, f"an action is called {TOTAL!r}, the name of the budget of all: rename the action")
     named = given if isinstance(given, Mapping) else {TOTAL: given}
     unknown = [str(name) for name in named if name not in (TOTAL, *handing)]
     expect(named and not unknown, f"budget of {listing(unknown) or 'nothing'}: expected {listing([TOTAL, *handing])}")
     return {str(name): as_share(value) for name, value in named.items()}
 
 
-def as_share(given: Any) -> float:
+def as_share(given: Any, what: str = "budget") -> float:
     """0.05 or "5%" as a number between 0 and 1.
 
     >>> as_share("5%"), as_share(0.05)
@@ -99,32 +100,40 @@ def as_share(given: Any) -> float:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = -1.0
-    expect(0 <= share <= 1, f"budget {given!r}: expected a share of the samples from 0 to 1, such as 0.05 or 5%")
+    expect(0 <= share <= 1, f"{what} {given!r}: expected a share of the samples from 0 to 1, such as 0.05 or 5%")
     return share
 
 
-def fitted_budget(decider: "Decider", scores: Scores, targets: Indices, budget: Any) -> Budget:
-    """Prices at which held-out samples, weighted to the prior that is decided for, keep to the budget."""
+def fitted_budget(decider: "Decider", scores: Scores, targets: Indices, budget: Any, handed: Any = False) -> Budget:
+    """Prices at which held-out samples, weighted to the prior that is decided for, keep to the budget.
+
+    Samples that are `handed` over anyway (N,) take no share.
+    """
     p = out_of_fold(decider, scores, targets, folds=5 if decider.overlap(scores, targets) else 0)
-    return budget_of(decider, p, targets, budget)
+    return budget_of(decider, p, targets, budget, handed)
 
 
-def budget_of(decider: "Decider", p: Floats, targets: Indices, budget: Any) -> Budget:
+def budget_of(decider: "Decider", p: Floats, targets: Indices, budget: Any, handed: Any = False) -> Budget:
     """Prices from corrected probabilities (N, C) of held-out samples."""
     expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
     utility, prior, shares = decider.utility, decider.decided_prior, as_shares(budget, decider.utility)
     weights = np.ones(len(p)) if prior is None else prior[targets] / np.bincount(targets)[targets]
     worth = Worth.of(utility, p)
+    worth.gains[np.broadcast_to(handed, len(p))] = -1.0
     names, groups = limited_actions(shares, worth, utility)
     _, prices = assign(worth.gains, groups, [shares[name] * float(weights.sum()) for name in names], weights)
     return Budget(shares, dict(zip(names, prices.tolist(), strict=True)))
 
 
-def kept_to(decider: "Decider", scores: Scores, batch: bool) -> Indices:
-    """Actions (N,) by the prices of a decider with a budget, or, of a whole batch, within the shares exactly."""
+def kept_to(decider: "Decider", scores: Scores, batch: bool, handed: Any = False) -> Indices:
+    """Actions (N,) by the prices of a decider with a budget, or, of a whole batch, within the shares exactly.
+
+    Samples that are `handed` over anyway (N,) take no share.
+    """
     if not batch or decider.budget is None:
         return np.concatenate([largest(decider.gains(p)) for _, p in decider.stream(scores)])
     worth = Worth.of(decider.utility, np.concatenate([p for _, p in decider.stream(scores)]))
+    worth.gains[np.broadcast_to(handed, len(scores))] = -1.0
     names, groups = limited_actions(decider.budget.shares, worth, decider.utility)
     counts = [float(np.floor(decider.budget.shares[name] * len(scores) + TIE)) for name in names]
     return worth.chosen(assign(worth.gains, groups, counts)[0])

@@ -23,7 +23,7 @@ from rfdlc.decide.priors import Prior, PriorEstimate, as_prior, as_weights
 from rfdlc.decide.rules import RULES, WARNINGS, Explanation, corrected, explained, largest
 from rfdlc.decide.scores import CorrectedProbabilities, Floats, Scores, as_scores, log_softmax, safe_log, softmax
 from rfdlc.decide.sets import PredictionSets, as_sets, check_coverage
-from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, handed_over, unfamiliar_action
+from rfdlc.decide.unfamiliar import Unfamiliar, fitted_unfamiliar, flags, handed_over, unfamiliar_action
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, choose, expect, listing
 
@@ -153,16 +153,14 @@ class Decider:
         check_coverage(coverage)
         checked, y = self.read_labelled(scores, targets, logits)
         p = out_of_fold(self, checked, y, folds=5 if self.overlap(checked, y) else 0)
-        options = {"prior": self.decided_prior, "shifted": self.prior_warning(y) is not None} | options
-        sets = PredictionSets.fit(p, y, self.utility.classes, kind=kind, coverage=coverage, **options)
-        return self.replace(sets=sets)
+        options = {"prior": self.decided_prior, "shifted": self.prior_warning(y) is not None, "kind": kind} | options
+        return self.replace(sets=PredictionSets.fit(p, y, self.utility.classes, coverage=coverage, **options))
 
     def decide_sets(self, scores: Any, *, logits: bool = False, seed: int = 0) -> NDArray[np.bool_]:
         """Which classes are in the set of each sample (N, C); `seed` is for randomised sets."""
         if self.sets is None:
             raise InputError(wording.NEEDS_SETS)
-        rng = np.random.default_rng(seed)
-        pieces = self.stream(self.read(scores, logits))
+        rng, pieces = np.random.default_rng(seed), self.stream(self.read(scores, logits))
         return np.concatenate([self.sets.members(p, self.utility, rng) for _, p in pieces])
 
     def fit_budget(
@@ -173,7 +171,8 @@ class Decider:
         It is a share of all samples ("5%", 0.05), or shares by action: `{"radiologist": 0.02, "total": 0.1}`. Prices
         are those of held-out samples, weighted as if their classes had the prior that is decided for.
         """
-        return self.replace(budget=budgets.fitted_budget(self, *self.read_labelled(scores, targets, logits), budget))
+        checked, y = self.read_labelled(scores, targets, logits)
+        return self.replace(budget=budgets.fitted_budget(self, checked, y, budget, flags(self, checked)))
 
     def fit_unfamiliar(
         self, scores: Any, targets: ArrayLike | None = None, *, false_alarm: float = 0.05, logits: bool = True
@@ -250,11 +249,12 @@ class Decider:
         chosen = np.where(unfamiliar, unfamiliar_action(self.utility, p), largest(self.gains(p)))
         return self._explained([(slice(None), p)], chosen, unfamiliar)
 
-    def _explained(self, pieces: Iterable[tuple[slice, Floats]], *limited: Any) -> Explanation:
+    def _explained(self, pieces: Iterable[tuple[slice, Floats]], *given: Any) -> Explanation:
         chunks, rng = [], np.random.default_rng(0)
         for rows, p in pieces:
             sets = () if self.sets is None else (self.sets.members(p, self.utility, rng),)
-            chunks.append((*explained(self.utility, self.gains(p), p, *(each[rows] for each in limited)), *sets))
+            own, limited = (each[rows] for each in given), self.budget is not None
+            chunks.append((*explained(self.utility, self.gains(p), p, *own, limited=limited), *sets))
         return Explanation(self.utility.actions, *map(np.concatenate, zip(*chunks, strict=True)))
 
     def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:

@@ -13,6 +13,7 @@ from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.scores import Floats, Scores
+from rfdlc.decide.unfamiliar import handed_over
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
@@ -125,9 +126,11 @@ def observe(scores: Scores, y: Indices, decider: Decider, kind: str = "decision-
     needs = "uncertainty 'evidential' needs logits, but these are probabilities: choose another"
     expect(scores.logits or kind != "evidential", needs)
     rank, parts, rng = UNCERTAINTIES[kind], [], np.random.default_rng(0)
+    limited = None if decider.unfamiliar is None else handed_over(decider, scores, False)[0]
     for rows, p in decider.stream(scores):
+        actions = decider.decide_probabilities(p) if limited is None else limited[rows]
         certainty = None if rank is None else -rank(p, scores.values[:, rows], scores.logits)
-        found = Outcomes.of(decider.utility, y[rows], decider.decide_probabilities(p), p, certainty)
+        found = Outcomes.of(decider.utility, y[rows], actions, p, certainty)
         if decider.sets is not None:
             sets = decider.sets.members(p, decider.utility, rng)
             found = replace(found, covered=sets[np.arange(len(p)), y[rows]], set_size=sets.sum(axis=1))

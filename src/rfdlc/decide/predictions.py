@@ -82,6 +82,8 @@ class Predictions:
         self.ids: NDArray[np.str_] | None = None if ids is None else readable_ids(as_array(ids).astype(str).reshape(-1))
         self.uncertainty = _numbers(uncertainty, "uncertainty")
         self.unfamiliarity = _numbers(unfamiliarity, "unfamiliarity")
+        finite = self.unfamiliarity is None or bool(np.isfinite(self.unfamiliarity).all())
+        expect(finite, "unfamiliarity has values that are not finite: leave out such samples, or give numbers")
         known = {"uncertainty": self.uncertainty, "unfamiliarity": self.unfamiliarity}
         for what, values in {"targets": self.targets, "ids": self.ids, **known}.items():
             shape = None if values is None else values.shape

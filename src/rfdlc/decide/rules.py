@@ -46,22 +46,30 @@ class Explanation:
 
 
 def explained(
-    utility: Utility, gains: Floats, p: Floats, chosen: Indices | None = None, unfamiliar: Any = None
+    utility: Utility,
+    gains: Floats,
+    p: Floats,
+    chosen: Indices | None = None,
+    unfamiliar: Any = None,
+    *,
+    limited: bool = False,
 ) -> tuple[NDArray[Any], ...]:
     """The columns of an Explanation, from gains (n, A), corrected probabilities (n, C) and chosen actions if known."""
     values, rows, top = p @ utility.matrix, np.arange(len(p)), largest(p)
     first = largest(gains) if chosen is None else chosen
     others = gains.copy()
     others[rows, first] = -np.inf
-    second, reason = largest(others), reasons(utility, values, first, unfamiliar)
+    second, reason = largest(others), reasons(utility, values, first, unfamiliar, limited=limited)
     return first, values[rows, first], second, values[rows, second], top, p[rows, top], reason
 
 
-def reasons(utility: Utility, values: Floats, chosen: Indices, unfamiliar: Any = None) -> NDArray[np.str_]:
-    """Why samples are handed over, or kept although handing over is worth more, from expected utilities (n, A)."""
+def reasons(
+    utility: Utility, values: Floats, chosen: Indices, unfamiliar: Any = None, *, limited: bool
+) -> NDArray[np.str_]:
+    """Why samples are handed over, or `limited` by a budget, kept although that is worth more; from values (n, A)."""
     handing = utility.decided_class < 0
     best = np.where(handing, values, -np.inf).max(axis=1) > np.where(handing, -np.inf, values).max(axis=1)
-    reason = np.where(handing[chosen], EXPECTED_UTILITY, np.where(best, OVER_BUDGET, ""))
+    reason = np.where(handing[chosen], EXPECTED_UTILITY, np.where(best & limited, OVER_BUDGET, ""))
     return reason if unfamiliar is None else np.where(unfamiliar, UNFAMILIAR, reason)
 
 

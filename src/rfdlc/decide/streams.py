@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rfdlc.decide.budgets import Worth, limited_actions
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.unfamiliar import flags, unfamiliar_action
 from rfdlc.errors import InputError, expect
 
 REFRESHED = 40  # times per window prices are computed again
@@ -71,10 +72,12 @@ class StreamController:
         named = [""] * len(checked) if days is None else [str(day) for day in days]
         expect(len(named) == len(checked), f"{len(named)} days for {len(checked)} samples: expected one per sample")
         expect(self.per_day is None or days is not None, "per_day needs the day of each sample: give days")
-        worth = Worth.of(decider.utility, np.concatenate([p for _, p in decider.stream(checked)]))
+        p = np.concatenate([p for _, p in decider.stream(checked)])
+        worth, strange = Worth.of(decider.utility, p), flags(decider, checked)
         groups = limited_actions(budget.shares if budget else {}, worth, decider.utility)[1]
-        choice = np.array([self._choose(row, groups, day) for row, day in zip(worth.gains, named, strict=True)])
-        return worth.chosen(choice)
+        rows = zip(worth.gains, named, strange, strict=True)
+        choice = np.array([-1 if odd else self._choose(row, groups, day) for row, day, odd in rows], dtype=np.int64)
+        return np.where(strange, unfamiliar_action(decider.utility, p), worth.chosen(choice))
 
     def _choose(self, gains: NDArray[np.float64], groups: NDArray[np.bool_], day: str) -> int:
         counted = self.counts.setdefault(day, {"samples": 0, "handed_over": 0})

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.budgets import kept_to
 from rfdlc.decide.classes import Classes, Indices, as_array
-from rfdlc.decide.rules import UNFAMILIAR
+from rfdlc.decide.rules import UNFAMILIAR, largest
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
@@ -37,7 +37,7 @@ class Unfamiliar:
     false_alarm : float
         The share of familiar samples that may be called unfamiliar.
     thresholds : dict
-        By region: `head`, `middle`, `tail`; or `all`, if training counts are not known.
+        By region: `head`, `med`, `tail`; or `all`, if training counts are not known.
     rates : dict
         Share of held-out samples above the thresholds, by region of the true class.
     kind : {"energy", "given"}
@@ -87,7 +87,8 @@ class Unfamiliar:
     def limits(self, classes: Classes) -> NDArray[np.float64]:
         """The threshold by most probable class (C,)."""
         limits = np.full(len(classes), np.inf)
-        for name, members in _regions(classes).items():
+        everywhere = {EVERYWHERE: np.arange(len(classes))}  # thresholds that were found without training counts
+        for name, members in (everywhere if EVERYWHERE in self.thresholds else _regions(classes)).items():
             limits[members] = self.thresholds[name]
         return limits
 
@@ -158,7 +159,7 @@ def fitted_unfamiliar(decider: "Decider", scores: Scores, targets: Indices, fals
     handing = decider.utility.decided_class < 0
     expect(handing.any(), "unfamiliar samples are handed over, but every action decides for a class: add one (abstain)")
     kind = "energy" if scores.unfamiliarity is None else "given"
-    likeliest = np.concatenate([p.argmax(axis=1) for _, p in decider.stream(scores)])
+    likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
     options: dict[str, Any] = {"false_alarm": false_alarm, "kind": kind}
     return Unfamiliar.fit(_score(scores, kind), likeliest, targets, decider.utility.classes, **options)
 
@@ -168,12 +169,17 @@ def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indice
 
     These get the action `unfamiliar` if there is one, or else the best action that hands over.
     """
-    actions, found, utility = kept_to(decider, scores, batch), decider.unfamiliar, decider.utility
+    found, utility = decider.unfamiliar, decider.utility
     if found is None:
+        actions = kept_to(decider, scores, batch)
         return actions, np.zeros(len(actions), dtype=bool)
-    flagged = flags(decider, scores)
-    forced = np.concatenate([unfamiliar_action(utility, p) for _, p in decider.stream(scores)])
-    return np.where(flagged, forced, actions), flagged
+    pieces = (p for _, p in decider.stream(scores))  # once: every pass calibrates all scores
+    each = [(largest(decider.gains(p)), unfamiliar_action(utility, p), largest(p)) for p in pieces]
+    kept, forced, likeliest = map(np.concatenate, zip(*each, strict=True))
+    flagged = found.above(_score(scores, found.kind), likeliest, utility.classes)
+    if batch and decider.budget is not None:
+        kept = kept_to(decider, scores, batch, flagged)
+    return np.where(flagged, forced, kept), flagged
 
 
 def flags(decider: "Decider", scores: Scores) -> NDArray[np.bool_]:
@@ -181,7 +187,7 @@ def flags(decider: "Decider", scores: Scores) -> NDArray[np.bool_]:
     found = decider.unfamiliar
     if found is None:
         return np.zeros(len(scores), dtype=bool)
-    likeliest = np.concatenate([p.argmax(axis=1) for _, p in decider.stream(scores)])
+    likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
     return found.above(_score(scores, found.kind), likeliest, decider.utility.classes)
 
 

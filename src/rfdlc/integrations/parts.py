@@ -78,8 +78,11 @@ class Parts:
             own = sum(len(self.rows(part)) for part in self._numbers[rank::world_size])
             done = own - sum(len(self.rows(part)) for part in mine)
             share = f", 1 of {world_size} shares" if world_size > 1 else ""
+            begun = self.folder / f"joined-begun{self.out.suffix}"
             if mine == list(self._numbers):
-                self.store.begin(self.folder / f"joined-begun{self.out.suffix}", self.count)
+                self.store.begin(begun, self.count)
+            elif world_size == 1:
+                begun.unlink(missing_ok=True)  # of a process that was killed
             try:
                 with live(own, f"{description}{share}", done) as show:
 
@@ -254,7 +257,8 @@ class ArrayStore:
     def begin(self, path: Path | None, count: int = 0) -> None:
         if self._begun is not None:
             self._begun.close()
-        self._begun = None if path is None else Begun(path, count)
+            self._begun.path.unlink(missing_ok=True)  # of no use, unless `join` has moved it
+        self._begun = Begun(path, count) if path is not None and count else None
 
     def write(self, path: Path, rows: Any, skipped: bytes) -> None:
         with path.open("wb") as file:  # numpy would add a suffix to the path

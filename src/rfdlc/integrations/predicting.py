@@ -113,7 +113,8 @@ class Table:
 
         self.model, self.samples, self.kind = model, samples, RAW if raw else CORRECTED
         self.decider = decider = model.decider.replace(utility=utility)
-        self.written = decider.replace(fitted=None, train_prior=None, target_prior=None, sets=None) if raw else decider
+        plain = dict.fromkeys(("fitted", "train_prior", "target_prior", "sets", "budget"))
+        self.written = decider.replace(**plain) if raw else decider
         matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
         self.one_hot = decider.rule == "expected-utility" and np.array_equal(matrix, np.eye(len(matrix)))
         classes = model.classes.names

@@ -206,6 +206,15 @@ class TrainConfig(BaseModel):
         """The last epoch before what is deferred starts."""
         return round(self.deferred * self.epochs)
 
+    @property
+    def folds(self) -> int:
+        """Trainings with held-out samples; a refit comes after them."""
+        return self.calibration_folds if self.refit else 1
+
+    @property
+    def trainings(self) -> int:
+        return self.folds + self.refit
+
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 

@@ -247,7 +247,7 @@ def _whitened_once(net: ParticleNet, stage: PreparedStage) -> list[Whitening]:
     loader, layers = stage.loader, [layer for layer in list(net.trunk)[:1] if isinstance(layer, Whitening)]
     if not layers or net.runs > 1 or not isinstance(loader, ResidentLoader) or loader.device.type != "cpu":
         return []
-    if loader.inputs.numel() > WHITENED_AT_ONCE:
+    if loader.inputs.ndim > 2 or loader.inputs.numel() > WHITENED_AT_ONCE:  # images are augmented first
         return []
     with torch.no_grad():
         loader.transform(lambda inputs: layers[0](inputs[None])[0])

@@ -279,9 +279,10 @@ def method_net(
         else:
             found = backbone(name, seen, config.widths, config.whiten)
         options: dict[str, Any] = {name: getattr(config, name) for name in ("head", "head_scale", "dropout")}
-        options["shared_stages"] = min(
-            config.shared_stages, max(0, len(found.stages) - (name == "mlp" and len(config.widths) > 0))
-        )
+        mlp = name == "mlp" and network is None
+        white = len(found.stages) - len(config.widths) if mlp else 0  # whitening is the same for all particles
+        deepest = max(0, len(found.stages) - white - mlp)
+        options["shared_stages"] = white + min(config.shared_stages, deepest)
         combine = partial(method.combination, config, classes)
         net = ParticleNet(found, len(classes), particles=config.particles, seeds=seeds, combine=combine, **options)
     if seen != shape:

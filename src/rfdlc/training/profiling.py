@@ -106,8 +106,7 @@ def profile(
     parts["optimiser"] = max(whole - both, 0.0)
     workers = stage.loader.workers if isinstance(stage.loader, StreamedLoader) else None
     evaluation, ahead = evaluation * len(held) / len(few), bool(workers) and device.type == "cuda"
-    trainings = config.calibration_folds + 1 if config.refit else 1
-    return Profile(parts, evaluation, steps, len(row.stages), trainings, traffic, bandwidth, workers, ahead)
+    return Profile(parts, evaluation, steps, len(row.stages), config.trainings, traffic, bandwidth, workers, ahead)
 
 
 def _reading(loader: ResidentLoader | StreamedLoader, device: torch.device) -> float:

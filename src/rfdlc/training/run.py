@@ -118,12 +118,11 @@ class Run:
 
     @property
     def folds(self) -> int:
-        """Trainings with held-out samples; a refit comes after them."""
-        return self.config.calibration_folds if self.config.refit else 1
+        return self.config.folds
 
     @property
     def trainings(self) -> int:
-        return self.folds + self.config.refit
+        return self.config.trainings
 
     @property
     def exists(self) -> bool:
@@ -260,6 +259,8 @@ class Run:
 def _readable(path: Path, what: str) -> Iterator[None]:
     try:
         yield
+    except InputError:
+        raise
     except (SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
         raise InputError(f"{path} is not {what} ({error})") from None
 

@@ -243,7 +243,8 @@ def _fit_quadratic(classes: int, x: Floats, y: Indices, weights: Any, seed: int)
     from sklearn.linear_model import LogisticRegression
 
     wide = mixture.products(torch.from_numpy(x)).numpy().astype(np.float64)
-    scale = np.maximum(wide.std(axis=0), 1e-6)
+    spread = wide.std(axis=0)
+    scale = np.where(spread > 1e-6, spread, np.inf)  # what is constant here gets no weight
     return mixture.quadratic(LogisticRegression(max_iter=300).fit(wide / scale, y, weights), scale, classes)
 
 
@@ -304,4 +305,4 @@ def _weights(log_p: Floats, labels: Indices, shares: Floats) -> Floats:
 
     bounds = [(0.0, None)] * members
     found: Floats = minimize(loss, np.full(members, equal), jac=True, method="L-BFGS-B", bounds=bounds).x
-    return found
+    return found if found.any() else np.full(members, equal)  # none is better than chance, and none is preferred

@@ -10,7 +10,7 @@ from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
-from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, fingerprint, load_for, sizes_for, weights_of
+from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, sizes_for, weights_of
 from rfdlc.training.trainer import Trainer
 
 FIXED_IN_FORKS = (
@@ -208,11 +208,10 @@ def _prepare(
             chosen = {**usual, **spec.settings, **start.settings}
             run.config = resolve(spec.method, given.name, chosen, given.suits, len(given.train))[1]
             trainer.check(run, again)
-    if not group.single:
-        own = {key: value for key, value in runs[0].config.to_dict().items() if key not in ("device", "workers")}
-        group.expect_same({"method": runs[0].method_name, **own, "data": fingerprint(given)})
-    with group.raising_together():
         described, copies = describe_data(given, data, root, options), weights_of(given.embedding)
+    own = {key: value for key, value in runs[0].config.to_dict().items() if key not in ("device", "workers")}
+    group.expect_same({"method": runs[0].method_name, **own, "data": described["fingerprint"]})
+    with group.raising_together():
         for run in runs:
             run.create(described, given.classes, copies)
     return trainer, runs

@@ -86,3 +86,14 @@ def _by_pillow(images, resizing):
     pictures = [Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0)) for image in images]
     resizing = Resizing() if images.shape[2:] == (8, 8) else resizing  # samples already
     return np.stack([planes(fitted(picture, 8, images.shape[1], resizing)) for picture in pictures])
+
+
+def test_a_forbidden_action_does_not_make_ties_of_all_others():
+    """What must never happen is worth -1e6: that must not blur what the other actions are worth."""
+    matrix = np.eye(4)
+    matrix[3, 0] = -1e6
+    logits = scores(1) - np.array([0, 0, 0, 40], dtype=np.float32)
+    decider = rfdlc.Decider(rfdlc.Utility(matrix, list("abcd")), calibration=None)
+    action = head_of(decider, logits)[2]
+    np.testing.assert_array_equal(action, decider.decide(logits, logits=True))
+    assert len(set(action.tolist())) == 3

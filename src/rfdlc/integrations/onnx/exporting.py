@@ -187,7 +187,7 @@ def measure_parity(model: Model, decide: Callable[[NDArray[Any]], Decisions], *,
     finite = np.isfinite(probabilities).all()
     expect(finite, "the exported graph gives numbers that are not finite: export it in 32 bits")
     values = np.sort(decider.gains(expected), axis=1)
-    spread = max(float(np.ptp(decider.utility.matrix)), 1e-12)
+    spread = np.maximum(expected @ np.ptp(decider.utility.matrix, axis=1), 1e-12)  # of what each sample can be
     tied = (values[:, -1] - values[:, -2:].min(axis=1) < TIE * spread) & (values.shape[1] > 1)
     changed = (actions != decider.decide(predictions)) & ~tied
     agreement = None if recorded is None else float((decider.decide(recorded) == actions).mean())

@@ -14,7 +14,6 @@ from torch.export import Dim, ExportedProgram
 from rfdlc.data.images import PADDING, Resizing
 from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.rules import TIE
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.decide.sets import PredictionSets, SetUtility
 from rfdlc.decide.unfamiliar import actions_for
@@ -88,10 +87,7 @@ class DecisionHead(nn.Module):
         uncertainty = _entropy(probabilities) / float(np.log(max(2, probabilities.shape[-1])))
         disagreement = (_entropy(each.mean(0)) - _entropy(each).mean(0)).clamp_min(0)
         sets = () if self.sets is None else (self.sets(probabilities),)
-        near = TIE * torch.finfo(torch.float32).eps * (matrix.amax(1) - matrix.amin(1)).max()
-        priced = gains if self.prices is None else gains - self.prices
-        tied = priced >= priced.amax(-1, keepdim=True) - near  # the first is chosen, as by the rules of Decider
-        action = tied.float().argmax(-1)
+        action = (gains if self.prices is None else gains - self.prices).argmax(-1)  # as Decider in 32 bits
         if self.limits is None:
             return probabilities, expected, action, uncertainty, disagreement, *sets
         strange = -logits.logsumexp(-1).mean(0) > self.limits[probabilities.argmax(-1)]

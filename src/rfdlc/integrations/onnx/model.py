@@ -98,12 +98,13 @@ class OnnxModel:
         too_large = "holds numbers too large to compute with: expected numbers like the training data's"
         expect(not len(wrong), f"sample {next(iter(wrong), 0)} {too_large}")
         p, values, action, strange = decided.probabilities, decided.expected_utility, decided.action, decided.unfamiliar
+        limited = self.decider.budget is not None
         if self._outdated if self.utility_input else utility is not None:  # a budget is for the utility of the graph
             action = self.decider.replace(utility=chosen, budget=None).explain_probabilities(p, strange).action
             sets = self.decider.sets and self.decider.sets.members(p, chosen)
             values = p @ chosen.matrix
-            decided = replace(decided, expected_utility=values, action=action, sets=sets)
-        return replace(decided, reason=reasons(chosen, values, action, strange))
+            decided, limited = replace(decided, expected_utility=values, action=action, sets=sets), False
+        return replace(decided, reason=reasons(chosen, values, action, strange, limited=limited))
 
     def _read(self, inputs: Any) -> NDArray[Any]:
         """Samples as the graph takes them."""

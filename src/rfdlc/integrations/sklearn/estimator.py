@@ -297,7 +297,7 @@ def _weighted(data: Dataset) -> Dataset:
 
 def _held_apart(data: Dataset, config: TrainConfig, stops: bool) -> list[Dataset]:
     """The data with held-out samples; several times, each with another fold, where networks are trained again after."""
-    folds = config.calibration_folds if config.refit and not stops else 1
+    folds = 1 if stops else config.folds
     if folds == 1:
         return [data.hold_out(config.hold_out, seed=config.seed)]
     fold = data.train.folds(folds, config.seed)

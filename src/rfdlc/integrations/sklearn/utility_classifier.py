@@ -61,6 +61,7 @@ class DecidingMixin:
         """
         check_coverage(coverage)
         p, encoded = self.predict_proba(X), _encode(column_or_1d(y, warn=True), self.classes_)
+        options = {"shifted": self.decider_.prior_warning(encoded) is not None} | options
         options = {"prior": self.decider_.decided_prior, "kind": kind, "coverage": coverage} | options
         return self._decide_with(
             self.decider_.replace(sets=PredictionSets.fit(p, encoded, self.named_classes_, **options))

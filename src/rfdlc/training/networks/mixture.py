@@ -163,14 +163,16 @@ def products(x: Tensor) -> Tensor:
 
 
 class Networks(nn.Module):
-    """The particles of every run of a ParticleNet."""
+    """The runs of a ParticleNet: log of the mean probability of their particles, (B, F) -> (R, B, C)."""
 
     def __init__(self, net: ParticleNet) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x.expand(self.net.runs, *x.shape)).flatten(0, 1)
+        log_p = self.net(x.expand(self.net.runs, *x.shape)).log_softmax(-1)  # (R, M, B, C)
+        mean: Tensor = log_p.logsumexp(1) - float(np.log(log_p.shape[1]))
+        return mean
 
 
 class Mixture(nn.Module):
