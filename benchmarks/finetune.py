@@ -4,11 +4,12 @@
     python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt        test split, three seeds
     python benchmarks/finetune.py --data FOLDER --weights lite0.safetensors caltech101-lt   the same, photographs
     python benchmarks/finetune.py --data DIR --weights lite0.safetensors cifar100-lt --choose
-                                                           held-out fifth of the training data: what the preset rests on
+                                                 a held-out fifth of the training data: the rows of finetune-choice.csv
 
 DIR holds cifar-100-python/; FOLDER has train/ and test/ with a folder per class. Rivals have the schedule, augmentation
 and mixing of the preset `finetune`, linear heads with random weights, one network or three, and are calibrated and
-decide in the same way. `--only NAME ...` trains some of the rows, `--seeds` others; rows are appended as they come.
+decide in the same way. `--only NAME ...` trains some of the rows, `--set` adds settings to all of them, and `--seeds`
+sets other seeds; rows are appended as they come.
 """
 
 import argparse
@@ -36,18 +37,14 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 CHOICES: dict[str, dict[str, Any]] = {
     "preset": {},
     "shared_stages=0": {"shared_stages": 0},
-    "shared_stages=4": {"shared_stages": 4},
     "head_scale=30": {"head_scale": 30},
     "layer_decay=0.7": {"layer_decay": 0.7},
-    "backbone_rate=0.1": {"backbone_rate": 0.1},
+    "average=0.99": {"average": 0.99},  # of the preset since it was measured
+    "head=linear head_init=random": {"head": "linear", "head_init": "random"},
+    "head=mixed": {"head": "mixed"},
+    "mixup=0": {"mixup": 0.0},
+    "epochs=40": {"epochs": 40},
     "backbone_rate=0.4": {"backbone_rate": 0.4},
-    "mixup=0.4": {"mixup": 0.4},
-    "cutmix=0.5": {"mixup": 0.0, "cutmix": 0.5},
-    "epochs=30": {"epochs": 30},
-    "weight_decay=1e-3": {"weight_decay": 1e-3},
-    "average=0.99": {"average": 0.99},
-    "adamw": {"optimiser": "adamw", "learning_rate": 2e-3, "weight_decay": 0.05},
-    "dropout=0.2": {"dropout": 0.2},
 }
 FIELDS = (
     "data", "row", "seed", "split", "accuracy", "head", "med", "tail", "false_head_rate", "ece",
@@ -76,7 +73,8 @@ class Bench:
         measured = options.commit or commit()
         self.stamp = {"hardware": hardware(), "versions": versions(["torch", "timm"]), "commit": measured}
         self.given: dict[str, Any] = {"backbone": BACKBONE, "pretrained": str(options.weights)}
-        self.given |= {"image_size": options.size} | dict(pair.split("=", 1) for pair in options.set)
+        self.set = dict(pair.split("=", 1) for pair in options.set)
+        self.given |= {"image_size": options.size} | self.set
         self.data = self.load()
 
     def load(self) -> Any:
@@ -109,7 +107,7 @@ class Bench:
         else:
             test = model.predict(source, split="test", **where)
             row |= {"split": "test", **on_test(model, test)}
-        row["settings"] = " ".join(f"{key}={value}" for key, value in changes.items())
+        row["settings"] = " ".join(f"{key}={value}" for key, value in (self.set | changes).items())
         row = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()}
         append(self.out, [row | self.stamp], FIELDS)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
@@ -124,7 +122,9 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all rows")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all rows"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default="", help="commit to record, where there is no git")
     Bench(parser.parse_args()).run()

@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["coverage", "real", "speed"], help="coverage, real, speed")
     parser.add_argument("--features", type=Path, help="CIFAR100-LT features (.npz)")
     parser.add_argument("--splits", type=int, default=200, help="of simulated coverage")
-    parser.add_argument("--real-splits", type=int, default=10)
+    parser.add_argument("--real-splits", type=int, default=5)
     parser.add_argument("--samples", type=int, default=1_000_000, help="of the time")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--commit", default="")
