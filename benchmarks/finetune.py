@@ -122,9 +122,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all rows"
-    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all rows")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default="", help="commit to record, where there is no git")
     Bench(parser.parse_args()).run()
