@@ -209,6 +209,27 @@ def test_set_decisions_equal_brute_force(part):
         assert chosen.sum() < 2 or not (chosen & forbidden).any()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_and_sizes_that_are_left_out_are_never_the_best(dtype):
+    """The best set of each size is known without search; equal probabilities, negative gains, sums other than one."""
+    rng, count = np.random.default_rng(0), 30
+    for case in range(24):
+        p = rng.dirichlet(np.full(count, (0.03, 0.3, 3)[case % 3]), 400)
+        p = (np.round(p * 8) + (case % 4 == 1) * 1e-3 if case % 2 else p * (1 + case)).astype(dtype)
+        matrix = np.eye(count) if case % 4 < 2 else rng.normal(size=(count, count)) + (case % 5) * np.eye(count)
+        utility = Utility(matrix).with_abstain(float(rng.uniform(-1, 1)))
+        kind = ("u65", "u80", lambda k: k**-0.5, np.append(1, rng.random(9)), [1, 0.5, 0.9])[case % 5]
+        sets = SetUtility.of(kind, count)
+        _, gain, alone = SetUtility.terms(utility)
+        falling = np.cumsum(-np.sort(-p * gain, axis=1), axis=1)[:, 1 : len(sets.discount)]
+        best = np.maximum((p @ alone).max(axis=1), (falling * sets.discount[1:]).max(axis=1))
+        chosen = sets.members(p, utility)
+        size = chosen.sum(axis=1)
+        found = np.array(sets.discount)[size - 1] * (p * gain * chosen).sum(axis=1)
+        found = np.where(size > 1, found, (p @ alone).max(axis=1))
+        np.testing.assert_allclose(found, best, rtol=2e-5, atol=2e-5 * p.max())
+
+
 def test_u65_and_u80_are_named_after_pairs():
     assert [round(float(DISCOUNTS[name](2)), 6) for name in ("u65", "u80")] == [0.65, 0.8]
 

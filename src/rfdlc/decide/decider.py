@@ -160,7 +160,7 @@ class Decider:
         """Which classes are in the set of each sample (N, C); `seed` is for randomised sets."""
         if self.sets is None:
             raise InputError(wording.NEEDS_SETS)
-        rng, pieces = np.random.default_rng(seed), self.stream(self.read(scores, logits))
+        rng, pieces = np.random.default_rng(seed), self.stream(self.read(scores, logits), self.sets.scaled)
         return np.concatenate([self.sets.members(p, self.utility, rng) for _, p in pieces])
 
     def fit_budget(
@@ -257,10 +257,10 @@ class Decider:
             chunks.append((*explained(self.utility, self.gains(p), p, *own, limited=limited), *sets))
         return Explanation(self.utility.actions, *map(np.concatenate, zip(*chunks, strict=True)))
 
-    def stream(self, scores: Scores) -> Iterator[tuple[slice, Floats]]:
-        """Chunks of corrected probabilities (n, C), each row summing to one; constant memory."""
+    def stream(self, scores: Scores, scaled: bool = True) -> Iterator[tuple[slice, Floats]]:
+        """Chunks of corrected probabilities (n, C), each row summing to one if `scaled`; constant memory."""
         ratio = self.ratio()
-        return ((rows, corrected(p, ratio)) for rows, p in self._calibrated(scores, ratio))
+        return ((rows, corrected(p, ratio, scaled)) for rows, p in self._calibrated(scores, ratio))
 
     def ratio(self) -> Prior | None:
         """The factor (C,) that corrects calibrated probabilities for the target prior; None leaves them alone."""

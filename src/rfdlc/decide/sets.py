@@ -4,6 +4,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +57,7 @@ class PredictionSets:
     groups: tuple[int, ...]
     ties: tuple[float, ...] | None = None
     empty: bool = False
+    scaled: ClassVar[bool] = True  # whether rows of probabilities must sum to one
 
     def __post_init__(self) -> None:
         for name in ("thresholds", "samples", "groups", "ties"):  # JSON has lists
@@ -182,6 +184,7 @@ class SetUtility:
 
     discount: tuple[float, ...]
     kind: ClassVar[str] = "utility"
+    scaled: ClassVar[bool] = False  # whether rows of probabilities must sum to one
 
     def __post_init__(self) -> None:
         try:
@@ -205,29 +208,39 @@ class SetUtility:
         return cls(tuple(values[:classes]))
 
     def members(self, p: Floats, utility: Utility, rng: np.random.Generator | None = None) -> Mask:
-        """The set of each sample (n, C) with the highest expected utility; empty where handing over is worth more."""
+        """The set of each sample (n, C) with the highest expected utility; empty where handing over is worth more.
+
+        Rows of `p` need not sum to one.
+        """
         allowed, gain, alone = self.terms(utility)
-        plain = p @ alone.astype(p.dtype)  # what actions and sets are worth above missing the class
-        best, gain = plain.argmax(axis=1), gain.astype(p.dtype)
-        chosen: Mask = utility.decided_class[best][:, None] == np.arange(p.shape[1])
+        plain, each = p @ alone.astype(p.dtype), np.arange(len(p))  # what actions are worth above missing the class
+        best = plain.argmax(axis=1)
+        single, decided = plain[each, best], utility.decided_class[best]
+        chosen: Mask = np.zeros(p.shape, dtype=bool)
+        chosen[each, decided] = decided >= 0
         most = min(len(self.discount), int(allowed.sum()))
         if most < 2:
             return chosen
-        # A set of k classes is worth at most discount(k) times the sum of all worths: most rows and sizes are out.
-        single, total = plain[np.arange(len(p)), best], p @ np.maximum(gain, 0)
-        discount = np.array(self.discount[1:most], dtype=p.dtype)
-        rows = np.flatnonzero(discount.max() * total > single)
-        largest = np.maximum.accumulate(discount[::-1])[::-1]  # of this size or a larger one
-        sizes = int((largest > (single[rows] / np.maximum(total[rows], 1e-30)).min(initial=np.inf)).sum())
+        # Sorting is what a set costs: rows and sizes that cannot win are left out. k classes are worth at most
+        # discount(k) sqrt(k) times the root of the sum of squares, and at most what `_bound` says.
+        worth, discount = p * gain.astype(p.dtype), np.array(self.discount[1:most], dtype=p.dtype)
+        reach = (1 + ROUNDING) * (discount * np.sqrt(np.arange(2, most + 1, dtype=p.dtype))).max()
+        rows = np.flatnonzero(reach * np.sqrt(np.einsum("nc,nc->n", worth, worth)) > single)
+        worth = worth[rows]
+        worth[:, ~allowed] = -np.inf
+        kept = np.flatnonzero(_bound(worth, self.discount[:most]) > single[rows])
+        rows, worth = rows[kept], worth[kept]
+        single = single[rows]
+        share = (single / np.maximum(np.maximum(worth, 0).sum(axis=1), 1e-30)).min(initial=np.inf)
+        sizes = int((np.maximum.accumulate(discount[::-1]) > share * (1 - ROUNDING)).sum())
         if not sizes:
             return chosen
-        worth = p[rows] * -gain
-        worth[:, ~allowed] = np.inf
-        rising = np.sort(worth, axis=1)[:, : sizes + 1]  # minus the worth: the best classes come first
+        np.negative(worth, out=worth)  # the best classes come first
+        rising = np.sort(worth, axis=1)[:, : sizes + 1]
         values = np.cumsum(rising, axis=1)[:, 1:]
         values *= discount[:sizes]
         size = values.argmin(axis=1)  # two classes less
-        several = np.flatnonzero(-values[np.arange(len(size)), size] > single[rows])
+        several = np.flatnonzero(-values[np.arange(len(size)), size] > single)
         worth, size = worth[several], size[several] + 2
         members = worth <= rising[several, size - 1][:, None]
         excess = np.flatnonzero(members.sum(axis=1) > size)  # more classes are as good as the last one
@@ -240,9 +253,11 @@ class SetUtility:
     def terms(utility: Utility) -> tuple[Mask, Floats, Floats]:
         """Classes that sets may have (C,), v(y) - m(y) (C,), and what each action is worth above m(y) (C, A)."""
         matrix, own = utility.matrix, utility.class_action
-        allowed = (own >= 0) & (matrix[:, own].min(axis=0) > FORBIDDEN)
-        right = matrix[np.arange(len(own)), own]
-        wrong = np.where(allowed & ~np.eye(len(own), dtype=bool), matrix[:, own], np.inf).min(axis=1)
+        answers = matrix[:, own]
+        allowed, right = (own >= 0) & (answers.min(axis=0) > FORBIDDEN), answers.diagonal().copy()
+        answers[:, ~allowed] = np.inf
+        np.fill_diagonal(answers, np.inf)
+        wrong = answers.min(axis=1)
         missed = np.where(np.isfinite(wrong), wrong, right)
         return allowed, np.where(allowed, right - missed, 0.0), matrix - missed[:, None]
 
@@ -283,6 +298,29 @@ def set_texts(members: Mask, classes: Classes) -> list[str]:
     rows, columns = np.nonzero(members)
     ends = np.cumsum(np.bincount(rows, minlength=len(members)))[:-1]
     return [f"[{', '.join(part)}]" for part in np.split(names[columns], ends)]
+
+
+def _bound(worth: Floats, discount: tuple[float, ...]) -> Floats:
+    """What no set of two or more classes is worth more than (n,), from the two largest worths of each row.
+
+    k classes are worth at most discount(k) (w1 + (k - 1) w2): w1 times a function of w2 / w1 that never falls.
+    """
+    largest = np.arange(len(worth)), worth.argmax(axis=1)
+    first = worth[largest]
+    worth[largest] = -np.inf
+    ratio = np.maximum(worth.max(axis=1), 0) / np.maximum(first, 1e-30)
+    worth[largest] = first
+    steps = _most_worth(discount)
+    bound: Floats = np.maximum(first, 0) * steps[np.ceil(ratio * (len(steps) - 1)).astype(np.intp)].astype(worth.dtype)
+    return bound
+
+
+@lru_cache(maxsize=4)
+def _most_worth(discount: tuple[float, ...]) -> Floats:
+    """max_k discount(k) (1 + (k - 1) r) for ratios r from 0 to 1, rounded up."""
+    sizes = np.arange(1, len(discount))[:, None]
+    values: Floats = (np.array(discount[1:])[:, None] * (1 + sizes * np.linspace(0, 1, 257))).max(axis=0)
+    return values * (1 + ROUNDING)
 
 
 def check_coverage(coverage: float) -> None:
