@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test types tests gpu-test oldest wheel-test paper browser format clean
+.PHONY: demo test types tests gpu-test oldest wheel-test paper docs browser format clean
 
 demo: .venv/trains
 	$(BIN)/rfdlc demo
@@ -47,6 +47,13 @@ paper: .venv/ready
 	$(BIN)/python -m paper page > docs/evidence.md
 	$(BIN)/python -m paper figures docs/figures
 
+# The documentation site in build/site, with the gallery, offline; warnings and links that lead nowhere are errors. What it
+# needs is installed by the first call, not by the tests.
+docs: .venv/docs
+	OMP_NUM_THREADS=2 $(BIN)/sphinx-build -W --keep-going -q -b html -d build/doctrees docs build/site
+	$(BIN)/python docs/links.py build/site
+	@echo "Open build/site/index.html"
+
 # The report is tested in a real browser. Where one may be installed (root on Debian) it is; elsewhere, or when that
 # fails, those tests are skipped and say how to get one. Never a reason to fail.
 browser:
@@ -72,5 +79,9 @@ format: .venv/ready
 	$(PIP) -e ".[train,vision,tables,export,serve,dev]"
 	touch .venv/ready
 
+.venv/docs: .venv/ready
+	$(PIP) -e ".[docs]"
+	touch .venv/docs
+
 clean:
-	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf docs/gallery docs/api/generated build .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis
