@@ -1,9 +1,13 @@
 """The errors that users see: what was given, what is allowed, and the fix, in one line."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
 from unicodedata import normalize
+
+# What could move a cursor, fake a line or reverse the order of letters, and halves of characters.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class InputError(ValueError):
@@ -34,6 +38,15 @@ def listing(names: Iterable[object], most: int = 8) -> str:
     """The names for a message, shortened when there are many: `0, 1, 2, ... (10 in all)`."""
     words = [str(name) for name in names]
     return ", ".join(words) if len(words) <= most else ", ".join(words[:most]) + f", ... ({len(words)} in all)"
+
+
+def printable(text: object) -> str:
+    """Text for a terminal, a log or a page: control characters are shown as escapes.
+
+    >>> printable("a\\x1b[31m")
+    'a\\\\x1b[31m'
+    """
+    return CONTROL.sub(lambda found: ascii(found.group())[1:-1], str(text))
 
 
 def counted(number: int, noun: str) -> str:

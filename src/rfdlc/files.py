@@ -10,6 +10,9 @@ from typing import Any
 
 from rfdlc.errors import InputError, expect
 
+MAX_EXPANSION = 200  # times its size, that a compressed file may unpack to
+ALWAYS_UNPACKED = 2**30  # bytes, however small the file is
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -102,9 +105,39 @@ def has_external_data(message: Any) -> bool:
     return any(has_external_data(one) for v in inner for one in (v if isinstance(v, Sequence) else [v]))
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Any JSON value; text that is nested too deeply raises ValueError, as other wrong text does."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def check_expansion(path: Path, size: int, stored: int | None = None) -> None:
+    """Raise where `size` bytes are unpacked from a much smaller file, or from files of `stored` bytes."""
+    most = float(os.environ.get("RFDLC_MAX_EXPANSION", MAX_EXPANSION))
+    fits = size <= max(ALWAYS_UNPACKED, most * (path.stat().st_size if stored is None else stored))
+    big = f"{path}: unpacks to {size / 2**30:,.1f} GiB, over {most:g} times its size"
+    expect(fits, f"{big}: if you trust it, allow more by the environment variable RFDLC_MAX_EXPANSION")
+
+
+@contextmanager
+def open_npz(path: Path, streamed: bool = False) -> Iterator[Any]:
+    """The arrays of an `.npz` file, without pickle; `streamed` where they are never all in memory."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as file:
+        archive: Any = getattr(file, "zip", None)
+        if archive is None:
+            raise ValueError("it is one array")
+        if not streamed:
+            check_expansion(path, sum(member.file_size for member in archive.infolist()))
+        yield file
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"{path} cannot be read ({reason})") from None

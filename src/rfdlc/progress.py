@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import TypeVar
 
+from rfdlc.errors import printable
+
 Item = TypeVar("Item")
 
 SECONDS_BETWEEN_LINES = 5
@@ -43,7 +45,7 @@ def track(items: Iterable[Item], description: str, total: int | None = None) -> 
 def announce(text: str) -> None:
     """Print to standard error, where a program asked for progress."""
     if _SHOWN.get() and speaks():
-        print(text, file=sys.stderr, flush=True)
+        print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -57,6 +59,7 @@ def live(total: int | None, description: str, done: int = 0) -> Iterator[Callabl
         yield lambda steps, text: None
         return
     terminal, first, began, words = sys.stderr.isatty(), done, time.monotonic(), ""
+    description = printable(description)
     last = began if terminal else began - 0.6 * SECONDS_BETWEEN_LINES  # the first line comes early
 
     def line(done: int, text: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.errors import InputError, expect, repeated
-from rfdlc.files import replacing
+from rfdlc.files import check_expansion, replacing
 from rfdlc.progress import track
 
 CSV, PARQUET, ARROW = (".csv", ".tsv"), (".parquet", ".pq"), (".arrow", ".feather")
@@ -21,6 +21,8 @@ SUFFIXES = (*CSV, *PARQUET, *ARROW)
 HEAD_LINES = 20  # how many lines decide on the delimiter: in fewer, a comma inside a name could be mistaken for it
 BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 14  # read at a time from CSV, and from Parquet or Arrow
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers written by pandas; in sorted rows they reveal the class
+# Spreadsheets compute a cell that begins so, unless an apostrophe is in front; numbers are as harmless as they look.
+FORMULA, NUMBER = r"^'*[=+\-@\t\r\n＝＋－＠]", r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
@@ -74,7 +76,8 @@ class ArrowFile:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
         with reading(self.path, self._kind):
-            for batch in self._dataset.to_batches(columns=list(self._fields), batch_size=BATCH_ROWS, **ahead):
+            found = self._dataset.to_batches(columns=list(self._fields), batch_size=BATCH_ROWS, **ahead)
+            for batch in bounded(self.path, found, sum(os.path.getsize(file) for file in self._dataset.files)):
                 yield batch if self.names == list(self._fields) else self._flat(batch)
 
     def _flat(self, batch: Any) -> Any:
@@ -92,6 +95,15 @@ class ArrowFile:
         return RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
+def bounded(path: Path, batches: Iterable[Any], stored: int | None = None) -> Iterator[Any]:
+    """The batches of a file, until they are much larger than it is."""
+    size = 0
+    for batch in batches:
+        size += batch.nbytes
+        check_expansion(path, size, stored)
+        yield batch
+
+
 class CsvFile:
     """Text with one row per line; cells are separated by commas, semicolons (then decimal commas are read) or tabs."""
 
@@ -102,7 +114,7 @@ class CsvFile:
             self._blank = next((i for i, line in enumerate(lines) if line.strip()), 0)
             self._delimiter = delimiter_of(lines)
             reader = csv.reader(lines[self._blank :], delimiter=self._delimiter)
-            self.names = [cell.strip() for cell in next(reader, [])]
+            self.names = [unescaped(cell.strip()) for cell in next(reader, [])]
         self.decimal = "," if self._delimiter == ";" else "."
         numbers = [number(name, self.decimal) for name in self.names if is_number(name, self.decimal)]
         counted = all(a % 1 == 0 and a < b for a, b in pairwise([*numbers, np.inf]))  # such as years
@@ -127,7 +139,7 @@ class CsvFile:
                 arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
                 arrow_csv.ConvertOptions(column_types=kinds, null_values=[]),
             ):
-                yield batch if self.decimal == "." else _with_points(batch, numbers)
+                yield _unescaped(batch if self.decimal == "." else _with_points(batch, numbers))
                 last = batch.slice(batch.num_rows - 1).to_pylist() or last
         except (OSError, pyarrow.ArrowException) as error:
             self._explain(numbers or (), error)
@@ -138,7 +150,7 @@ class CsvFile:
         """Yield line number and cells of every row that is not blank, after the header; slow, for small files."""
         with reading(self.path, "CSV in UTF-8"), self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
-            rows = ((reader.line_num, [cell.strip() for cell in row]) for row in reader if any(row))
+            rows = ((reader.line_num, [unescaped(cell.strip()) for cell in row]) for row in reader if any(row))
             yield from islice(rows, int(not self.headless), None)
 
     def _explain(self, numbers: Collection[str], error: Exception | None) -> None:
@@ -188,6 +200,31 @@ def _with_points(batch: Any, numbers: Collection[str] | None) -> Any:
     for name in numbers or ():
         columns[name] = compute.utf8_trim_whitespace(columns[name]).cast(float64())
     return RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def escaped(cell: str) -> str:
+    """A cell that no spreadsheet computes, unless RFDLC_KEEP_FORMULAS is set; readers remove the apostrophe.
+
+    >>> escaped("=1+1"), escaped("-1"), unescaped("'=1+1")
+    ("'=1+1", '-1', '=1+1')
+    """
+    harmless = "RFDLC_KEEP_FORMULAS" in os.environ or not re.match(FORMULA, cell) or re.match(NUMBER, cell)
+    return cell if harmless else f"'{cell}"
+
+
+def unescaped(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and re.match(FORMULA, cell) else cell
+
+
+def _unescaped(batch: Any) -> Any:
+    from pyarrow import RecordBatch, compute, types
+
+    quoted = f"^'({FORMULA.removeprefix('^')})"
+    columns = [
+        compute.replace_substring_regex(column, quoted, r"\1") if types.is_string(column.type) else column
+        for column in batch.columns
+    ]
+    return RecordBatch.from_arrays(columns, batch.schema.names)
 
 
 def read_columns(path: Path, *, of_samples: bool = False) -> dict[str, Any]:
@@ -248,8 +285,32 @@ def open_writer(path: Path, schema: Any, kind: str, repeated: Sequence[str] = ()
     from pyarrow.parquet import ParquetWriter
 
     if kind not in PARQUET:
-        return CSVWriter(path, schema)
+        return _CsvWriter(CSVWriter(path, schema.empty_table().rename_columns(list(map(escaped, schema.names))).schema))
     return ParquetWriter(path, schema, use_dictionary=list(repeated), write_statistics=False)
+
+
+class _CsvWriter:
+    """Writes tables whose texts and names are escaped."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> "_CsvWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def write_table(self, table: Any) -> None:
+        from pyarrow import compute, types
+
+        for place, column in enumerate(table.columns):
+            if types.is_string(column.type) and "RFDLC_KEEP_FORMULAS" not in os.environ:
+                formula = compute.match_substring_regex(column, FORMULA)
+                formula = compute.and_not(formula, compute.match_substring_regex(column, NUMBER))
+                cells = compute.if_else(formula, compute.binary_join_element_wise("'", column, ""), column)
+                table = table.set_column(place, table.schema.names[place], cells)
+        self._writer.write_table(table.rename_columns(list(map(escaped, table.schema.names))))
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -86,7 +86,7 @@ def test_booleans_are_names_where_classes_are_called_so():
         (lambda: Classes(()), "at least one name"),
         (lambda: Classes(("a", "b", "a")), "appear more than once: a"),
         (lambda: Classes(("a", " ")), "class names must not be blank, but one of 'a', ' ' is"),
-        (lambda: Classes(("a\n", "caf\udce9")), r"must be UTF-8, but 'caf\\udce9' is not: rename"),
+        (lambda: Classes(("a\n", "caf\udce9")), r"without control characters, but 'a\\n', 'caf\\udce9' is not: rename"),
         (lambda: Classes(("a",), (None,)), "training count None of class 'a'"),
         (lambda: Classes(("a",), (float("inf"),)), "training count inf of class 'a'"),
         (lambda: Classes(("a",), (1, 2)), "2 training counts for 1 classes"),

@@ -9,7 +9,7 @@ import typer
 
 from rfdlc import __version__
 from rfdlc.cli import data, decide, deploy, train, utility
-from rfdlc.errors import InputError
+from rfdlc.errors import InputError, printable
 from rfdlc.progress import shown, speaks
 
 app = typer.Typer(
@@ -25,7 +25,7 @@ COMMANDS = {
     decide: ("decide", "evaluate", "report", "plot", "compare", "mislabelled"),
     data: ("inspect",),
     train: ("demo", "methods", "train", "resume", "fork"),
-    deploy: ("embed", "predict", "export", "serve"),
+    deploy: ("embed", "predict", "export", "sign", "verify", "serve"),
 }
 for _module, _names in COMMANDS.items():
     for _name in _names:
@@ -48,7 +48,7 @@ def _options(
 
 def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     if speaks():
-        print(f"rfdlc: warning: {message}", file=sys.stderr)
+        print(f"rfdlc: warning: {printable(message)}", file=sys.stderr)
 
 
 def main() -> None:
@@ -59,7 +59,12 @@ def main() -> None:
             app()
     except InputError as error:
         who = "" if speaks() else f"process {os.environ['RANK']}: "  # the first process reports an error of all
-        print(f"rfdlc: {who}{' '.join(str(error).split())}", file=sys.stderr)
+        print(f"rfdlc: {who}{printable(' '.join(str(error).split()))}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        print(f"rfdlc: there is not enough memory ({printable(error)}): use fewer or smaller data", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

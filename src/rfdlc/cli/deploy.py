@@ -21,7 +21,7 @@ from rfdlc.cli.request import (
 )
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import check_writable, output
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError, counted, expect
 
 BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in backbone such as resnet50."
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
@@ -185,6 +185,41 @@ def export(
     )
 
 
+Signed = Annotated[Path, Argument(metavar="PATH", help="An exported file, or a run folder.")]
+
+
+def sign(
+    path: Signed,
+    key: Annotated[Path, Option("--key", help="Private Ed25519 key, a PEM file.")],
+    json: JsonOption = False,
+) -> None:
+    """Sign an exported file or a run folder, so that others can verify who made it.
+
+    **Examples**
+
+    - `openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out public.pem`
+    - `rfdlc sign model.onnx --key key.pem`
+    """
+    place = rfdlc.sign(path, key)
+    output(json, {"path": str(path), "signature": str(place)}, f"{path} is signed: {place}")
+
+
+def verify(
+    path: Signed,
+    public_key: Annotated[Path, Option("--public-key", help="Public Ed25519 key, a PEM file.")],
+    json: JsonOption = False,
+) -> None:
+    """Verify the signature of an exported file or a run folder; exit code 2 if anything was changed.
+
+    **Examples**
+
+    - `rfdlc verify model.onnx --public-key public.pem`
+    - `rfdlc verify runs/a --public-key public.pem && rfdlc predict runs/a photos/`
+    """
+    files = rfdlc.verify(path, public_key)
+    output(json, {"path": str(path), "files": files}, f"{path}: the signature of {counted(files, 'file')} is valid")
+
+
 @takes_request
 def serve(
     model: Annotated[Path, Argument(metavar="MODEL", help="A run folder, or a `.onnx` file of `rfdlc export`.")],
@@ -198,20 +233,31 @@ def serve(
     drain: Annotated[float, Option("--drain", min=0, help="Seconds after SIGTERM in which requests are accepted.")] = 1,
     certificate: Annotated[Path | None, Option("--tls-certificate", help="PEM file, for TLS.")] = None,
     key: Annotated[Path | None, Option("--tls-key", help="PEM file, unless the certificate holds the key.")] = None,
+    name: Annotated[str | None, Option(help="Of the model, for the Open Inference Protocol.")] = None,
+    version: Annotated[list[str] | None, Option(help="Another version beside it: `V=MODEL`; may be repeated.")] = None,
+    public_key: Annotated[Path | None, Option(help="Serve only what `rfdlc sign` signed with this key.")] = None,
     quiet: Annotated[bool, Option("--quiet", help="No log line for each request.")] = False,
 ) -> None:
     """Answer POST /decide with actions; GET /health, /ready, /metrics and /docs too. Logs are JSON lines.
+
+    Clients of the Open Inference Protocol (KServe v2) find the model under /v2/models/NAME.
 
     **Examples**
 
     - `rfdlc serve runs/a --utility U.csv`
     - `rfdlc serve model.onnx --port 9000`
+    - `rfdlc serve model.onnx --name digits --version 2=newer.onnx`
     - `rfdlc serve runs/a --host 0.0.0.0 --token-file token.txt`
     """
     from rfdlc.integrations.server.backend import Limits
     from rfdlc.integrations.server.serving import serve as serve_it
 
+    versions = dict(each.partition("=")[::2] for each in version or ())
+    for each in versions.values():
+        expect(each, "--version: expected V=MODEL, such as 2=model.onnx")
+    for path in (str(model), *versions.values()) if public_key is not None else ():
+        rfdlc.verify(path, str(public_key))
     limits = Limits(requests=queue, batch=batch, seconds=seconds, drain=drain)
     options = request.for_model(model) | {"token_file": token_file, "quiet": quiet}
-    options |= {"certificate": certificate, "key": key}
+    options |= {"certificate": certificate, "key": key, "versions": versions, "name": name}
     serve_it(model, host=host, port=port, limits=limits, **options)

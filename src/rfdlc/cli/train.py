@@ -27,7 +27,7 @@ from rfdlc.cli.request import (
     Target,
 )
 from rfdlc.cli.writing import new_table, output
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError, expect, printable
 from rfdlc.progress import announce, speaks
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def ready() -> Iterator[None]:
         yield
     except (TrainingStopped, TrainingInterrupted) as error:
         if speaks():
-            print(f"rfdlc: {error}", file=sys.stderr)
+            print(f"rfdlc: {printable(error)}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, TrainingStopped) else 130) from None
 
 

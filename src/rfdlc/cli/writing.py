@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rfdlc.errors import expect
+from rfdlc.errors import expect, printable
 
 
 def check_other(out: Path | None, file: Path) -> None:
@@ -35,11 +35,22 @@ def output(as_json: bool, table: Mapping[str, Any], *parts: Any) -> None:
         print(json.dumps(table, ensure_ascii=False, indent=2, allow_nan=False))
         return
     from rich.console import Console
+    from rich.segment import Segment
     from rich.text import Text
+
+    class Escaped:
+        """A part whose texts are shown without control characters of their own."""
+
+        def __init__(self, part: Any) -> None:
+            self.part = part
+
+        def __rich_console__(self, console: Any, options: Any) -> Any:
+            for text, style, control in console.render(self.part, options):
+                yield Segment("\n".join(map(printable, text.split("\n"))), style, control)
 
     console = Console(highlight=False, emoji=False, markup=False)
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str | Text))
+        console.print(Escaped(part), soft_wrap=isinstance(part, str | Text))
 
 
 def new_table(*columns: str, left: int = 1, title: str | None = None, **options: Any) -> Any:

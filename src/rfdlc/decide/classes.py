@@ -15,7 +15,8 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rfdlc.errors import InputError, choose, expect, listing, repeated, suggestion
+from rfdlc.errors import CONTROL, InputError, choose, expect, listing, repeated, suggestion
+from rfdlc.files import parse_json
 
 Indices = NDArray[np.int64]
 
@@ -59,8 +60,9 @@ class Classes:
         object.__setattr__(self, "names", names)
         expect(names, "there are no classes: expected at least one name")
         expect(all(map(str.strip, names)), f"class names must not be blank, but one of {listing(map(repr, names))} is")
-        odd = [name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name)]  # names of folders
-        expect(not odd, f"class names must be UTF-8, but {listing(map(ascii, odd))} is not: rename it, and its folder")
+        odd = [name for name in (*names, *self.groups) if CONTROL.search(str(name))]  # names of folders, too
+        plain = "class names must be UTF-8 without control characters"
+        expect(not odd, f"{plain}, but {listing(map(ascii, odd))} is not: rename it, and its folder")
         doubled = repeated(names)
         expect(not doubled, f"class names must differ, but these appear more than once: {listing(doubled)}")
         if self.counts is not None:
@@ -123,7 +125,7 @@ class Classes:
         try:
             if table is None:
                 is_text = isinstance(source, str) and source.lstrip().startswith("{")
-                table = json.loads(source if is_text else Path(source).read_text(encoding="utf-8"))  # type: ignore[arg-type]
+                table = parse_json(source if is_text else Path(source).read_text(encoding="utf-8"))  # type: ignore[arg-type]
             names, counts, groups = table["names"], table.get("counts"), table.get("groups") or {}
             if not all(isinstance(each, list) for each in (names, [] if counts is None else counts, *groups.values())):
                 raise TypeError("one of these is not a list")

@@ -290,7 +290,7 @@ class Decider:
         file = Path(path) / "decider.json" if Path(path).is_dir() else Path(path)
         try:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path}: cannot be read as a decider ({error})") from None
 
     def __repr__(self) -> str:

@@ -1,7 +1,6 @@
 """Predictions: scores of a model for some samples, with their targets and ids; saved without pickle."""
 
 import json
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, KIND, Scores, as_scores, class_columns, column_order
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.files import open_npz, parse_json
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
@@ -239,9 +239,11 @@ def _from_table(path: Path, classes: Classes | None, logits: bool) -> Prediction
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_npz(path) as file:
             found = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
         raise InputError(f"cannot be read as .npz without pickle: damaged, or it holds objects ({error})") from None
     arrays: dict[str, Any] = {}
     for name, keys in KEYS.items():
@@ -268,8 +270,10 @@ def _classes_in(array: NDArray[Any] | None, counts: NDArray[Any] | None) -> Clas
         names = tuple(as_array(array).astype(str))
         return Classes(names, None if counts is None else tuple(np.atleast_1d(counts).tolist()))
     try:
-        return Classes.from_json({} | json.loads(str(array)))
-    except (TypeError, json.JSONDecodeError):
+        return Classes.from_json({} | parse_json(str(array)))
+    except InputError:
+        raise
+    except (TypeError, ValueError):
         raise InputError(f"'classes' holds {str(array)!r}: expected an array of names, one per column") from None
 
 

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide.classes import Classes, Indices, as_classes
 from rfdlc.decide.scores import SUM_TOLERANCE
-from rfdlc.errors import InputError, expect, listing, repeated
-from rfdlc.tables import CsvFile, is_number, number
+from rfdlc.errors import CONTROL, InputError, expect, listing, repeated
+from rfdlc.tables import CsvFile, escaped, is_number, number
 
 ABSTAIN = "abstain"
 LARGEST = 1e30  # beyond it expected utilities of 32 bits could overflow
@@ -76,6 +76,8 @@ class Utility:
         )
         for name in repeated(self.actions):
             raise InputError(f"action {name!r} appears more than once; action names must differ")
+        odd = [name for name in self.actions if CONTROL.search(name)]
+        expect(not odd, f"action names must be text without control characters, but {listing(map(ascii, odd))} is not")
         _warn_of_misspellings(self.actions, self.classes.names)
         self.matrix = values
 
@@ -208,9 +210,9 @@ class Utility:
         """Write what `read_csv` reads."""
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["true", *self.actions])
+            writer.writerow(["true", *map(escaped, self.actions)])
             for name, row in zip(self.classes.names, self.matrix, strict=True):
-                writer.writerow([name, *(repr(float(value)).removesuffix(".0") for value in row)])
+                writer.writerow([escaped(name), *(repr(float(value)).removesuffix(".0") for value in row)])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and tables, ready for JSON."""

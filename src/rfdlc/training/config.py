@@ -68,8 +68,8 @@ class TrainConfig(BaseModel):
         0, ge=0, description="rank of the updates (LoRA) that alone are trained in a timm transformer, or 0"
     )
     interpolation: str = Field("auto", description="how images are resized: bilinear or bicubic; auto: timm's")
-    widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (256, 256), description="hidden widths of an mlp; empty for none"
+    widths: tuple[Annotated[int, Field(ge=1, le=2**15)], ...] = Field(
+        (256, 256), max_length=32, description="hidden widths of an mlp; empty for none"
     )
     whiten: float = Field(
         0.0, ge=0, lt=1, description="share of the covariance within classes by which an mlp's inputs are whitened"

@@ -37,7 +37,7 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
-from rfdlc.files import owned, read_json, replace_durably
+from rfdlc.files import owned, parse_json, read_json, replace_durably
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.embedding import sha256_of
 from rfdlc.training.methods import Method, find_method
@@ -192,7 +192,7 @@ class Run:
                     net, state = (
                         {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES
                     )
-                    return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, json.loads(meta["history"]))
+                    return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, parse_json(meta["history"]))
             except InputError as error:
                 if path == paths[-1]:
                     raise

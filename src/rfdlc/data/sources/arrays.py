@@ -21,6 +21,7 @@ from rfdlc.data.images import resized
 from rfdlc.data.table import blurred
 from rfdlc.decide.classes import Classes, as_array, is_missing, numbered
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.files import open_npz
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -112,8 +113,7 @@ def open_arrays(path: Path, *, streamed: bool = False) -> dict[str, Any]:
     if path.is_dir():
         return {file.stem: _open(file, streamed) for file in sorted(path.glob("*.npy"))}
     if path.suffix.lower() == ".npz":
-        with _explained(path):
-            found = np.load(path, allow_pickle=False)
+        with _explained(path), open_npz(path, streamed) as found:
             lazy = [key for key in found.files if streamed and "x" in map(ROLES.get, _words(key))]
             return {key: _zipped(path, key) if key in lazy else found[key] for key in found.files}
     labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
@@ -167,6 +167,8 @@ class ZippedRows:
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
+    except InputError:
+        raise
     except Exception as error:  # a damaged file can fail in any way
         objects = "allow_pickle" in str(error) or "Python objects" in str(error)
         fix = "holds Python objects, which are never unpickled: save arrays of numbers or text instead"

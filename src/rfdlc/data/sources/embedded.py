@@ -1,6 +1,5 @@
 """Files of features that `rfdlc embed` wrote: Parquet with a column of lists, and how they were made."""
 
-import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,8 @@ from rfdlc.data.sources.arrays import from_arrays
 from rfdlc.data.sources.table import classes_of, rows_of_splits, split_column
 from rfdlc.data.table import text_column
 from rfdlc.errors import expect, listing
-from rfdlc.tables import PARQUET, reading
+from rfdlc.files import parse_json
+from rfdlc.tables import PARQUET, bounded, reading
 
 KEY, CLASSES = "rfdlc.embedding", "rfdlc.classes"  # of the metadata, in JSON
 FEATURES = "features"  # the column
@@ -35,19 +35,21 @@ def metadata(path: Path) -> dict[str, Any] | None:
     if KEY.encode() not in found:
         return None
     with suppress(ValueError):
-        names = json.loads(found.get(CLASSES.encode(), b""))
+        names = parse_json(found.get(CLASSES.encode(), b""))
     known = [str(name) for name in names] if isinstance(names, list) else []
     return {"embedding": Embedding.read(found[KEY.encode()], path).beside(path), "names": known}
 
 
 def read(path: Path) -> Dataset:
     """Features, labels, ids and splits, without the encoding of a table."""
-    from pyarrow.parquet import read_table
+    from pyarrow import Table
+    from pyarrow.parquet import ParquetFile
 
     found = metadata(path)
     assert found is not None
     with reading(path, "Parquet"):
-        table = read_table(path)
+        file = ParquetFile(path)
+        table = Table.from_batches(bounded(path, file.iter_batches()), file.schema_arrow)
     embedding = found["embedding"]
     known = {name: table[name] for name in table.column_names if name != FEATURES}
     expect("target" in known, f"{path}: has no labels: embed a labelled source, or add a column target")

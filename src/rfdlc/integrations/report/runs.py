@@ -1,6 +1,5 @@
 """What is reported: labelled predictions of a model and the Decider that turns them into actions."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, Scores
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing
+from rfdlc.files import parse_json
 
 Source = str | Path | Predictions
 MOST_RUNS = 8  # more colours cannot be told apart
@@ -178,7 +178,7 @@ def _recorded(source: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"source": str(source)}
     for name in ("config", "environment"):
         with suppress(OSError, ValueError):
-            found[name] = dict(json.loads((source / f"{name}.json").read_text(encoding="utf-8")))
+            found[name] = dict(parse_json((source / f"{name}.json").read_text(encoding="utf-8")))
     with suppress(OSError, ValueError):
         rows = np.genfromtxt(source / "history.csv", delimiter=",", names=True, encoding="utf-8", ndmin=1)
         columns = {name: rows[name].tolist() for name in rows.dtype.names or () if np.isfinite(rows[name]).any()}

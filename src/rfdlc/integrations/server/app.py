@@ -7,9 +7,10 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -26,35 +27,46 @@ from rfdlc import __version__
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.errors import InputError
 from rfdlc.integrations.server.backend import Answer, Backend, Batcher, Limits
+from rfdlc.integrations.server.inference import SERVER, Inference
 from rfdlc.integrations.server.metrics import Metrics
 from rfdlc.integrations.server.requests import IMAGE_TYPES, DecideResponse, Reader, Refusal, require
 
 LOGGER, REQUESTS = logging.getLogger("rfdlc.serve"), logging.getLogger("rfdlc.serve.requests")
-OPEN = ("/health", "/ready")  # without a token
-PATHS = (*OPEN, "/decide", "/metrics", "/docs", "/openapi.json")
+OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")  # without a token
+PATHS = (*OPEN, "/decide", "/metrics", "/docs", "/openapi.json", "/v2")
+INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 PORT, LOCAL_HOSTS = re.compile(rb":\d+$"), (b"localhost", b"127.0.0.1", b"[::1]")
 PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; larger bodies are parsed in a thread
 DRAINED = 3  # times the largest body: an upload up to this size is read and dropped, so that the client sees the 413
 DECODERS = 2  # threads that decode images and parse large bodies
-FULL = {b"": False, b"full=false": False, b"full=true": True}
 STATUSES = (400, 401, 408, 411, 413, 415, 422, 429, 503)  # of refusals
 TOO_LARGE = "the samples hold numbers too large to compute with: expected numbers like the training data's"
 NOTHING_LEFT = ", and samples that have some probability for a class whose target prior is not 0"
+JSON, JSON_ONLY = b"application/json", "expected content type application/json"
+QUERY = "query: expected nothing, full=true or full=false, and optionally version=V of {}"
 TYPES = f"expected content type application/json or one of {', '.join(IMAGE_TYPES)}"
 
 
-class Service:
-    """One model, its queue and its metrics."""
+@dataclass
+class Load:
+    """What the requests to all models hold."""
 
-    def __init__(self, backend: Backend, limits: Limits) -> None:
-        self.backend, self.limits = backend, limits
+    held: int = 0  # bytes of bodies in memory
+    waiting: int = 0  # requests that were accepted and not answered yet
+
+
+class Service:
+    """One version of a model, its queue and its metrics."""
+
+    def __init__(self, backend: Backend, limits: Limits, load: Load, name: str, version: str) -> None:
+        self.backend, self.limits, self.load = backend, limits, load
         self.metrics, self.reader = Metrics(backend.decider), Reader(backend, limits)
-        self.held = 0  # bytes of bodies in memory
+        self.inference = Inference(name, version, self.reader)
         self.batcher: Batcher | None = None
         self._decoders = ThreadPoolExecutor(DECODERS, "decode")
 
     @asynccontextmanager
-    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         """Started with the server; at its end all accepted requests are computed first."""
         self.batcher = batcher = Batcher(self.backend, self.limits.batch)
         gc.freeze()  # what is loaded stays: a full collection of it would hold all requests for a tenth of a second
@@ -70,29 +82,31 @@ class Service:
             for handler in LOGGER.handlers:
                 handler.flush()
 
-    async def respond(self, scope: Scope, receive: Receive) -> Response:
+    async def respond(self, scope: Scope, receive: Receive, full: bool = False, infer: bool = False) -> Response:
         """Admit a request, read its body and answer it, each within its limits."""
         headers, metrics, limits, loop = dict(scope["headers"]), self.metrics, self.limits, asyncio.get_running_loop()
-        query, length = scope["query_string"], _content_length(headers)
+        length, load = _content_length(headers), self.load
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        require(query in FULL, "query: expected nothing, full=true or full=false")
-        require(kind in self.reader.by_type, TYPES, 415)
+        require(kind in self.reader.by_type and not (infer and kind != JSON), JSON_ONLY if infer else TYPES, 415)
+        require(not (infer and b"inference-header-content-length" in headers), "expected JSON without binary data", 400)
         require(length <= limits.body, f"the body is too large: expected at most {limits.body:,} bytes", 413)
-        free = metrics.waiting < limits.requests and self.held + length <= limits.held
+        free = load.waiting < limits.requests and load.held + length <= limits.held
         require(free, "too many requests are waiting: try again in a moment", 429)
         metrics.accepted += 1
-        self.held += length
-        late, read, reading = (408, "the body was not complete"), self.reader.by_type[kind], None
+        load.held, load.waiting = load.held + length, load.waiting + 1
+        late, reading = (408, "the body was not complete"), None
+        read = self.inference.read if infer else self.reader.by_type[kind]
         try:
             async with asyncio.timeout(limits.seconds) as timeout:
                 body = await Request(scope, receive).body()
                 timeout.reschedule(loop.time() + limits.seconds)
                 late = 503, "no answer"
-                if length <= PARSED_INLINE and kind == b"application/json" and b'"images"' not in body:
+                if length <= PARSED_INLINE and kind == JSON and b'"images"' not in body:
                     question = read(body, 0.0)
                 else:
                     reading = self._decoders.submit(read, body, time.monotonic() + limits.seconds)
                     question = await asyncio.wrap_future(reading)
+                asked = question.pop("infer", None)
                 answer = await self._answer(question)
         except ClientDisconnect:
             raise HTTPException(400, "the connection was closed before the body was complete") from None
@@ -104,12 +118,14 @@ class Service:
             raise HTTPException(422, TOO_LARGE + absent) from None
         finally:
             metrics.answered += 1
+            load.waiting -= 1
             if reading is None:
                 self._release(length)
             else:  # a request that is given up counts as held until the thread drops its body
                 reading.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, length))
         metrics.count_decisions(answer)
-        return Response(to_json(answer.to_dict(FULL[query])), media_type="application/json")
+        table = self.inference.render(answer, asked) if infer else answer.to_dict(full)
+        return Response(to_json(table), media_type="application/json")
 
     async def _answer(self, question: dict[str, Any]) -> Answer:
         utility, decider = question.pop("utility", None), self.backend.decider
@@ -125,14 +141,22 @@ class Service:
         return Answer.of(other, answer.probabilities, answer.disagreement, answer.unfamiliar)
 
     def _release(self, length: int) -> None:
-        self.held -= length
+        self.load.held -= length
 
 
 class AccessMiddleware:
     """Token, Host and header checks; metrics and one log line per request; a response whatever happens."""
 
-    def __init__(self, app: ASGIApp, service: Service, token: str | None) -> None:
-        self.app, self.service = app, service
+    def __init__(self, app: ASGIApp, services: "dict[str, Service]", name: str, token: str | None) -> None:
+        self.app, self.services, self.name, self.service = app, services, name, next(iter(services.values()))
+        versions = [(b"", self.service), *((f"version={each}".encode(), own) for each, own in services.items())]
+        options = {b"": False, b"full=false": False, b"full=true": True}
+        self._queries = {  # all that there are
+            b"&".join(word for word in words if word): (own, full)
+            for version, own in versions
+            for option, full in options.items()
+            for words in ((version, option), (option, version))
+        }
         self._expected = None if token is None else b"Bearer " + token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,7 +176,12 @@ class AccessMiddleware:
         try:
             self._check(path, headers, sum(map(len, chain.from_iterable(scope["headers"]))))
             if path == "/decide" and scope["method"] == "POST":  # past the router, whose layers cost a third
-                app = await self.service.respond(scope, receive)
+                known = self._queries.get(scope["query_string"])
+                if known is None:
+                    raise HTTPException(422, QUERY.format(", ".join(self.services)))
+                app = await known[0].respond(scope, receive, known[1])
+            elif scope["method"] == "POST" and (found := INFER.fullmatch(path)):
+                app = await self._found(*found.groups()).respond(scope, receive, infer=True)
             await app(scope, receive, send_and_note)
         except Exception as error:
             if not isinstance(error, HTTPException):  # the message is left out: it may quote what was sent
@@ -161,15 +190,23 @@ class AccessMiddleware:
                 _log(LOGGER, "failure", logging.ERROR, error=type(error).__name__, where=where)
                 error = HTTPException(500, "the server failed; the failure was logged")
             if not status:
-                refusal = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+                name = "error" if path.startswith("/v2") else "detail"
+                refusal = JSONResponse({name: error.detail}, error.status_code, error.headers)
                 await refusal(scope, receive, send_and_note)
         finally:
             if connection is not None:
                 connection.end_request()
         place, seconds = path if path in PATHS else "other", time.perf_counter() - began
+        place = "/v2/models" if path.startswith("/v2/models/") else place
         self.service.metrics.count_request(place, status, seconds)
         fields = {"method": scope["method"][:8], "path": place, "status": status, "ms": round(1000 * seconds, 2)}
         _log(REQUESTS, "request", logging.INFO if status < 500 else logging.ERROR, **fields)
+
+    def _found(self, name: str, version: str | None) -> Service:
+        service = self.services.get(version) if version else self.service
+        if name != self.name or service is None:
+            raise HTTPException(404, "there is no such model or version: GET /v2/models/NAME lists them")
+        return service
 
     def _check(self, path: str, headers: dict[bytes, bytes], size: int) -> None:
         most = self.service.limits.headers
@@ -182,23 +219,37 @@ class AccessMiddleware:
             require(known, "expected the header Authorization: Bearer TOKEN, with the server's token", 401)
         # A chunked body has no announced size, and trailers without a bound.
         require(b"transfer-encoding" not in headers, "expected a Content-Length, not a chunked body", 411)
-        bodiless = path in PATHS and path != "/decide"
+        bodiless = (path in PATHS[:-1] and path != "/decide") or (path.startswith("/v2") and not INFER.fullmatch(path))
         require(not (bodiless and _content_length(headers)), "expected no body: only POST /decide accepts one", 413)
 
 
-def create_app(backend: Backend, limits: Limits | None = None, token: str | None = None) -> FastAPI:
-    """The application, ready for any ASGI server."""
-    service = Service(backend, limits or Limits())
+def create_app(
+    backend: Backend | Mapping[str, Backend], limits: Limits | None = None, token: str | None = None,
+    name: str | None = None,
+) -> FastAPI:  # fmt: skip
+    """The application, ready for any ASGI server; of several versions of a model, the first is the default."""
+    versions = backend if isinstance(backend, Mapping) else {"1": backend}
+    load, name = Load(), name or next(iter(versions.values())).name
+    services = {v: Service(own, limits or Limits(), load, name, v) for v, own in versions.items()}
+    service = next(iter(services.values()))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for own in services.values():
+                await stack.enter_async_context(own.running())
+            yield
+
     app = FastAPI(
         title="rfdlc",
         version=__version__,
-        lifespan=service.lifespan,
+        lifespan=lifespan,
         redoc_url=None,
         dependencies=[Security(HTTPBearer(auto_error=False))] if token else [],  # checked by the middleware
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.draining = False  # since SIGTERM
-    app.add_middleware(AccessMiddleware, service=service, token=token)
+    app.add_middleware(AccessMiddleware, services=services, name=name, token=token)
     content = {"application/json": {"schema": service.reader.schema}}
     if service.reader.files:
         content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in IMAGE_TYPES}
@@ -211,23 +262,44 @@ def create_app(backend: Backend, limits: Limits | None = None, token: str | None
     )
     async def decide(request: Request, full: bool = False) -> Response:
         """Decide images, arrays, rows of a table, or probabilities of any model."""
-        return await service.respond(request.scope, request.receive)
+        return await service.respond(request.scope, request.receive, full)
 
     @app.get("/health")
+    @app.get("/v2/health/live")
     async def health() -> dict[str, str]:
         """The process answers."""
         return {"status": "ok"}
 
     @app.get("/ready", responses={503: {"description": "not ready"}})
+    @app.get("/v2/health/ready", responses={503: {"description": "not ready"}})
     async def ready() -> JSONResponse:
         """The model is loaded and accepts requests."""
-        running = service.batcher is not None and not app.state.draining
+        running = not app.state.draining and all(own.batcher is not None for own in services.values())
         return JSONResponse({"ready": running}, 200 if running else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(version: str | None = None) -> Response:
+        """Metrics in Prometheus' text format, of one version of the model."""
+        require(version is None or version in services, QUERY.format(", ".join(services)), 404)
+        return Response(services.get(version or "", service).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v2")
+    async def about() -> dict[str, Any]:
+        """The Open Inference Protocol: the server."""
+        return SERVER
+
+    @app.get("/v2/models/{model}")
+    @app.get("/v2/models/{model}/versions/{version}")
+    @app.get("/v2/models/{model}/ready")
+    @app.get("/v2/models/{model}/versions/{version}/ready")
+    async def describe(request: Request, model: str, version: str | None = None) -> JSONResponse:
+        """The Open Inference Protocol: a model, its inputs and outputs; or whether it is ready."""
+        found = services.get(version) if version else service
+        if model != name or found is None:
+            return JSONResponse({"error": "there is no such model or version"}, 404)
+        if request.url.path.endswith("/ready"):
+            return await ready()
+        return JSONResponse(found.inference.metadata(list(services)))
 
     return app
 

@@ -126,6 +126,10 @@ class Reader:
             given = from_json(body, allow_inf_nan=False)
         except ValueError:
             raise HTTPException(400, "the body is not valid JSON") from None
+        return self.read_question(given, deadline)
+
+    def read_question(self, given: Any, deadline: float) -> dict[str, Any]:
+        """What a JSON object asks, checked."""
         require(isinstance(given, dict) and given.keys() <= self.readers.keys(), self.usage)
         require(len(given.keys() - {"utility"}) == 1, self.usage)
         question = {name: self._read(name, value) for name, value in given.items()}

@@ -5,12 +5,14 @@ import ipaddress
 import json
 import logging
 import queue
+import re
 import signal
 import socket
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from rfdlc.errors import InputError, expect
 from rfdlc.integrations.server.backend import Limits, open_backend
 
 SHORTEST_TOKEN = 16
+URL_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 READ_AHEAD = 2**16  # bytes of a body that uvicorn reads before the application runs
 LOG_LINES = 10_000  # that wait to be written; more are dropped, so that an unread pipe cannot stop the server
 
@@ -30,8 +33,13 @@ def serve(
     model: str | Path, *, utility: Utility | None = None, target_prior: PriorLike | None = None,
     host: str = "127.0.0.1", port: int = 8000, token_file: str | Path | None = None, limits: Limits | None = None,
     quiet: bool = False, certificate: str | Path | None = None, key: str | Path | None = None,
+    versions: Mapping[str, str | Path] | None = None, name: str | None = None,
 ) -> None:  # fmt: skip
-    """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first."""
+    """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first.
+
+    `versions` are more versions of the model, by name, beside `model`, which is version 1 and the default; `name` is
+    what the Open Inference Protocol calls the model.
+    """
     token = None if token_file is None else read_token(token_file)
     check_host(host, token)
     expect(key is None or certificate is not None, "a key (--tls-key) needs its certificate (--tls-certificate)")
@@ -42,7 +50,16 @@ def serve(
     except ImportError:
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
     limits = limits or Limits()
-    app = create_app(open_backend(model, utility, target_prior), limits, token)
+    backends = {}
+    for version, path in {"1": model, **(versions or {})}.items():
+        expect(URL_SAFE.fullmatch(version), f"version {version!r}: expected letters, digits, - and _")
+        backends[version] = open_backend(path, utility, target_prior)
+    first = backends["1"].decider.utility
+    for version, backend in backends.items():
+        alike = backend.decider.utility.classes.names == first.classes.names
+        expect(alike, f"version {version} has other classes than version 1: serve it on a port of its own")
+    expect(name is None or URL_SAFE.fullmatch(name), f"name {name!r}: expected letters, digits, dots, - and _")
+    app = create_app(backends, limits, token, name or re.sub(r"[^\w.-]+", "-", backends["1"].name, flags=re.ASCII))
     server = uvicorn.Server(configured(app, limits, ssl_certfile=certificate, ssl_keyfile=key))
     try:
         server.config.load()
@@ -196,7 +213,7 @@ class JsonLines(logging.Handler):
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         table = {"time": stamp, "level": record.levelname.lower(), "event": record.getMessage()}
         with suppress(queue.Full):
-            self._lines.put_nowait(json.dumps({**table, **getattr(record, "fields", {})}, ensure_ascii=False) + "\n")
+            self._lines.put_nowait(json.dumps({**table, **getattr(record, "fields", {})}) + "\n")
 
     def flush(self) -> None:
         """Wait until all lines are written, for a second at most."""
