@@ -36,6 +36,7 @@ ORDER_OF_TRAINING = (
     {"model"},
     {"_stacking", "profiling", "tabular"},
     {"trainer"},
+    {"tuning"},
     {"train"},
     {"cross_validation"},
 )

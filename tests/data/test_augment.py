@@ -146,7 +146,7 @@ def test_shares_depend_on_the_seed_alone() -> None:
     ("settings", "expected"),
     [
         ({"augment": "none"}, Augment()),
-        ({"augment": "auto"}, Augment(crop_padding=4, flip=True)),
+        ({"augment": "auto"}, Augment(crop_padding=4)),
         ({"augment": "crop-flip-rotate"}, Augment.paper()),
         ({"augment": "randaugment"}, Augment(crop_padding=4, flip=True, policy=Policy(layers=2, magnitude=0.5))),
         (

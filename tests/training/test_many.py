@@ -226,7 +226,7 @@ def test_stacks_are_limited_and_even(tmp_path, stacks):
 
 @pytest.mark.parametrize(
     "change",
-    [{"batch_size": 32}, {"epochs": 3}, {"optimiser": "adamw"}, {"widths": (8,)}, {"mixup": 1.0}, {"clip": 1.0}],
+    [{"batch_size": 32}, {"epochs": 3}, {"optimiser": "adamw"}, {"widths": (8,)}, {"cutmix": 1.0}, {"clip": 1.0}],
 )
 def test_shapes_that_do_not_agree(change):
     assert stage_signature(described("ce"), 0) == stage_signature(described("la", seed=1, hold_out=0.3), 0)

@@ -65,6 +65,7 @@ def train(
     method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
+    budget: Annotated[str | None, Option("--budget", help="Time for trials and training: 90s, 10m, 2h.")] = None,
     cv: Annotated[int, Option("--cv", help="Cross-validate with so many folds instead: out-of-fold predictions.")] = 0,
     force: Force = False,
     json: JsonOption = False,
@@ -80,6 +81,7 @@ def train(
     - `rfdlc train digits-lt --out runs/digits data.factor=20 --profile`
     - `rfdlc train patients.csv --target diagnosis --groups patient --out runs/patients`
     - `rfdlc train patients.csv --target diagnosis --groups patient --out runs/folds --cv 5`
+    - `rfdlc train photos/ --out runs/photos --budget 10m`
     - `rfdlc train cifar100-lt --root data --out runs/a particles=3 epochs=200 refit=true`
     - `rfdlc train photos/ --out runs/b backbone=timm:resnet50 pretrained=r50.safetensors particles=3 shared_stages=3`
     - `rfdlc train cifar100-lt --root data --out runs/c --method rf-dlc-paper utility=tail-sensitive`
@@ -100,6 +102,7 @@ def train(
         )
         options |= of_data
         chosen |= {"backbone_options": of_network} if of_network else {}
+        chosen |= {"budget": budget} if budget else {}
         resolve(named, str(source), chosen)
         announce(f"reading {source}")
         given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
@@ -331,7 +334,9 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     lines += [str(model.decider), f"run folder: {path}", f"next: rfdlc {following}"]
     choice = run.read_json("choice.json") if (path / "choice.json").exists() else {}
     tables = [metrics_table(columns, title), *([_choice_table(choice)] if choice else [])]
-    output(as_json, {"run": str(path), "notes": notes, **metrics, "choice": choice}, *tables, *lines)
+    tables += [_trials_table(run.tuning)] if run.tuning.get("rungs") else []
+    chosen = {"choice": choice, "tuning": run.tuning}
+    output(as_json, {"run": str(path), "notes": notes, **metrics, **chosen}, *tables, *lines)
 
 
 def _report_folds(found: Any, as_json: bool) -> None:
@@ -359,6 +364,18 @@ def _choice_table(choice: dict[str, Any]) -> Any:
         weight = f"{row['weight']:.2f}" if row["weight"] else ""
         table.add_row(row["name"], f"{row['loss']:.4f}", weight, end_section=row is rows[-1])
     table.add_row("mixture", f"{choice['mixture_loss']:.4f}", "")
+    return table
+
+
+def _trials_table(tuning: dict[str, Any]) -> Any:
+    """What was tried before the training, with the held-out losses after so many epochs."""
+    names = list({name: None for rung in tuning["rungs"] for own in rung["trials"] for name in own})
+    table = new_table("epochs", *names, "held-out loss", title="Trials; the chosen settings are in tuning.json")
+    for rung in tuning["rungs"]:
+        for number, (own, loss) in enumerate(zip(rung["trials"], rung["losses"], strict=True), start=1):
+            cells = [str(own.get(name, "")) for name in names]
+            shown = "diverged" if loss is None else f"{loss:.4f}"
+            table.add_row(str(rung["epochs"]), *cells, shown, end_section=number == len(rung["trials"]))
     return table
 
 

@@ -6,8 +6,8 @@ map (B, 2, 3) from a place in the result to that in the source, in pixels from t
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -174,6 +174,21 @@ class Augment:
             draws["cutout"] = torch.rand((count, 2), **on)  # centre, as a fraction
         return draws
 
+    def identity(self, count: int, device: torch.device) -> Draws:
+        """Parameters for `count` images that change nothing, but for a cutout."""
+        draws: Draws = {}
+        if self.crop_padding:
+            draws["crop"] = torch.full((count, 2), self.crop_padding, device=device)
+        if self.flip:
+            draws["flip"] = torch.zeros(count, dtype=torch.bool, device=device)
+        if self.rotation:
+            draws["angle"] = torch.zeros(count, device=device)
+        if self.policy is not None:
+            shape = count, self.policy.layers
+            draws["operation"] = torch.zeros(shape, dtype=torch.int64, device=device)
+            draws["strength"] = torch.zeros(shape, device=device)
+        return draws
+
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """uint8 (B, C, H, W) and their draws -> (B, C, H, W), still on the scale 0..255; float after a policy."""
         pixels = images if self.policy is None else self.policy.recolour(images.float(), draws)
@@ -196,9 +211,19 @@ class Augment:
         return pixels * ~(inside[0][:, :, None] & inside[1][:, None, :])[:, None]
 
 
+def covering(augments: Sequence[Augment]) -> Augment:
+    """One that can do what each of these does; they may differ in whether they crop, flip, rotate and have a policy."""
+    kinds = {name: {getattr(own, name) for own in augments} for name in ("crop_padding", "rotation", "policy")}
+    most = {name: next((value for value in values if value), None) for name, values in kinds.items()}
+    given = {name: value for name, value in most.items() if value is not None}
+    return replace(augments[0], flip=any(own.flip for own in augments), **given)
+
+
 AUGMENTATIONS = {
     "none": Augment(),
+    "crop": Augment(crop_padding=4),
     "crop-flip": Augment(crop_padding=4, flip=True),
+    "crop-randaugment": Augment(crop_padding=4, policy=Policy()),
     "crop-flip-rotate": Augment.paper(),
     "randaugment": Augment(crop_padding=4, flip=True, policy=Policy()),
     "trivialaugment": Augment(crop_padding=4, flip=True, policy=Policy(layers=1, magnitude=1.0)),

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rfdlc.data.augment import AUGMENTATION, ORDER, Augment, Draws
+from rfdlc.data.augment import AUGMENTATION, ORDER, Augment, Draws, covering
 from rfdlc.data.dataset import Normalisation, Split
 from rfdlc.errors import choose, expect
 
@@ -180,16 +180,21 @@ class EpochLoader:
 
 
 class ResidentLoader(EpochLoader):
-    """Batches of R runs: augmented, normalised inputs (R, B, channels, H, W) or (R, B, F), and targets (R, B)."""
+    """Batches of R runs: augmented, normalised inputs (R, B, channels, H, W) or (R, B, F), and targets (R, B).
+
+    `augment` is one for all runs, or one per run.
+    """
 
     def __init__(
         self, split: Split, normalisation: Normalisation | None = None, *,
-        augment: Augment | None = None, **options: Any,
+        augment: Augment | Sequence[Augment] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(split, normalisation, options.get("device", "cpu"), **options)
         self.inputs = torch.from_numpy(split.array).to(self.device)  # (N, ...)
         self.is_images = self.inputs.dtype == torch.uint8
-        self.augment = augment if augment is not None and self.is_images else Augment()
+        several = [augment or Augment()] if augment is None or isinstance(augment, Augment) else list(augment)
+        self._each = several if self.is_images else [Augment()]
+        self.augment = covering(self._each)
         at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * self.batch_size)
         self._at_once = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
         self._known: dict[int, Replayed] = {}
@@ -208,7 +213,11 @@ class ResidentLoader(EpochLoader):
 
     def draw(self, epoch: int) -> tuple[Tensor, Draws]:
         """All random choices of an epoch: the sample at each place (R, N), the parameters of its augmentation."""
-        drawn = [self.augment.draw(self.count, seeded(AUGMENTATION, seed, epoch, self.device)) for seed in self.seeds]
+        each = self._each * len(self.seeds) if len(self._each) == 1 else self._each
+        generators = [seeded(AUGMENTATION, seed, epoch, self.device) for seed in self.seeds]
+        drawn = [own.draw(self.count, generator) for own, generator in zip(each, generators, strict=True)]
+        if len(self._each) > 1:
+            drawn = [self.augment.identity(self.count, self.device) | own for own in drawn]
         return self.draw_order(epoch), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}
 
     def prepare(self, order: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from rfdlc.data.augment import AUGMENTATION, GREY
+from rfdlc.data.augment import AUGMENTATION, GREY, Augment
 from rfdlc.data.dataset import Normalisation, Split
 from rfdlc.data.images import CROPPED, Box, BrokenImage, ImageFiles, Resizing, decoded, fitted, planes, view
 from rfdlc.data.loader import EpochLoader
@@ -36,6 +36,12 @@ class View:
     ratio: float = 4 / 3  # largest proportion of its sides
     flip: bool = True
     jitter: float = 0.4  # of brightness, contrast and saturation
+
+    @classmethod
+    def of(cls, augment: Augment | None, jitter: float) -> "View":
+        """Boxes where images are to be cropped, flips where they are to be flipped; the whole image otherwise."""
+        chosen = augment or Augment()
+        return cls((0.08, 1.0) if chosen.crop_padding else (1.0, 1.0), flip=chosen.flip, jitter=jitter)
 
     def training(
         self, image: "Image", size: int, channels: int, drawn: Sequence[float], resizing: Resizing = CROPPED
@@ -59,6 +65,8 @@ class View:
         or higher. Where they are stretched, area and proportions are those after it.
         """
         least, most = self.area
+        if least == 1:
+            return Resizing(fit).frame(width, height)
         wide, high = (width, height) if fit == "crop" else (max(width, height),) * 2
         for i in range(0, 2 * TRIES, 2):
             area = (least + drawn[i] * (most - least)) * wide * high

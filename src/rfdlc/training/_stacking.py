@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from rfdlc.data.augment import AUGMENTATIONS, Policy
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
 from rfdlc.decide.classes import Indices
@@ -37,7 +38,7 @@ EARLY = LATE | BOOKKEEPING | {"method_options"}  # all that two runs may differ 
 OWN = LATE | BOOKKEEPING | {
     "seed", "hold_out", "trained_prior", "margin", "focal", "prior_tau", "repulsion", "repulsion_tau",
     "repulsion_strength", "learning_rate", "weight_decay", "schedule", "milestones", "decay", "warmup", "mixup",
-    "cutmix", "method_options",
+    "cutmix", "augment", "method_options",
 }  # fmt: skip
 
 
@@ -142,13 +143,13 @@ class Stacker:
 
     def _samples(self, run: Run) -> tuple[Dataset, Indices | None]:
         """What a run trains on in its phase, and the positions of it in the training split; None: all of it."""
-        if run.phase >= run.folds or self.data.val is not None or not run.config.hold_out:
+        if run.phase >= run.config.folds or self.data.val is not None or not run.config.hold_out:
             return self.data, None
-        key = run.phase, run.folds, run.config.hold_out, run.config.seed
+        key = run.phase, run.config.folds, run.config.hold_out, run.config.seed
         if key not in self.held_out:
             self.held_out = {known: own for known, own in self.held_out.items() if known[0] == run.phase}
-            if run.folds > 1:
-                inside = self.data.train.folds(run.folds, run.config.seed) == run.phase
+            if run.config.folds > 1:
+                inside = self.data.train.folds(run.config.folds, run.config.seed) == run.phase
                 kept, held = np.flatnonzero(~inside), np.flatnonzero(inside)
                 self.held_out[key] = self.data.held_apart(kept, held), kept
             else:
@@ -161,7 +162,8 @@ def stage_signature(run: Run, number: int) -> Hashable:
     """Equal for runs whose stage of this number can train in one stack, on equally many samples."""
     stage, combination = run.method.stages[number], run.method.combination
     config = run.config.replace(**stage.settings)
-    mixing = bool(config.mixup), bool(config.cutmix)
+    policy = None if config.augment == "auto" else AUGMENTATIONS[config.augment].policy
+    mixing = bool(config.cutmix), None if policy == Policy() else policy  # runs may do without mixup and RandAugment
     options = config.method_options if stage.finalize or combination is not as_they_are else None  # used by the stack
     shared = tuple(value for name, value in config if name not in OWN)
     return run.spans[number], _kind(stage, config), stage.finalize, combination, options, mixing, shared
@@ -183,7 +185,7 @@ def _training(run: Run) -> Iterator[tuple[Hashable, int]]:
     late = tuple(getattr(config, name) for name in sorted(LATE))
     begins = inf if config.weights == "constant" and config.utility == "none" else config.deferred_epoch
     shared = tuple(value for name, value in config if name not in EARLY)
-    past: Hashable = method.combination, method.combination is as_they_are or options, run.folds, shared
+    past: Hashable = method.combination, method.combination is as_they_are or options, run.config.folds, shared
     for stage, (start, end) in zip(method.stages, run.spans, strict=True):
         loss, rate = stage.loss or method.loss, stage.number("learning_rate_factor", config)
         plain = loss is integrated_gain  # until LATE starts, it is what it is without

@@ -25,6 +25,7 @@ from rfdlc.training.networks.particles import EXECUTIONS, HEADS
 from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 
 GENERAL = ("images", "features", "table", "finetune")  # presets by kind of data, not by name
+UNITS = {"s": 1, "m": 60, "h": 3600}  # of durations, in seconds
 TABULAR = ("mixture", "trees")  # backbones of tables, that are not networks alone
 # The names that a setting may have; registries may grow.
 CHOICES: dict[str, tuple[Collection[str], ...]] = {
@@ -116,7 +117,7 @@ class TrainConfig(BaseModel):
     average: Share = Field(0.0, description="decay of an exponential moving average of the weights, 0 for none")
     # data
     sampling: str = Field("shuffle", description="how samples are drawn")
-    augment: str = Field("auto", description=", ".join(AUGMENTATIONS) + " of images; auto: crop-flip")
+    augment: str = Field("auto", description=", ".join(AUGMENTATIONS) + " of images; auto: crop")
     cutout: int = Field(0, ge=0, description="side in pixels of a black square placed in every image, 0 for none")
     jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
     workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
@@ -133,6 +134,9 @@ class TrainConfig(BaseModel):
     calibration: str = Field("auto", description="calibrator fitted on held-out data")
     # the method's own
     method_options: dict[str, int | float] = Field({}, description="options of the method, which `rfdlc methods` lists")
+    # before the training
+    tune: str = Field("off", description="trials on held-out data that choose settings: off, auto, or how many at most")
+    budget: float = Field(0.0, ge=0, description="seconds, or 90s, 10m, 2h, for trials and training; 0: by `epochs`")
     # the run
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of weights, order, augmentation and mixup")
     evaluate_every: int = Field(0, ge=0, description="epochs between evaluations on held-out data, 0: only at the end")
@@ -172,6 +176,26 @@ class TrainConfig(BaseModel):
     @classmethod
     def _source(cls, value: Any) -> Any:
         return {"true": "hub", "false": "none"}.get(str(value).lower(), value)
+
+    @field_validator("tune", mode="before")
+    @classmethod
+    def _trials(cls, value: Any) -> str:
+        text = {"true": "auto", "false": "off", "0": "off"}.get(str(value).lower(), str(value).lower())
+        many = text.isdecimal() and int(text) > 1
+        wrong = f"setting tune={value!r} is not possible: expected auto, off, or a number of trials from 2"
+        expect(text in ("auto", "off") or many, wrong)
+        return text
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        text = str(value).strip().lower()
+        unit = UNITS.get(text[-1:], 0)
+        wrong = f"setting budget={value!r} is not a duration: expected seconds, or a number with s, m or h, such as 10m"
+        try:
+            return float(text[:-1]) * unit if unit else float(text)
+        except ValueError:
+            raise InputError(wrong) from None
 
     @field_validator("backbone_options")
     @classmethod

@@ -37,6 +37,7 @@ from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.step import Step, reduced
 
 WHITENED_AT_ONCE = 2**29  # values of a training split
+SMALLEST_CROPPED = 16  # pixels: smaller images are cropped by less than others
 SHARES = 5  # a stream of random numbers beside those of order, augmentation, mixing, sampled weights and dropout
 
 
@@ -66,9 +67,10 @@ class PreparedStage:
         drawn: dict[str, Any] = {"seeds": [config.seed for config in self.each], "sampling": self.settings.sampling}
         drawn["batch_size"] = group.shard_size(self.settings.batch_size, self.settings.accumulate)
         if isinstance(data.train.inputs, ImageFiles):
-            drawn["view"] = View(jitter=self.settings.jitter)
+            drawn["view"] = View.of(augmentation(self.settings, "images"), self.settings.jitter)
         else:
-            drawn["augment"] = augmentation(self.settings, data.kind, data.input_shape[-1])
+            each = [augmentation(config, data.kind, data.input_shape[-1]) for config in self.each]
+            drawn["augment"] = each[0] if len(set(each)) == 1 else each
             drawn["positions"] = positions or None
         self.loader = _loader(data.train, data.normalisation, self.settings, device, group, **drawn)
         losses = [
@@ -87,8 +89,12 @@ class PreparedStage:
 
     def mixing(self, seeds: Sequence[int], epoch: int) -> Tensor:
         """(steps, R, 3): what is drawn for mixing each batch."""
-        alphas = [config.mixup or config.cutmix or 1.0 for config in self.each]
-        drawn = [draw_shares(a, self.loader.steps, seed, epoch) for a, seed in zip(alphas, seeds, strict=True)]
+        alphas = [config.mixup or config.cutmix for config in self.each]
+        steps = self.loader.steps
+        drawn = [draw_shares(alpha or 1.0, steps, seed, epoch) for alpha, seed in zip(alphas, seeds, strict=True)]
+        for shares, alpha in zip(drawn, alphas, strict=True):
+            if not alpha:  # not mixed, in a stack with runs that are
+                shares[:, 0] = 1
         return torch.stack(drawn, 1)
 
 
@@ -101,10 +107,10 @@ def build_stages(
     return [PreparedStage(number, runs, data, device, group) for number in range(len(method.stages))]
 
 
-def augmentation(config: TrainConfig, kind: str, side: int = 0) -> Augment | None:
+def augmentation(config: TrainConfig, kind: str, side: int = 32) -> Augment | None:
     """The augmentation of images that a config names, cropped by an eighth of large ones; other samples have none."""
-    chosen = AUGMENTATIONS["crop-flip" if config.augment == "auto" else config.augment]
-    padding = max(chosen.crop_padding, side // 8) if chosen.crop_padding else 0
+    chosen = AUGMENTATIONS["crop" if config.augment == "auto" else config.augment]
+    padding = max(chosen.crop_padding if side >= SMALLEST_CROPPED else 1, side // 8) if chosen.crop_padding else 0
     return replace(chosen, cutout=config.cutout, crop_padding=padding) if kind == "images" else None
 
 

@@ -7,6 +7,7 @@ model.safetensors  the trained weights                             decider.json 
 predictions.npz    particle logits of the test split               metrics.json       their metrics
 environment.json   versions and hardware                           pretrained.safetensors  the weights it started from
 embedding.*        the weights that made its features              choice.json        of a table: candidates, weights
+tuning.json        trials before it, and what they chose
 """
 
 import csv
@@ -117,14 +118,6 @@ class Run:
             return load_file(path) if path.exists() else None
 
     @property
-    def folds(self) -> int:
-        return self.config.folds
-
-    @property
-    def trainings(self) -> int:
-        return self.config.trainings
-
-    @property
     def exists(self) -> bool:
         return (self.path / "config.json").exists()
 
@@ -140,17 +133,24 @@ class Run:
         version = f"{self.path} has format version {table.get('version')}, written by rfdlc {table.get('rfdlc')}"
         expect(table.get("version") in READABLE, f"{version}: this rfdlc {__version__} reads versions 1 and 2")
         for name, kind in (("method", str), ("settings", dict), ("data", dict)):
-            damaged = f"{self.path}/config.json is damaged: {name!r} is missing or of another kind"
-            expect(isinstance(table.get(name), kind), damaged)
+            damaged = f"config.json is damaged: {name!r} is missing or of another kind"
+            expect(isinstance(table.get(name), kind), f"{self.path}/{damaged}")
         return table
 
     @cached_property
     def config(self) -> TrainConfig:
         """The settings; what a folder of an earlier version does not have is as the method's default."""
-        settings = self.metadata["settings"]
+        settings = {**self.metadata["settings"], **self.tuning.get("chosen", {})}
+        if "tune" not in settings and settings.get("augment") == "auto":  # of earlier versions
+            settings["augment"] = "crop-flip"
         if self.metadata["version"] == 1:  # its target prior was the prior to train for, and never corrected
             settings = {**settings, "trained_prior": settings.get("target_prior", ()), "target_prior": "scores"}
         return self.method.configure(settings)
+
+    @property
+    def tuning(self) -> dict[str, Any]:
+        """Trials before the training: candidates, rungs with their losses, and what was `chosen`."""
+        return self.read_json("tuning.json") if (self.path / "tuning.json").exists() else {}
 
     @cached_property
     def method_name(self) -> str:

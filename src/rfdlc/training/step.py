@@ -47,7 +47,7 @@ class Step:
         repulsions = [(own.repulsion, own.repulsion_tau, own.repulsion_strength) for own in each]
         repelled = net.particles > 1 and any(kind != "none" for kind, _, _ in repulsions)
         self.repulsions = Repulsions(repulsions, self.device) if repelled else None
-        self.mixing = mixup if settings.mixup else cutmix if settings.cutmix else None
+        self.mixing = cutmix if settings.cutmix else mixup if any(own.mixup for own in each) else None
         self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.weight_averaging else None
         samples = stage.number("swag_samples", settings)

@@ -1,7 +1,7 @@
 """train, resume, fork and train_many: from data and settings to run folders and models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from rfdlc.training.methods import resolve
 from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
 from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, sizes_for, weights_of
 from rfdlc.training.trainer import Trainer
+from rfdlc.training.tuning import check_tuning, tune
 
+TUNED = ("tune", "budget")
 FIXED_IN_FORKS = (
     *NETWORK,
     "lora",
@@ -79,6 +81,7 @@ def train(
     specs = [RunSpec(out, method, settings)]
     with process_group() as group:
         trainer, runs = _prepare(data, specs, root, data_options or {}, own, group, again=under_torchrun())
+        tune(trainer, runs[0])
         return trainer.fit(runs)[0]
 
 
@@ -102,6 +105,7 @@ def resume(path: str | Path, data: Any = None, *, backbone: OwnBackbone | None =
             run = Run(path, group.main)
             trainer = Trainer(data_of(run, data), backbone=backbone, group=group)
             trainer.check(run)
+        tune(trainer, run)
         return trainer.fit([run])[0]
 
 
@@ -173,6 +177,9 @@ def train_many(
     expect(count == 1, f"train_many uses one process, but {count} were started: leave torchrun out")
     expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
     expect(not folders, f"{listing(folders)} is the folder of several runs: expected one folder per run")
+    alone = "tune and budget are for a run that is trained alone: use train, or leave them out"
+    expect(all(str(spec.settings.get(name, "off")) in ("off", "0") for spec in specs for name in TUNED), alone)
+    specs = [replace(spec, settings={**spec.settings, "tune": "off"}) for spec in specs]
     trainer, runs = _prepare(data, specs, root, data_options or {}, networks=networks)
     models = {run.path: Model.load(run.path, device=run.config.device) for run in runs if run.finished}
     models |= {model.path: model for model in trainer.fit([run for run in runs if run.path not in models])}
@@ -207,13 +214,16 @@ def _prepare(
             usual |= {"backbone": "mlp"} if several else {}
             chosen = {**usual, **spec.settings, **start.settings}
             run.config = resolve(spec.method, given.name, chosen, given.suits, len(given.train))[1]
+            run.config = check_tuning(trainer, run, spec.settings)
             trainer.check(run, again)
         described, copies = describe_data(given, data, root, options), weights_of(given.embedding)
     own = {key: value for key, value in runs[0].config.to_dict().items() if key not in ("device", "workers")}
     group.expect_same({"method": runs[0].method_name, **own, "data": described["fingerprint"]})
     with group.raising_together():
-        for run in runs:
-            run.create(described, given.classes, copies)
+        for run, spec in zip(runs, specs, strict=True):
+            tuned = run.config.tune != "off" or run.config.budget
+            more = {"given": sorted(spec.settings)} if tuned else {}  # which trials leave as they are
+            run.create(described, given.classes, copies, **more)
     return trainer, runs
 
 
@@ -236,6 +246,9 @@ def _configure_fork(
     chosen |= leading
     known, usual_options = run.method.options, usual["method_options"]
     chosen |= {key: value for key, value in old.method_options.items() if key in known and value != usual_options[key]}
+    apart = "a fork continues a training and has no trials: leave tune and budget out"
+    expect(not changes.keys() & set(TUNED), apart)
+    chosen |= {"tune": "off", "budget": 0}
     run.config = resolve(run.method_name, name, {**before, **chosen, **changes}, kind)[1]
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(run.config, name)]
     expect(not moved, f"a fork cannot change {', '.join(moved)}: its checkpoint depends on them; start a new run")

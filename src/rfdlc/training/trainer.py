@@ -66,7 +66,8 @@ class Trainer:
             known = f"{run.path} holds a run already: continue it with `rfdlc resume {run.path}`"
             expect(again, f"{known}, choose another folder, or replace it (--force)")
             data_of(other := Run(run.path), data)
-            names = [name for name, value in config if name not in MAY_CHANGE and getattr(other.config, name) != value]
+            same = {*MAY_CHANGE, *other.tuning.get("chosen", ())}
+            names = [name for name, value in config if name not in same and getattr(other.config, name) != value]
             names += [] if other.method_name == run.method_name else [f"method {other.method_name}"]
             expect(not names, f"{run.path} holds another run (it differs in {listing(names)}): choose another folder")
         only = f"{data.name} has a validation split of its own that only calibrates: leave refit out"
@@ -96,7 +97,7 @@ class Trainer:
                 if not planned:
                     announce(_plan(stack, len(waiting)))
                     planned = True
-                later = len(waiting) > len(stack.members) or any(r.phase + 1 < r.trainings for r in waiting)
+                later = len(waiting) > len(stack.members) or any(r.phase + 1 < r.config.trainings for r in waiting)
                 saved = time.monotonic()
                 with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
                     for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show):
@@ -153,10 +154,10 @@ class Trainer:
         run, model = member.runs[0], member.model
         predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
-            fold = self.data.train.folds(run.folds, run.config.seed) if run.phase else np.empty(0)
+            fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
             _calibrate(run, _joined(run, predictions, int(np.isin(fold, range(run.phase)).sum())))
         run.phase, run.epoch = run.phase + 1, 0
-        return None if run.phase < run.trainings else self._finish(run, model.net.requires_grad_(True))
+        return None if run.phase < run.config.trainings else self._finish(run, model.net.requires_grad_(True))
 
     def _fit_table(self, run: Run) -> Model:
         """Fit the mixture of a run, from the start where it is not finished."""
@@ -265,7 +266,7 @@ def _plan(stack: Stack, waiting: int) -> str:
     run, model, data = stack.run, stack.members[0].model, stack.members[0].data
     samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     weights = sum(parameter.numel() for parameter in model.net.parameters())
-    folds = f"{run.folds} folds, " if run.folds > 1 else ""
+    folds = f"{run.config.folds} folds, " if run.config.folds > 1 else ""
     epochs = f"{folds}{counted(run.epochs, 'epoch')} of {counted(stack.stages[-1].loader.steps, 'step')}"
     side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""
     net, shared = model.net, len(model.net.trunk)
@@ -325,8 +326,8 @@ def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], list[i
     first, several = stack.run, len(stack.members) > 1
     pressed: list[int] = []
     runs = f"{len(stack.members)} runs on " if several else ""
-    again = " again, on all samples" if first.phase >= first.folds else ""
-    fold = f", fold {first.phase + 1} of {first.folds}" if first.folds > 1 and not again else again
+    again = " again, on all samples" if first.phase >= first.config.folds else ""
+    fold = f", fold {first.phase + 1} of {first.config.folds}" if first.config.folds > 1 and not again else again
     label = f"Training {runs}{stack.members[0].data.name}{fold}"
 
     def press(signum: int, frame: Any) -> None:

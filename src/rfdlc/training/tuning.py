@@ -1,0 +1,275 @@
+"""tune: short trials on held-out samples choose what a preset cannot know, before the training itself.
+
+Trials are runs of one network, which train side by side where they can. By successive halving, the better half of them
+is tried again with twice the epochs; at last the best one is varied. The loss of a trial is that of the held-out
+samples, calibrated, where classes weigh equally. All work is counted in epochs, so that the same folder and seed give
+the same choice. tuning.json has the plan and every loss: a run that was interrupted continues from it.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from rfdlc.data.images import ImageFiles
+from rfdlc.errors import expect
+from rfdlc.progress import announce, live
+from rfdlc.training.config import TABULAR, TrainConfig
+from rfdlc.training.factories import as_they_are
+from rfdlc.training.loop import TrainingStopped, epochs
+from rfdlc.training.model import new_decider, sensible_threads
+from rfdlc.training.run import Run
+from rfdlc.training.trainer import Trainer, TrainingInterrupted, evaluate_balanced
+
+FILE = "tuning.json"
+MOST_TRIALS = 8  # of tune=auto
+SHARE = 0.3  # of the work of the training, that its trials may cost
+FEWEST_STEPS = 20  # of a trial
+LONGEST = 4  # times the usual number of epochs, whatever the budget
+SAFETY = 0.9  # of a budget: evaluations and files take some of it
+ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
+RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
+# In the order in which they are tried where there is no time for all of them.
+AUGMENTED = (
+    {"augment": "crop", "mixup": 0.0},
+    {"augment": "none", "mixup": 0.0},
+    {"augment": "crop-flip", "mixup": 0.0},
+    {"augment": "crop-flip", "mixup": 0.4},
+    {"augment": "none", "mixup": 0.4},
+    {"augment": "randaugment", "mixup": 0.0},
+    {"augment": "crop", "mixup": 0.4},
+    {"augment": "randaugment", "mixup": 0.4},
+)
+
+Settings = dict[str, Any]
+
+
+class _Measured(Exception):
+    """Enough steps were measured."""
+
+
+def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
+    """The config of a run, without trials where none are possible; raises where the user asked for them."""
+    config, data = run.config, trainer.data
+    reasons = {
+        "needs held-out samples: set hold_out=0.1": config.hold_out or data.val is not None,
+        "is for networks: set backbone=mlp, or leave it out": config.backbone not in TABULAR,
+        f"is for methods of one stage, which {run.method_name} is not": len(run.method.stages) == 1,
+        "is for one process: leave torchrun out": trainer.group.single,
+    }
+    reason = next((reason for reason, holds in reasons.items() if not holds), "")
+    asked = [name for name in ("tune", "budget") if name in given and getattr(config, name) not in ("off", 0)]
+    expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
+    return config.replace(tune="off", budget=0) if reason else config
+
+
+def tune(trainer: Trainer, run: Run) -> None:
+    """Choose the settings of a run by trials, if its config asks for them and it has not been chosen before."""
+    if (run.config.tune == "off" and not run.config.budget) or run.finished or "chosen" in run.tuning:
+        return
+    with run.claimed():
+        try:
+            plan = run.tuning or _plan(trainer, run)
+            run.write_json(FILE, plan)
+            count = len(plan["candidates"])
+            announce(f"trials     {count}, halved {int(math.log2(count))} times, then varied" if plan["rungs"] else "")
+            for rung in plan["rungs"]:
+                _try(trainer, run, plan, rung)
+        except KeyboardInterrupt:
+            again = f"continue with `rfdlc resume {run.path}`"
+            raise TrainingInterrupted(f"stopped during the trials; {again}") from None
+        run.write_json(FILE, {**plan, "chosen": _chosen(plan)})
+    trainer.stacker.built.pop(run.path, None)  # of the config before
+    run.config = run.config.replace(**_chosen(plan))
+    if plan["rungs"]:
+        announce(f"chosen     {_words(_chosen(plan))}")
+
+
+def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
+    """How many epochs the training has, what is tried before it, and for how many epochs each time."""
+    config, given = run.config, set(run.metadata.get("given", ()))
+    candidates = _candidates(trainer, run, given) if config.tune != "off" else []
+    seconds, cost, length = None, _relative_cost(trainer, run), config.epochs
+    if config.budget:
+        announce(f"measuring  steps, for a budget of {config.budget:g} s")
+        seconds = _seconds_per_epoch(trainer, [_copy(run, config)])
+        if candidates:
+            apart = _seconds_per_epoch(trainer, [_trial(run, config.epochs, own) for own in candidates])
+            cost = apart / (len(candidates) * seconds)
+        possible = SAFETY * config.budget / (seconds * config.trainings * (1 + SHARE * bool(candidates)))
+        length = int(min(max(1, possible), LONGEST * config.epochs))
+    work = SHARE * length * config.trainings / cost  # epochs of all trials together
+    least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
+    count = min(len(candidates), 2 ** int(math.log2(max(1, len(candidates)))))
+    while count > 1 and work / (count * (math.log2(count) + 1)) < least:
+        count //= 2
+    halvings = int(math.log2(count)) if count > 1 else 0
+    each = work / (halvings + 1)  # equal work for all rungs; the last one varies the best
+    rungs = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
+    varied = _varied({}, run, given)
+    if rungs and (last := int(each / (len(varied) + 1))) >= least:
+        rungs.append({"epochs": min(length, last), "varies": True})
+    return {"epochs": length, "seconds_per_epoch": seconds, "candidates": candidates[:count], "rungs": rungs}
+
+
+def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
+    """What is tried: never a setting that the user has given, and mixing only where the method leaves it open."""
+    config, images = run.config, trainer.data.kind == "images"
+    open_names = {"augment"} if images else set()
+    open_names |= {"mixup"} if run.method.mixes and not config.cutmix else set()
+    usual = {name: getattr(config, name) for name in ("augment", "mixup")}
+    found = [{**usual, **{name: own[name] for name in open_names - given}} for own in AUGMENTED]
+    most = MOST_TRIALS if config.tune == "auto" else int(config.tune)
+    return list({str(own): own for own in found}.values())[:most]
+
+
+def _varied(best: Settings, run: Run, given: set[str]) -> list[Settings]:
+    """The best settings with another head, and with a lower learning rate."""
+    head = {"cosine": "linear", "linear": "cosine"}.get(run.config.head)
+    others: list[Settings] = [{"learning_rate": 0.3 * run.config.learning_rate}]
+    if head and run.method.mixes and (head == "cosine" or run.config.head_init == "random"):
+        others.append({"head": head})
+    if best.get("augment", "crop") in ("none", "crop"):  # operations on colours and places, but no flips
+        others.append({"augment": "crop-randaugment"})
+    return [{**best, **own} for own in others if not own.keys() & given]
+
+
+def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any]) -> None:
+    """Train and score the trials of a rung, unless tuning.json has their losses."""
+    if "losses" in rung:
+        return
+    if rung.get("varies"):
+        best = _best(plan)[0]
+        rung["trials"] = [best, *_varied(best, run, set(run.metadata.get("given", ())))]
+    else:
+        before = [earlier for earlier in plan["rungs"] if "losses" in earlier]
+        better = _best(plan) if before else plan["candidates"]
+        rung["trials"] = better[: max(2, len(better) // 2)] if before else better
+    losses = _losses(trainer, [_trial(run, rung["epochs"], own) for own in rung["trials"]])
+    rung["losses"] = [round(loss, 6) if loss < math.inf else None for loss in losses]  # JSON has no infinity
+    run.write_json(FILE, plan)
+    rows = "".join(f"\n{_shown(loss)}  {_words(own)}" for own, loss in zip(rung["trials"], rung["losses"], strict=True))
+    announce(f"{len(losses)} trials of {rung['epochs']} epochs, held-out loss where classes weigh equally:{rows}")
+
+
+def _best(plan: dict[str, Any]) -> list[Settings]:
+    """The trials of the last rung that has losses, best first.
+
+    What a trial gained by twice the epochs, it is expected to gain again by the epochs of the training: networks that
+    are regularised learn slowly at first.
+    """
+    done = [rung for rung in plan["rungs"] if "losses" in rung]
+    last, earlier = done[-1], [rung for rung in done[:-1] if rung["epochs"] < done[-1]["epochs"]]
+    known = {str(own): loss for rung in earlier for own, loss in _pairs(rung)}  # the latest rung's
+    expected = [
+        loss + (min(0.0, loss - known[str(own)]) if math.isfinite(known.get(str(own), math.inf)) else 0.0)
+        for own, loss in _pairs(last)
+    ]
+    return [last["trials"][i] for i in np.argsort(expected, kind="stable")]
+
+
+def _pairs(rung: dict[str, Any]) -> list[tuple[Settings, float]]:
+    losses = [math.inf if loss is None else loss for loss in rung["losses"]]
+    return list(zip(rung["trials"], losses, strict=True))
+
+
+def _chosen(plan: dict[str, Any]) -> Settings:
+    """The settings of the best trial, and the epochs: fewer where more of them raised its loss."""
+    if not plan["rungs"]:
+        return {"epochs": plan["epochs"]}
+    best = _best(plan)[0]
+    tried = [(loss, rung["epochs"]) for rung in plan["rungs"] for own, loss in _pairs(rung) if own == best]
+    lowest, longest = min(tried), max(tried, key=lambda pair: pair[1])
+    fewer = longest[0] > RISE * lowest[0]
+    return {**best, "epochs": lowest[1] if fewer else plan["epochs"]}
+
+
+def _copy(run: Run, config: TrainConfig) -> Run:
+    """A run with another config that leaves nothing in the folder."""
+    found = Run(run.path / ".trial" / str(hash(str(config))), writes=False)
+    found.method_name, found.start, found.config = run.method_name, run.start, config
+    found.metadata, found.classes = run.metadata, run.classes
+    return found
+
+
+def _trial(run: Run, length: int, settings: Settings) -> Run:
+    config = run.config
+    warmup = min(math.ceil(config.warmup * length / config.epochs), length // 3)
+    enough = min(MOST_HELD_OUT, ENOUGH / sum(run.classes.counts or (1,)))  # of few samples, more are held out
+    shorter: Settings = {"epochs": length, "warmup": warmup, "hold_out": max(config.hold_out, enough), "refit": False}
+    shorter |= {"keep": (), "evaluate_every": 0, "tune": "off", "budget": 0}
+    if run.method.combination is as_they_are:
+        shorter |= {"particles": 1, "prior_tau": config.prior_tau[:1], "repulsion": "none"}
+    return _copy(run, config.replace(**{**shorter, **settings}))
+
+
+def _relative_cost(trainer: Trainer, run: Run) -> float:
+    """Of an epoch of a trial, in epochs of the run. Image files are decoded for every trial alone."""
+    if isinstance(trainer.data.train.inputs, ImageFiles) or run.method.combination is not as_they_are:
+        return 1.0
+    net = trainer.stacker.build(run)
+    shared, own = len(net.trunk), len(net.branches)
+    return (shared + own) / (shared + own * run.config.particles)
+
+
+def _losses(trainer: Trainer, trials: Sequence[Run]) -> list[float]:
+    """Held-out losses after training; infinite for one whose training loss is not a number."""
+    found, waiting = dict[Any, float](), list(trials)
+    steps = math.ceil(len(trainer.data.train) / trials[0].config.batch_size)
+    with live(len(trials) * trials[0].epochs * steps, f"{len(trials)} trials") as show:
+        while waiting:
+            stack = trainer.stacker.next_stack(waiting)
+            together = len(stack.members)
+            try:
+                with sensible_threads(stack.net, stack.run.config):
+                    for _ in epochs(stack.net, stack.stages, {}, show=lambda *_, n=together: show(n, "")):
+                        pass
+            except TrainingStopped as error:
+                lost = stack.members[error.run].runs[0]
+                found[lost.path] = math.inf
+                waiting.remove(lost)
+                continue
+            for member in stack.members:
+                (trial,) = member.runs
+                predictions = member.model.predict_split(member.data.val)
+                assert predictions is not None  # one process, and held-out samples
+                decider = new_decider(trial.method_name, trial.config, member.data.classes)
+                found[trial.path] = evaluate_balanced(predictions, decider).nll
+                waiting.remove(trial)
+    return [found[trial.path] for trial in trials]
+
+
+def _seconds_per_epoch(trainer: Trainer, runs: Sequence[Run]) -> float:
+    """Of the runs side by side where they can be, otherwise one after another; measured on some steps."""
+    total, waiting = 0.0, list(runs)
+    while waiting:
+        stack, times = trainer.stacker.next_stack(waiting), [time.perf_counter()]
+
+        def show(steps: int, text: str, times: list[float] = times) -> None:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter())
+            spent = times[-1] - times[0]
+            if (len(times) > 20 and spent > 1) or (len(times) > 5 and spent > 5):
+                raise _Measured
+
+        with suppress(_Measured), sensible_threads(stack.net, stack.run.config):
+            for _ in epochs(stack.net, stack.stages, {}, show=show):
+                pass
+        gaps = np.diff(times)
+        total += float(np.median(gaps[len(gaps) // 2 :])) * stack.stages[0].loader.steps
+        waiting = [run for run in waiting if all(run not in member.runs for member in stack.members)]
+    return total
+
+
+def _words(settings: Settings) -> str:
+    texts = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
+    return " ".join(f"{name}={text}" for name, text in texts.items())
+
+
+def _shown(loss: float | None) -> str:
+    return "diverged" if loss is None else f"{loss:8.4f}"

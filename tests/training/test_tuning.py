@@ -1,0 +1,184 @@
+"""Trials before a training: they find what hurts, cost what they may, and are the same when they are made again."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import rfdlc
+from rfdlc.errors import InputError
+from rfdlc.training import tuning
+from rfdlc.training.methods import resolve
+from rfdlc.training.run import Run
+
+SMALL = {"widths": 32, "particles": 4, "batch_size": 32, "learning_rate": 0.05, "head": "linear", "shared_stages": 0}
+
+
+def arrows(count, seed=0):
+    """Images (N, 1, 8, 8) of arrows at random places that point to the left (0) or to the right (1)."""
+    rng = np.random.default_rng(seed)
+    images, labels = rng.integers(0, 60, (count, 1, 8, 8)).astype(np.uint8), rng.integers(0, 2, count)
+    for image, right in zip(images, labels, strict=True):
+        row, column = rng.integers(3, 5, 2)
+        for k in (-2, -1, 0, 1, 2):
+            image[0, row + k, column + (1 - abs(k)) * (1 if right else -1)] = 220
+    return images, labels
+
+
+def places(count, seed=0):
+    """Images whose class is the column of a line: a crop moves it to that of another class."""
+    rng = np.random.default_rng(seed)
+    images, labels = rng.integers(0, 60, (count, 1, 8, 8)).astype(np.uint8), rng.integers(0, 8, count)
+    for image, column in zip(images, labels, strict=True):
+        image[0, :, column] = 220
+    return images, labels
+
+
+def tuned(path, data, **settings):
+    return rfdlc.train(data, "rf-dlc", path, **{**SMALL, "epochs": 40, **settings})
+
+
+def read(path):
+    return json.loads((path / "tuning.json").read_text())
+
+
+def test_flips_are_not_chosen_where_they_turn_one_class_into_another(tmp_path):
+    model, plan = tuned(tmp_path / "run", arrows(300)), read(tmp_path / "run")
+    first = {own["augment"]: loss for own, loss in tuning._pairs(plan["rungs"][0])}
+    assert first["crop-flip"] > first["crop"] + 0.1
+    assert model.config.augment in ("none", "crop", "crop-randaugment")
+    assert model.config.augment == plan["chosen"]["augment"]
+    assert Run(tmp_path / "run").config == model.config.replace(device="auto")
+
+
+def test_no_augmentation_is_chosen_where_places_matter(tmp_path):
+    model = tuned(tmp_path / "run", places(400))
+    assert model.config.augment == "none"
+    assert rfdlc.Model.load(tmp_path / "run").config.augment == "none"
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["accuracy"] > 0.9
+
+
+def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
+    data = rfdlc.load(places(300))
+    undisturbed = tuned(tmp_path / "one", data, epochs=20)
+    losses, calls = tuning._losses, []
+
+    def interrupted(trainer, trials):
+        calls.append(len(trials))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return losses(trainer, trials)
+
+    monkeypatch.setattr(tuning, "_losses", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="rfdlc resume"):
+        tuned(tmp_path / "two", data, epochs=20)
+    assert [len(rung.get("losses", ())) for rung in read(tmp_path / "two")["rungs"][:2]] == [calls[0], 0]
+    again = rfdlc.resume(tmp_path / "two", data)
+    assert read(tmp_path / "two") == read(tmp_path / "one")
+    assert len(calls) == 1 + len(read(tmp_path / "one")["rungs"])  # the first rung was not trained again
+    assert again.config == undisturbed.config
+    for one, two in zip(again.net.state_dict().values(), undisturbed.net.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_settings_of_the_user_stay(tmp_path):
+    model = tuned(tmp_path / "run", places(200), augment="crop-flip", head="cosine", epochs=20)
+    assert (model.config.augment, model.config.head) == ("crop-flip", "cosine")
+    tried = [own for rung in read(tmp_path / "run")["rungs"] for own in rung["trials"]]
+    assert {own["augment"] for own in tried} == {"crop-flip"}
+    assert {own["mixup"] for own in tried} == {0.0, 0.4}
+
+
+@pytest.mark.parametrize("length", [3, 15, 40, 200])
+@pytest.mark.parametrize("more", [{}, {"particles": 1}, {"refit": True}, {"tune": 2}])
+def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
+    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [1.0 + i for i in range(len(trials))])
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    tuned(tmp_path / "run", places(300), epochs=length, **more)
+    plan, config = read(tmp_path / "run"), {**SMALL, "refit": False, **more}
+    cost = 2 / (2 * config["particles"])  # two stages, none of them shared
+    work = sum(len(rung["trials"]) * rung["epochs"] * cost for rung in plan["rungs"])
+    assert work <= 0.3 * length * (1 + config["refit"])
+    assert length < 20 or plan["rungs"]  # few epochs of few steps leave no time
+    assert len(plan["candidates"]) <= (2 if "tune" in more else 8)
+
+
+def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.5 * len(runs))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    for budget, expected in (("60s", 108), ("1m", 108), (2, 3), ("1h", 4 * 40)):
+        path = tmp_path / f"run-{budget}"
+        (run,) = [tuned(path, places(200), budget=budget, tune="off")]
+        assert run.config.epochs == expected
+        assert Run(path).config.epochs == read(path)["epochs"] == expected
+        assert read(path)["seconds_per_epoch"] == 0.5
+
+
+def test_a_short_budget_is_kept_and_recorded(tmp_path):
+    data = rfdlc.load(places(200))
+    model = tuned(tmp_path / "run", data, budget="2s", epochs=100)
+    assert model.config.epochs == read(tmp_path / "run")["chosen"]["epochs"] >= 1
+    assert rfdlc.resume(tmp_path / "run", data).config.epochs == model.config.epochs
+
+
+def test_what_gains_by_more_epochs_is_expected_to_gain_again():
+    fast, slow, lost = {"augment": "none"}, {"augment": "crop"}, {"augment": "crop-flip"}
+    first = {"epochs": 4, "trials": [fast, slow, lost], "losses": [1.0, 2.0, None]}
+    second = {"epochs": 8, "trials": [fast, slow], "losses": [0.9, 1.0]}
+    assert tuning._best({"rungs": [first]}) == [fast, slow, lost]
+    assert tuning._best({"rungs": [first, second]}) == [slow, fast]
+    plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
+    assert tuning._chosen(plan) == {"augment": "none", "epochs": 4}  # more epochs raised its loss
+    assert tuning._chosen({"epochs": 50, "rungs": [first, second]})["epochs"] == 50
+
+
+def test_a_trial_that_diverges_is_left_out(tmp_path, monkeypatch):
+    trials = [{"augment": "none", "learning_rate": 1e30}, {"augment": "none", "learning_rate": 0.05}]
+    monkeypatch.setattr(tuning, "_candidates", lambda *_: trials)
+    model = tuned(tmp_path / "run", places(200), epochs=30)
+    assert [loss is None for loss in read(tmp_path / "run")["rungs"][0]["losses"]] == [True, False]
+    assert model.config.learning_rate == pytest.approx(0.05)
+
+
+def test_runs_of_a_stack_may_differ_in_augmentation_and_mixup(tmp_path):
+    data = rfdlc.load(arrows(120))
+    each = [
+        {"augment": "none", "mixup": 0.0, "seed": 1},
+        {"augment": "crop-flip", "mixup": 0.4, "seed": 1},
+        {"augment": "randaugment", "mixup": 0.0, "seed": 2},
+        {"augment": "crop-flip-rotate", "mixup": 0.8, "seed": 1},
+    ]
+    common = {**SMALL, "epochs": 2, "tune": "off"}
+    specs = [rfdlc.RunSpec(tmp_path / f"many-{i}", "rf-dlc", {**common, **own}) for i, own in enumerate(each)]
+    together = rfdlc.train_many(data, specs)
+    for i, (model, own) in enumerate(zip(together, each, strict=True)):
+        alone = rfdlc.train(data, "rf-dlc", tmp_path / f"alone-{i}", **common, **own)
+        for name, weight in alone.net.state_dict().items():
+            torch.testing.assert_close(model.net.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_presets_of_benchmarks_have_no_trials():
+    assert resolve("rf-dlc", "cifar100-lt", {}, "images")[1].tune == "off"
+    assert resolve("rf-dlc", "mine", {}, "images")[1].tune == "auto"
+    assert resolve("ce", "mine", {}, "images")[1].tune == "off"
+    assert resolve("ce", "mine", {}, "images")[1].augment == "crop"  # no flips without trials
+    assert resolve("rf-dlc", "imagenet-lt", {}, "images")[1].augment == "crop-flip"
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("crt", {"tune": "auto"}, "methods of one stage"),
+        ("rf-dlc", {"tune": "auto", "hold_out": 0}, "held-out samples"),
+        ("rf-dlc", {"tune": "1"}, "expected auto, off, or a number"),
+        ("rf-dlc", {"budget": "10 minutes"}, "not a duration"),
+    ],
+)
+def test_what_is_not_possible_raises(tmp_path, method, settings, message):
+    with pytest.raises(InputError, match=message):
+        rfdlc.train(places(50), method, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+    if "tune" in settings:
+        with pytest.raises(InputError, match=r"trained alone|expected auto"):
+            rfdlc.train_many(places(50), [rfdlc.RunSpec(tmp_path / "run", method, settings)])
