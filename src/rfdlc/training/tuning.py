@@ -30,6 +30,7 @@ MOST_TRIALS = 8  # of tune=auto
 SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
+MEASURING = 0.02  # of a budget, for the time of a step
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
@@ -96,11 +97,14 @@ def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
     seconds, cost, length = None, _relative_cost(trainer, run), config.epochs
     if config.budget:
         announce(f"measuring  steps, for a budget of {config.budget:g} s")
+        began = time.perf_counter()
         seconds = _seconds_per_epoch(trainer, [_copy(run, config)])
         if candidates:
-            apart = _seconds_per_epoch(trainer, [_trial(run, config.epochs, own) for own in candidates])
+            trials = [_trial(run, config.epochs, own) for own in candidates]
+            apart = _seconds_per_epoch(trainer, trials)
             cost = apart / (len(candidates) * seconds)
-        possible = SAFETY * config.budget / (seconds * config.trainings * (1 + SHARE * bool(candidates)))
+        left = config.budget - (time.perf_counter() - began)
+        possible = SAFETY * left / (seconds * config.trainings * (1 + SHARE * bool(candidates)))
         length = int(min(max(1, possible), LONGEST * config.epochs))
     work = SHARE * length * config.trainings / cost  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
@@ -201,7 +205,7 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     warmup = min(math.ceil(config.warmup * length / config.epochs), length // 3)
     enough = min(MOST_HELD_OUT, ENOUGH / sum(run.classes.counts or (1,)))  # of few samples, more are held out
     shorter: Settings = {"epochs": length, "warmup": warmup, "hold_out": max(config.hold_out, enough), "refit": False}
-    shorter |= {"keep": (), "evaluate_every": 0, "tune": "off", "budget": 0}
+    shorter |= {"keep": (), "evaluate_every": 0, "tune": "off"}
     if run.method.combination is as_they_are:
         shorter |= {"particles": 1, "prior_tau": config.prior_tau[:1], "repulsion": "none"}
     return _copy(run, config.replace(**{**shorter, **settings}))
@@ -254,7 +258,7 @@ def _seconds_per_epoch(trainer: Trainer, runs: Sequence[Run]) -> float:
                 torch.cuda.synchronize()
             times.append(time.perf_counter())
             spent = times[-1] - times[0]
-            if (len(times) > 20 and spent > 1) or (len(times) > 5 and spent > 5):
+            if len(times) > 5 and spent > min(1.0, MEASURING * stack.run.config.budget):
                 raise _Measured
 
         with suppress(_Measured), sensible_threads(stack.net, stack.run.config):

@@ -1,0 +1,104 @@
+"""`tune=auto` beside the fixed settings that it chooses among, and plain cross-entropy, within the same time.
+
+    python benchmarks/tune.py digits-lt --budget 10s 30s --workers 2            on a CPU, 10 minutes
+    python benchmarks/tune.py cifar100-lt --root DIR --budget 60s --seeds 0     on a GPU
+    python benchmarks/tune.py caltech101-lt-48.npz --budget 60s --seeds 0       photographs of 48 pixels as arrays
+
+Every run trains the network of the preset `images` for images of this size (an MLP for digits, ResNet-32), calibrates
+on held-out training samples, and decides for a uniform prior, as the test splits are balanced. `tune` spends its budget
+on trials and training; the others have the epochs that the budget gives without trials. On a GPU they train side by
+side. Accuracy and that of tail classes are those of the test split, which no choice has seen. Rows are appended to
+benchmarks/results/tune.csv. `share` is the share of the time of `tune` that its trials took.
+"""
+
+import argparse
+import json
+import time
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import rfdlc
+from recording import RESULTS, append, commit, hardware, in_parallel, versions
+from rfdlc.training import tuning
+
+COMMON: dict[str, Any] = {"preset": "images", "target_prior": "uniform"}
+FIELDS = (
+    "data", "budget", "seed", "row", "accuracy", "tail", "nll", "ece", "epochs", "seconds", "share", "hardware",
+    "versions", "commit",
+)  # fmt: skip
+
+
+def fixed_rows() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name, method and settings of what `tune` is compared with."""
+    ours = {f"{own['augment']}, mixup {own['mixup']:g}": ("rf-dlc", dict(own)) for own in tuning.AUGMENTED}
+    plain = {f"cross-entropy, {name}": ("ce", {"augment": name}) for name in ("none", "crop", "crop-flip")}
+    return {**ours, **plain}
+
+
+def measure(source: str, root: str | None, budget: str, seed: int, more: dict[str, Any]) -> list[dict[str, Any]]:
+    """All rows of a seed."""
+    data = rfdlc.load(source, root=root)
+    common = {**COMMON, **more, "seed": seed}
+    row: dict[str, Any] = {"data": data.name, "budget": budget, "seed": seed}
+    spent, tune = [], tuning.tune
+
+    def timed(*given: Any) -> None:
+        began = time.perf_counter()
+        tune(*given)
+        spent.append(time.perf_counter() - began)
+
+    import_module("rfdlc.training.train").tune = timed  # type: ignore[attr-defined]
+    with TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        model = rfdlc.train(data, "rf-dlc", f"{folder}/tune", tune="auto", budget=budget, **common)
+        seconds = time.perf_counter() - began
+        first = {"row": "tune", "epochs": model.config.epochs, "seconds": f"{seconds:.1f}"}
+        first |= {"share": f"{spent[0] / seconds:.2f}", **scores(Path(folder, "tune"))}
+        chosen = json.loads(Path(folder, "tune", "tuning.json").read_text())
+        print(json.dumps(chosen), flush=True)
+        length = round((1 + tuning.SHARE) * chosen["epochs"])
+        specs = [
+            rfdlc.RunSpec(f"{folder}/{number}", method, {**common, "epochs": length, "tune": "off", **settings})
+            for number, (method, settings) in enumerate(fixed_rows().values())
+        ]
+        began = time.perf_counter()
+        rfdlc.train_many(data, specs, networks=24 if torch.cuda.is_available() else 3)
+        each = f"{(time.perf_counter() - began) / len(specs):.1f}"
+        others = [
+            {"row": name, "epochs": length, "seconds": each, **scores(Path(folder, str(number)))}
+            for number, name in enumerate(fixed_rows())
+        ]
+    return [row | own for own in (first, *others)]
+
+
+def scores(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "metrics.json").read_text())["test"]
+    values = {"accuracy": found["accuracy"], "tail": found["accuracy_by_region"]["tail"]}
+    return {name: f"{value:.4f}" for name, value in {**values, "nll": found["nll"], "ece": found["ece"]}.items()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("--root")
+    parser.add_argument("--budget", nargs="+", default=["30s"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of all runs")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS / "tune.csv")
+    parser.add_argument("--commit", default="")
+    options = parser.parse_args()
+    stamp = {"hardware": hardware(), "versions": versions(["torch"]), "commit": options.commit or commit()}
+    more = dict(pair.split("=", 1) for pair in options.set)
+    jobs = [
+        (options.source, options.root, budget, seed, more) for budget, seed in product(options.budget, options.seeds)
+    ]
+    for found in in_parallel(measure, jobs, options.workers):
+        append(options.out, [own | stamp for own in found], FIELDS)
+        for own in found:
+            print("  ".join(f"{key} {value}" for key, value in own.items()), flush=True)
