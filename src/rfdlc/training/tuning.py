@@ -249,7 +249,7 @@ def _losses(trainer: Trainer, trials: Sequence[Run]) -> list[float]:
 
 def _seconds_per_epoch(trainer: Trainer, runs: Sequence[Run]) -> float:
     """Of the runs side by side where they can be, otherwise one after another; measured on some steps."""
-    total, waiting = 0.0, list(runs)
+    total, waiting, limit = 0.0, list(runs), min(1.0, MEASURING * runs[0].config.budget)
     while waiting:
         stack, times = trainer.stacker.next_stack(waiting), [time.perf_counter()]
 
@@ -258,7 +258,7 @@ def _seconds_per_epoch(trainer: Trainer, runs: Sequence[Run]) -> float:
                 torch.cuda.synchronize()
             times.append(time.perf_counter())
             spent = times[-1] - times[0]
-            if len(times) > 5 and spent > min(1.0, MEASURING * stack.run.config.budget):
+            if len(times) > 5 and spent > limit:
                 raise _Measured
 
         with suppress(_Measured), sensible_threads(stack.net, stack.run.config):
