@@ -50,7 +50,7 @@ paper: .venv/ready
 # The documentation site in build/site, with the gallery, offline; warnings and links that lead nowhere are errors. What it
 # needs is installed by the first call, not by the tests.
 docs: .venv/docs
-	OMP_NUM_THREADS=2 $(BIN)/sphinx-build -W --keep-going -q -b html -d build/doctrees docs build/site
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html -d build/doctrees docs build/site
 	$(BIN)/python docs/links.py build/site
 	@echo "Open build/site/index.html"
 
