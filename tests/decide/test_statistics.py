@@ -141,18 +141,53 @@ def test_small_files_keep_their_classes(size):
     assert np.mean(lost) < 0.025
 
 
-def test_the_calibrator_is_chosen_by_cross_validated_likelihood():
-    chosen = fitted("auto", TRAIN, 400, 2)
-    assert chosen.fitted.chosen == "temperature"
-    assert "chosen by cross-validated loss" in repr(chosen)
+def test_calibrators_are_weighted_by_cross_validated_likelihood():
+    found = fitted("auto", TRAIN, 400, 2)
+    weights, losses = found.fitted.weights, found.fitted.losses
+    assert max(weights, key=weights.get) == "temperature"  # the truth
+    assert sum(weights.values()) == pytest.approx(1)
+    assert losses["none"] > losses["temperature"] + 0.05
+    assert "none" not in weights
+    assert f"{weights['temperature']:.0%} temperature, " in repr(found)
+    assert f"(weights by cross-validated loss: temperature {losses['temperature']:.4f}, none " in repr(found)
     rng = np.random.default_rng(0)
     y = rng.choice(10, 3000, p=TRAIN)
     biased = np.log(np.full((3000, 10), 0.05) + 0.5 * np.eye(10)[y]) + 3 * np.eye(10)[0]  # leans to one class
     found = CALIBRATORS["auto"].fit(biased - np.log(np.exp(biased).sum(axis=1, keepdims=True)), y)
-    assert found.chosen in ("bias-corrected-temperature", "matrix-scaling")
-    assert found.losses[found.chosen] < found.losses["temperature"] - 0.05
+    assert found.weights.keys() <= {"bias-corrected-temperature", "matrix-scaling"}
     again = CALIBRATORS["auto"].from_dict(found.to_dict())
     assert np.array_equal(again.as_affine()[1], found.as_affine()[1])
+
+
+@pytest.mark.parametrize("target", [TRAIN, UNIFORM], ids=["long-tailed", "uniform"])
+def test_weighted_calibrators_are_the_geometric_mean_of_their_corrected_probabilities(target):
+    decider, z = fitted("auto", TRAIN, 100, 3).replace(target_prior=target), over_confident(draw(TRAIN, 300, 55)[0])
+    expected = np.zeros((300, 10))
+    for name, share in decider.fitted.weights.items():
+        alone = decider.replace(fitted=CALIBRATORS[name].from_dict(decider.fitted.parameters[name]))
+        expected += share * np.log(alone.probabilities(z, logits=True))
+    assert len(decider.fitted.weights) > 2
+    expected = np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True)
+    assert np.asarray(decider.probabilities(z, logits=True)) == pytest.approx(expected)
+
+
+def test_weighted_matrices_and_numbers_are_one_matrix():
+    matrix = np.array([[1.0, 0.25], [-0.5, 2.0]])
+    parts = {"matrix-scaling": {"weight": matrix.tolist(), "bias": [1.0, 0.0]}, "temperature": {"temperature": 0.5}}
+    found = CALIBRATORS["auto"]({"matrix-scaling": 0.25, "temperature": 0.75}, parts, {})
+    weight, bias = found.as_affine()
+    assert np.array_equal(weight, 0.25 * matrix + 1.5 * np.eye(2))
+    assert np.array_equal(bias, [0.25, 0])
+
+
+def test_a_choice_of_earlier_versions_is_a_single_weight():
+    earlier = {"chosen": "temperature", "parameters": {"temperature": 2.0, "error": 0.1}, "losses": {"none": 0.5}}
+    found = CALIBRATORS["auto"].from_dict(earlier)
+    assert found.as_affine() == (0.5, 0)
+    assert [1 / each.as_affine()[0] for each in found.draws()] == pytest.approx(
+        [each.temperature for each in CALIBRATORS["temperature"](2.0, error=0.1).draws()]
+    )
+    assert str(found) == "temperature 2 (chosen by cross-validated loss: none 0.5000)"
 
 
 @pytest.mark.parametrize("size", [100, 500])
