@@ -149,6 +149,15 @@ def test_auto_with_one_sample_or_without_weight_is_a_temperature():
         assert found == pytest.approx(expected)
 
 
+def test_auto_does_not_depend_on_the_order_of_the_classes():
+    z, y = sample(np.random.default_rng(7), 150, [0.5, 0.3, 0.2], sharpness=2)
+    turned = np.array([2, 0, 1])  # class c becomes turned[c]
+    found = CALIBRATORS["auto"].fit(log_softmax(z, axis=1), y)
+    other = CALIBRATORS["auto"].fit(log_softmax(z[:, np.argsort(turned)], axis=1), turned[y])
+    assert other.weights == pytest.approx(found.weights, abs=1e-4)
+    assert other.apply(z[:, np.argsort(turned)])[:, turned] == pytest.approx(found.apply(z), abs=1e-4)
+
+
 def test_a_few_samples_that_are_all_right_do_not_make_a_model_certain():
     z = np.eye(3)[[0, 1, 2]] * 2
     assert 0.5 < CALIBRATORS["temperature"].fit(z, np.array([0, 1, 2])).temperature < 2

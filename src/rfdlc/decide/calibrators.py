@@ -317,7 +317,8 @@ def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -
     repeats, carried, target = (context.get(name) for name in ("sample_weight", "train_prior", "target_prior"))
     order = np.random.default_rng(0).permutation(len(targets) if repeats is None else np.flatnonzero(repeats))
     order = order[:MOST_COMPARED]
-    order = order[np.argsort(targets[order], kind="stable")]  # folds are stratified
+    _, first, classes = np.unique(targets[order], return_index=True, return_inverse=True)
+    order = order[np.argsort(first[classes], kind="stable")]  # folds are stratified, whatever the order of the classes
     log_p, targets, fold = log_p[order], targets[order], np.arange(len(order)) % FOLDS
     context = context | {"sample_weight": None if repeats is None else repeats[order]}
     held_out = HeldOut(log_p, targets, **context)
