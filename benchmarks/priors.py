@@ -3,10 +3,11 @@
     python benchmarks/priors.py [--draws 200 --workers 1]
 
 The Gaussian mixtures of regret.py, with scores that carry the training prior. They are exact, or 2.5 times too large
-and calibrated on 1,000 held-out samples: ours by the default (`auto`), QuaPy's by biases and a temperature (BCTS). Each
-draw has a world, a held-out set and one test set per shift and size. The shifted prior of the test samples is drawn either far from the training prior (Dirichlet, all
-ones) or near it (Dirichlet, 50 times the training prior). `error` is the mean total variation between the estimated and
-the drawn prior; `coverage` is the share of the classes' intervals that contain the truth.
+and calibrated on 1,000 held-out samples: ours by the default (`auto`), QuaPy's by biases and a temperature (BCTS). A
+draw has a world, a held-out set, and a test set for every size and shift. The prior of the test samples is drawn either
+far from the training prior (Dirichlet, all ones) or near it (Dirichlet, 50 times the training prior). `error` is the
+mean total variation between the estimated and the drawn prior; `coverage` is the share of the classes' intervals that
+contain the truth.
 QuaPy's rows are there if it is installed (pip install quapy).
 """
 
