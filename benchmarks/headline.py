@@ -1,9 +1,11 @@
 """The table of the README: what people use, and rfdlc, from the committed results.
 
-python benchmarks/headline.py
+python benchmarks/headline.py            prints it
+python benchmarks/headline.py --write    puts it into README.md
 """
 
 import csv
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
@@ -121,5 +123,13 @@ def table() -> str:
     return "\n".join(lines())
 
 
+def write(page: Path) -> None:
+    """Replace the table below the line that names this script."""
+    before, marker, rest = page.read_text(encoding="utf-8").partition("<!-- python benchmarks/headline.py -->\n")
+    page.write_text(before + marker + table() + rest[rest.index("\n\n") :], encoding="utf-8")
+
+
 if __name__ == "__main__":
     print(table())
+    if "--write" in sys.argv:
+        write(RESULTS.parents[1] / "README.md")

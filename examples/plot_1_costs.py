@@ -40,7 +40,7 @@ def utility(cost: float) -> rfdlc.Utility:
 # ----------------------------------
 # ``fit`` corrects the probabilities on held-out samples: naive Bayes is far too certain. ``replace`` only changes
 # the utility.
-decider = rfdlc.Decider(utility(1)).fit(p_held, y_held)
+decider = rfdlc.Decider(utility(1), calibration="temperature").fit(p_held, y_held)
 print(decider.fitted)
 
 decisions = {}
