@@ -76,7 +76,7 @@ format: .venv/ready
 	touch .venv/trains
 
 .venv/ready: .venv/trains
-	$(PIP) -e ".[train,vision,tables,export,serve,sign,dev]"
+	$(PIP) -e ".[train,vision,tables,export,serve,sign,log,dev]"
 	touch .venv/ready
 
 .venv/docs: .venv/ready

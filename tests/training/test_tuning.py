@@ -128,6 +128,8 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     second = {"epochs": 8, "trials": [fast, slow], "losses": [0.9, 1.0]}
     assert tuning._best({"rungs": [first]}) == [fast, slow, lost]
     assert tuning._best({"rungs": [first, second]}) == [slow, fast]
+    varied = {"epochs": 4, "trials": [fast, slow], "losses": [1.0, 0.9], "varies": True}
+    assert tuning._best({"rungs": [{**first, "losses": [9.0, 2.0, None]}, varied]})[0] == slow  # as they are
     plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
     assert tuning._chosen(plan) == {"augment": "none", "epochs": 4}  # more epochs raised its loss
     assert tuning._chosen({"epochs": 50, "rungs": [first, second]})["epochs"] == 50

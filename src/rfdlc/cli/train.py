@@ -66,6 +66,7 @@ def train(
     list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
     budget: Annotated[str | None, Option("--budget", help="Time for trials and training: 90s, 10m, 2h.")] = None,
+    log: Annotated[str | None, Option("--log", help="Log to tensorboard, mlflow, wandb, too, comma-separated.")] = None,
     cv: Annotated[int, Option("--cv", help="Cross-validate with so many folds instead: out-of-fold predictions.")] = 0,
     force: Force = False,
     json: JsonOption = False,
@@ -102,7 +103,7 @@ def train(
         )
         options |= of_data
         chosen |= {"backbone_options": of_network} if of_network else {}
-        chosen |= {"budget": budget} if budget else {}
+        chosen |= {name: value for name, value in (("budget", budget), ("log", log)) if value}
         resolve(named, str(source), chosen)
         announce(f"reading {source}")
         given: dict[str, Any] = {"root": root, "data_options": options, **chosen}

@@ -26,6 +26,7 @@ from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 
 GENERAL = ("images", "features", "table", "finetune")  # presets by kind of data, not by name
 UNITS = {"s": 1, "m": 60, "h": 3600}  # of durations, in seconds
+SINKS = ("tensorboard", "mlflow", "wandb")
 TABULAR = ("mixture", "trees")  # backbones of tables, that are not networks alone
 # The names that a setting may have; registries may grow.
 CHOICES: dict[str, tuple[Collection[str], ...]] = {
@@ -141,6 +142,7 @@ class TrainConfig(BaseModel):
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of weights, order, augmentation and mixup")
     evaluate_every: int = Field(0, ge=0, description="epochs between evaluations on held-out data, 0: only at the end")
     checkpoint_every: int = Field(0, ge=0, description="epochs between checkpoints; 0: every ten seconds")
+    log: tuple[str, ...] = Field((), description="where the history goes, too: tensorboard, mlflow, wandb")
     keep: tuple[Share, ...] = Field((), description="shares of the epochs whose checkpoints are kept, for forks")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     precision: str = Field("auto", description="auto: bf16 on a GPU, float32 on a CPU")
@@ -196,6 +198,11 @@ class TrainConfig(BaseModel):
             return float(text[:-1]) * unit if unit else float(text)
         except ValueError:
             raise InputError(wrong) from None
+
+    @field_validator("log")
+    @classmethod
+    def _sinks(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(choose("setting log", name.strip(), SINKS) for name in names)
 
     @field_validator("backbone_options")
     @classmethod

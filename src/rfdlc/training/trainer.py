@@ -38,9 +38,10 @@ from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.pretrained import PREFIX
 from rfdlc.training.run import PREVIOUS, Checkpoint, Run, checksummed, data_of
+from rfdlc.training.sinks import Write, check_sinks, open_sinks, step_of
 from rfdlc.training.tabular import check_table, describe_table, fit_table, unused_settings
 
-MAY_CHANGE = ("device", "workers", "compile", "execution")  # between the calls that train a run
+MAY_CHANGE = ("device", "workers", "compile", "execution", "log")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
 OTHERS = {"features": "; preset=table for a table", "table": "; preset=features for those of a network"}
@@ -73,6 +74,7 @@ class Trainer:
         only = f"{data.name} has a validation split of its own that only calibrates: leave refit out"
         expect(not config.refit or data.val is None, f"refit trains again on held-out samples, but {only}")
         expect(not config.refit or config.hold_out, "refit needs held-out samples to calibrate on: set hold_out=0.1")
+        check_sinks(run)
         group.shard_size(config.batch_size, config.accumulate)
         group.local_device(choose_device(config.device))
         own = config.backbone == "own" or ":" in config.backbone
@@ -90,8 +92,10 @@ class Trainer:
             with self.group.raising_together():
                 for run in runs:
                     claims.enter_context(run.claimed())
-            models = {run.path: self._fit_table(run) for run in runs if run.config.backbone in TABULAR}
-            waiting, planned = [self._restored(run) for run in runs if run.path not in models], False
+            tables = [run for run in runs if run.config.backbone in TABULAR]
+            waiting, planned = [self._restored(run) for run in runs if run not in tables], False
+            sinks = {run.path: claims.enter_context(open_sinks(run)) for run in runs}
+            models = {run.path: self._fit_table(run, sinks[run.path]) for run in tables}
             while waiting:
                 stack = self.stacker.next_stack(waiting)
                 if not planned:
@@ -104,6 +108,7 @@ class Trainer:
                         present = list(stack.unstack(epoch))
                         for run, member, own, _ in present:
                             run.history.append(self._history_row(run, member, own))
+                            sinks[run.path](run.history[-1], step_of(run))
                         stop = self.group.all_any(bool(pressed))  # asked once: all runs stop at the same epoch
                         due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
                         saved = time.monotonic() if due else saved
@@ -116,7 +121,7 @@ class Trainer:
                         if epoch.epoch == stack.end < stack.stages[-1].end:
                             break
                 for member in (member for member in stack.members if stack.end == member.runs[0].epochs):
-                    model = self._end_phase(member)
+                    model = self._end_phase(member, sinks[member.runs[0].path])
                     if model is not None:
                         models[model.path] = model
                         waiting.remove(member.runs[0])
@@ -149,7 +154,7 @@ class Trainer:
         row |= {"held_out_accuracy": found.accuracy, "held_out_ece": found.ece, "held_out_nll": found.nll}
         return row | diversity(predictions.scores.values)
 
-    def _end_phase(self, member: Member) -> Model | None:
+    def _end_phase(self, member: Member, write: Write) -> Model | None:
         """Calibrate where samples were held out; after the last phase, write and score the model."""
         run, model = member.runs[0], member.model
         predictions = model.predict_split(member.data.val, self.group)
@@ -157,9 +162,9 @@ class Trainer:
             fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
             _calibrate(run, _joined(run, predictions, int(np.isin(fold, range(run.phase)).sum())))
         run.phase, run.epoch = run.phase + 1, 0
-        return None if run.phase < run.config.trainings else self._finish(run, model.net.requires_grad_(True))
+        return None if run.phase < run.config.trainings else self._finish(run, model.net.requires_grad_(True), write)
 
-    def _fit_table(self, run: Run) -> Model:
+    def _fit_table(self, run: Run, write: Write) -> Model:
         """Fit the mixture of a run, from the start where it is not finished."""
         if run.finished:
             return Model.load(run.path, device=run.config.device)
@@ -173,9 +178,9 @@ class Trainer:
         run.write_json("choice.json", found.choice.to_dict())
         predictions = Predictions(logits=found.logits, targets=held.labels, ids=ids, classes=self.data.classes)
         _calibrate(run, predictions, found.weights)
-        return self._finish(run, found.net)
+        return self._finish(run, found.net, write)
 
-    def _finish(self, run: Run, net: ParticleNet | Mixture) -> Model:
+    def _finish(self, run: Run, net: ParticleNet | Mixture, write: Write) -> Model:
         """Write the trained networks, and score them."""
         run.write("model.safetensors", checksummed(net.state_dict()))
         if run.writes:
@@ -183,6 +188,8 @@ class Trainer:
         self.group.barrier()  # all ranks read the files
         model = Model(run, net.eval())
         score_test(run, model, self.data, self.group)
+        for name, found in run.read_json("metrics.json").items() if run.config.log and run.writes else ():
+            write({f"{name}/{key}": value for key, value in found.items()}, step_of(run))
         self.group.barrier()
         return model
 

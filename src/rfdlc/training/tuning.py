@@ -167,7 +167,7 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     are regularised learn slowly at first.
     """
     done = [rung for rung in plan["rungs"] if "losses" in rung]
-    last, earlier = done[-1], [rung for rung in done[:-1] if rung["epochs"] < done[-1]["epochs"]]
+    last, earlier = done[-1], [] if done[-1].get("varies") else done[:-1]  # of all trials, or of none
     known = {str(own): loss for rung in earlier for own, loss in _pairs(rung)}  # the latest rung's
     expected = [
         loss + (min(0.0, loss - known[str(own)]) if math.isfinite(known.get(str(own), math.inf)) else 0.0)
@@ -205,7 +205,7 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     warmup = min(math.ceil(config.warmup * length / config.epochs), length // 3)
     enough = min(MOST_HELD_OUT, ENOUGH / sum(run.classes.counts or (1,)))  # of few samples, more are held out
     shorter: Settings = {"epochs": length, "warmup": warmup, "hold_out": max(config.hold_out, enough), "refit": False}
-    shorter |= {"keep": (), "evaluate_every": 0, "tune": "off"}
+    shorter |= {"keep": (), "evaluate_every": 0, "tune": "off", "log": ()}
     if run.method.combination is as_they_are:
         shorter |= {"particles": 1, "prior_tau": config.prior_tau[:1], "repulsion": "none"}
     return _copy(run, config.replace(**{**shorter, **settings}))

@@ -1,0 +1,121 @@
+"""Sinks: the history and the metrics of a run also go to TensorBoard, MLflow or Weights & Biases while it trains.
+
+Each is a function that opens a run in its store and returns two functions: one writes numbers of a step, one closes the
+store with whether the training ended well. What identifies a run in its store is in sinks.json of the run folder, so
+that a resumed run continues there.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from rfdlc.errors import expect
+from rfdlc.training.run import Run
+
+Write = Callable[[Mapping[str, Any], int], None]
+Close = Callable[[bool], object]
+PROJECT = "rfdlc"  # the experiment or project, unless the environment names another
+
+
+def _tensorboard(run: Run, known: str, step: int) -> tuple[str, Write, Close]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
+
+    def write(values: Mapping[str, Any], at: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, at)
+        writer.flush()
+
+    return "", write, lambda well: writer.close()
+
+
+def _mlflow(run: Run, known: str, step: int) -> tuple[str, Write, Close]:
+    """In the store of MLFLOW_TRACKING_URI, by default that of MLflow."""
+    import os
+
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
+
+    client, name = MlflowClient(), os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    if not known:
+        experiment = client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment is not None else client.create_experiment(name)
+        known = client.create_run(number, run_name=run.path.name).info.run_id
+        params = [Param(key, str(value)[:6000]) for key, value in _settings(run).items()]
+        client.log_batch(known, params=params)
+
+    def write(values: Mapping[str, Any], at: int) -> None:
+        now = int(1000 * time.time())
+        client.log_batch(known, metrics=[Metric(name, float(value), now, at) for name, value in values.items()])
+
+    return known, write, lambda well: client.set_terminated(known, "FINISHED" if well else "KILLED")
+
+
+def _wandb(run: Run, known: str, step: int) -> tuple[str, Write, Close]:
+    """In its project of WANDB_PROJECT; WANDB_MODE=offline keeps everything in the run folder."""
+    import os
+
+    import wandb
+
+    project = os.environ.get("WANDB_PROJECT", PROJECT)
+    given: dict[str, Any] = {"project": project, "name": run.path.name, "dir": str(run.path), "config": _settings(run)}
+    found = wandb.init(**given, id=known or None, resume="allow", reinit="create_new")
+    return found.id, lambda values, at: found.log(dict(values), step=at), lambda well: found.finish(0 if well else 1)
+
+
+OPENERS: dict[str, tuple[str, Callable[[Run, str, int], tuple[str, Write, Close]]]] = {
+    "tensorboard": ("tensorboard", _tensorboard),
+    "mlflow": ("mlflow", _mlflow),
+    "wandb": ("wandb", _wandb),
+}
+
+
+def check_sinks(run: Run) -> None:
+    """Raise where the package of a sink is not installed."""
+    for name in run.config.log:
+        needed = f"log={name} needs {OPENERS[name][0]}"
+        expect(find_spec(OPENERS[name][0]) is not None, f'{needed}: pip install "rfdlc[log]"')
+
+
+@contextmanager
+def open_sinks(run: Run) -> Iterator[Write]:
+    """A function that writes the numbers among values to all sinks of a run; they are closed at the end."""
+    opened: list[tuple[Write, Close]] = []
+    if run.writes and run.config.log and not run.finished:
+        file = run.path / "sinks.json"
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for name in run.config.log:
+            known[name], send, close = OPENERS[name][1](run, known.get(name, ""), step_of(run))
+            opened.append((send, close))
+        run.write_json("sinks.json", known)
+
+    def write(values: Mapping[str, Any], step: int) -> None:
+        numbers = {key: value for key, value in values.items() if _is_number(value)}
+        for writing, _ in opened:
+            writing(numbers, step)
+
+    well = False
+    try:
+        yield write
+        well = True
+    finally:
+        for _, closing in opened:
+            closing(well)
+
+
+def step_of(run: Run) -> int:
+    """Epochs of all phases so far."""
+    return run.phase * run.epochs + run.epoch
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {"method": run.method_name, **run.config.to_dict()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
