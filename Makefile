@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test types tests gpu-test oldest wheel-test paper docs browser format clean
+.PHONY: demo test types tests gpu-test oldest wheel-test packages paper docs browser format clean
 
 demo: .venv/trains
 	$(BIN)/rfdlc demo
@@ -41,6 +41,15 @@ wheel-test:
 	printf 'cat,dog\n0.9,0.1\n0.3,0.7\n' > build/wheel/scores.csv
 	cd build/wheel && venv/bin/rfdlc decide scores.csv --utility one-hot --out actions.csv && cat actions.csv
 	test $$(wc -l < build/wheel/actions.csv) -eq 3
+
+# Wheel and sdist as an index would get them, in build/dist, checked by tools of their own environment.
+packages:
+	rm -rf build/dist && mkdir -p build/dist
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/pip install --quiet --disable-pip-version-check build twine check-wheel-contents
+	build/tools/bin/python -m build --outdir build/dist .
+	build/tools/bin/twine check --strict build/dist/*
+	build/tools/bin/check-wheel-contents build/dist/*.whl
 
 # The study: the page of all tables and every figure, from the committed results.
 paper: .venv/ready
