@@ -227,7 +227,8 @@ def test_embed(half: bool, files: dict[str, Path], tmp_path: Path) -> None:
     assert np.abs(here - there).max() < (0.03 if half else 0.005) * np.abs(there).max()
     model = rfdlc.train(str(tmp_path / "cuda.npz"), "ce", tmp_path / "run", epochs=2)
     by_images, by_features = model.predict(str(files["images"])), model.predict(str(tmp_path / "cuda.npz"))
-    assert np.abs(by_images.scores.values - by_features.scores.values).max() < 0.1
+    apart = np.abs(by_images.scores.values - by_features.scores.values).max()
+    assert apart < 0.02 * np.ptp(by_features.scores.values)  # whitening enlarges what batches of other sizes round
 
 
 def test_streamed_batches_are_whole_while_the_device_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,16 @@ def test_the_stages_of_a_network_are_the_network(name, timm, weights):
     assert counted[0] + counted[1] / 3 == sum(p.numel() for p in one.parameters())
 
 
+def test_networks_without_batch_normalisation_are_trained_at_a_lower_rate(run, weights, tmp_path):
+    assert json.loads((run / "config.json").read_text())["settings"]["backbone_rate"] == pretrained.SLOW
+    given = {"backbone": "timm:test_efficientnet", "pretrained": weights["test_efficientnet"], "image_size": SIDE}
+    assert rfdlc.train(pictures(), "ce", tmp_path / "run", **given, **FEW).config.backbone_rate == 1
+    asked = rfdlc.train(
+        pictures(), "ce", tmp_path / "asked", pretrained=weights["test_vit small"], **TINY, backbone_rate=1
+    )
+    assert asked.config.backbone_rate == 1
+
+
 def test_a_run_predicts_without_its_weights_file(run):
     config = json.loads((run / "config.json").read_text())
     known = config["settings"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from rfdlc.data.loader import capture
 from rfdlc.training.step import Step
 
-WORTH_CAPTURING, WORTH_FUSING = 200, 2000  # steps after which the warm-up of each has paid
+WORTH_CAPTURING, WORTH_FUSING, WORTH_SEARCHING = 200, 2000, 10_000  # steps after which the warm-up of each has paid
 
 
 class Execution:
@@ -67,11 +67,11 @@ class Execution:
 
 
 @contextmanager
-def torch_settings(device: torch.device) -> Iterator[None]:
+def torch_settings(device: torch.device, steps: int) -> Iterator[None]:
     """Global settings of torch for a training; afterwards they, and random numbers, are the caller's again."""
     before = torch.backends.cudnn.benchmark
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.backends.cudnn.benchmark = True  # shapes are constant: the search for the fastest kernels pays
+        torch.backends.cudnn.benchmark = steps >= WORTH_SEARCHING  # for the fastest kernels: up to a minute
         try:
             yield
         finally:

@@ -170,7 +170,7 @@ def epochs(
     Networks are the same on all `processes` that drive such a loop after each epoch; `show` is called after every step.
     """
     deviations: list[Tensor] = []
-    with torch_settings(net.head_weights.device):
+    with torch_settings(net.head_weights.device, stages[-1].end * stages[-1].loader.steps):
         for stage in (stage for stage in stages if stage.end >= done):
             if stage.stage.reinitialize_head and done <= stage.start:
                 reinitialize_head(net)

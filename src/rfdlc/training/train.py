@@ -209,7 +209,7 @@ def _prepare(
         for run, spec, start in zip(runs, specs, starts, strict=True):
             run.method_name, run.start = spec.method, start.weights
             calibrated_apart = given.val is not None  # then there is nothing to refit on
-            usual: dict[str, Any] = {"refit": False} if calibrated_apart else {}
+            usual = start.usual | ({"refit": False} if calibrated_apart else {})
             several = not group.single and given.suits == "table"  # trees are fitted by one process
             usual |= {"backbone": "mlp"} if several else {}
             chosen = {**usual, **spec.settings, **start.settings}

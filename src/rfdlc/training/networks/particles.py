@@ -33,7 +33,7 @@ HEADS: dict[str, Callable[..., nn.Module]] = {  # (networks, features, classes, 
     "mixed": MixedHead,
 }
 EXECUTIONS = ("auto", "stacked", "separate")
-WIDE = 128  # channels from which grouped convolutions are slower than one network after another
+WIDE = 512  # channels from which grouped convolutions are not faster than one network after another
 Net = TypeVar("Net", bound=nn.Module)
 
 # -- combinations: logits (R,M,B,C) and features (R,M,B,F) -> predicted logits, and an uncertainty (R,B) or None -------

@@ -30,6 +30,7 @@ INSTALL = 'pip install "rfdlc[vision]"'
 HUB, NONE = "hub", "none"  # values of the setting `pretrained` that are not files
 SECONDS_FOR_THE_HUB = 10
 SMALL = 96  # pixels: enough to see in which order modules are called
+SLOW = 0.2  # rate of the layers below the head, as a factor of its own
 
 Weights = Mapping[str, Tensor]
 Called = dict[str, dict[str, Tensor]]  # modules in their order, and the tensors that they are given by name
@@ -83,6 +84,12 @@ class Start:
         """What a run records, so that it does not depend on timm's configuration any more."""
         found = self.preprocessing
         return {} if found is None else {"image_size": found.size, "interpolation": found.interpolation}
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """What suits the weights: without batch normalisation, such as in transformers, a high rate destroys them."""
+        careful = self.weights is not None and not any(name.endswith("running_var") for name in self.weights)
+        return {"backbone_rate": SLOW} if careful else {}
 
 
 def starting_point(
