@@ -35,6 +35,7 @@ from rfdlc.decide.scores import softmax
 
 Array = NDArray[Any]
 SHARES, SEEDS = (0.05, 0.1, 0.2, 0.3), range(5)
+METHODS = {"Chow": "Chow's rule", "Chow, corrected": "Chow's rule, corrected prior", "ours": "by worth"}
 
 
 def drawn(prior: Array, rng: np.random.Generator, hardness: Any = 1.0) -> tuple[Array, Array]:
@@ -146,6 +147,13 @@ def deferral(name: str, data: Any, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+def means(rows: list[dict[str, Any]], name: str, method: str, kind: str = "all") -> list[float]:
+    """Balanced error at every share, in the mean over seeds."""
+    own = [r for r in rows if (r["data"], r["method"]) == (name, method)]
+    errors = [[float(r[f"balanced_error_{kind}"]) for r in own if r["share"] == share] for share in SHARES]
+    return [float(np.mean(each)) for each in errors]
+
+
 def plot(rows: list[dict[str, Any]], names: list[str]) -> None:
     """Balanced error against the share that is handed over; a handed-over sample is right."""
     from matplotlib import pyplot
@@ -155,11 +163,8 @@ def plot(rows: list[dict[str, Any]], names: list[str]) -> None:
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(1, len(names), figsize=(3.4 * len(names), 3), squeeze=False)
         for axis, name in zip(axes[0], names, strict=True):
-            for method in ("Chow", "Chow, corrected", "ours"):
-                own = [r for r in rows if (r["data"], r["method"]) == (name, method)]
-                means = [np.mean([float(r["balanced_error_all"]) for r in own if r["share"] == s]) for s in SHARES]
-                label = {"Chow": "Chow's rule", "Chow, corrected": "Chow's rule, corrected prior", "ours": "by worth"}
-                axis.plot([100 * s for s in SHARES], means, marker="o", label=label[method])
+            for method, label in METHODS.items():
+                axis.plot([100 * s for s in SHARES], means(rows, name, method), marker="o", label=label)
             axis.set(title=name, xlabel="handed over, %", ylim=(0, None))
         axes[0, 0].set_ylabel("balanced error")
         axes[0, 0].legend()
@@ -181,14 +186,9 @@ def main() -> None:
     write("deferral", found, packages, columns=tuple(found[0]))
     plot(found, list(data))
     for name in data:
-        for share in SHARES:
+        for method in METHODS:
             for kind in ("all", "kept"):
-                means = {
-                    m: np.mean([float(r[f"balanced_error_{kind}"]) for r in found
-                                if (r["data"], r["share"], r["method"]) == (name, share, m)])
-                    for m in ("Chow", "Chow, corrected", "ours")
-                }  # fmt: skip
-                print(name, share, kind, {m: round(float(v), 4) for m, v in means.items()})
+                print(name, method, kind, *(f"{value:.4f}" for value in means(found, name, method, kind)))
 
 
 if __name__ == "__main__":

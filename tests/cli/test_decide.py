@@ -361,6 +361,31 @@ def test_sets_are_those_of_the_library(run, folder, kind):
         assert [row["promised_for"] for row in table["sets"]["promises"]] == [["dog"], ["newt"], ["cat"]]
 
 
+def test_evaluate_reports_what_sets_by_utility_are_worth(run, folder):
+    words = ("test.csv", "-u", "U.csv", "-c", "counts.csv", "--abstain", "0.4", "--calibrate", "val.csv")
+    table = json.loads(run("evaluate", *words, "--sets", "u80", "--json")[1])
+    test = Predictions.load("test.csv", Classes.from_counts([500, 60, 8], NAMES))
+    utility = Utility.read_csv("U.csv").with_abstain(0.4)
+    utility = utility.with_classes(test.classes.in_order(utility.classes.names))
+    decider = Decider(utility).fit(Predictions.load("val.csv", test.classes)).replace(sets="u80")
+    sets, actions, values = decider.decide_sets(test), decider.decide(test), []
+    own = [utility.actions.index(name) for name in utility.classes.names]
+    targets = [utility.classes.names.index(test.classes.names[y]) for y in test.targets]
+    for members, action, y in zip(sets, actions, targets, strict=True):
+        least = min(utility.matrix[y, own[c]] for c in range(3) if c != y)
+        k, right = members.sum(), utility.matrix[y, own[y]]
+        several = least + (2.2 / k - 1.2 / k**2) * (right - least) * members[y] if k > 1 else None
+        values.append(utility.matrix[y, action] if several is None else several)
+    assert {0, 1, 2} <= set(sets.sum(axis=1).tolist())
+    assert table["set_utility"]["all"] == pytest.approx(np.mean(values))
+    tail = [value for value, y in zip(values, test.targets, strict=True) if test.classes.names[y] == NAMES[2]]
+    assert table["set_utility"]["tail"] == pytest.approx(np.mean(tail))
+    assert table["set_utility"]["all"] >= table["mean_utility"] - 0.05  # a set is chosen where it is worth more
+    low, high = table["intervals"]["set_utility.all"]
+    assert low < table["set_utility"]["all"] < high
+    assert json.loads(run("evaluate", *words, "--sets", "macro", "--json")[1])["set_utility"] == {}
+
+
 def test_evaluate_reports_coverage_and_size(run, folder):
     words = ("test.csv", "-c", "counts.csv", "--calibrate", "val.csv", "--sets", "macro")
     code, out, _ = run("evaluate", *words, "--json")

@@ -282,6 +282,13 @@ def _set_coverage(o: "Outcomes") -> dict[str, Any]:
     return {"marginal": o.covered, "macro": macro, "worst": worst}
 
 
+def _set_utility(o: "Outcomes") -> dict[str, Any]:
+    if o.set_value is None:
+        return {}
+    ends = float(o.utility.matrix.min()), float(o.utility.matrix.max())
+    return {name: mean(values, ends) for name, values in {"all": o.set_value, **_by_region(o, o.set_value)}.items()}
+
+
 def _coverage_by_class(o: "Outcomes") -> dict[str, Any]:
     if o.covered is None:
         return {}
@@ -319,6 +326,7 @@ for _metric in (
     Metric("set_coverage_by_class", "coverage of sets, class {}", _coverage_by_class, unit="%"),
     Metric("set_size", "mean size of sets, {}",
            lambda o: {} if o.set_size is None else {"all": o.set_size, **_by_region(o, o.set_size)}, "lower"),
+    Metric("set_utility", "mean utility of sets, {}", _set_utility),
     Metric("error_auc", "error detection AUC", lambda o: _kept(o, roc_area), unit="%"),
     Metric("risk_coverage_area", "risk-coverage area", lambda o: _kept(o, risk_area), "lower", "%"),
     Metric("ece", "ECE", _ece, "lower", "%", headline=True),

@@ -13,13 +13,14 @@ from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.scores import Floats, Scores
+from rfdlc.decide.sets import SetUtility
 from rfdlc.decide.unfamiliar import handed_over
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
 PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "expected", "entropy", "brier", "nll")
-SET_COLUMNS = ("covered", "set_size")
-COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS)
+SET_COLUMNS = ("covered", "set_size", "set_value")
+COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS, *SET_COLUMNS)
 # What ranks samples for error detection, from the probabilities and the scores of a chunk; None if it needs others.
 UNCERTAINTIES: dict[str, Callable[[Floats, Floats, bool], Floats] | None] = {
     "decision-probability": None,
@@ -53,6 +54,7 @@ class Outcomes:
     gaps: NDArray[np.float64] | None = None  # `classwise_gaps` of all samples; None for some of them
     covered: NDArray[np.bool_] | None = None  # whether the set contains the true class; None without sets
     set_size: Indices | None = None  # classes in the set
+    set_value: Floats | None = None  # what the set is worth for the true class, of sets by expected utility
 
     @classmethod
     def of(
@@ -116,8 +118,7 @@ class Outcomes:
 
     def take(self, rows: Indices) -> "Outcomes":
         """The outcomes of some samples, repeated where `rows` repeats them."""
-        names = COLUMNS if self.covered is None else COLUMNS + SET_COLUMNS
-        columns = {name: getattr(self, name)[rows] for name in names}
+        columns = {name: getattr(self, name)[rows] for name in COLUMNS if getattr(self, name) is not None}
         return replace(self, **columns, load_probabilities=lambda: self.probabilities[rows], gaps=None)
 
 
@@ -134,12 +135,14 @@ def observe(scores: Scores, y: Indices, decider: Decider, kind: str = "decision-
         if decider.sets is not None:
             sets = decider.sets.members(p, decider.utility, rng)
             found = replace(found, covered=sets[np.arange(len(p)), y[rows]], set_size=sets.sum(axis=1))
+            if isinstance(decider.sets, SetUtility):
+                found = replace(found, set_value=decider.sets.realised(sets, p, y[rows], decider.utility))
         parts.append(found)
     return _joined(parts, lambda: np.concatenate([p for _, p in decider.stream(scores)]))
 
 
 def _joined(parts: Sequence[Outcomes], load: Callable[[], Any]) -> Outcomes:
-    names = COLUMNS if parts[0].covered is None else COLUMNS + SET_COLUMNS
+    names = [name for name in COLUMNS if getattr(parts[0], name) is not None]
     columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     gaps = np.sum([part.gaps for part in parts if part.gaps is not None], axis=0)
     return Outcomes(parts[0].utility, **columns, load_probabilities=load, gaps=gaps)

@@ -249,6 +249,15 @@ class SetUtility:
         chosen[rows[several]] = members
         return chosen
 
+    def realised(self, members: Mask, p: Floats, targets: Indices, utility: Utility) -> Floats:
+        """What each answer is worth for the true class (n,); `members` are the sets of corrected probabilities."""
+        _, gain, alone = self.terms(utility)
+        rows, size = np.arange(len(p)), members.sum(axis=1)
+        discounted = np.array(self.discount)[size - 1] * gain[targets] * members[rows, targets]
+        missed = utility.matrix[targets, 0] - alone[targets, 0]
+        single = utility.matrix[targets, (p @ alone.astype(p.dtype)).argmax(axis=1)]
+        return np.where(size > 1, missed + discounted, single)
+
     @staticmethod
     def terms(utility: Utility) -> tuple[Mask, Floats, Floats]:
         """Classes that sets may have (C,), v(y) - m(y) (C,), and what each action is worth above m(y) (C, A)."""

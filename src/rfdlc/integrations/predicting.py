@@ -27,7 +27,7 @@ from rfdlc.training.model import Model, OwnBackbone
 KINDS = (".npz", ".parquet", ".csv")
 MOST_ESTIMATED, BLOCKS = 20_000, 20  # samples from which a class prior is estimated, and where they are taken from
 PART_ROWS, PART_VALUES = 4096, 2**22  # of a part, the smaller of the two: what a kill costs, and what is in memory
-REPEATED = ("target", "action", KIND)  # columns of text with few different values
+REPEATED = ("target", "action", "reason", KIND)  # columns of text with few different values
 TEXTS = ("id", "set", *REPEATED)  # all other columns hold numbers
 
 
@@ -118,7 +118,8 @@ class Table:
         matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
         self.one_hot = decider.rule == "expected-utility" and np.array_equal(matrix, np.eye(len(matrix)))
         classes = model.classes.names
-        details = DETAILS if decider.sets is not None else ()
+        given = {"reason": bool((decider.utility.decided_class < 0).any())}
+        details = [name for name in DETAILS if given.get(name, decider.sets is not None)]
         clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, *details, KIND})
         expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
         known = {"id": samples.named, "target": samples.labelled}
@@ -146,14 +147,14 @@ class Table:
     def _columns(self, found: Predictions) -> dict[str, Any]:
         corrected = np.asarray(self.decider.probabilities(found))
         written = corrected if self.written is self.decider else np.asarray(self.written.probabilities(found))
-        chosen, values = largest(corrected), corrected.max(axis=1)
+        chosen, values, reason = largest(corrected), corrected.max(axis=1), list[str]()
         if not self.one_hot:
             strange = self.decider.unfamiliar is not None  # then logits are needed, too
             explained = self.decider.explain(found) if strange else self.decider.explain_probabilities(corrected)
-            chosen, values = explained.action, explained.value
+            chosen, values, reason = explained.action, explained.value, explained.reason.tolist()
         columns: dict[str, Any] = dict(zip(found.classes.names, written.T.astype(np.float32), strict=True))
         columns |= {"action": [self.decider.utility.actions[i] for i in chosen], KIND: [self.kind] * len(found)}
-        columns |= {"expected_utility": np.asarray(values, dtype=np.float32), "id": found.ids}
+        columns |= {"expected_utility": np.asarray(values, dtype=np.float32), "id": found.ids, "reason": reason}
         if self.decider.sets is not None:
             members = self.decider.sets.members(corrected, self.decider.utility)
             columns |= {"set": set_texts(members, found.classes), "set_size": members.sum(axis=1).astype(np.float32)}

@@ -50,7 +50,11 @@ def test_everywhere_alike(folder, samples, tmp_path, start):
     assert Answer.of(backend.decider, *backend.compute(samples)).columns["reason"] == expected.reason.tolist()
     rfdlc.predict(folder, "digits-lt", tmp_path / "table.csv")
     with open(tmp_path / "table.csv", newline="") as file:
-        assert [row["action"] for row in csv.DictReader(file)][: len(samples)] == actions
+        rows = list(csv.DictReader(file))[: len(samples)]
+    assert [row["action"] for row in rows] == actions
+    assert [row["reason"] for row in rows] == expected.reason.tolist()
+    again = rfdlc.Predictions.load(tmp_path / "table.csv")  # the column of reasons is not a class
+    assert again.classes.names == model.classes.names
 
 
 def test_what_a_graph_cannot_have(folder, tmp_path):
