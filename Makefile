@@ -85,7 +85,7 @@ format: .venv/ready
 	touch .venv/trains
 
 .venv/ready: .venv/trains
-	$(PIP) -e ".[train,vision,tables,export,serve,sign,log,dev]"
+	$(PIP) -e ".[train,vision,tables,export,serve,sign,log,hub,dev]"
 	touch .venv/ready
 
 .venv/docs: .venv/ready

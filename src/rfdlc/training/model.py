@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
+from rfdlc.training import hub
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.embedding import Embedder, load_embedder
@@ -86,6 +88,36 @@ class Model:
             reason = str(error).splitlines()[-1].strip()
             raise InputError(f"{run.path}: the weights do not fit the network of config.json ({reason})") from None
         return cls(run, place(net, choose_device(device)))
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, *, revision: str | None = None, backbone: OwnBackbone | None = None, device: str = "auto"
+    ) -> "Model":
+        """The model in a folder of `save_pretrained`, or in a repository OWNER/NAME of the Hugging Face hub.
+
+        Examples
+        --------
+        >>> Model.from_pretrained("me/skin-lesions", revision="v1")  # doctest: +SKIP
+        """
+        return cls.load(hub.fetched(name, revision), backbone=backbone, device=device)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write what `from_pretrained` needs, with the current decider and a README.md, and return the folder.
+
+        config.json names the training data, by their path if they were files.
+        """
+        folder = Path(folder)
+        hub.copy_model(self.path, folder)
+        self.decider.save(folder / "decider.json")
+        if not (folder / "README.md").exists():
+            facts = {"title": folder.name, "particles": self.net.particles, "classes": len(self.classes)}
+            (folder / "README.md").write_text(hub.CARD.format(place=folder.name, **facts), encoding="utf-8")
+        return folder
+
+    def push_to_hub(self, repository: str, *, private: bool = True, message: str = "rfdlc model") -> str:
+        """Upload the files of `save_pretrained` to OWNER/NAME of the Hugging Face hub, and return the address."""
+        with TemporaryDirectory() as folder:
+            return hub.upload(self.save_pretrained(Path(folder, repository)), repository, private, message)
 
     def predict(
         self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False,

@@ -1,0 +1,76 @@
+"""Run folders for others: the files that a model needs, from a folder or from a repository of the Hugging Face hub."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rfdlc.errors import InputError, expect
+
+# All that `Model.load` reads, and what people look for; no checkpoints, predictions or training samples.
+NEEDED = ("config.json", "classes.json", "model.safetensors", "decider.json")
+OTHERS = ("embedding.*", "environment.json", "metrics.json", "choice.json", "README.md")
+CARD = """---
+library_name: rfdlc
+tags: [rfdlc, long-tailed, cost-sensitive, calibration]
+---
+
+# {title}
+
+{particles} networks of an ensemble, calibrated, for {classes} classes.
+
+```python
+import rfdlc
+
+model = rfdlc.Model.from_pretrained("{place}")
+actions = model.decide(inputs, utility)
+```
+
+Safetensors and JSON only: loading runs no code of this folder.
+"""
+
+
+def copy_model(run: Path, folder: Path) -> None:
+    """Copy the files of a model into a folder, which is made; other files in it stay."""
+    kept = [file for pattern in (*NEEDED, *OTHERS) for file in run.glob(pattern)]
+    expect((run / "model.safetensors").exists(), f"{run} has no trained weights yet: resume the run first")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in kept:
+            if folder.resolve() != run.resolve():
+                shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror}): choose another folder") from None
+
+
+def fetched(name: str | Path, revision: str | None = None) -> Path:
+    """The folder of a model: a local one as it is, or OWNER/NAME of the hub, downloaded or from its cache."""
+    if Path(name).is_dir():
+        return Path(name)
+    allowed = f"{name!r} is neither a folder nor OWNER/NAME of a repository"
+    expect(isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/")), allowed)
+    with _hub(f"{name} could not be loaded") as hub:
+        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=[*NEEDED, *OTHERS]))
+
+
+def upload(folder: Path, repository: str, private: bool, message: str) -> str:
+    """Create a repository of the hub if there is none, upload the files of a folder, and return the address."""
+    with _hub(f"{repository} could not be written") as hub:
+        hub.HfApi().create_repo(repository, private=private, exist_ok=True)
+        return str(hub.HfApi().upload_folder(repo_id=repository, folder_path=folder, commit_message=message))
+
+
+@contextmanager
+def _hub(failed: str) -> Iterator[Any]:
+    """The package huggingface_hub; whatever goes wrong in it ends in one line."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise InputError(f'{failed}: pip install "rfdlc[hub]"') from None
+    try:
+        yield huggingface_hub
+    except Exception as error:  # its errors have no common class
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        fix = "check the name, the connection and `hf auth login`; a folder that save_pretrained wrote needs no network"
+        raise InputError(f"{failed} ({reason}): {fix}") from None
