@@ -6,8 +6,9 @@
 
 The first file holds train_x, train_y: features by `rfdlc embed` of the training images. The others hold x (and y):
 features of the same network. Ours are EfficientNet-Lite0 (ImageNet weights, benchmarks/lite.py) at 224 pixels,
-`--interpolation bilinear --crop 1`. The features of CIFAR100-LT and Caltech101-LT of `choose` are those of
-benchmarks/features.py; those of `test` were all computed in one way.
+`--interpolation bilinear --crop 1`. Those of the long-tailed training images (the files of benchmarks/features.py) were
+computed earlier and with another resizing than those of all test images: the same image is 0.1 to 0.8% of its squared
+length away, two images of a class about 30%. Features of simulated images are by `rfdlc embed FOLDER`.
 
 choose: writes results/unfamiliar-choice.csv. No sample of the test is used. Models are trained without some classes
 (a fifth of them at random, or four superclasses of CIFAR-100); a fifth of the remaining samples is held out. Families:
@@ -18,8 +19,8 @@ standard deviation on held-out samples; A * B that of the logarithms of their up
 Classes count equally.
 
 test: writes results/unfamiliar.csv, three seeds of training and held-out samples (a tenth, for thresholds at a
-false-alarm rate of 5%): the AUROC of samples of the same classes (3,000 test images of CIFAR-100) against each other
-data set (3,000 test images of CIFAR-10, 2,005 of rebuilt DermaMNIST), and false alarms of the former in head and tail
+false-alarm rate of 5%): the AUROC of samples of the same classes (1,000 test images of CIFAR-100) against each other
+data set (1,000 test images of CIFAR-10, 1,000 of rebuilt DermaMNIST), and false alarms of the former in head and tail
 (thirds by rank). Rivals in the same run: energy, largest probability, Mahalanobis distance. Their thresholds are one
 quantile of the held-out scores; ours are by region of the most probable class.
 """
