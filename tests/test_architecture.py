@@ -34,7 +34,7 @@ ORDER_OF_TRAINING = (
     {"execution"},
     {"loop", "run"},
     {"model"},
-    {"_stacking", "profiling", "sinks", "tabular"},
+    {"_stacking", "early_stopping", "profiling", "sinks", "tabular"},
     {"trainer"},
     {"tuning"},
     {"train"},

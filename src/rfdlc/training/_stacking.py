@@ -136,7 +136,7 @@ class Stacker:
 
     def _signature(self, run: Run) -> Hashable:
         """Equal for runs that can train in one stack from where they are. Image files are streamed to one run alone."""
-        alone = run.path if isinstance(self.data.train.inputs, ImageFiles) else None
+        alone = run.path if run.config.patience or isinstance(self.data.train.inputs, ImageFiles) else None
         numbers = range(_stage_number(run) + 1)  # with a stage that has just ended, which is still to be finalized
         stages = tuple(stage_signature(run, number) for number in numbers if run.spans[number][1] >= run.epoch)
         return alone, len(self._samples(run)[0].train), stages

@@ -141,6 +141,7 @@ class TrainConfig(BaseModel):
     # the run
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of weights, order, augmentation and mixup")
     evaluate_every: int = Field(0, ge=0, description="epochs between evaluations on held-out data, 0: only at the end")
+    patience: int = Field(0, ge=0, description="evaluations without a lower held-out loss until it stops; 0: never")
     checkpoint_every: int = Field(0, ge=0, description="epochs between checkpoints; 0: every ten seconds")
     log: tuple[str, ...] = Field((), description="where the history goes, too: tensorboard, mlflow, wandb")
     keep: tuple[Share, ...] = Field((), description="shares of the epochs whose checkpoints are kept, for forks")

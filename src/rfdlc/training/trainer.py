@@ -31,6 +31,7 @@ from rfdlc.progress import announce, live, speaks
 from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
+from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, restore_best
 from rfdlc.training.loop import Epoch, TrainingStopped, epochs
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
@@ -75,6 +76,7 @@ class Trainer:
         expect(not config.refit or data.val is None, f"refit trains again on held-out samples, but {only}")
         expect(not config.refit or config.hold_out, "refit needs held-out samples to calibrate on: set hold_out=0.1")
         check_sinks(run)
+        check_patience(run, data, group.single)
         group.shard_size(config.batch_size, config.accumulate)
         group.local_device(choose_device(config.device))
         own = config.backbone == "own" or ":" in config.backbone
@@ -104,7 +106,9 @@ class Trainer:
                 later = len(waiting) > len(stack.members) or any(r.phase + 1 < r.config.trainings for r in waiting)
                 saved = time.monotonic()
                 with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
-                    for epoch in epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show):
+                    ended = ends_early(stack.run)  # before it was interrupted
+                    steps = epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show)
+                    for epoch in () if ended else steps:
                         present = list(stack.unstack(epoch))
                         for run, member, own, _ in present:
                             run.history.append(self._history_row(run, member, own))
@@ -112,10 +116,14 @@ class Trainer:
                         stop = self.group.all_any(bool(pressed))  # asked once: all runs stop at the same epoch
                         due = time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS
                         saved = time.monotonic() if due else saved
+                        ended = ends_early(stack.run)
                         for run, member, own, leaves in present:
-                            _checkpoint(run, member.model.net, own, stop or leaves, due)
+                            keep_best(run, member.model.net)
+                            _checkpoint(run, member.model.net, own, stop or leaves or ended, due)
                         where = f"epoch {epoch.epoch} of {stack.run.epochs}  loss {epoch.losses[0]:.3f}"
                         show(0, f"{where}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s")
+                        if ended:
+                            break
                         if stop and (later or epoch.epoch < max(member.runs[0].epochs for member in stack.members)):
                             raise KeyboardInterrupt
                         if epoch.epoch == stack.end < stack.stages[-1].end:
@@ -145,7 +153,7 @@ class Trainer:
         row: dict[str, Any] = {"phase": run.phase, "epoch": epoch.epoch, "loss": epoch.losses[0]}
         row |= {"learning_rate": epoch.rates[0], "seconds": round(epoch.seconds, 3)}
         row["samples_per_second"] = round(epoch.samples_per_second, 1)
-        every = run.config.evaluate_every
+        every = run.config.evaluate_every or bool(run.config.patience)
         due = epoch.epoch == run.epochs or (every and epoch.epoch % every == 0)
         predictions = member.model.predict_split(member.data.val if due else None, self.group)
         if predictions is None:
@@ -157,6 +165,7 @@ class Trainer:
     def _end_phase(self, member: Member, write: Write) -> Model | None:
         """Calibrate where samples were held out; after the last phase, write and score the model."""
         run, model = member.runs[0], member.model
+        restore_best(run, model.net)
         predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
             fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
@@ -184,7 +193,8 @@ class Trainer:
         """Write the trained networks, and score them."""
         run.write("model.safetensors", checksummed(net.state_dict()))
         if run.writes:
-            (run.path / PREVIOUS).unlink(missing_ok=True)
+            for name in (PREVIOUS, BEST):
+                (run.path / name).unlink(missing_ok=True)
         self.group.barrier()  # all ranks read the files
         model = Model(run, net.eval())
         score_test(run, model, self.data, self.group)

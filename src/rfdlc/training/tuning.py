@@ -205,7 +205,7 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     warmup = min(math.ceil(config.warmup * length / config.epochs), length // 3)
     enough = min(MOST_HELD_OUT, ENOUGH / sum(run.classes.counts or (1,)))  # of few samples, more are held out
     shorter: Settings = {"epochs": length, "warmup": warmup, "hold_out": max(config.hold_out, enough), "refit": False}
-    shorter |= {"keep": (), "evaluate_every": 0, "tune": "off", "log": ()}
+    shorter |= {"keep": (), "evaluate_every": 0, "patience": 0, "tune": "off", "log": ()}
     if run.method.combination is as_they_are:
         shorter |= {"particles": 1, "prior_tau": config.prior_tau[:1], "repulsion": "none"}
     return _copy(run, config.replace(**{**shorter, **settings}))
