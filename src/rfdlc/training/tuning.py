@@ -33,6 +33,7 @@ LONGEST = 4  # times the usual number of epochs, whatever the budget
 MEASURING = 0.02  # of a budget, for the time of a step
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
+CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
 # In the order in which they are tried where there is no time for all of them.
 AUGMENTED = (
@@ -109,14 +110,14 @@ def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
     work = SHARE * length * config.trainings / cost  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     count = min(len(candidates), 2 ** int(math.log2(max(1, len(candidates)))))
-    while count > 1 and work / (count * (math.log2(count) + 1)) < least:
+    varied = len(_varied({}, run, given)) / 2  # in rungs: each of them trains as long as the two trials of the last one
+    while count > 1 and work / (count * (math.log2(count) + varied)) < least:
         count //= 2
     halvings = int(math.log2(count)) if count > 1 else 0
-    each = work / (halvings + 1)  # equal work for all rungs; the last one varies the best
-    rungs = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
-    varied = _varied({}, run, given)
-    if rungs and (last := int(each / (len(varied) + 1))) >= least:
-        rungs.append({"epochs": min(length, last), "varies": True})
+    each = work / max(1, halvings + varied)  # equal work for all rungs
+    rungs: list[dict[str, Any]] = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
+    if rungs and varied:
+        rungs.append({"epochs": rungs[-1]["epochs"], "varies": True})
     return {"epochs": length, "seconds_per_epoch": seconds, "candidates": candidates[:count], "rungs": rungs}
 
 
@@ -146,14 +147,16 @@ def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any])
     """Train and score the trials of a rung, unless tuning.json has their losses."""
     if "losses" in rung:
         return
+    known, done = list[float](), [earlier for earlier in plan["rungs"] if "losses" in earlier]
     if rung.get("varies"):
         best = _best(plan)[0]
+        known = [loss for own, loss in _pairs(done[-1]) if own == best]
         rung["trials"] = [best, *_varied(best, run, set(run.metadata.get("given", ())))]
     else:
-        before = [earlier for earlier in plan["rungs"] if "losses" in earlier]
-        better = _best(plan) if before else plan["candidates"]
-        rung["trials"] = better[: max(2, len(better) // 2)] if before else better
-    losses = _losses(trainer, [_trial(run, rung["epochs"], own) for own in rung["trials"]])
+        better = _best(plan) if done else plan["candidates"]
+        rung["trials"] = better[: max(2, len(better) // 2)] if done else better
+    new = rung["trials"][1:] if known else rung["trials"]
+    losses = known + _losses(trainer, [_trial(run, rung["epochs"], own) for own in new])  # not trained again
     rung["losses"] = [round(loss, 6) if loss < math.inf else None for loss in losses]  # JSON has no infinity
     run.write_json(FILE, plan)
     rows = "".join(f"\n{_shown(loss)}  {_words(own)}" for own, loss in zip(rung["trials"], rung["losses"], strict=True))
@@ -167,7 +170,11 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     are regularised learn slowly at first.
     """
     done = [rung for rung in plan["rungs"] if "losses" in rung]
-    last, earlier = done[-1], [] if done[-1].get("varies") else done[:-1]  # of all trials, or of none
+    last, earlier = done[-1], done[:-1]
+    if last.get("varies"):  # the first is the best so far, which another one must clearly improve
+        losses = [loss for _, loss in _pairs(last)]
+        other = int(np.argmin(losses))
+        return [last["trials"][other if losses[other] < CLEARLY * losses[0] else 0]]
     known = {str(own): loss for rung in earlier for own, loss in _pairs(rung)}  # the latest rung's
     expected = [
         loss + (min(0.0, loss - known[str(own)]) if math.isfinite(known.get(str(own), math.inf)) else 0.0)

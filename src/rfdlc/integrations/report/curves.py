@@ -20,7 +20,7 @@ HEAD_SHARES = tuple(round(0.05 * i, 2) for i in range(1, 20))
 CURVE_POINTS = 200  # as many as a screen shows
 HISTOGRAM_BINS = 20
 FRONTIER_PRODUCTS = 10_000_000_000  # multiplications for all penalties together: a few seconds at most
-MISTAKES = 60
+MISTAKES, ON_A_SHEET = 60, 24
 SET_FACTORS = tuple(float(f"{2.0**step:.4g}") for step in np.arange(4, -9.1, -0.25))  # of thresholds
 BUDGET_ROWS = 100_000  # samples behind the curve of budgets
 SET_CELLS = 200_000_000  # probabilities that are compared with thresholds, for all factors together
@@ -179,6 +179,15 @@ def costliest(run: ReportRun, most: int = MISTAKES) -> Indices:
     """Samples with the largest regret; among equals, those with the highest confidence come first."""
     order = np.lexsort((-run.outcomes.confidence, -run.outcomes.regret))[:most]
     return np.asarray(order[run.outcomes.regret[order] > 0])
+
+
+def sheets(run: ReportRun) -> dict[str, Indices]:
+    """Samples to look at: those whose true class has the lowest probability, and those of the highest entropy."""
+    true = run.outcomes.probabilities[np.arange(len(run.outcomes)), run.outcomes.targets]
+    return {
+        "hardest": np.argsort(true, kind="stable")[:ON_A_SHEET],
+        "uncertain": np.argsort(-run.outcomes.entropy, kind="stable")[:ON_A_SHEET],
+    }
 
 
 def mistakes(run: ReportRun, rows: Indices) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
+from rfdlc.integrations.report.attention import highlighted
 from rfdlc.integrations.report.runs import ReportRun, Source, as_runs, compare_runs
 from rfdlc.progress import track
 
@@ -156,7 +157,9 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
     rows, worst = curves.stratified(targets, most, seed), curves.costliest(run)
     # Confident errors may become costly when the utility is edited.
     errors = np.argsort(-np.where(run.outcomes.right, -1.0, run.outcomes.confidence), kind="stable")
-    pictured = np.array(list(dict.fromkeys([*worst.tolist(), *errors.tolist()]))[:PICTURES], dtype=np.int64)
+    sheets = curves.sheets(run)
+    first = [row for rows in (worst, *sheets.values()) for row in rows.tolist()]
+    pictured = np.array(list(dict.fromkeys([*first, *errors.tolist()]))[:PICTURES], dtype=np.int64)
     if decider.fitted is not None:  # softmax(weight log p + bias), whatever the calibrator
         weight, bias = (np.asarray(values, dtype=np.float64).tolist() for values in decider.fitted.as_affine())
         calibration = {"words": f"{decider.fitted.name}: {decider.fitted}", "weight": weight, "bias": bias}
@@ -179,6 +182,8 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "promised": curves.promised(run),
         "promise": evaluation.promise,
         "mistakes": curves.mistakes(run, worst),
+        "sheets": {name: curves.mistakes(run, rows) for name, rows in sheets.items()} if images is not None else {},
+        "attention": {row: _encode(image) for row, image in highlighted(run, worst, images).items()},
         "thumbnails": thumbnails(run, pictured, images),
         "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
         "calibration": calibration,

@@ -80,6 +80,7 @@ class Page {
     const run = this.workbench.runs[this.index];
     drawHeadline(this.data, run);
     drawRuns(this.data, this.workbench.runs);
+    drawSheets(run, this.workbench.problem);
     drawMade(this.data, run);
     this.notes(run);
     byId("sets-figure").hidden = !run.sets; // what is hidden is never drawn later
@@ -164,7 +165,9 @@ class Page {
 
   navigation() {
     const sections = [...document.querySelectorAll("main section")].filter(
-      (section) => section.id !== "runs" || this.workbench.runs.length > 1,
+      (section) =>
+        (section.id !== "runs" || this.workbench.runs.length > 1) &&
+        (section.id !== "sheets" || this.workbench.runs.some((run) => Object.keys(run.sheets ?? {}).length)),
     );
     replace(
       byId("sections"),

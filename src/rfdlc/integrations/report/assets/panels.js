@@ -303,11 +303,19 @@ function drawMistakes(state) {
   const run = workbench.runs[index];
   const listed = currentMistakes(state).slice(0, MOST_MISTAKES);
   const pictures = Object.keys(run.thumbnails).length > 0;
+  const looked = Object.keys(run.attention ?? {}).length > 0;
+  const where = looked ? " Coloured: what spoke for the class that was decided (Grad-CAM)." : "";
   byId("mistakes-text").textContent = listed.length
-    ? "Cost is how much more the best action would have been worth. The costliest come first; among equals, those with the highest confidence."
+    ? `Cost is how much more the best action would have been worth. The costliest come first; among equals, those with the highest confidence.${where}`
     : "No decision cost anything: every sample got the best action for its true class.";
   const rows = listed.map((one) => [
-    el("span", { class: "sample" }, pictures ? picture(run.thumbnails[one.row]) : null, nameOf(one.id)),
+    el(
+      "span",
+      { class: "sample" },
+      pictures ? picture(run.thumbnails[one.row]) : null,
+      looked ? picture(run.attention[one.row]) : null,
+      nameOf(one.id),
+    ),
     nameOf(problem.names[one.true]),
     nameOf(problem.actions[one.action]),
     decimal(one.cost, 2),
@@ -323,6 +331,31 @@ function drawMistakes(state) {
         })
       : null,
   );
+}
+
+// -- contact sheets -------------------------------------------------------------------------------------------------
+
+const SHEETS = {
+  hardest: ["The hardest", "Their true class has the lowest probability: mislabelled samples are often among them."],
+  uncertain: ["The most uncertain", "Their probabilities have the highest entropy: a label or a second look pays here."],
+};
+
+function drawSheets(run, problem) {
+  const shown = Object.entries(SHEETS).filter(([name]) => run.sheets?.[name]?.length);
+  byId("sheets").hidden = !shown.length;
+  const card = (one) =>
+    el(
+      "figure",
+      { class: "card", title: one.id },
+      picture(run.thumbnails[one.row]),
+      el("figcaption", {}, nameOf(problem.names[one.true]), ` ${percent(one.true_probability, 0)}`),
+    );
+  const sheet = ([name, [title, text]]) => [
+    el("h3", {}, title),
+    el("p", {}, `${text} Below each: its true class and the probability of it.`),
+    el("div", { class: "sheet" }, ...run.sheets[name].map(card)),
+  ];
+  replace(byId("sheet-list"), ...shown.map(sheet));
 }
 
 const picture = (source) => (source ? el("img", { src: source, alt: "" }) : el("span", { class: "no-picture" }));
