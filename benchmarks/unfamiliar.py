@@ -7,8 +7,8 @@
 The first file holds train_x, train_y: features by `rfdlc embed` of the training images. The others hold x (and y):
 features of the same network. Ours are EfficientNet-Lite0 (ImageNet weights, benchmarks/lite.py) at 224 pixels,
 `--interpolation bilinear --crop 1`. Those of the long-tailed training images (the files of benchmarks/features.py) were
-computed earlier and with another resizing than those of all test images: the same image is 0.1 to 0.8% of its squared
-length away, two images of a class about 30%. Features of simulated images are by `rfdlc embed FOLDER`.
+computed earlier and with another rounding of pixels than those of all test images: of 2,048 training images, both kinds
+are about 1% of their squared length apart. Features of simulated images are by `rfdlc embed FOLDER`.
 
 choose: writes results/unfamiliar-choice.csv. No sample of the test is used. Models are trained without some classes
 (a fifth of them at random, or four superclasses of CIFAR-100); a fifth of the remaining samples is held out. Families:

@@ -87,6 +87,15 @@ def test_budget_curve_passes_through_the_metrics(run):
         assert points[round(100 * share)] == pytest.approx({"share": share, "utility": value})
 
 
+@pytest.mark.filterwarnings("error")
+def test_curves_of_other_utilities_leave_out_the_budget(run):
+    held = make_predictions()
+    limited = run.decider.fit_sets(held).fit_budget(held, budget="5%")
+    found = ReportRun("a", run.predictions, limited)
+    assert curves.frontier(found) == curves.frontier(run)
+    assert np.array_equal(found.calibrated, run.calibrated)
+
+
 def test_costliest_mistakes_come_first(run):
     listed = curves.mistakes(run, curves.costliest(run))
     costs = [one["cost"] for one in listed]

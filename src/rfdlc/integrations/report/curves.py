@@ -71,7 +71,7 @@ def frontier(run: ReportRun, seed: int = 0) -> list[dict[str, float]]:
     points = []
     for penalty in PENALTIES:
         utility = Utility.tail_sensitive(run.classes, penalty)
-        decider = run.decider.replace(utility=utility, rule="expected-utility")
+        decider = run.decider.replace(utility=utility, rule="expected-utility", budget=None)
         outcomes = Outcomes.of(utility, targets, decider.decide_probabilities(p))
         measured = {name: metrics.METRICS[name].measure(outcomes) for name in ("accuracy", "false_head_rate")}
         points.append({"penalty": penalty, **measured})

@@ -58,7 +58,8 @@ class ReportRun:
     @cached_property
     def calibrated(self) -> Floats:
         """Combined and calibrated probabilities (N, C), not corrected for the prior."""
-        return np.asarray(self.decider.replace(target_prior=None).probabilities(self.predictions))
+        plain = self.decider.replace(target_prior=None, sets=None, budget=None)
+        return np.asarray(plain.probabilities(self.predictions))
 
     def ids_of(self, rows: Any) -> list[str]:
         """Names of samples: their ids, or their positions."""
