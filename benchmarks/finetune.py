@@ -19,8 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 import rfdlc
 from recording import RESULTS, append, commit, hardware, versions
+from rfdlc.decide.folds import out_of_fold
 from rfdlc.decide.predictions import Predictions
 from rfdlc.training.model import Model
 
@@ -36,16 +39,20 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "preset": {},
-    "shared_stages=0": {"shared_stages": 0},
-    "head_scale=30": {"head_scale": 30},
-    "layer_decay=0.7": {"layer_decay": 0.7},
-    "average=0.99": {"average": 0.99},  # of the preset since it was measured
-    "head=linear head_init=random": {"head": "linear", "head_init": "random"},
-    "head=mixed": {"head": "mixed"},
-    "mixup=0": {"mixup": 0.0},
-    "epochs=40": {"epochs": 40},
+    "backbone_rate=0.2": {"backbone_rate": 0.2},
     "backbone_rate=0.4": {"backbone_rate": 0.4},
+    "epochs=40": {"epochs": 40},
+    "backbone_rate=0.2 average=0": {"backbone_rate": 0.2, "average": 0},
+    "epochs=40 backbone_rate=0.2": {"epochs": 40, "backbone_rate": 0.2},
+    "head=mixed backbone_rate=0.2": {"head": "mixed", "backbone_rate": 0.2},
+    "mixup=0 backbone_rate=0.2": {"mixup": 0, "backbone_rate": 0.2},
+    "head=linear head_init=random backbone_rate=0.2": {"head": "linear", "head_init": "random", "backbone_rate": 0.2},
+    "head=linear head_init=random backbone_rate=0.4": {"head": "linear", "head_init": "random", "backbone_rate": 0.4},
+    "head_scale=30 backbone_rate=0.2 average=0": {"head_scale": 30, "backbone_rate": 0.2, "average": 0},
+    "layer_decay=0.7 backbone_rate=0.2 average=0": {"layer_decay": 0.7, "backbone_rate": 0.2, "average": 0},
+    "shared_stages=0 backbone_rate=0.2 average=0": {"shared_stages": 0, "backbone_rate": 0.2, "average": 0},
 }
+CALIBRATIONS = ("temperature", "prior-corrected-temperature", "power-temperature")
 FIELDS = (
     "data", "row", "seed", "split", "accuracy", "head", "med", "tail", "false_head_rate", "ece",
     *(f"utility{penalty:g}" for penalty in PENALTIES), *(f"utility{penalty:g}_argmax" for penalty in PENALTIES),
@@ -64,6 +71,18 @@ def on_test(model: Model, predictions: Predictions) -> dict[str, Any]:
         by_argmax = rfdlc.evaluate(predictions, decider=model.decider.replace(utility=utility, rule="argmax"))
         row |= {f"utility{penalty:g}": decided.mean_utility, f"utility{penalty:g}_argmax": by_argmax.mean_utility}
     return row
+
+
+def held_out_losses(run: Path) -> dict[str, Any]:
+    """By calibrator, the class-balanced log loss of training samples that were predicted and calibrated out of fold."""
+    held, decider = Predictions.load(run / "held-out.npz"), Model.load(run).decider
+    y = np.asarray(held.targets)
+    weights, losses = 1 / np.bincount(y)[y], {}
+    for name in CALIBRATIONS:
+        fitted = decider.replace(calibration=name).fit(held, balanced=True)
+        p = out_of_fold(fitted, fitted.read(held), y)[np.arange(len(y)), y]
+        losses[f"loss {name}"] = float(np.average(-np.log(p), weights=weights))
+    return losses
 
 
 class Bench:
@@ -100,16 +119,17 @@ class Bench:
             seconds = time.perf_counter() - began
             row: dict[str, Any] = {"data": self.options.source, "row": name, "seed": seed, "seconds": f"{seconds:.1f}"}
             metrics = json.loads(Path(folder, "run", "metrics.json").read_text())
+            losses = {} if self.options.choose else held_out_losses(Path(folder, "run"))
         if self.options.choose:
             held = metrics["held_out_balanced"]
             row |= {"split": "held-out", **{key: held[key] for key in ("accuracy", "ece", "false_head_rate")}}
             row |= held["accuracy_by_region"] | {"disagreement": metrics["diversity"]["disagreement"]}
         else:
             test = model.predict(source, split="test", **where)
-            row |= {"split": "test", **on_test(model, test)}
+            row |= {"split": "test", **on_test(model, test), **losses}
         row["settings"] = " ".join(f"{key}={value}" for key, value in (self.set | changes).items())
         row = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()}
-        append(self.out, [row | self.stamp], FIELDS)
+        append(self.out, [row | self.stamp], (*FIELDS, *losses))
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
@@ -50,6 +50,49 @@ def test_class_balanced_temperature_weights_the_likelihood_and_its_sample_size()
     weights = 1 / np.bincount(y)[y]
     fitted = CALIBRATORS["temperature"].fit(z, y, balanced=True).temperature
     assert fitted == pytest.approx(cautious(z, y, weights), rel=1e-3)
+
+
+def test_temperature_and_power_are_the_most_probable_ones():
+    rng = np.random.default_rng(5)
+    z, y = sample(rng, 1500, [0.5, 0.3, 0.2], sharpness=2)
+    distance = -log_softmax(z, axis=1)
+
+    def loss(parameters):
+        temperature, power = np.exp(parameters)
+        drift = (parameters[0] - LOG_T_MEAN) ** 2 + parameters[1] ** 2
+        scores = log_softmax(-((distance / temperature) ** power), axis=1)
+        return len(y) * nll(scores, y) + drift / LOG_T_SPREAD**2 / 2
+
+    best = np.exp(minimize(loss, [0.5, 0.1], method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9}).x)
+    fitted = CALIBRATORS["power-temperature"].fit(z, y)
+    np.testing.assert_allclose([fitted.temperature, fitted.power], best, rtol=1e-3)
+
+
+def test_a_power_mends_what_a_temperature_cannot_and_keeps_the_order():
+    """Each class has a little probability that it should not have."""
+    rng = np.random.default_rng(6)
+    z, y = sample(rng, 6000, np.full(20, 0.05), separation=2)
+    p = 0.7 * softmax(z, axis=1) + 0.3 / 20
+    held, new = slice(None, 3000), slice(3000, None)
+    loss, error = {}, {}
+    for name in ("temperature", "power-temperature"):
+        decider = Decider(Utility.one_hot(20), calibration=name).fit(p[held], y[held])
+        found = np.asarray(decider.probabilities(p[new]))
+        loss[name], error[name] = nll(np.log(found), y[new]), evaluate(p[new], y[new], decider).ece
+        assert (np.argsort(found, axis=1) == np.argsort(p[new], axis=1)).all()
+        again = Decider.from_dict(decider.to_dict())
+        np.testing.assert_array_equal(np.asarray(again.probabilities(p[new])), found)
+    exact = nll(log_softmax(z[new], axis=1), y[new])
+    assert loss["power-temperature"] - exact < (loss["temperature"] - exact) / 2
+    assert error["power-temperature"] < 0.6 * error["temperature"]
+
+
+def test_a_power_of_one_is_a_temperature():
+    z = np.random.default_rng(7).normal(size=(5, 4))
+    same = [CALIBRATORS[name](1.7).apply(z) for name in ("temperature", "power-temperature")]
+    np.testing.assert_allclose(same[0], same[1], rtol=1e-12)
+    with pytest.raises(InputError, match="power -1 cannot be used"):
+        Decider(Utility.one_hot(4), fitted=CALIBRATORS["power-temperature"](1.0, power=-1))
 
 
 def test_over_confidence_is_mended_on_the_other_half():

@@ -1,4 +1,5 @@
-"""Calibrators make probabilities mean what they say. Each is an affine map of log p, fitted on held-out data.
+"""Calibrators make probabilities mean what they say. Each is an affine map of log p, or of its power, fitted on
+held-out data.
 
 The class prior h of held-out data may differ from the prior q that the scores carry. Where q is known,
 softmax(W log p + b + log(h / q)) is fitted, and the last term is left out afterwards.
@@ -36,7 +37,7 @@ TRUST, HEAD_START, LEAST_WEIGHT = 0.5, 2.0, 0.05
 
 
 class Calibrator(Protocol):
-    """A fitted calibrator: softmax(W log p + b).
+    """A fitted calibrator: softmax(W log p + b), or softmax(b - W |log p|^power).
 
     A new one is a dataclass that inherits from this class, defines `name`, `fit` and `as_affine`, and is decorated
     with `register_calibrator`. Deciders, commands, training, exported graphs, servers and reports then know it by name.
@@ -47,10 +48,13 @@ class Calibrator(Protocol):
         The name under which it is registered, such as ``"temperature"``.
     prior : sequence of float or None
         The class prior that calibrated probabilities carry, if fitting moved it; None if it is that of the scores.
+    power : float
+        By default 1.
     """
 
     name: ClassVar[str]
     prior: tuple[float, ...] | None = None
+    power: float = 1.0
 
     @classmethod
     @abstractmethod
@@ -80,7 +84,7 @@ class Calibrator(Protocol):
 
     def apply(self, log_p: Floats) -> Floats:
         """Calibrated probabilities (N, C) from logits or log probabilities (N, C)."""
-        return softmax(affine(log_p, *self.as_affine()))
+        return softmax(affine(log_p, *self.as_affine(), self.power))
 
     def draws(self) -> Sequence["Calibrator"]:
         """Calibrators that are as probable given the held-out data; only itself if that is not known."""
@@ -113,6 +117,7 @@ def check_affine(calibrator: Calibrator, classes: int) -> None:
             f"{what} of the calibrator has shape {values.shape} and sum {values.sum():g}: expected finite numbers, one "
             f"per class ({classes})",
         )
+    expect(0 < calibrator.power < np.inf, f"power {calibrator.power} cannot be used: expected a number above 0")
 
 
 @register_calibrator
@@ -159,6 +164,30 @@ class Temperature(Calibrator):
 
     def __str__(self) -> str:
         return f"temperature {self.temperature:.3g}" + ("" if self.bias is None else " and a bias per class")
+
+
+@register_calibrator
+@dataclass(frozen=True)
+class PowerTemperature(Temperature):
+    """softmax(-|log p / T|^power): keeps the order of the classes, and has one parameter more than a temperature.
+
+    A temperature moves all probabilities alike. Networks with many classes often leave a little probability to each of
+    those that are out of the question, and are sure enough of the others (a power above 1), or the reverse (below 1).
+    """
+
+    power: float = 1.0
+    name = "power-temperature"
+
+    @classmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        temperature, power = HeldOut(log_p, targets, **context).temperature_and_power()
+        return cls(temperature, power=power)
+
+    def as_affine(self) -> tuple[Any, Any]:
+        return self.temperature**-self.power, 0.0
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} and power {self.power:.3g}"
 
 
 @register_calibrator
@@ -210,6 +239,7 @@ class MatrixScaling(Calibrator):
     weight: Any = 1.0  # a number, (C,) or (C, C)
     bias: Any = 0.0
     prior: tuple[float, ...] | None = None
+    power: float = 1.0
     name = "matrix-scaling"
 
     @classmethod
@@ -338,7 +368,7 @@ def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 fitted = CALIBRATORS[name].fit(log_p[~outside], targets[~outside], **part)
-            scores, prior = affine(log_p[outside], *fitted.as_affine()), fitted.prior or carried
+            scores, prior = affine(log_p[outside], *fitted.as_affine(), fitted.power), fitted.prior or carried
             if target is not None and prior is not None:
                 scores = scores + np.log(target / np.maximum(prior, 1e-300))
             losses[name][outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]

@@ -14,6 +14,7 @@ from rfdlc.decide.priors import Prior, shrunk
 from rfdlc.decide.scores import Floats, log_softmax, softmax
 
 COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out samples, or a broken model
+STEEPEST = 4.0  # the largest power, and one over the least
 # A temperature is the most probable one under a Gaussian on log T, plus some standard errors: a temperature that is too
 # low costs more than one that is too high. Chosen by regret on worlds like those of benchmarks/regret.py, with other
 # seeds and logits 0.7 to 4 times too large.
@@ -24,10 +25,15 @@ MOVED = 0.1  # the least variance of what fitted biases do to a log prior
 MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
 
 
-def affine(log_p: Floats, weight: Any, bias: Any) -> Floats:
-    """W log p + b for every row, in the precision of `log_p`, which may be logits: they are normalised if W asks it."""
+def affine(log_p: Floats, weight: Any, bias: Any, power: float = 1.0) -> Floats:
+    """W log p + b for every row, in the precision of `log_p`, which may be logits: they are normalised if W asks it.
+
+    With a power, log p is -|log p|^power.
+    """
     W, b = np.asarray(weight, dtype=log_p.dtype), np.asarray(bias, dtype=log_p.dtype)
-    log_p = log_softmax(log_p) if W.ndim else log_p
+    log_p = log_softmax(log_p) if W.ndim or power != 1 else log_p
+    if power != 1:
+        log_p = -(np.abs(log_p) ** log_p.dtype.type(power))
     scores: Floats = log_p @ W.T if W.ndim == 2 else log_p * W
     return scores + b if b.any() else scores
 
@@ -128,6 +134,23 @@ class HeldOut:
             )
         error = 1 / np.sqrt(max(curvature, LOG_T_SPREAD**-2))
         return float(np.exp(min(best + CAUTION * error, bounds[1]))), float(error)
+
+    def temperature_and_power(self) -> tuple[float, float]:
+        """The most probable T and power of softmax(-|log p / T|^power), under Gaussians on their logarithms."""
+        logs = np.log(np.maximum(-log_softmax(self.log_p), 1e-300))
+
+        def loss(parameters: Floats) -> tuple[float, Floats]:
+            log_t, power = parameters[0], np.exp(parameters[1])
+            scores = -np.exp(power * (logs - log_t))
+            nll, slope = self.loss(scores)
+            slope *= power * scores  # by the exponent
+            drift = (parameters - [LOG_T_MEAN, 0.0]) / LOG_T_SPREAD
+            slopes = np.array([-slope.sum(), (slope * (logs - log_t)).sum()])
+            return nll + (drift @ drift) / 2 / self.size, slopes + drift / LOG_T_SPREAD / self.size
+
+        bounds = [np.log([COLDEST, HOTTEST]), np.log([1 / STEEPEST, STEEPEST])]
+        found = np.exp(minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=bounds).x)
+        return float(found[0]), float(found[1])
 
     def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
         """T and the bias (C,), a sum of the directions (parameters, C); convex in 1/T, so any start will do."""

@@ -27,7 +27,7 @@ def head_of(decider, logits):
 
 @pytest.mark.parametrize("particles", [1, 3])
 @pytest.mark.parametrize("combine", ["mean-probabilities", "mean-logits"])
-@pytest.mark.parametrize("calibration", [None, "temperature", "bias-corrected-temperature"])
+@pytest.mark.parametrize("calibration", [None, "temperature", "power-temperature", "bias-corrected-temperature"])
 @pytest.mark.parametrize("target", [None, [0.1, 0.2, 0.3, 0.4]])
 def test_equal_to_the_decider(particles, combine, calibration, target):
     utility = rfdlc.Utility.tail_sensitive(CLASSES).with_abstain(0.3)

@@ -60,6 +60,7 @@ class DecisionHead(nn.Module):
         self.mean_logits = decider.combine == "mean-logits" or particles == 1  # one particle's logits are kept
         weights = np.full(particles, 1 / particles) if decider.weights is None else decider.weights
         slope, bias = decider.fitted.as_affine() if decider.fitted else (1.0, 0.0)
+        self.power = decider.fitted.power if decider.fitted else 1.0
         ratio = decider.ratio()
         ratio = np.ones(len(decider.utility.classes)) if ratio is None else ratio
         self.weights, self.slope, self.bias, self.ratio = (
@@ -78,7 +79,8 @@ class DecisionHead(nn.Module):
         matrix, common = (self.utility, self.common) if utility is None else centred(utility)
         each = logits.softmax(-1)  # (M, B, C)
         combined = (logits * self.weights).sum(0) if self.mean_logits else _safe_log((each * self.weights).sum(0))
-        log_p = combined.log_softmax(-1) if self.slope.ndim else combined  # W: a number, (C,) or (C, C)
+        log_p = combined.log_softmax(-1) if self.slope.ndim or self.power != 1 else combined
+        log_p = log_p if self.power == 1 else -(log_p.abs() ** self.power)  # W: a number, (C,) or (C, C)
         scaled = log_p @ self.slope.T if self.slope.ndim == 2 else log_p * self.slope
         corrected = (scaled + self.bias).softmax(-1) * self.ratio
         probabilities = corrected / corrected.sum(-1, keepdim=True)  # (B, C)

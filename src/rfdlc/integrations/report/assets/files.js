@@ -32,7 +32,7 @@ function deciderJson(workbench, index) {
   const { problem, U, runs, temperature } = workbench;
   const run = runs[index];
   const allowed = [...problem.actions.keys()].filter((a) => problem.allowed[a]);
-  const fitted = run.calibration ?? { weight: 1, bias: 0, prior: null };
+  const fitted = run.calibration ?? { weight: 1, bias: 0, prior: null, power: 1 };
   const carried = workbench.carriedPrior(run);
   const target = workbench.targetPrior(run);
   return JSON.stringify({
@@ -43,6 +43,7 @@ function deciderJson(workbench, index) {
       weight: divided(fitted.weight, temperature),
       bias: divided(fitted.bias, temperature),
       prior: fitted.prior,
+      power: fitted.power,
     },
     train_prior: run.decider.train_prior ?? carried,
     target_prior: carried ? target : null,
