@@ -30,6 +30,7 @@ myst_heading_anchors = 4
 
 # The reference: numpydoc sections, `names` in docstrings become links where there is such a name.
 default_role = "py:obj"
+highlight_language = "none"  # blocks say if they are Python
 autosummary_generate = True
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_member_order = "bysource"
@@ -69,7 +70,9 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_sidebars = {"changelog": [], "glossary": []}
+# Pages without pages below them have nothing to show there.
+ALONE = ("architecture", "changelog", "concepts", "conduct", "contributing", "glossary", "releasing", "start")
+html_sidebars: dict[str, list[str]] = {page: [] for page in ALONE}
 
 
 # Files outside of this folder that have a page here: links to them, and from them, are those of the repository.
