@@ -162,6 +162,17 @@ def test_runs_of_a_stack_may_differ_in_augmentation_and_mixup(tmp_path):
             torch.testing.assert_close(model.net.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
 
 
+def test_features_and_own_mixup(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [1.0 + i for i in range(len(trials))])
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    images, labels = places(300)
+    tuned(tmp_path / "run", (images.reshape(300, 64).astype(np.float32), labels), tune="auto", epochs=100)
+    tried = [own for rung in read(tmp_path / "run")["rungs"] for own in rung["trials"]]
+    assert {own["augment"] for own in tried} == {"auto"}  # which features do not have
+    assert {own["mixup"] for own in tried} == {0.0, 0.3}  # the mixup of the preset, or none
+    assert {own.get("learning_rate", 0.05) for own in tried} == {0.05}  # as it was given
+
+
 def test_presets_of_benchmarks_have_no_trials():
     assert resolve("rf-dlc", "cifar100-lt", {}, "images")[1].tune == "off"
     assert resolve("rf-dlc", "mine", {}, "images")[1].tune == "auto"

@@ -77,8 +77,12 @@ def tune(trainer: Trainer, run: Run) -> None:
         try:
             plan = run.tuning or _plan(trainer, run)
             run.write_json(FILE, plan)
-            count = len(plan["candidates"])
-            announce(f"trials     {count}, halved {int(math.log2(count))} times, then varied" if plan["rungs"] else "")
+            if plan["rungs"]:
+                announce(
+                    f"trials     {len(plan['candidates'])} settings, halved until one is left, which is then varied"
+                )
+            elif run.config.tune != "off":
+                announce("trials     none: the training is too short for them")
             for rung in plan["rungs"]:
                 _try(trainer, run, plan, rung)
         except KeyboardInterrupt:
@@ -110,7 +114,9 @@ def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
     work = SHARE * length * config.trainings / cost  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     count = min(len(candidates), 2 ** int(math.log2(max(1, len(candidates)))))
-    varied = len(_varied({}, run, given)) / 2  # in rungs: each of them trains as long as the two trials of the last one
+    varied = (
+        len(_varied(trainer, run, given)) / 2
+    )  # in rungs: each of them trains as long as the two trials of the last one
     while count > 1 and work / (count * (math.log2(count) + varied)) < least:
         count //= 2
     halvings = int(math.log2(count)) if count > 1 else 0
@@ -123,24 +129,28 @@ def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
 
 def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
     """What is tried: never a setting that the user has given, and mixing only where the method leaves it open."""
-    config, images = run.config, trainer.data.kind == "images"
-    open_names = {"augment"} if images else set()
-    open_names |= {"mixup"} if run.method.mixes and not config.cutmix else set()
+    config, inputs = run.config, trainer.data.train.inputs
+    free = {"augment"} if trainer.data.kind == "images" else set()
+    free |= {"mixup"} if run.method.mixes and not config.cutmix else set()
     usual = {name: getattr(config, name) for name in ("augment", "mixup")}
-    found = [{**usual, **{name: own[name] for name in open_names - given}} for own in AUGMENTED]
+    tried = [{**own, "mixup": own["mixup"] and (config.mixup or own["mixup"])} for own in AUGMENTED]
+    if isinstance(inputs, ImageFiles):  # of which RandAugment makes nothing else than crop-flip
+        tried = [own for own in tried if own["augment"] != "randaugment"]
+    found = [{**usual, **{name: own[name] for name in free - given}} for own in tried]
     most = MOST_TRIALS if config.tune == "auto" else int(config.tune)
     return list({str(own): own for own in found}.values())[:most]
 
 
-def _varied(best: Settings, run: Run, given: set[str]) -> list[Settings]:
-    """The best settings with another head, and with a lower learning rate."""
+def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None = None) -> list[Settings]:
+    """The best settings with a lower learning rate, with another head, and with RandAugment if they do not flip."""
     head = {"cosine": "linear", "linear": "cosine"}.get(run.config.head)
     others: list[Settings] = [{"learning_rate": 0.3 * run.config.learning_rate}]
     if head and run.method.mixes and (head == "cosine" or run.config.head_init == "random"):
         others.append({"head": head})
-    if best.get("augment", "crop") in ("none", "crop"):  # operations on colours and places, but no flips
+    resident = trainer.data.kind == "images" and not isinstance(trainer.data.train.inputs, ImageFiles)
+    if resident and (best is None or best["augment"] in ("none", "crop")):
         others.append({"augment": "crop-randaugment"})
-    return [{**best, **own} for own in others if not own.keys() & given]
+    return [{**(best or {}), **own} for own in others if not own.keys() & given]
 
 
 def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any]) -> None:
@@ -151,7 +161,7 @@ def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any])
     if rung.get("varies"):
         best = _best(plan)[0]
         known = [loss for own, loss in _pairs(done[-1]) if own == best]
-        rung["trials"] = [best, *_varied(best, run, set(run.metadata.get("given", ())))]
+        rung["trials"] = [best, *_varied(trainer, run, set(run.metadata.get("given", ())), best)]
     else:
         better = _best(plan) if done else plan["candidates"]
         rung["trials"] = better[: max(2, len(better) // 2)] if done else better
