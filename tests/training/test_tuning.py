@@ -166,7 +166,8 @@ def test_features_and_own_mixup(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [1.0 + i for i in range(len(trials))])
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     images, labels = places(300)
-    tuned(tmp_path / "run", (images.reshape(300, 64).astype(np.float32), labels), tune="auto", epochs=100)
+    features = images.reshape(300, 64).astype(np.float32)
+    tuned(tmp_path / "run", (features, labels), tune="auto", epochs=100, head="cosine")
     tried = [own for rung in read(tmp_path / "run")["rungs"] for own in rung["trials"]]
     assert {own["augment"] for own in tried} == {"auto"}  # which features do not have
     assert {own["mixup"] for own in tried} == {0.0, 0.3}  # the mixup of the preset, or none

@@ -78,9 +78,7 @@ def tune(trainer: Trainer, run: Run) -> None:
             plan = run.tuning or _plan(trainer, run)
             run.write_json(FILE, plan)
             if plan["rungs"]:
-                announce(
-                    f"trials     {len(plan['candidates'])} settings, halved until one is left, which is then varied"
-                )
+                announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
             elif run.config.tune != "off":
                 announce("trials     none: the training is too short for them")
             for rung in plan["rungs"]:
@@ -114,9 +112,7 @@ def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
     work = SHARE * length * config.trainings / cost  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     count = min(len(candidates), 2 ** int(math.log2(max(1, len(candidates)))))
-    varied = (
-        len(_varied(trainer, run, given)) / 2
-    )  # in rungs: each of them trains as long as the two trials of the last one
+    varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     while count > 1 and work / (count * (math.log2(count) + varied)) < least:
         count //= 2
     halvings = int(math.log2(count)) if count > 1 else 0
