@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
-from rfdlc.decide.scores import Scores
+from rfdlc.decide.scores import Scores, log_softmax
 from rfdlc.decide.streams import StreamController
 from rfdlc.decide.unfamiliar import SHRINKAGE, FeatureDistance, Unfamiliar, energy
 
@@ -121,6 +121,11 @@ def test_what_cannot_be_fitted_is_named(world):
         decider.fit_unfamiliar(logits_of(x), y, false_alarm=2)
     with pytest.raises(InputError, match=r"10 held-out samples cannot show a false-alarm rate of 0\.01"):
         decider.fit_unfamiliar(logits_of(x)[:10], y[:10], false_alarm=0.01)
+    normalised = log_softmax(logits_of(x).astype(np.float32))  # rounding would decide who is unfamiliar
+    with pytest.raises(InputError, match="these logits are log-probabilities"):
+        decider.fit_unfamiliar(normalised, y)
+    own = Predictions(logits=normalised, targets=y, unfamiliarity=np.arange(len(y)), classes=CLASSES)
+    assert decider.fit_unfamiliar(own).unfamiliar.kind == "given"
     with pytest.raises(InputError, match=r"shape \(3, 2\) for 2 targets"):
         FeatureDistance.fit(np.zeros((3, 2)), [0, 1])
 

@@ -26,6 +26,11 @@ SHRINKAGE = (
     0.5  # of covariances to a multiple of the identity: chosen on classes left out of training, docs/deferral.md
 )
 LEAST = 20  # held-out samples behind the threshold of a region
+NORMALISED = 1e-3  # below it, energies are what rounding leaves of 0
+NO_ENERGY = (
+    "these logits are log-probabilities (as of models of tables), whose energy is 0 for every sample: give "
+    "predictions with an unfamiliarity, such as FeatureDistance.fit(train_x, train_y)(x)"
+)
 
 
 @dataclass(frozen=True)
@@ -159,9 +164,11 @@ def fitted_unfamiliar(decider: "Decider", scores: Scores, targets: Indices, fals
     handing = decider.utility.decided_class < 0
     expect(handing.any(), "unfamiliar samples are handed over, but every action decides for a class: add one (abstain)")
     kind = "energy" if scores.unfamiliarity is None else "given"
+    score = _score(scores, kind)
+    expect(kind == "given" or np.abs(score).max() > NORMALISED, NO_ENERGY)
     likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
     options: dict[str, Any] = {"false_alarm": false_alarm, "kind": kind}
-    return Unfamiliar.fit(_score(scores, kind), likeliest, targets, decider.utility.classes, **options)
+    return Unfamiliar.fit(score, likeliest, targets, decider.utility.classes, **options)
 
 
 def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indices, NDArray[np.bool_]]:
