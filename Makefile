@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test types tests gpu-test oldest wheel-test packages paper docs browser format clean
+.PHONY: demo test types tests gpu-test oldest wheel-test packages audit paper docs browser format clean
 
 demo: .venv/trains
 	$(BIN)/rfdlc demo
@@ -51,6 +51,13 @@ packages:
 	build/tools/bin/twine check --strict build/dist/*
 	build/tools/bin/check-wheel-contents build/dist/*.whl
 
+# A software bill of materials, licences and known vulnerabilities of the tested versions, by tools in an environment of
+# their own; without a network it says that no advisory was read.
+audit: .venv/ready
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom pip-licenses pip-audit
+	.venv-audit/bin/python benchmarks/audit.py $(BIN)/python
+
 # The study: the page of all tables and every figure, from the committed results.
 paper: .venv/ready
 	$(BIN)/python -m paper page > docs/evidence.md
@@ -93,4 +100,4 @@ format: .venv/ready
 	touch .venv/docs
 
 clean:
-	rm -rf docs/gallery docs/api/generated build .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf docs/gallery docs/api/generated build .venv .venv-oldest .venv-audit .mypy_cache .pytest_cache .ruff_cache .hypothesis

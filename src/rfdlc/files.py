@@ -11,6 +11,7 @@ from typing import Any
 from rfdlc.errors import InputError, expect
 
 MAX_EXPANSION = 200  # times its size, that a compressed file may unpack to
+LAST_CHARACTER = 0x10FFFF
 ALWAYS_UNPACKED = 2**30  # bytes, however small the file is
 
 
@@ -133,6 +134,20 @@ def open_npz(path: Path, streamed: bool = False) -> Iterator[Any]:
         if not streamed:
             check_expansion(path, sum(member.file_size for member in archive.infolist()))
         yield file
+
+
+def array_of(file: Any, key: str) -> Any:
+    """One array of an `.npz` file; raises ValueError where it is none, or holds text that is not."""
+    import numpy as np
+
+    array = file[key]
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{key} is not an array")
+    if array.dtype.kind == "U" and array.dtype.itemsize:
+        codes = array.astype(array.dtype.newbyteorder("=")).reshape(-1).view(np.uint32)
+        if (codes > LAST_CHARACTER).any():
+            raise ValueError(f"{key} holds characters that do not exist")
+    return array
 
 
 def read_json(path: Path) -> dict[str, Any]:

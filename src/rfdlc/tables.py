@@ -96,9 +96,10 @@ class ArrowFile:
 
 
 def bounded(path: Path, batches: Iterable[Any], stored: int | None = None) -> Iterator[Any]:
-    """The batches of a file, until they are much larger than it is."""
+    """The batches of a file, until they are much larger than it is; offsets that are wrong would crash."""
     size = 0
     for batch in batches:
+        batch.validate(full=True)
         size += batch.nbytes
         check_expansion(path, size, stored)
         yield batch
@@ -184,7 +185,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, TypeError, RuntimeError, csv.Error) as error:  # pyarrow's are of these
+    except (OSError, ValueError, TypeError, RuntimeError, MemoryError, csv.Error) as error:  # pyarrow's are of these
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         problem = f"cannot be read as {kind} ({reason}): it may be truncated, damaged or another kind of file"
         raise InputError(f"{path}: {problem}") from None

@@ -309,6 +309,8 @@ def _whole(labels: NDArray[Any], what: str) -> Indices:
 def _whole_counts(counts: list[Any], names: tuple[str, ...]) -> tuple[int, ...]:
     numbers, classes = len(counts), len(names)
     expect(numbers == classes, f"{numbers} training counts for {classes} classes: expected one count per class")
+    if all(isinstance(value, np.integer) and value >= 0 for value in counts):  # the usual case, which is fast
+        return tuple(map(int, counts))
     for name, value in zip(names, counts, strict=True):
         number = float(value) if isinstance(value, SupportsFloat) else np.nan
         whole = number >= 0 and number.is_integer()

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from rfdlc.decide.classes import Classes, Indices, as_array, as_classes
 from rfdlc.decide.scores import BOOK_KEEPING, CORRECTED, KIND, Scores, as_scores, class_columns, column_order
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import open_npz, parse_json
+from rfdlc.files import array_of, open_npz, parse_json
 from rfdlc.tables import SUFFIXES, open_table, parquet_files, read_numbers
 
 # Names of arrays in an .npz file; the first of each is the one that `save` writes.
@@ -240,7 +240,7 @@ def _from_table(path: Path, classes: Classes | None, logits: bool) -> Prediction
 def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:
     try:
         with open_npz(path) as file:
-            found = {key: file[key] for key in file.files}
+            found = {key: array_of(file, key) for key in file.files}
     except InputError:
         raise
     except Exception as error:  # a damaged file can fail in any way

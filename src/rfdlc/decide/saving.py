@@ -51,7 +51,7 @@ def parameters_of(table: dict[str, Any]) -> dict[str, Any]:
         fitted = CALIBRATORS[choose("calibration", fitted.get("name", written), CALIBRATORS)].from_dict(fitted)
     seen = table.get("calibrated_on") or {}
     seen = seen if isinstance(seen, dict) else {"scores": seen}  # as earlier versions wrote it
-    seen = {kind: np.array([int(each, 16) for each in hashes], dtype=np.uint64) for kind, hashes in seen.items()}
+    seen = {kind: np.array([int(each, 16) % 2**64 for each in own], dtype=np.uint64) for kind, own in seen.items()}
     parameters = {name: table[name] for name in SAVED}
     parameters["sets"] = table.get("sets")
     for name, kind in (("budget", Budget), ("unfamiliar", Unfamiliar)):

@@ -132,9 +132,9 @@ class Run:
         expect(table.get("format") == FORMAT, f"{self.path}/config.json is not of a run (expected format {FORMAT})")
         version = f"{self.path} has format version {table.get('version')}, written by rfdlc {table.get('rfdlc')}"
         expect(table.get("version") in READABLE, f"{version}: this rfdlc {__version__} reads versions 1 and 2")
-        for name, kind in (("method", str), ("settings", dict), ("data", dict)):
-            damaged = f"config.json is damaged: {name!r} is missing or of another kind"
-            expect(isinstance(table.get(name), kind), f"{self.path}/{damaged}")
+        for name, kind, inner in (("method", str, ""), ("settings", dict, "method_options"), ("data", dict, "options")):
+            fits = isinstance(table.get(name), kind) and (not inner or isinstance(table[name].get(inner, {}), dict))
+            expect(fits, f"{self.path}/config.json is damaged: {name!r} is missing or of another kind")
         return table
 
     @cached_property

@@ -6,7 +6,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,7 @@ from rfdlc.data.images import resized
 from rfdlc.data.table import blurred
 from rfdlc.decide.classes import Classes, as_array, is_missing, numbered
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import open_npz
+from rfdlc.files import array_of, open_npz
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -43,6 +43,7 @@ MEDMNIST = {
     "tissuemnist": "0,1,2,3,4,5,6,7",
     **dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), ORGANS),
 }
+FEWEST_CLASSES, SPARSEST = 10_000, 10  # that are always allowed; of numbered classes per sample
 EMBEDDING = "embedding"  # the array with the text that says how features were made
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
@@ -77,7 +78,9 @@ def from_memory(source: Any, *, name: str = "arrays") -> Dataset:
 
 def is_medmnist(path: Path) -> bool:
     """Whether an `.npz` has MedMNIST's keys: images and labels of each split, and nothing else, such as names."""
-    keys = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+    keys = list[str]()
+    with suppress(OSError, ValueError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:  # reading it will say why
+        keys = archive.namelist()
     known = {f"{split}_{role}.npy" for split in SPLITS for role in ("images", "labels")}
     return {"train_images.npy", "train_labels.npy"} <= set(keys) <= known
 
@@ -115,7 +118,7 @@ def open_arrays(path: Path, *, streamed: bool = False) -> dict[str, Any]:
     if path.suffix.lower() == ".npz":
         with _explained(path), open_npz(path, streamed) as found:
             lazy = [key for key in found.files if streamed and "x" in map(ROLES.get, _words(key))]
-            return {key: _zipped(path, key) if key in lazy else found[key] for key in found.files}
+            return {key: _zipped(path, key) if key in lazy else array_of(found, key) for key in found.files}
     labels = path.with_name("y.npy")  # goes with X.npy, not with X_test.npy
     beside = labels.is_file() and labels != path and not any(map(split_name, _words(path.stem)))
     return {"x": _open(path, streamed)} | ({"y": _open(labels, streamed)} if beside else {})
@@ -226,7 +229,10 @@ def class_names(name: str, roles: Mapping[str, Arrays]) -> list[str]:
         _check_known(name, "label", train)
         return [str(n) for n in np.unique(train.astype(str))]
     largest = [float(np.nanmax(own["y"])) for own in roles.values() if "y" in own and own["y"].size]
-    return numbered(max(largest), f"{name}: ")
+    names, fix = numbered(max(largest), f"{name}: "), "renumber the classes, or pass their names as text"
+    few = len(names) <= max(FEWEST_CLASSES, SPARSEST * train.size)
+    expect(few, f"{name}: the label {max(largest):.0f} is too large for {train.size} training samples: {fix}")
+    return names
 
 
 def _check_known(where: str, what: str, values: NDArray[Any]) -> None:
