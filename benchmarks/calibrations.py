@@ -33,7 +33,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from recording import in_parallel, write
-from rfdlc.decide.calibrators import CALIBRATORS
+from rfdlc.decide.calibrators import CALIBRATORS, SAMPLES_NEEDED
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.outcomes import cross_fitted
@@ -53,7 +53,8 @@ MODELS = {
 HOLDS = f"is at most {MARGIN} below the best single one"
 UNCLEAR = f"is more than {MARGIN} below the best single one, but not by two standard errors"
 WORSE = f"is more than {MARGIN} and two standard errors below the best single one"
-SINGLE = tuple(name for name in CALIBRATORS if name != "auto")
+SINGLE = tuple(SAMPLES_NEEDED)  # what `auto` weighs
+COMPARED = (*SINGLE, "auto")
 
 
 def tables(seed: int) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.int64]]]:
@@ -84,7 +85,7 @@ def utilities(split: int) -> dict[tuple[str, str, str], float]:
         if model == "forest":  # as UtilityClassifier does: no vote of a hundred is not impossible
             p_held, p_test = ((TREES * p + 1 / len(classes)) / (TREES + 1) for p in (p_held, p_test))
         utility = Utility.tail_sensitive(classes, -1).with_abstain(0.2)
-        for kind in CALIBRATORS:
+        for kind in COMPARED:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 decider = Decider(utility, calibration=kind, train_prior="train").fit(p_held, y_held)
@@ -99,12 +100,12 @@ def table_rows(splits: int, workers: int) -> Iterator[dict[str, object]]:
             found[key].append(value)
     pairs, verdicts = sorted({key[:2] for key in found}), []
     for pair in pairs:
-        values = {kind: np.array(found[(*pair, kind)]) for kind in CALIBRATORS}
+        values = {kind: np.array(found[(*pair, kind)]) for kind in COMPARED}
         listed = list(_compared(f"{pair[0]}, {pair[1]}", values))
         verdicts.append(listed[-1]["required"])
         yield from listed
     few = min(len(each) for each in found.values())
-    overall = {kind: np.mean([found[(*pair, kind)][:few] for pair in pairs], axis=0) for kind in CALIBRATORS}
+    overall = {kind: np.mean([found[(*pair, kind)][:few] for pair in pairs], axis=0) for kind in COMPARED}
     yield from _compared("all tables and models", overall)
     for verdict in (HOLDS, UNCLEAR, WORSE):
         count = verdicts.count(verdict)
@@ -114,7 +115,7 @@ def table_rows(splits: int, workers: int) -> Iterator[dict[str, object]]:
 def _compared(what: str, values: dict[str, NDArray[np.float64]]) -> Iterator[dict[str, object]]:
     """Mean utilities over splits; of `auto`, the difference to the best mean with the standard error of pairs."""
     best = max(SINGLE, key=lambda kind: values[kind].mean())
-    for kind in (*SINGLE, "auto"):
+    for kind in COMPARED:
         difference = values["auto"] - values[best if kind == "auto" else kind]
         mean, error = float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
         row: dict[str, object] = {"what": f"{what}: {kind}", "value": f"{values[kind].mean():.4f}", "unit": "utility"}
