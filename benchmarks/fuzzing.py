@@ -19,6 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +404,13 @@ PARSERS = {
     "request-v2": Parser("body", partial(_requests, infer=True), _reader("infer")),
     "request-image": Parser("body", _images, _reader("image")),
 }
+MODULES = (
+    "rfdlc.data.load",
+    "rfdlc.training.model",
+    "rfdlc.integrations.server.inference",
+    "pyarrow.dataset",
+    "sklearn.tree",
+)
 COUNTS = ("inputs", "accepted", "refused", "tracebacks", "crashes", "stuck", "slow")
 
 
@@ -447,6 +455,8 @@ def fuzz(name: str, count: int, seed: int, workers: int, place: Path, kept: Path
     context, began = multiprocessing.get_context("fork"), time.perf_counter()
     crashes = stuck = 0
     tables = [context.Array("d", 8, lock=False) for _ in range(workers)]
+    for module in MODULES:
+        import_module(module)  # once, not in every process
     if name in ("run", "onnx") or name.startswith("request"):
         _run()  # once, before the processes are forked
 

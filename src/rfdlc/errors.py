@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from unicodedata import normalize
 
-# What could move a cursor, fake a line or reverse the order of letters, and halves of characters.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# What could move a cursor or fake a line, and halves of characters; and what could reverse the order of letters, too.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+HIDDEN = re.compile(rf"{CONTROL.pattern}|[\u2028-\u202e\u2066-\u2069]")
 
 
 class InputError(ValueError):
@@ -46,7 +47,7 @@ def printable(text: object) -> str:
     >>> printable("a\\x1b[31m")
     'a\\\\x1b[31m'
     """
-    return CONTROL.sub(lambda found: ascii(found.group())[1:-1], str(text))
+    return HIDDEN.sub(lambda found: ascii(found.group())[1:-1], str(text))
 
 
 def counted(number: int, noun: str) -> str:
