@@ -27,9 +27,8 @@ class Deciding:
         """A data frame per sample: the action, its expected utility, and the probability of each class."""
         import pandas
 
-        table = hasattr(model_input, "columns")
-        rows = model_input.to_numpy() if table and self.model.encoder is None else model_input
-        found = self.model.predict(rows)
+        array = self.model.encoder is None and hasattr(model_input, "columns")
+        found = self.model.predict(model_input.to_numpy() if array else model_input)
         explained = self.model.decider.explain(found)
         chosen = {"action": [explained.actions[i] for i in explained.action], "expected_utility": explained.value}
         columns = zip(self.model.classes.names, np.asarray(self.model.decider.probabilities(found)).T, strict=True)
@@ -42,17 +41,7 @@ def _load_pyfunc(path: str) -> Deciding:
 
 
 def save_model(model: Model, path: str | Path, **options: Any) -> None:
-    """Save a model as a folder in MLflow's format.
-
-    Parameters
-    ----------
-    model : Model
-        With the decider that is to decide.
-    path : path
-        The folder to make.
-    **options
-        Of `mlflow.pyfunc.save_model`, such as `signature` and `input_example`.
-    """
+    """Save a model with its decider as a folder of MLflow; `options` are of `mlflow.pyfunc.save_model`."""
     with TemporaryDirectory() as folder:
         _pyfunc().save_model(str(path), **_described(model, folder), **options)
 

@@ -18,15 +18,7 @@ tags: [rfdlc, long-tailed, cost-sensitive, calibration]
 
 # {title}
 
-{particles} networks of an ensemble, calibrated, for {classes} classes.
-
-```python
-import rfdlc
-
-model = rfdlc.Model.from_pretrained("{place}")
-actions = model.decide(inputs, utility)
-```
-
+{particles} networks of an ensemble, calibrated, for {classes} classes: `rfdlc.Model.from_pretrained("{place}")`.
 Safetensors and JSON only: loading runs no code of this folder.
 """
 
