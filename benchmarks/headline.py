@@ -94,7 +94,8 @@ def calibrators() -> tuple[str, str]:
 
 
 def unfamiliar() -> tuple[str, str]:
-    here = [rows("unfamiliar", score=score, thresholds="one") for score in ("largest probability", "features")]
+    kinds = ("largest probability", "distance")
+    here = [rows("unfamiliar", seed="mean", score=score, thresholds="one") for score in kinds]
     theirs, ours = (", ".join(f"{float(row['auroc']):.2f}" for row in found) for found in here)
     return f"the largest probability: {theirs}", ours
 
