@@ -159,6 +159,19 @@ def test_evaluate_reads_the_folder(folder):
     assert found == pytest.approx(metrics["test_tail_sensitive"]["mean_utility"])
 
 
+def test_trials_are_shown(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 200)
+    images = rng.integers(0, 60, (200, 1, 8, 8)) + 40 * labels[:, None, None, None]
+    np.savez(tmp_path / "images.npz", x=images.astype(np.uint8), y=labels)
+    words = ["train", tmp_path / "images.npz", "--out", tmp_path / "run", "epochs=30", "widths=8", "batch_size=64"]
+    result = run(*words, "tune=2", "--json")
+    found = json.loads(result.stdout)["tuning"]
+    assert found == json.loads((tmp_path / "run" / "tuning.json").read_text())
+    assert len(found["candidates"]) == 2
+    assert found["chosen"]["epochs"] == 30
+
+
 def test_bad_input(tmp_path, folder):
     with pytest.raises(InputError, match="did you mean 'epochs'"):
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
@@ -180,6 +193,9 @@ def test_bad_input(tmp_path, folder):
     [
         (("train", "digits-lt", "out=runs/a"), "out is an option and not a setting: write --out runs/a"),
         (("train", "digits-lt", "data=b"), "setting 'data' is unknown"),
+        (("train", "digits-lt", "--budget", "soon"), "budget='soon' is not a duration"),
+        (("train", "digits-lt", "--log", "tensorbord"), "did you mean 'tensorboard'"),
+        (("fork", "FOLDER", "tune=auto"), "a fork continues a training and has no trials"),
         (("fork", "FOLDER", "at=1"), "write --at 1"),
         (("fork", "FOLDER", "backbone=resnet8"), "a fork cannot change backbone"),
         (("fork", "FOLDER", "method=ride"), "a fork cannot continue as ride"),

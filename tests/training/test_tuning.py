@@ -137,6 +137,24 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     assert tuning._chosen({"epochs": 50, "rungs": [first, second]})["epochs"] == 50
 
 
+def test_losses_weigh_classes_equally_at_the_best_temperature():
+    rng = np.random.default_rng(0)
+    classes = rfdlc.Classes(["a", "b", "c"], [60, 30, 10])
+    labels = np.repeat([0, 1, 2], [60, 30, 10])
+    logits = 5 * (np.eye(3)[labels] + rng.normal(0, 1, (100, 3)))
+    decider = rfdlc.Decider(rfdlc.Utility.one_hot(classes), train_prior=[0.6, 0.3, 0.1])
+    found = tuning.balanced_loss(rfdlc.Predictions(logits=logits, targets=labels, classes=classes), decider)
+    corrected = logits - np.log([0.6, 0.3, 0.1])
+    best = np.inf
+    for temperature in np.exp(np.linspace(-2, 5, 1000)):
+        log_p = corrected / temperature
+        log_p = log_p - np.log(np.exp(log_p).sum(1, keepdims=True))
+        best = min(best, -np.mean([log_p[labels == c, c].mean() for c in range(3)]))
+    assert found == pytest.approx(best, rel=1e-3)
+    noise = rfdlc.Predictions(logits=100 * rng.normal(0, 1, (100, 3)), targets=labels, classes=classes)
+    assert found < tuning.balanced_loss(noise, decider) <= np.log(3) + 1e-3  # overconfident, but not worse than chance
+
+
 def test_a_trial_that_diverges_is_left_out(tmp_path, monkeypatch):
     trials = [{"augment": "none", "learning_rate": 1e30}, {"augment": "none", "learning_rate": 0.05}]
     monkeypatch.setattr(tuning, "_candidates", lambda *_: trials)

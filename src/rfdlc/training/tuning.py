@@ -2,8 +2,8 @@
 
 Trials are runs of one network, which train side by side where they can. By successive halving, the better half of them
 is tried again with twice the epochs; at last the best one is varied. The loss of a trial is that of the held-out
-samples, calibrated, where classes weigh equally. All work is counted in epochs, so that the same folder and seed give
-the same choice. tuning.json has the plan and every loss: a run that was interrupted continues from it.
+samples at its best temperature, where classes weigh equally. All work is counted in epochs, so that the same folder and
+seed give the same choice. tuning.json has the plan and every loss: a run that was interrupted continues from it.
 """
 
 import math
@@ -14,8 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 
 from rfdlc.data.images import ImageFiles
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.scores import safe_log, softmax
 from rfdlc.errors import expect
 from rfdlc.progress import announce, live
 from rfdlc.training.config import TABULAR, TrainConfig
@@ -23,7 +27,7 @@ from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import TrainingStopped, epochs
 from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.run import Run
-from rfdlc.training.trainer import Trainer, TrainingInterrupted, evaluate_balanced
+from rfdlc.training.trainer import Trainer, TrainingInterrupted
 
 FILE = "tuning.json"
 MOST_TRIALS = 8  # of tune=auto
@@ -111,16 +115,24 @@ def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
         length = int(min(max(1, possible), LONGEST * config.epochs))
     work = SHARE * length * config.trainings / cost  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
-    count = min(len(candidates), 2 ** int(math.log2(max(1, len(candidates)))))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
-    while count > 1 and work / (count * (math.log2(count) + varied)) < least:
-        count //= 2
+    most = 2 ** int(math.log2(max(1, len(candidates))))
+    count = _most_trials(most, work / least, varied)
+    if count == 1:  # no time for variations
+        count, varied = _most_trials(most, work / least, 0), 0
     halvings = int(math.log2(count)) if count > 1 else 0
     each = work / max(1, halvings + varied)  # equal work for all rungs
     rungs: list[dict[str, Any]] = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
     if rungs and varied:
         rungs.append({"epochs": rungs[-1]["epochs"], "varies": True})
     return {"epochs": length, "seconds_per_epoch": seconds, "candidates": candidates[:count], "rungs": rungs}
+
+
+def _most_trials(count: int, possible: float, varied: float) -> int:
+    """The largest power of two up to `count` whose rungs are not shorter than the shortest trial."""
+    while count > 1 and count * (math.log2(count) + varied) > possible:
+        count //= 2
+    return count
 
 
 def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
@@ -172,8 +184,8 @@ def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any])
 def _best(plan: dict[str, Any]) -> list[Settings]:
     """The trials of the last rung that has losses, best first.
 
-    What a trial gained by twice the epochs, it is expected to gain again by the epochs of the training: networks that
-    are regularised learn slowly at first.
+    The factor by which twice the epochs lowered the loss of a trial is expected again in the epochs of the training:
+    networks that are regularised learn slowly at first.
     """
     done = [rung for rung in plan["rungs"] if "losses" in rung]
     last, earlier = done[-1], done[:-1]
@@ -181,11 +193,9 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
         losses = [loss for _, loss in _pairs(last)]
         other = int(np.argmin(losses))
         return [last["trials"][other if losses[other] < CLEARLY * losses[0] else 0]]
-    known = {str(own): loss for rung in earlier for own, loss in _pairs(rung)}  # the latest rung's
-    expected = [
-        loss + (min(0.0, loss - known[str(own)]) if math.isfinite(known.get(str(own), math.inf)) else 0.0)
-        for own, loss in _pairs(last)
-    ]
+    known = {str(own): loss for rung in earlier for own, loss in _pairs(rung) if loss < math.inf}  # the latest rung's
+    factors = [min(1.0, loss / max(known.get(str(own), loss), 1e-12)) for own, loss in _pairs(last)]
+    expected = [math.inf if math.isinf(loss) else loss * f for (_, loss), f in zip(_pairs(last), factors, strict=True)]
     return [last["trials"][i] for i in np.argsort(expected, kind="stable")]
 
 
@@ -255,9 +265,22 @@ def _losses(trainer: Trainer, trials: Sequence[Run]) -> list[float]:
                 predictions = member.model.predict_split(member.data.val)
                 assert predictions is not None  # one process, and held-out samples
                 decider = new_decider(trial.method_name, trial.config, member.data.classes)
-                found[trial.path] = evaluate_balanced(predictions, decider).nll
+                found[trial.path] = balanced_loss(predictions, decider)
                 waiting.remove(trial)
     return [found[trial.path] for trial in trials]
+
+
+def balanced_loss(predictions: Predictions, decider: Decider) -> float:
+    """Negative log-likelihood in nats where classes weigh equally, at the best temperature: at most that of chance."""
+    log_p = safe_log(np.asarray(decider.replace(calibration=None, target_prior="uniform").probabilities(predictions)))
+    labels = np.asarray(predictions.targets)
+    weights = 1 / np.bincount(labels)[labels]
+
+    def loss(log_temperature: float) -> float:
+        p = softmax(log_p * math.exp(-log_temperature))[np.arange(len(labels)), labels]
+        return float(-np.log(np.maximum(p, 1e-300)) @ weights / weights.sum())
+
+    return float(minimize_scalar(loss, bounds=(-4, 8), method="bounded").fun)
 
 
 def _seconds_per_epoch(trainer: Trainer, runs: Sequence[Run]) -> float:
