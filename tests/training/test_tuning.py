@@ -116,6 +116,20 @@ def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
         assert read(path)["seconds_per_epoch"] == 0.51
 
 
+def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.1 * len(runs))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    now = iter(np.arange(0, 10_000, 5.0))
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(now)))  # every rung takes 5 s
+    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [1.0 + i for i in range(len(trials))])
+    for budget, expected in ((60, 3), (30, 1)):  # of 9 seconds, one rung takes 5
+        run = tuned(tmp_path / f"run-{budget}", places(300), budget=budget, epochs=100)
+        plan = read(tmp_path / f"run-{budget}")
+        assert plan["seconds"] == [5.0] * expected
+        assert len(plan["rungs"]) == expected
+        assert plan["chosen"]["augment"] == run.config.augment == "crop"
+
+
 def test_a_short_budget_is_kept_and_recorded(tmp_path):
     data = rfdlc.load(places(200))
     model = tuned(tmp_path / "run", data, budget="2s", epochs=100)

@@ -85,8 +85,8 @@ def tune(trainer: Trainer, run: Run) -> None:
                 announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
             elif run.config.tune != "off":
                 announce("trials     none: the training is too short for them")
-            for rung in plan["rungs"]:
-                _try(trainer, run, plan, rung)
+            for rung in list(plan["rungs"]):
+                _try_in_time(trainer, run, plan, rung)
         except KeyboardInterrupt:
             again = f"continue with `rfdlc resume {run.path}`"
             raise TrainingInterrupted(f"stopped during the trials; {again}") from None
@@ -125,7 +125,8 @@ def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
     rungs: list[dict[str, Any]] = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
     if rungs and varied:
         rungs.append({"epochs": rungs[-1]["epochs"], "varies": True})
-    return {"epochs": length, "seconds_per_epoch": seconds, "candidates": candidates[:count], "rungs": rungs}
+    plan = {"epochs": length, "seconds_per_epoch": seconds, "candidates": candidates[:count], "rungs": rungs}
+    return plan | ({"seconds": []} if config.budget else {})  # of the rungs
 
 
 def _most_trials(count: int, possible: float, varied: float) -> int:
@@ -159,6 +160,19 @@ def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None =
     if resident and (best is None or best["augment"] in ("none", "crop")):
         others.append({"augment": "crop-randaugment"})
     return [{**(best or {}), **own} for own in others if not own.keys() & given]
+
+
+def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any]) -> None:
+    """With a budget, leave out a rung for which too little of it is left; the plan records that."""
+    if not run.config.budget or "losses" in rung:
+        return _try(trainer, run, plan, rung)
+    began, before = time.perf_counter(), plan["seconds"]
+    if before and before[-1] + sum(before) > SHARE * run.config.budget:  # rungs take equally long
+        plan["rungs"].remove(rung)
+    else:
+        _try(trainer, run, plan, rung)
+        before.append(round(time.perf_counter() - began, 3))
+    return run.write_json(FILE, plan)
 
 
 def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any]) -> None:
