@@ -2,6 +2,7 @@
 
 import csv
 import io
+import subprocess
 import sys
 import zipfile
 
@@ -160,6 +161,22 @@ def test_bombs(tmp_path, monkeypatch):
             read(tmp_path / name)
     monkeypatch.setenv("RFDLC_MAX_EXPANSION", "100000")
     assert len(rfdlc.load(tmp_path / "x.npz").train) == 0.8 * rows
+
+
+def test_one_long_text_that_all_rows_repeat(tmp_path):
+    """20,000 rows of a million letters in a small file: refused before they are all in memory."""
+    words = [
+        "-c",
+        "import resource, sys, rfdlc\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))\n"
+        "try:\n    rfdlc.load(sys.argv[1], target='y')\nexcept rfdlc.InputError as error:\n    print(error)",
+    ]
+    texts = pyarrow.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), ["x" * 10**6])
+    table = pyarrow.table({"a": texts, "y": np.arange(20_000) % 2})
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", store_schema=False, compression="zstd")
+    assert (tmp_path / "t.parquet").stat().st_size < 100_000
+    done = subprocess.run([sys.executable, *words, tmp_path / "t.parquet"], capture_output=True, text=True, check=False)
+    assert "unpacks to 18.6 GiB, over 200 times its size" in done.stdout, done.stderr
 
 
 def test_the_source_distribution_can_be_tested(pytestconfig):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.errors import InputError, expect, repeated
-from rfdlc.files import check_expansion, replacing
+from rfdlc.files import ALWAYS_UNPACKED, check_expansion, replacing
 from rfdlc.progress import track
 
 CSV, PARQUET, ARROW = (".csv", ".tsv"), (".parquet", ".pq"), (".arrow", ".feather")
@@ -61,6 +61,7 @@ class ArrowFile:
         files, partitioning = (parquet_files(path), "hive") if path.is_dir() else ([path], None)
         with reading(path, self._kind):
             self._dataset = dataset(list(map(str, files)), format=self._kind.lower(), partitioning=partitioning)
+            self._stored = sum(os.path.getsize(file) for file in self._dataset.files)
             fields = [field for field in self._dataset.schema if not PANDAS_INDEX.fullmatch(field.name)]
             self._fields: dict[str, int | None] = {field.name: None for field in fields}  # and the length of lists
             for field in fields:
@@ -76,9 +77,30 @@ class ArrowFile:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
         with reading(self.path, self._kind):
+            self._check_texts()
             found = self._dataset.to_batches(columns=list(self._fields), batch_size=BATCH_ROWS, **ahead)
-            for batch in bounded(self.path, found, sum(os.path.getsize(file) for file in self._dataset.files)):
+            for batch in bounded(self.path, found, self._stored):
                 yield batch if self.names == list(self._fields) else self._flat(batch)
+
+    def _check_texts(self) -> None:
+        """Raise where one long text in a dictionary is repeated in so many rows that it cannot be meant."""
+        from pyarrow import compute
+        from pyarrow.parquet import ParquetFile
+
+        size = 0
+        for file in self._dataset.files if self._kind == "Parquet" else ():
+            footer = ParquetFile(file).metadata
+            for group in range(footer.num_row_groups):
+                chunks = [footer.row_group(group).column(place) for place in range(footer.num_columns)]
+                for chunk in chunks:
+                    name, longest = chunk.path_in_schema, chunk.total_uncompressed_size
+                    large = longest * chunk.num_values > ALWAYS_UNPACKED
+                    if large and chunk.physical_type == "BYTE_ARRAY" and name in self._fields:
+                        column = ParquetFile(file, read_dictionary=[name]).read_row_group(group, [name]).column(0)
+                        for own in column.chunks:
+                            lengths = compute.cast(compute.binary_length(own.dictionary), "int64")
+                            size += compute.sum(lengths.take(own.indices)).as_py() or 0
+                        check_expansion(self.path, size, self._stored)
 
     def _flat(self, batch: Any) -> Any:
         from pyarrow import RecordBatch, compute
