@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from rfdlc.integrations.server.backend import Answer, Backend, Batcher, Limits
 from rfdlc.integrations.server.inference import SERVER, Inference
 from rfdlc.integrations.server.metrics import Metrics
 from rfdlc.integrations.server.requests import IMAGE_TYPES, DecideResponse, Reader, Refusal, require
+from rfdlc.integrations.server.workers import Worker
 
 LOGGER, REQUESTS = logging.getLogger("rfdlc.serve"), logging.getLogger("rfdlc.serve.requests")
 OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")  # without a token
@@ -38,7 +40,7 @@ INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 PORT, LOCAL_HOSTS = re.compile(rb":\d+$"), (b"localhost", b"127.0.0.1", b"[::1]")
 PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; larger bodies are parsed in a thread
 DRAINED = 3  # times the largest body: an upload up to this size is read and dropped, so that the client sees the 413
-DECODERS = 2  # threads that decode images and parse large bodies
+DECODERS = 2  # processes that decode images and parse large bodies
 STATUSES = (400, 401, 408, 411, 413, 415, 422, 429, 503)  # of refusals
 TOO_LARGE = "the samples hold numbers too large to compute with: expected numbers like the training data's"
 NOTHING_LEFT = ", and samples that have some probability for a class whose target prior is not 0"
@@ -63,7 +65,11 @@ class Service:
         self.metrics, self.reader = Metrics(backend.decider), Reader(backend, limits)
         self.inference = Inference(name, version, self.reader)
         self.batcher: Batcher | None = None
-        self._decoders = ThreadPoolExecutor(DECODERS, "decode")
+        self._decoders, self._free = ThreadPoolExecutor(DECODERS, "decode"), SimpleQueue[Worker]()
+        self._reads = {"infer": self.inference.read, "json": self.reader.read_json, "image": self.reader.read_image}
+        self.workers = [Worker(backend, limits, name, version) for _ in range(DECODERS)]
+        for worker in self.workers:
+            self._free.put(worker)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -78,6 +84,8 @@ class Service:
             gc.unfreeze()
             await batcher.close()
             self._decoders.shutdown()
+            for worker in self.workers:
+                worker.close()
             _log(LOGGER, "stopped", accepted=self.metrics.accepted, answered=self.metrics.answered)
             for handler in LOGGER.handlers:
                 handler.flush()
@@ -104,7 +112,8 @@ class Service:
                 if length <= PARSED_INLINE and kind == JSON and b'"images"' not in body:
                     question = read(body, 0.0)
                 else:
-                    reading = self._decoders.submit(read, body, time.monotonic() + limits.seconds)
+                    how = "infer" if infer else "json" if kind == JSON else "image"
+                    reading = self._decoders.submit(self._read, how, body, time.monotonic() + limits.seconds)
                     question = await asyncio.wrap_future(reading)
                 asked = question.pop("infer", None)
                 answer = await self._answer(question)
@@ -139,6 +148,13 @@ class Service:
             return answer
         other = decider.replace(utility=utility, budget=None)  # a budget is for the utility that it was fitted with
         return Answer.of(other, answer.probabilities, answer.disagreement, answer.unfamiliar)
+
+    def _read(self, kind: str, body: bytes, deadline: float) -> dict[str, Any]:
+        worker = self._free.get()
+        try:
+            return self._reads[kind](body, deadline) if worker.starts() else worker.call(kind, body, deadline)
+        finally:
+            self._free.put(worker)
 
     def _release(self, length: int) -> None:
         self.load.held -= length
@@ -249,6 +265,7 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.draining = False  # since SIGTERM
+    app.state.workers = [worker for own in services.values() for worker in own.workers]
     app.add_middleware(AccessMiddleware, services=services, name=name, token=token)
     content = {"application/json": {"schema": service.reader.schema}}
     if service.reader.files:

@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
 import queue
 import re
 import signal
@@ -71,9 +72,14 @@ def serve(
         wait = limits.drain if number == signal.SIGTERM and not app.state.draining else 0.0
         app.state.draining = True
         threading.Timer(wait, stop, (number, frame)).start()
+        last = threading.Timer(wait + 2 * limits.seconds + 2, os._exit, (1,))  # all have been answered, if by a 503
+        last.daemon = True
+        last.start()
 
     server.handle_exit = drain  # type: ignore[method-assign, assignment]
     listening, handler = listen(host, port), JsonLines()
+    for worker in app.state.workers:
+        worker.start()
     for name, level in (("rfdlc.serve", logging.INFO), ("uvicorn.error", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
