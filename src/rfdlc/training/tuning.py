@@ -239,7 +239,7 @@ def _copy(run: Run, config: TrainConfig) -> Run:
 
 def _trial(run: Run, length: int, settings: Settings) -> Run:
     config = run.config
-    warmup = min(math.ceil(config.warmup * length / config.epochs), length // 3)
+    warmup = min(config.warmup, math.ceil(length / 3))  # as slow as in the training: it keeps high rates stable
     enough = min(MOST_HELD_OUT, ENOUGH / sum(run.classes.counts or (1,)))  # of few samples, more are held out
     shorter: Settings = {"epochs": length, "warmup": warmup, "hold_out": max(config.hold_out, enough), "refit": False}
     shorter |= {"keep": (), "evaluate_every": 0, "patience": 0, "tune": "off", "log": ()}
