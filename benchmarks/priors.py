@@ -3,11 +3,10 @@
     python benchmarks/priors.py [--draws 200 --workers 1]
 
 The Gaussian mixtures of regret.py, with scores that carry the training prior. They are exact, or 2.5 times too large
-and calibrated on 1,000 held-out samples: ours by the default (`auto`), QuaPy's by biases and a temperature (BCTS). A
-draw has a world, a held-out set, and a test set for every size and shift. The prior of the test samples is drawn either
-far from the training prior (Dirichlet, all ones) or near it (Dirichlet, 50 times the training prior). `error` is the
-mean total variation between the estimated and the drawn prior; `coverage` is the share of the classes' intervals that
-contain the truth.
+and calibrated on 1,000 held-out samples: ours by a temperature, to which `auto` gives most of the weight here, QuaPy's
+by biases and a temperature (BCTS). The shifted prior of the test samples is drawn either far from the training prior
+(Dirichlet, all ones) or near it (Dirichlet, 50 times the training prior). `error` is the mean total variation between
+the estimated and the drawn prior; `coverage` is the share of the classes' intervals that contain the truth.
 QuaPy's rows are there if it is installed (pip install quapy).
 """
 
@@ -30,43 +29,44 @@ SHIFTS = {"far": np.ones(CLASSES), "near": 50 * TRAIN.prior}
 HELD_OUT = 1000
 
 
-def deciders(held: NDArray[np.float64], labels: NDArray[np.int64]) -> dict[str, tuple[Decider, Decider]]:
-    """By kind of scores: ours, and the one that calibrates for QuaPy."""
-    bare: dict[str, Any] = {"train_prior": "train", "target_prior": None}
-    plain = Decider(UTILITY, calibration=None, **bare)
-    kinds = ("auto", "bias-corrected-temperature")
-    ours, theirs = (Decider(UTILITY, calibration=k, **bare).fit(scores(held), labels, logits=True) for k in kinds)
-    return {"exact": (plain, plain), "calibrated": (ours, theirs)}
+def estimates(
+    log_likelihood: NDArray[np.float64], held_out: tuple[NDArray[np.float64], NDArray[np.int64]]
+) -> Iterator[tuple[str, str, NDArray[np.float64], NDArray[np.float64] | None]]:
+    """Kind of scores, name, estimate, and ours with its intervals (2, C)."""
+    for kind in ("exact", "calibrated"):
+        bare: dict[str, Any] = {"train_prior": "train", "target_prior": None}
+        ours = theirs = Decider(UTILITY, calibration=None, **bare)
+        z = log_likelihood + np.log(TRAIN.prior)
+        if kind == "calibrated":
+            z, held, labels = scores(log_likelihood), scores(held_out[0]), held_out[1]
+            ours = Decider(UTILITY, calibration="temperature", **bare).fit(held, labels, logits=True)
+            theirs = Decider(UTILITY, calibration="bias-corrected-temperature", **bare).fit(held, labels, logits=True)
+        found = ours.estimate_prior(z, logits=True)
+        yield kind, "rfdlc", found.prior, np.array(found.interval())
+        if find_spec("quapy"):
+            from quapy.method.aggregative import EMQ
+
+            yield kind, "quapy EMQ", EMQ.EM(TRAIN.prior, np.asarray(theirs.probabilities(z, logits=True)))[0], None
 
 
-def simulate(draw: int) -> list[tuple[tuple[str, int, str, str], float, float]]:
-    """Of one draw, by shift, test samples, kind of scores and estimate: its error, and the share of classes covered."""
-    world, measured = World(*WORLDS[draw % len(WORLDS)], draw), []
+def simulate(shift: str, samples: int, draw: int) -> list[tuple[tuple[str, int, str, str], float, float]]:
+    """Of one draw, by kind of scores and estimate: its error, and the share of classes that are covered."""
+    world = World(*WORLDS[draw % len(WORLDS)], draw)
+    truth = np.maximum(world.rng.dirichlet(SHIFTS[shift]), 1e-6)
+    truth /= truth.sum()
+    log_likelihood, held_out = world.sample(truth, samples)[0], world.sample(TRAIN.prior, HELD_OUT)
+    measured = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fitted = deciders(*world.sample(TRAIN.prior, HELD_OUT))
-        for (shift, concentration), samples in product(SHIFTS.items(), (10, 100, 1000)):
-            truth = np.maximum(world.rng.dirichlet(concentration), 1e-6)
-            truth /= truth.sum()
-            log_likelihood, _ = world.sample(truth, samples)
-            for kind, (ours, theirs) in fitted.items():
-                z = scores(log_likelihood) if kind == "calibrated" else log_likelihood + np.log(TRAIN.prior)
-                found = ours.estimate_prior(z, logits=True)
-                low, high = found.interval()
-                inside = float(((low <= truth) & (truth <= high)).mean())
-                measured.append(((shift, samples, kind, "rfdlc"), np.abs(found.prior - truth).sum() / 2, inside))
-                if find_spec("quapy"):
-                    from quapy.method.aggregative import EMQ
-
-                    other = EMQ.EM(TRAIN.prior, np.asarray(theirs.probabilities(z, logits=True)))[0]
-                    error = np.abs(other - truth).sum() / 2
-                    measured.append(((shift, samples, kind, "quapy EMQ"), error, np.nan))
+        for kind, name, found, interval in estimates(log_likelihood, held_out):
+            inside = np.nan if interval is None else ((interval[0] <= truth) & (truth <= interval[1])).mean()
+            measured.append(((shift, samples, kind, name), np.abs(found - truth).sum() / 2, float(inside)))
     return measured
 
 
 def rows(draws: int, workers: int) -> Iterator[dict[str, object]]:
     errors, covered = defaultdict(list), defaultdict(list)
-    for each in in_parallel(simulate, ((draw,) for draw in range(draws)), workers):
+    for each in in_parallel(simulate, product(SHIFTS, (10, 100, 1000), range(draws)), workers):
         for key, error, inside in each:
             errors[key].append(error)
             covered[key].append(inside)
