@@ -84,23 +84,23 @@ class ArrowFile:
 
     def _check_texts(self) -> None:
         """Raise where one long text in a dictionary is repeated in so many rows that it cannot be meant."""
-        from pyarrow import compute
+        from pyarrow import compute, types
         from pyarrow.parquet import ParquetFile
 
-        size = 0
-        for file in self._dataset.files if self._kind == "Parquet" else ():
-            footer = ParquetFile(file).metadata
-            for group in range(footer.num_row_groups):
-                chunks = [footer.row_group(group).column(place) for place in range(footer.num_columns)]
-                for chunk in chunks:
-                    name, longest = chunk.path_in_schema, chunk.total_uncompressed_size
-                    large = longest * chunk.num_values > ALWAYS_UNPACKED
-                    if large and chunk.physical_type == "BYTE_ARRAY" and name in self._fields:
-                        column = ParquetFile(file, read_dictionary=[name]).read_row_group(group, [name]).column(0)
-                        for own in column.chunks:
-                            lengths = compute.cast(compute.binary_length(own.dictionary), "int64")
-                            size += compute.sum(lengths.take(own.indices)).as_py() or 0
-                        check_expansion(self.path, size, self._stored)
+        texts = [
+            field.name for field in self._dataset.schema if types.is_string(field.type) or types.is_binary(field.type)
+        ]
+        size, files = 0, self._dataset.files if self._kind == "Parquet" and texts else ()
+        for file in files:
+            footer = ParquetFile(file).metadata  # what it says of single columns is not read: wrong numbers would crash
+            for number in range(footer.num_row_groups):
+                group = footer.row_group(number)
+                if group.num_rows * group.total_byte_size > ALWAYS_UNPACKED:
+                    table = ParquetFile(file, read_dictionary=texts).read_row_group(number, texts)
+                    for own in (chunk for column in table.columns for chunk in column.chunks):
+                        lengths = compute.cast(compute.binary_length(own.dictionary), "int64")
+                        size += compute.sum(lengths.take(own.indices)).as_py() or 0
+                    check_expansion(self.path, size, self._stored)
 
     def _flat(self, batch: Any) -> Any:
         from pyarrow import RecordBatch, compute

@@ -29,7 +29,7 @@ def metadata(path: Path) -> dict[str, Any] | None:
     from pyarrow.parquet import read_schema
 
     found, names = dict[bytes, bytes](), []
-    with suppress(OSError, ArrowException):  # reading it will say what is wrong
+    with suppress(OSError, ValueError, ArrowException):  # reading it will say what is wrong
         schema = read_schema(path)
         found = (schema.metadata or {}) if FEATURES in schema.names else {}
     if KEY.encode() not in found:
