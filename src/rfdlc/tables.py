@@ -18,6 +18,7 @@ from rfdlc.progress import track
 
 CSV, PARQUET, ARROW = (".csv", ".tsv"), (".parquet", ".pq"), (".arrow", ".feather")
 SUFFIXES = (*CSV, *PARQUET, *ARROW)
+TEXTS = ("string", "binary", "large_string", "large_binary")  # types of Arrow
 HEAD_LINES = 20  # how many lines decide on the delimiter: in fewer, a comma inside a name could be mistaken for it
 BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 14  # read at a time from CSV, and from Parquet or Arrow
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers written by pandas; in sorted rows they reveal the class
@@ -87,15 +88,15 @@ class ArrowFile:
         from pyarrow import compute, types
         from pyarrow.parquet import ParquetFile
 
-        texts = [
-            field.name for field in self._dataset.schema if types.is_string(field.type) or types.is_binary(field.type)
-        ]
-        size, files = 0, self._dataset.files if self._kind == "Parquet" and texts else ()
+        size, files = 0, self._dataset.files if self._kind == "Parquet" else ()
         for file in files:
-            footer = ParquetFile(file).metadata  # what it says of single columns is not read: wrong numbers would crash
+            footer, schema = ParquetFile(file).metadata, ParquetFile(file).schema_arrow  # without partitions
+            plain = [field for field in schema if not types.is_nested(field.type)]
+            texts = [field.name for field in plain if str(getattr(field.type, "value_type", field.type)) in TEXTS]
+            # What the footer says of single columns is not read: wrong numbers would crash.
             for number in range(footer.num_row_groups):
                 group = footer.row_group(number)
-                if group.num_rows * group.total_byte_size > ALWAYS_UNPACKED:
+                if texts and group.num_rows * group.total_byte_size > ALWAYS_UNPACKED:
                     table = ParquetFile(file, read_dictionary=texts).read_row_group(number, texts)
                     for own in (chunk for column in table.columns for chunk in column.chunks):
                         lengths = compute.cast(compute.binary_length(own.dictionary), "int64")
