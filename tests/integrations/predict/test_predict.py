@@ -178,7 +178,7 @@ def test_another_job_does_not_go_on(run, photos, tmp_path, monkeypatch):
     out = tmp_path / "p.csv"
     interrupted(monkeypatch, run, photos, out)
     begun = f"{out}.parts was begun with another"
-    with pytest.raises(rfdlc.InputError, match=f"{begun} utility:.*remove the folder to start over"):
+    with pytest.raises(rfdlc.InputError, match=f"{begun} utility, another columns:.*remove the folder to start over"):
         rfdlc.predict(run, photos, out, utility=rfdlc.Utility.one_hot([str(i) for i in range(10)]).with_abstain(0.3))
     with pytest.raises(rfdlc.InputError, match=f"{begun} source, another columns, another number of samples"):
         rfdlc.predict(run, photos / "3", out)
