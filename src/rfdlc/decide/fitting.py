@@ -129,7 +129,8 @@ class HeldOut:
         if min(np.abs(best - bounds)) < 0.01:
             warnings.warn(
                 f"the fitted temperature {np.exp(best):g} lies at the edge of what is plausible ({COLDEST} to "
-                f"{HOTTEST}): the {len(self.targets)} held-out samples may be too few, all right, or all wrong",
+                f"{HOTTEST}): there may be too few held-out samples ({len(self.targets)}), or the model classifies all "
+                "of them correctly, or none",
                 stacklevel=5,
             )
         error = 1 / np.sqrt(max(curvature, LOG_T_SPREAD**-2))
