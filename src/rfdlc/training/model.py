@@ -79,7 +79,10 @@ class Model:
         run = Run(path)
         given = run.method, run.config, _samples_of(run)[0], run.classes
         tabular = run.config.backbone in TABULAR
-        net: Any = None if tabular else method_net(*given, (run.config.seed,), backbone, start={})
+        try:
+            net: Any = None if tabular else method_net(*given, (run.config.seed,), backbone, start={})
+        except (RuntimeError, MemoryError) as error:  # a size that no machine has
+            raise InputError(f"{run.path}: the network of config.json cannot be made ({error})") from None
         weights = run.weights()
         try:
             net = mixture_net(*given, weights) if tabular else net
