@@ -52,7 +52,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "layer_decay=0.7 backbone_rate=0.2 average=0": {"layer_decay": 0.7, "backbone_rate": 0.2, "average": 0},
     "shared_stages=0 backbone_rate=0.2 average=0": {"shared_stages": 0, "backbone_rate": 0.2, "average": 0},
 }
-CALIBRATIONS = ("temperature", "prior-corrected-temperature", "power-temperature")
+CALIBRATIONS = ("temperature", "prior-corrected-temperature", "power-temperature", "prior-corrected-power")
 FIELDS = (
     "data", "row", "seed", "split", "accuracy", "head", "med", "tail", "false_head_rate", "ece",
     *(f"utility{penalty:g}" for penalty in PENALTIES), *(f"utility{penalty:g}_argmax" for penalty in PENALTIES),

@@ -68,6 +68,29 @@ def test_temperature_and_power_are_the_most_probable_ones():
     np.testing.assert_allclose([fitted.temperature, fitted.power], best, rtol=1e-3)
 
 
+def test_a_power_and_what_the_model_leans_to_the_head_are_fitted_together():
+    rng = np.random.default_rng(8)
+    counts = np.array([400, 40, 4])
+    z, y = sample(rng, 3000, [1 / 3] * 3, sharpness=2)
+    z = z + 0.8 * np.log(counts)  # a model that leans to the head
+    distance, direction = -log_softmax(z, axis=1), np.log(counts).mean() - np.log(counts)
+
+    def loss(parameters):
+        temperature, power = np.exp(parameters[:2])
+        drift = ((parameters[0] - LOG_T_MEAN) ** 2 + parameters[1] ** 2) / LOG_T_SPREAD**2 + parameters[2] ** 2
+        scores = -((distance / temperature) ** power) + parameters[2] * direction
+        return len(y) * nll(log_softmax(scores, axis=1), y) + drift / 2
+
+    options = {"xatol": 1e-6, "fatol": 1e-9, "maxiter": 2000}
+    best = minimize(loss, [0.5, 0.1, 0.2], method="Nelder-Mead", options=options).x
+    fitted = CALIBRATORS["prior-corrected-power"].fit(z, y, training_counts=counts)
+    np.testing.assert_allclose([fitted.temperature, fitted.power], np.exp(best[:2]), rtol=2e-3)
+    np.testing.assert_allclose(fitted.bias, best[2] * direction, atol=2e-3)
+    expected = softmax(-((distance / fitted.temperature) ** fitted.power) + fitted.bias, axis=1)
+    np.testing.assert_allclose(fitted.apply(z), expected, rtol=1e-9)
+    np.testing.assert_allclose(fitted.prior, expected.mean(axis=0), atol=0.02)
+
+
 def test_a_power_mends_what_a_temperature_cannot_and_keeps_the_order():
     """Each class has a little probability that it should not have."""
     rng = np.random.default_rng(6)

@@ -30,6 +30,7 @@ SAMPLES_NEEDED = {
     "matrix-scaling": (0.005, 0, 4, 20),  # far fewer than parameters; the cubic term keeps fits below a minute
 }
 WITHOUT_PRIOR = (None, "none", "temperature", "auto")  # where fitting may leave the prior of the scores unknown
+BIASED = " and a bias per class"
 FOLDS, MOST_COMPARED, RESAMPLES = 5, 5000, 200  # of cross-validation
 # The log-likelihood counts half, a temperature has odds of e**2 to 1 in advance, and small weights are dropped.
 # Chosen by utility on tables of KEEL, and by regret on worlds like those of benchmarks/regret.py with other seeds.
@@ -163,31 +164,7 @@ class Temperature(Calibrator):
         return [replace(self, temperature=float(self.temperature * factor)) for factor in factors] or [self]
 
     def __str__(self) -> str:
-        return f"temperature {self.temperature:.3g}" + ("" if self.bias is None else " and a bias per class")
-
-
-@register_calibrator
-@dataclass(frozen=True)
-class PowerTemperature(Temperature):
-    """softmax(-|log p / T|^power): keeps the order of the classes, and has one parameter more than a temperature.
-
-    A temperature moves all probabilities alike. Networks with many classes often leave a little probability to each of
-    those that are out of the question, and are sure enough of the others (a power above 1), or the reverse (below 1).
-    """
-
-    power: float = 1.0
-    name = "power-temperature"
-
-    @classmethod
-    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        temperature, power = HeldOut(log_p, targets, **context).temperature_and_power()
-        return cls(temperature, power=power)
-
-    def as_affine(self) -> tuple[Any, Any]:
-        return self.temperature**-self.power, 0.0
-
-    def __str__(self) -> str:
-        return f"{super().__str__()} and power {self.power:.3g}"
+        return f"temperature {self.temperature:.3g}" + ("" if self.bias is None else BIASED)
 
 
 @register_calibrator
@@ -229,6 +206,44 @@ class PriorCorrectedTemperature(BiasCorrectedTemperature):
             )
         log_count = np.log(np.maximum(counts, 1))  # shifting all biases alike changes nothing
         return csr_array(np.atleast_2d(log_count.mean() - log_count))
+
+
+@register_calibrator
+@dataclass(frozen=True)
+class PowerTemperature(Temperature):
+    """softmax(-|log p / T|^power): keeps the order of the classes, and has one parameter more than a temperature.
+
+    A temperature moves all probabilities alike. Networks with many classes often leave a little probability to each of
+    those that are out of the question, and are sure enough of the others (a power above 1), or the reverse (below 1).
+    """
+
+    power: float = 1.0
+    name = "power-temperature"
+
+    @classmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        temperature, power, _ = HeldOut(log_p, targets, **context).temperature_and_power(csr_array((0, log_p.shape[1])))
+        return cls(temperature, power=power)
+
+    def as_affine(self) -> tuple[Any, Any]:
+        return self.temperature**-self.power, super().as_affine()[1]
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:.3g}, power {self.power:.3g}" + ("" if self.bias is None else BIASED)
+
+
+@register_calibrator
+class PriorCorrectedPower(PowerTemperature):
+    """softmax(-|log p / T|^power - d log n), with n the training counts."""
+
+    name = "prior-corrected-power"
+
+    @classmethod
+    def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
+        held_out, directions = HeldOut(log_p, targets, **context), PriorCorrectedTemperature.directions
+        temperature, power, bias = held_out.temperature_and_power(directions(targets, log_p.shape[1], **context))
+        found = cls(temperature, tuple(bias.tolist()), power=power)
+        return replace(found, prior=held_out.carried(*found.as_affine(), power))
 
 
 @register_calibrator

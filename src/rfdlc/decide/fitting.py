@@ -64,9 +64,9 @@ class HeldOut:
             self.prior = shrunk(self.size * self.prior, train_prior)
             self.offset = np.log(np.maximum(self.prior, 1e-300) / np.maximum(train_prior, 1e-300))
 
-    def carried(self, weight: Any, bias: Any) -> tuple[float, ...]:
+    def carried(self, weight: Any, bias: Any, power: float = 1.0) -> tuple[float, ...]:
         """The class prior that calibrated probabilities carry, from their mean over the held-out data."""
-        p = self.reweighted(affine(self.log_p, weight, bias))
+        p = self.reweighted(affine(self.log_p, weight, bias, power))
         mean = np.maximum(self.weights @ p, 1e-12)
         if self.train_prior is not None:
             # The mean of few samples is noisy: empirical Bayes draws its logarithm to that of the scores' own prior.
@@ -136,22 +136,27 @@ class HeldOut:
         error = 1 / np.sqrt(max(curvature, LOG_T_SPREAD**-2))
         return float(np.exp(min(best + CAUTION * error, bounds[1]))), float(error)
 
-    def temperature_and_power(self) -> tuple[float, float]:
-        """The most probable T and power of softmax(-|log p / T|^power), under Gaussians on their logarithms."""
-        logs = np.log(np.maximum(-log_softmax(self.log_p), 1e-300))
+    def temperature_and_power(self, directions: csr_array) -> tuple[float, float, NDArray[np.float64]]:
+        """The most probable T, power and bias (C,) of softmax(b - |log p / T|^power), under Gaussians.
+
+        The bias is a sum of the directions (parameters, C).
+        """
+        logs, per_class = np.log(np.maximum(-log_softmax(self.log_p), 1e-300)), directions.T.tocsr()
+        mean = np.zeros(2 + directions.shape[0])  # log T, log power, bias
+        mean[0], spread = LOG_T_MEAN, np.concatenate([[LOG_T_SPREAD] * 2, np.full(directions.shape[0], STRENGTH)])
 
         def loss(parameters: Floats) -> tuple[float, Floats]:
             log_t, power = parameters[0], np.exp(parameters[1])
-            scores = -np.exp(power * (logs - log_t))
-            nll, slope = self.loss(scores)
-            slope *= power * scores  # by the exponent
-            drift = (parameters - [LOG_T_MEAN, 0.0]) / LOG_T_SPREAD
-            slopes = np.array([-slope.sum(), (slope * (logs - log_t)).sum()])
-            return nll + (drift @ drift) / 2 / self.size, slopes + drift / LOG_T_SPREAD / self.size
+            scaled = -np.exp(power * (logs - log_t))
+            nll, slope = self.loss(scaled + per_class @ parameters[2:])
+            inner = slope * power * scaled  # by the exponent
+            drift = (parameters - mean) / spread
+            slopes = np.concatenate([[-inner.sum(), (inner * (logs - log_t)).sum()], directions @ slope.sum(axis=0)])
+            return nll + (drift @ drift) / 2 / self.size, slopes + drift / spread / self.size
 
-        bounds = [np.log([COLDEST, HOTTEST]), np.log([1 / STEEPEST, STEEPEST])]
-        found = np.exp(minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=bounds).x)
-        return float(found[0]), float(found[1])
+        bounds = [np.log([COLDEST, HOTTEST]), np.log([1 / STEEPEST, STEEPEST])] + [(None, None)] * directions.shape[0]
+        found = minimize(loss, np.zeros(len(mean)), jac=True, method="L-BFGS-B", bounds=bounds).x
+        return float(np.exp(found[0])), float(np.exp(found[1])), per_class @ found[2:]
 
     def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
         """T and the bias (C,), a sum of the directions (parameters, C); convex in 1/T, so any start will do."""
