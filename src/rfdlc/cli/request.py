@@ -23,7 +23,7 @@ _CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell th
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
 LABELS = "True classes: CSV or Parquet with columns id (or path) and target, instead of a `target` column in FILE."
-CALIBRATORS = "`auto` (default), `temperature` (or `power-`, `bias-`, `prior-corrected-`), `matrix-scaling`; see docs/decide.md."
+CALIBRATORS = "`auto` (default), `temperature` (or `power-`, `bias-`, `prior-corrected-`), or `matrix-scaling`."
 CALIBRATE = "Held-out predictions with targets. With several inputs: one for all, or repeated, one per input in order."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
 TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
