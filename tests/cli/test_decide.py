@@ -337,7 +337,7 @@ def test_columns_and_intervals_are_made_once_and_only_where_they_are_written(run
 
 @pytest.mark.parametrize("kind", ["marginal", "class", "macro", "u65"])
 def test_sets_are_those_of_the_library(run, folder, kind):
-    coverage = [] if kind == "u65" else ["--coverage", "0.8"]
+    coverage = [] if kind == "u65" else ["--coverage", "80%"]
     words = ("test.csv", "-u", "U.csv", "--calibrate", "val.csv", "--sets", kind, *coverage)
     code, out, err = run("decide", *words, "-o", "sets.csv", "--save-decider", "d.json")
     assert (code, err) == (0, "")

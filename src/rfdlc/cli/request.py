@@ -11,7 +11,7 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 import rfdlc
 from rfdlc.errors import InputError, choose, expect, listing, repeated
@@ -45,9 +45,20 @@ ExpertOption = Annotated[list[Path] | None, Option(help=EXPERT)]
 BudgetOption = Annotated[str | None, Option(metavar="SHARE", help=BUDGET)]
 UnfamiliarOption = Annotated[str | None, Option(metavar="SHARE", help=ALARM)]
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
-COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9."
+COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
 SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
-CoverageOption = Annotated[float | None, Option(metavar="SHARE", help=COVERAGE)]
+
+
+def _share(text: str) -> float:
+    """0.9 or 90%, of which `check_coverage` says later whether it can be promised."""
+    number = text.strip().removesuffix("%")
+    try:
+        return float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        raise BadParameter(f"{text!r} is not a share, such as 0.9 or 90%") from None
+
+
+CoverageOption = Annotated[float | None, Option(metavar="SHARE", parser=_share, help=COVERAGE)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 

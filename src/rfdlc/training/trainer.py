@@ -60,6 +60,7 @@ class Trainer:
     ) -> None:
         self.data, self.group = data, group
         self.stacker = Stacker(data, backbone, group, networks)
+        self.announced: dict[str, str] = {}
 
     def check(self, run: Run, again: bool = True) -> None:
         """Raise for a run that cannot be trained here or whose folder holds a run (with `again`: another run)."""
@@ -88,6 +89,13 @@ class Trainer:
         else:
             self.stacker.built[run.path] = self.stacker.build(run)
 
+    def announce_plan(self, stack: Stack, waiting: int = 1) -> None:
+        """Say what is going to be trained; what was said before trials is not said again."""
+        plan = _plan(stack, waiting)
+        if new := {name: text for name, text in plan.items() if self.announced.get(name) != text}:
+            announce(_lines(new))
+        self.announced = plan
+
     def fit(self, runs: Sequence[Run]) -> list[Model]:
         """Train all runs to their ends; the models in the order of the runs."""
         with ExitStack() as claims:
@@ -101,7 +109,7 @@ class Trainer:
             while waiting:
                 stack = self.stacker.next_stack(waiting)
                 if not planned:
-                    announce(_plan(stack, len(waiting)))
+                    self.announce_plan(stack, len(waiting))
                     planned = True
                 later = len(waiting) > len(stack.members) or any(r.phase + 1 < r.config.trainings for r in waiting)
                 saved = time.monotonic()
@@ -278,7 +286,7 @@ def _checkpoint(run: Run, net: ParticleNet, epoch: Epoch, now: bool, due: bool) 
         run.save_checkpoint(checkpoint, f"epoch-{number}.ckpt" if kept else None)
 
 
-def _plan(stack: Stack, waiting: int) -> str:
+def _plan(stack: Stack, waiting: int) -> dict[str, str]:
     """What is going to be trained, on what and for which class prior, in a few lines."""
     run, model, data = stack.run, stack.members[0].model, stack.members[0].data
     samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
@@ -291,7 +299,7 @@ def _plan(stack: Stack, waiting: int) -> str:
     random = ", random weights" if net.name.startswith(PREFIX) else ""
     network += f", pretrained ({run.config.pretrained})" if run.start is not None else random
     network += f", {shared} of {shared + len(net.branches)} stages shared" if shared else ""
-    lines = {
+    return {
         "data": f"{data.name}, {samples} samples, {len(data.classes)} classes",
         **_image_plan(data),
         **_single(data),
@@ -301,7 +309,6 @@ def _plan(stack: Stack, waiting: int) -> str:
         "device": f"{model.device}, {torch.get_num_threads()} CPU threads",
         "decisions": model.decider.decided_for.removeprefix("decided "),
     }
-    return _lines(lines)
 
 
 def _image_plan(data: Dataset) -> dict[str, str]:

@@ -79,6 +79,7 @@ def tune(trainer: Trainer, run: Run) -> None:
         return
     with run.claimed():
         try:
+            trainer.announce_plan(trainer.stacker.next_stack([run]))
             plan = run.tuning or _plan(trainer, run)
             run.write_json(FILE, plan)
             if plan["rungs"]:
@@ -260,7 +261,8 @@ def _relative_cost(trainer: Trainer, run: Run) -> float:
 def _losses(trainer: Trainer, trials: Sequence[Run]) -> list[float]:
     """Held-out losses after training; infinite for one whose training loss is not a number."""
     found, waiting = dict[Any, float](), list(trials)
-    steps = math.ceil(len(trainer.data.train) / trials[0].config.batch_size)
+    kept = 1 if trainer.data.val is not None else 1 - trials[0].config.hold_out
+    steps = math.ceil(kept * len(trainer.data.train) / trials[0].config.batch_size)
     with live(len(trials) * trials[0].epochs * steps, f"{len(trials)} trials") as show:
         while waiting:
             stack = trainer.stacker.next_stack(waiting)
