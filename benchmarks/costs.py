@@ -3,7 +3,8 @@
     python benchmarks/costs.py          writes results/costs.csv and docs/figures/costs.png
 
 Naive Bayes for the 569 breast tumours of scikit-learn (one split: 219 train, 150 fit a temperature, 200 are decided). A
-false alarm costs 1; a missed tumour costs 1, 5 or 25. It is an illustration: 200 samples, one split, one model.
+false alarm costs 1; a missed tumour costs 1, 5 or 25. It is an illustration: 200 samples of one split, on which this
+model was chosen among several.
 """
 
 from pathlib import Path
