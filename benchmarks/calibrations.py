@@ -1,4 +1,4 @@
-"""Which kind of calibration fits held-out data best, and what the choice of `auto` costs.
+"""Which kind of calibration fits held-out data best, and what `auto` costs.
 
     python benchmarks/calibrations.py [--splits 64 --workers 2]
     python benchmarks/calibrations.py RUN...

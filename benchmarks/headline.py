@@ -90,7 +90,7 @@ def calibrators() -> tuple[str, str]:
         row["what"].removeprefix(start): float(row["value"]) for row in rows("calibrators") if start in row["what"]
     }
     ours = found.pop("auto")
-    return f"the best single calibrator: {max(found.values()):.3f}", f"{ours:.3f}, chosen automatically"
+    return f"the best single calibrator: {max(found.values()):.3f}", f"{ours:.3f}, a weighted mean of all"
 
 
 def unfamiliar() -> tuple[str, str]:

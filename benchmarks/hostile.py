@@ -166,7 +166,7 @@ def attacks(rng: random.Random) -> list[Callable[[int], Any]]:
         partial(send, content=head + b"Content-Length: 16000000\r\n\r\n" + b" " * 500_000, reads=False, hold=2.0),
         partial(send, content=request(costly, path="/decide?full=true", token=TOKEN), reads=False, hold=3.0),
         partial(send, content=request(costly, token=TOKEN)),
-        partial(send, content=request(b'{"inputs": [' * 2000, path="/v2/models/m/infer", token=TOKEN)),
+        partial(send, content=request(b'{"inputs": [' * 2000, path="/v2/models/run/infer", token=TOKEN)),
         partial(send, content=os.urandom(3000)),
     ]
 

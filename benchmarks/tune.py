@@ -1,6 +1,6 @@
 """`tune=auto` beside the fixed settings that it chooses among, and plain cross-entropy, within the same time.
 
-    python benchmarks/tune.py digits-lt --budget 10s 30s --workers 2            on a CPU, 10 minutes
+    python benchmarks/tune.py digits-lt --budget 20s --workers 2            on a CPU, 10 minutes
     python benchmarks/tune.py cifar100-lt --root DIR --budget 60s --seeds 0     on a GPU
     python benchmarks/tune.py caltech101-lt-48.npz --budget 60s --seeds 0       photographs of 48 pixels as arrays
 

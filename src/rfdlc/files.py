@@ -1,5 +1,6 @@
 """Files that are whole or not there, written by one process at a time."""
 
+import hashlib
 import json
 import os
 import platform
@@ -98,6 +99,12 @@ def replace_durably(temporary: Path, path: Path) -> None:
             os.close(folder)
 
 
+def sha256_of(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def has_external_data(message: Any) -> bool:
     """Whether a tensor anywhere in an ONNX message is stored outside of it."""
     if message.DESCRIPTOR.name == "TensorProto":
@@ -137,7 +144,7 @@ def open_npz(path: Path, streamed: bool = False) -> Iterator[Any]:
 
 
 def array_of(file: Any, key: str) -> Any:
-    """One array of an `.npz` file; raises ValueError where it is none, or holds text that is not."""
+    """One array of an `.npz` file; raises ValueError if it is not an array, or has invalid characters."""
     import numpy as np
 
     array = file[key]

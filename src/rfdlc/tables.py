@@ -73,12 +73,15 @@ class ArrowFile:
                     self._fields[field.name] = len(first[0]) if first else 0
         items = {name: [name] if n is None else [f"{name}[{i}]" for i in range(n)] for name, n in self._fields.items()}
         self.names = [item for own in items.values() for item in own]
+        self._checked = False
 
     def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
         """Yield the rows some thousand at a time, as `pyarrow.RecordBatch`; columns keep their types."""
         ahead = {"batch_readahead": 2, "fragment_readahead": 1}
         with reading(self.path, self._kind):
-            self._check_texts()
+            if not self._checked:
+                self._check_texts()
+                self._checked = True
             found = self._dataset.to_batches(columns=list(self._fields), batch_size=BATCH_ROWS, **ahead)
             for batch in bounded(self.path, found, self._stored):
                 yield batch if self.names == list(self._fields) else self._flat(batch)
@@ -90,7 +93,8 @@ class ArrowFile:
 
         size, files = 0, self._dataset.files if self._kind == "Parquet" else ()
         for file in files:
-            footer, schema = ParquetFile(file).metadata, ParquetFile(file).schema_arrow  # without partitions
+            opened = ParquetFile(file)
+            footer, schema = opened.metadata, opened.schema_arrow  # without partitions
             plain = [field for field in schema if not types.is_nested(field.type)]
             texts = [field.name for field in plain if str(getattr(field.type, "value_type", field.type)) in TEXTS]
             # What the footer says of single columns is not read: wrong numbers would crash.

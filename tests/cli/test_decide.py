@@ -416,7 +416,10 @@ def test_evaluate_reports_coverage_and_size(run, folder):
             ("--sets", "macro", "--calibrate", "val.csv", "--coverage", "1"),
             "coverage is 1.0: expected a share between 0",
         ),
-        (("--sets", "macro", "--calibrate", "val.csv", "--coverage", "90"), "coverage is 90.0"),
+        (
+            ("--sets", "macro", "--calibrate", "val.csv", "--coverage", "90"),
+            "--coverage '90': expected a share of the samples",
+        ),
         (("--sets", "macro", "--calibrate", "val.csv", "--coverage", "0.999"), "400 held-out samples cannot promise"),
         (("--sets", "u80", "--coverage", "0.9"), "u80 decides by expected utility"),
         (("--coverage", "0.9"), "--coverage is for sets"),

@@ -159,7 +159,7 @@ def test_evaluate_reads_the_folder(folder):
     assert found == pytest.approx(metrics["test_tail_sensitive"]["mean_utility"])
 
 
-def test_trials_are_shown(tmp_path):
+def test_trials_are_reported(tmp_path):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, 200)
     images = rng.integers(0, 60, (200, 1, 8, 8)) + 40 * labels[:, None, None, None]

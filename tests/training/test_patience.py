@@ -37,8 +37,7 @@ def test_it_stops_and_keeps_the_weights_of_the_best_epoch(tmp_path, data):
     losses = [float(loss) for _, _, loss in rows]
     best = int(np.argmin(losses))
     assert len(losses) == best + 1 + 4 < 60
-    kept = rfdlc.train(data, "ce", tmp_path / "all", keep=((best + 1) / 60,), **SETTINGS)
-    del kept
+    rfdlc.train(data, "ce", tmp_path / "all", keep=((best + 1) / 60,), **SETTINGS)
     weights = rfdlc.training.run.Run(tmp_path / "all").checkpoint(f"epoch-{best + 1}.ckpt").net
     for name, weight in model.net.state_dict().items():
         torch.testing.assert_close(weight, weights[name], rtol=0, atol=0)

@@ -130,7 +130,7 @@ def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
         assert plan["chosen"]["augment"] == run.config.augment == "crop"
 
 
-def test_a_short_budget_is_kept_and_recorded(tmp_path):
+def test_the_epochs_of_a_budget_are_recorded(tmp_path):
     data = rfdlc.load(places(200))
     model = tuned(tmp_path / "run", data, budget="2s", epochs=100)
     assert model.config.epochs == read(tmp_path / "run")["chosen"]["epochs"] >= 1

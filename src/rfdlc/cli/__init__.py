@@ -1,6 +1,7 @@
 """The command line. Heavy imports happen when a command runs."""
 
 import os
+import re
 import sys
 import warnings
 from typing import Annotated, Any
@@ -11,6 +12,8 @@ from rfdlc import __version__
 from rfdlc.cli import data, decide, deploy, train, utility
 from rfdlc.errors import InputError, printable
 from rfdlc.progress import shown, speaks
+
+OUT_OF_MEMORY = re.compile(r"out of memory|(not enough|allocate) memory")
 
 app = typer.Typer(
     name="rfdlc",
@@ -62,9 +65,10 @@ def main() -> None:
         print(f"rfdlc: {who}{printable(' '.join(str(error).split()))}", file=sys.stderr)
         raise SystemExit(2) from None
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+        if isinstance(error, RuntimeError) and not OUT_OF_MEMORY.search(str(error)):
             raise
-        print(f"rfdlc: there is not enough memory ({printable(error)}): use fewer or smaller data", file=sys.stderr)
+        fix = "use less data, smaller inputs or a smaller batch"
+        print(f"rfdlc: there is not enough memory ({printable(error)}): {fix}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -21,7 +21,7 @@ from rfdlc.cli.request import (
 )
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import check_writable, output
-from rfdlc.errors import InputError, counted, expect
+from rfdlc.errors import InputError, counted, expect, listing, repeated
 
 BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in backbone such as resnet50."
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
@@ -252,9 +252,12 @@ def serve(
     from rfdlc.integrations.server.backend import Limits
     from rfdlc.integrations.server.serving import serve as serve_it
 
-    versions = dict(each.partition("=")[::2] for each in version or ())
-    for each in versions.values():
-        expect(each, "--version: expected V=MODEL, such as 2=model.onnx")
+    pairs = [each.partition("=")[::2] for each in version or ()]
+    for own, path in pairs:
+        expect(own and path, f"--version {own or path!r}: expected V=MODEL, such as 2=model.onnx")
+    doubled = repeated(["1", *(own for own, _ in pairs)])
+    expect(not doubled, f"--version {listing(doubled)} is there twice (MODEL is version 1): choose another name")
+    versions = dict(pairs)
     for path in (str(model), *versions.values()) if public_key is not None else ():
         rfdlc.verify(path, str(public_key))
     limits = Limits(requests=queue, batch=batch, seconds=seconds, drain=drain)

@@ -11,7 +11,7 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
 import rfdlc
 from rfdlc.errors import InputError, choose, expect, listing, repeated
@@ -23,7 +23,10 @@ _CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell th
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
 LABELS = "True classes: CSV or Parquet with columns id (or path) and target, instead of a `target` column in FILE."
-CALIBRATORS = "`auto` (default), `temperature` (or `power-`, `bias-`, `prior-corrected-`), or `matrix-scaling`."
+CALIBRATORS = (
+    "`auto` (default), `temperature`, `power-temperature`, `bias-corrected-temperature`, "
+    "`prior-corrected-temperature`, `prior-corrected-power` or `matrix-scaling`."
+)
 CALIBRATE = "Held-out predictions with targets. With several inputs: one for all, or repeated, one per input in order."
 TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after reweighting), `a=0.9,b=0.1`, or CSV."
 TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
@@ -49,16 +52,7 @@ COVERAGE = "Promised share of samples whose set contains the true class, by defa
 SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
 
 
-def _share(text: str) -> float:
-    """0.9 or 90%, of which `check_coverage` says later whether it can be promised."""
-    number = text.strip().removesuffix("%")
-    try:
-        return float(number) / (100 if number != text.strip() else 1)
-    except ValueError:
-        raise BadParameter(f"{text!r} is not a share, such as 0.9 or 90%") from None
-
-
-CoverageOption = Annotated[float | None, Option(metavar="SHARE", parser=_share, help=COVERAGE)]
+CoverageOption = Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
@@ -198,8 +192,9 @@ class LabelledRequest(Request):
         raise InputError(f"{self.labels}: expected one row for each id of {file}; {wrong}")
 
 
-def check_sets(sets: str | None, coverage: float | None) -> None:
+def check_sets(sets: str | None, coverage: str | None) -> None:
     """Raise for options that do not fit together, before anything is read."""
+    from rfdlc.decide.budgets import as_share
     from rfdlc.decide.sets import DISCOUNTS, KINDS, check_coverage
 
     expect(sets is not None or coverage is None, "--coverage is for sets: give --sets marginal, class or macro as well")
@@ -208,21 +203,23 @@ def check_sets(sets: str | None, coverage: float | None) -> None:
         fits = coverage is None or sets in KINDS
         expect(fits, f"--coverage is for --sets marginal, class or macro: {sets} decides by expected utility")
     if coverage is not None:
-        check_coverage(coverage)
+        check_coverage(as_share(coverage, "--coverage"))
 
 
 def with_sets(
-    decider: "rfdlc.Decider", sets: str | None, coverage: float | None, held: "rfdlc.Predictions | None"
+    decider: "rfdlc.Decider", sets: str | None, coverage: str | None, held: "rfdlc.Predictions | None"
 ) -> "rfdlc.Decider":
     """The decider with the sets that the options ask for; those of a saved decider stay if they are these."""
+    from rfdlc.decide.budgets import as_share
     from rfdlc.decide.sets import DISCOUNTS, PredictionSets
 
     if sets is None or sets in DISCOUNTS:
         return decider.replace(sets=sets) if sets else decider
+    share = None if coverage is None else as_share(coverage)
     if held is not None:
-        return decider.fit_sets(held, kind=sets, coverage=0.9 if coverage is None else coverage)
+        return decider.fit_sets(held, kind=sets, coverage=0.9 if share is None else share)
     known = decider.sets
-    same = isinstance(known, PredictionSets) and known.kind == sets and coverage in (None, known.coverage)
+    same = isinstance(known, PredictionSets) and known.kind == sets and share in (None, known.coverage)
     expect(
         same,
         f"--sets {sets} needs held-out predictions with targets, from which the coverage is promised: --calibrate "

@@ -159,6 +159,12 @@ class Temperature(Calibrator):
     def as_affine(self) -> tuple[Any, Any]:
         return 1 / self.temperature, 0.0 if self.bias is None else np.array(self.bias)
 
+    @classmethod
+    def with_bias(cls, held_out: HeldOut, temperature: float, bias: Floats, **own: Any) -> Self:
+        """With the class prior that its probabilities carry."""
+        found = cls(temperature, tuple(bias.tolist()), **own)
+        return replace(found, prior=held_out.carried(*found.as_affine(), found.power))
+
     def draws(self) -> Sequence[Calibrator]:
         factors = np.exp(self.error * np.array(QUANTILES)) if self.error else ()
         return [replace(self, temperature=float(self.temperature * factor)) for factor in factors] or [self]
@@ -176,8 +182,8 @@ class BiasCorrectedTemperature(Temperature):
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
         held_out = HeldOut(log_p, targets, **context)
-        temperature, bias = held_out.temperature_and_bias(cls.directions(targets, log_p.shape[1], **context))
-        return cls(temperature, tuple(bias.tolist()), held_out.carried(1 / temperature, bias))
+        directions = cls.directions(targets, log_p.shape[1], **context)
+        return cls.with_bias(held_out, *held_out.temperature_and_bias(directions))
 
     @classmethod
     def directions(cls, targets: Indices, classes: int, **context: Any) -> csr_array:
@@ -198,14 +204,7 @@ class PriorCorrectedTemperature(BiasCorrectedTemperature):
 
     @classmethod
     def directions(cls, targets: Indices, classes: int, **context: Any) -> csr_array:
-        counts = context.get("training_counts")
-        if counts is None:
-            raise InputError(
-                f"calibration {cls.name!r} needs training counts: give the utility classes that have them "
-                "(Classes.from_labels(y_train), --classes counts.csv)"
-            )
-        log_count = np.log(np.maximum(counts, 1))  # shifting all biases alike changes nothing
-        return csr_array(np.atleast_2d(log_count.mean() - log_count))
+        return _along_counts(cls.name, **context)
 
 
 @register_calibrator
@@ -226,7 +225,8 @@ class PowerTemperature(Temperature):
         return cls(temperature, power=power)
 
     def as_affine(self) -> tuple[Any, Any]:
-        return self.temperature**-self.power, super().as_affine()[1]
+        with np.errstate(over="ignore"):  # check_affine raises for what is not finite
+            return float(np.float64(self.temperature) ** -self.power), super().as_affine()[1]
 
     def __str__(self) -> str:
         return f"temperature {self.temperature:.3g}, power {self.power:.3g}" + ("" if self.bias is None else BIASED)
@@ -240,10 +240,9 @@ class PriorCorrectedPower(PowerTemperature):
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        held_out, directions = HeldOut(log_p, targets, **context), PriorCorrectedTemperature.directions
-        temperature, power, bias = held_out.temperature_and_power(directions(targets, log_p.shape[1], **context))
-        found = cls(temperature, tuple(bias.tolist()), power=power)
-        return replace(found, prior=held_out.carried(*found.as_affine(), power))
+        held_out = HeldOut(log_p, targets, **context)
+        temperature, power, bias = held_out.temperature_and_power(_along_counts(cls.name, **context))
+        return cls.with_bias(held_out, temperature, bias, power=power)
 
 
 @register_calibrator
@@ -352,6 +351,17 @@ def _chances(losses: dict[str, Floats], weights: Floats) -> dict[str, float]:
     mean = softmax(head_start - TRUST / (weights @ weights) * means).mean(axis=0)
     kept = np.where(mean >= min(LEAST_WEIGHT, mean.max()), mean, 0)
     return {name: float(share) for name, share in zip(losses, kept / kept.sum(), strict=True) if share}
+
+
+def _along_counts(name: str, training_counts: Any = None, **_: Any) -> csr_array:
+    """The direction (1, C) of a bias in proportion to the logarithm of the training counts."""
+    if training_counts is None:
+        raise InputError(
+            f"calibration {name!r} needs training counts: give the utility classes that have them "
+            "(Classes.from_labels(y_train), --classes counts.csv)"
+        )
+    log_count = np.log(np.maximum(training_counts, 1))  # shifting all biases alike changes nothing
+    return csr_array(np.atleast_2d(log_count.mean() - log_count))
 
 
 def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -> tuple[dict[str, Floats], Floats]:

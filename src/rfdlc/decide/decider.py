@@ -48,7 +48,7 @@ class Decider:
     weights : array-like of shape (n_particles,), optional
         Weights of the particles.
     calibration : str or None
-        The calibrator that `fit` fits, of `rfdlc.decide.calibrators.CALIBRATORS`; "auto" weighs all of them.
+        The calibrator that `fit` fits, of `rfdlc.decide.calibrators.CALIBRATORS`; "auto" is a weighted mean.
     train_prior : {"train", "uniform"}, array-like or mapping, optional
         The class prior that the scores carry: "train" (the training frequencies) for a plainly trained model,
         "uniform" after reweighting, balanced sampling or logit adjustment, or numbers.

@@ -143,7 +143,7 @@ class HeldOut:
         """
         logs, per_class = np.log(np.maximum(-log_softmax(self.log_p), 1e-300)), directions.T.tocsr()
         mean = np.zeros(2 + directions.shape[0])  # log T, log power, bias
-        mean[0], spread = LOG_T_MEAN, np.concatenate([[LOG_T_SPREAD] * 2, np.full(directions.shape[0], STRENGTH)])
+        mean[0], spread = LOG_T_MEAN, np.concatenate([[LOG_T_SPREAD] * 2, np.full(directions.shape[0], STRENGTH**-0.5)])
 
         def loss(parameters: Floats) -> tuple[float, Floats]:
             log_t, power = parameters[0], np.exp(parameters[1])

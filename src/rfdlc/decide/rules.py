@@ -66,7 +66,7 @@ def explained(
 def reasons(
     utility: Utility, values: Floats, chosen: Indices, unfamiliar: Any = None, *, limited: bool
 ) -> NDArray[np.str_]:
-    """Why samples are handed over, or `limited` by a budget, kept although that is worth more; from values (n, A)."""
+    """Why each sample is handed over or, where a budget applies (`limited`), kept although that is not best."""
     handing = utility.decided_class < 0
     best = np.where(handing, values, -np.inf).max(axis=1) > np.where(handing, -np.inf, values).max(axis=1)
     reason = np.where(handing[chosen], EXPECTED_UTILITY, np.where(best & limited, OVER_BUDGET, ""))

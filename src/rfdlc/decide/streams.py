@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rfdlc.decide.budgets import Worth, limited_actions
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.rules import largest
 from rfdlc.decide.unfamiliar import flags, unfamiliar_action
 from rfdlc.errors import InputError, expect
 
@@ -31,7 +32,8 @@ class StreamController:
     tolerance : float
         How far shares may be from the budget.
     per_day : int, optional
-        Never hand over more samples than this on a day, of all actions together.
+        Never hand over more samples than this on a day, of all actions together. Unfamiliar samples are always handed
+        over, and count.
 
     Attributes
     ----------
@@ -73,14 +75,18 @@ class StreamController:
         expect(len(named) == len(checked), f"{len(named)} days for {len(checked)} samples: expected one per sample")
         expect(self.per_day is None or days is not None, "per_day needs the day of each sample: give days")
         p = np.concatenate([p for _, p in decider.stream(checked)])
-        worth, strange = Worth.of(decider.utility, p), flags(decider, checked)
+        worth, strange = Worth.of(decider.utility, p), flags(decider, checked, largest(p))
         groups = limited_actions(budget.shares if budget else {}, worth, decider.utility)[1]
         rows = zip(worth.gains, named, strange, strict=True)
-        choice = np.array([-1 if odd else self._choose(row, groups, day) for row, day, odd in rows], dtype=np.int64)
+        choice = np.array([self._choose(row, groups, day, odd) for row, day, odd in rows], dtype=np.int64)
         return np.where(strange, unfamiliar_action(decider.utility, p), worth.chosen(choice))
 
-    def _choose(self, gains: NDArray[np.float64], groups: NDArray[np.bool_], day: str) -> int:
+    def _choose(self, gains: NDArray[np.float64], groups: NDArray[np.bool_], day: str, odd: bool) -> int:
         counted = self.counts.setdefault(day, {"samples": 0, "handed_over": 0})
+        counted["samples"] += 1
+        if odd:  # handed over in any case: it takes no share of the budget, but counts
+            counted["handed_over"] += 1
+            return -1
         prices = self._priced()
         values = gains - prices @ groups
         full = self._balance + 1 - self._shares > self._slack
@@ -92,7 +98,6 @@ class StreamController:
         self._remember(gains, prices, groups)
         handed = groups[:, chosen] if chosen >= 0 else np.zeros(len(groups), dtype=bool)
         self._balance = np.maximum(self._balance + handed - self._shares, -self._slack)  # what is not used is not saved
-        counted["samples"] += 1
         counted["handed_over"] += chosen >= 0
         return chosen
 

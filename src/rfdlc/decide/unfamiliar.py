@@ -183,18 +183,19 @@ def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indice
     pieces = (p for _, p in decider.stream(scores))  # once: every pass calibrates all scores
     each = [(largest(decider.gains(p)), unfamiliar_action(utility, p), largest(p)) for p in pieces]
     kept, forced, likeliest = map(np.concatenate, zip(*each, strict=True))
-    flagged = found.above(_score(scores, found.kind), likeliest, utility.classes)
+    flagged = flags(decider, scores, likeliest)
     if batch and decider.budget is not None:
         kept = kept_to(decider, scores, batch, flagged)
     return np.where(flagged, forced, kept), flagged
 
 
-def flags(decider: "Decider", scores: Scores) -> NDArray[np.bool_]:
-    """Which samples are unfamiliar; none for a decider without thresholds."""
+def flags(decider: "Decider", scores: Scores, likeliest: Indices | None = None) -> NDArray[np.bool_]:
+    """Which samples are unfamiliar (none without thresholds); `likeliest` are their most probable classes."""
     found = decider.unfamiliar
     if found is None:
         return np.zeros(len(scores), dtype=bool)
-    likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
+    if likeliest is None:
+        likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
     return found.above(_score(scores, found.kind), likeliest, decider.utility.classes)
 
 

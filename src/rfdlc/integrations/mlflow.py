@@ -14,8 +14,6 @@ from rfdlc import __version__
 from rfdlc.errors import expect
 from rfdlc.training.model import Model
 
-NEEDS = [f"rfdlc[train,tables]=={__version__}"]
-
 
 class Deciding:
     """What `mlflow.pyfunc.load_model(...).predict` calls."""
@@ -24,7 +22,7 @@ class Deciding:
         self.model = model
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
-        """A data frame per sample: the action, its expected utility, and the probability of each class."""
+        """A data frame with one row per sample: the action, its expected utility, and the probability of each class."""
         import pandas
 
         array = self.model.encoder is None and hasattr(model_input, "columns")
@@ -41,13 +39,15 @@ def _load_pyfunc(path: str) -> Deciding:
 
 
 def save_model(model: Model, path: str | Path, **options: Any) -> None:
-    """Save a model with its decider as a folder of MLflow; `options` are of `mlflow.pyfunc.save_model`."""
+    """Save a model with its decider as a folder of MLflow; `options` are passed to `mlflow.pyfunc.save_model`."""
     with TemporaryDirectory() as folder:
         _pyfunc().save_model(str(path), **_described(model, folder), **options)
 
 
 def log_model(model: Model, name: str = "model", **options: Any) -> Any:
-    """Log a model to the active run of MLflow, and return its `ModelInfo`; `options` are of `mlflow.pyfunc.log_model`.
+    """Log a model to the active run of MLflow, and return its `ModelInfo`.
+
+    `options` are passed to `mlflow.pyfunc.log_model`.
 
     Examples
     --------
@@ -67,4 +67,7 @@ def _pyfunc() -> Any:
 
 def _described(model: Model, folder: str) -> dict[str, Any]:
     stored = str(model.save_pretrained(Path(folder, "run")))
-    return {"loader_module": __name__, "data_path": stored, "pip_requirements": NEEDS}
+    networks = (model.config.backbone, "" if model.embedding is None else model.embedding.backbone)
+    vision = ",vision" if any(name.startswith("timm:") for name in networks) else ""
+    needs = [f"rfdlc[train,tables{vision}]=={__version__}"]
+    return {"loader_module": __name__, "data_path": stored, "pip_requirements": needs}

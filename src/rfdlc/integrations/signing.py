@@ -1,13 +1,12 @@
 """Signed artefacts: who made an exported file or a run folder, which a checksum inside it cannot say."""
 
 import base64
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import read_json, replacing
+from rfdlc.files import read_json, replacing, sha256_of
 
 FORMAT, VERSION, ALGORITHM = "rfdlc-signature", 1, "ed25519"
 INSIDE, LOCK = "signature.json", ".lock"
@@ -48,9 +47,9 @@ def verify(path: str | Path, public_key: str | Path) -> int:
     public_key : str or Path
         The public key in a PEM file, from a source that you trust.
     """
-    from cryptography.exceptions import InvalidSignature
-
     public, place = _read_key(public_key, private=False), signature_of(path)
+    from cryptography.exceptions import InvalidSignature  # where it is not installed, the line above has said so
+
     expect(place.is_file(), f"{path} is not signed: expected {place}, as `rfdlc sign` writes it")
     table = read_json(place)
     known = table.get("format"), table.get("version"), table.get("algorithm")
@@ -79,11 +78,7 @@ def _digests(path: str | Path) -> dict[str, str]:
     odd = [file for file in (*files, *place.rglob("*")) if file.is_symlink() or not (file.is_file() or file.is_dir())]
     expect(not odd, f"{path}: holds links or devices ({listing(odd, 3)}), which can change later: copy the files")
     own = {(file.name if place.is_file() else file.relative_to(place).as_posix()): file for file in files}
-    digests = {}
-    for name, file in own.items():
-        if place.is_file() or name not in (INSIDE, LOCK):
-            with file.open("rb") as content:
-                digests[name] = hashlib.file_digest(content, "sha256").hexdigest()
+    digests = {name: sha256_of(file) for name, file in own.items() if place.is_file() or name not in (INSIDE, LOCK)}
     expect(digests, f"{path}: is empty, there is nothing to sign")
     return digests
 

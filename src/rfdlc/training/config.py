@@ -125,7 +125,7 @@ class TrainConfig(BaseModel):
     mixup: float = Field(0.0, ge=0, description="alpha of mixup's Beta(alpha, alpha), 0 for none")
     cutmix: float = Field(0.0, ge=0, description="alpha of CutMix (images), 0 for none; not together with mixup")
     hold_out: float = Field(0.1, ge=0, le=0.9, description="share of the training data held out for calibration")
-    refit: bool = Field(False, description="train again on all samples and keep the calibration: twice the cost")
+    refit: bool = Field(False, description="train again on all samples and keep the calibration: one training more")
     calibration_folds: int = Field(
         1, ge=1, le=20, description="trainings before a refit, each without a fold, that calibrate; 1: hold_out alone"
     )
@@ -237,6 +237,11 @@ class TrainConfig(BaseModel):
     def deferred_epoch(self) -> int:
         """The last epoch before what is deferred starts."""
         return round(self.deferred * self.epochs)
+
+    @property
+    def tuned(self) -> bool:
+        """Whether trials, or a measured time budget, come before the training."""
+        return self.tune != "off" or self.budget > 0
 
     @property
     def folds(self) -> int:

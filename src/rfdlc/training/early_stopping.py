@@ -22,7 +22,7 @@ def check_patience(run: Run, data: Dataset, single: bool) -> None:
     needs = "patience needs held-out samples, a network and one process: leave it out, or set hold_out=0.1"
     expect(not config.patience or held, needs)
     plain = run.method.stages == (Stage(),) and not config.average
-    only = "patience is for methods of one stage that do not average weights: leave it out"
+    only = "patience is for methods of one stage that do not average weights: leave it out, or set average=0"
     expect(not config.patience or plain, only)
 
 

@@ -1,6 +1,5 @@
 """Embedder: a network that maps images to features, made from a name and weights, or again from what a file keeps."""
 
-import hashlib
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from rfdlc.data.embedding import OUTPUT, Embedding
 from rfdlc.data.loader import Normaliser
 from rfdlc.data.samples import Item, ahead
 from rfdlc.errors import InputError, choose, expect
-from rfdlc.files import has_external_data
+from rfdlc.files import has_external_data, sha256_of
 from rfdlc.progress import announce
 from rfdlc.training.networks import pretrained as networks
 from rfdlc.training.networks.backbones import BACKBONES, backbone, imported
@@ -163,11 +162,6 @@ class Embedder:
 def _received(item: Item, features: Tensor, done: Any) -> tuple[Item, NDArray[np.float32]]:
     done.synchronize()
     return item, features.numpy()
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def new_embedder(

@@ -71,7 +71,7 @@ def torch_settings(device: torch.device, steps: int) -> Iterator[None]:
     """Global settings of torch for a training; afterwards they, and random numbers, are the caller's again."""
     before = torch.backends.cudnn.benchmark
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.backends.cudnn.benchmark = steps >= WORTH_SEARCHING  # for the fastest kernels: up to a minute
+        torch.backends.cudnn.benchmark = steps >= WORTH_SEARCHING  # for the fastest kernels, before the first step
         try:
             yield
         finally:

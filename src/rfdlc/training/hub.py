@@ -10,15 +10,15 @@ from rfdlc.errors import InputError, expect
 
 # All that `Model.load` reads, and what people look for; no checkpoints, predictions or training samples.
 NEEDED = ("config.json", "classes.json", "model.safetensors", "decider.json")
-OTHERS = ("embedding.*", "environment.json", "metrics.json", "choice.json", "README.md")
+OTHERS = ("embedding.*", "tuning.json", "environment.json", "metrics.json", "choice.json", "README.md")
 CARD = """---
 library_name: rfdlc
 tags: [rfdlc, long-tailed, cost-sensitive, calibration]
 ---
 
-# {title}
+# {name}
 
-{particles} networks of an ensemble, calibrated, for {classes} classes: `rfdlc.Model.from_pretrained("{place}")`.
+{particles} networks of an ensemble, calibrated, for {classes} classes: `rfdlc.Model.from_pretrained("{name}")`.
 Safetensors and JSON only: loading runs no code of this folder.
 """
 
@@ -30,7 +30,8 @@ def copy_model(run: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in kept:
-            if folder.resolve() != run.resolve():
+            edited = file.name == "README.md" and (folder / file.name).exists()
+            if folder.resolve() != run.resolve() and not edited:
                 shutil.copyfile(file, folder / file.name)
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}): choose another folder") from None
@@ -50,7 +51,9 @@ def upload(folder: Path, repository: str, private: bool, message: str) -> str:
     """Create a repository of the hub if there is none, upload the files of a folder, and return the address."""
     with _hub(f"{repository} could not be written") as hub:
         hub.HfApi().create_repo(repository, private=private, exist_ok=True)
-        return str(hub.HfApi().upload_folder(repo_id=repository, folder_path=folder, commit_message=message))
+        kept = ["README.md"] if hub.HfApi().file_exists(repository, "README.md") else None  # people edit it there
+        given = {"repo_id": repository, "folder_path": folder, "commit_message": message, "ignore_patterns": kept}
+        return str(hub.HfApi().upload_folder(**given))
 
 
 @contextmanager

@@ -109,18 +109,20 @@ class Model:
 
         config.json names the training data, by their path if they were files.
         """
-        folder = Path(folder)
-        hub.copy_model(self.path, folder)
-        self.decider.save(folder / "decider.json")
-        if not (folder / "README.md").exists():
-            facts = {"title": folder.name, "particles": self.net.particles, "classes": len(self.classes)}
-            (folder / "README.md").write_text(hub.CARD.format(place=folder.name, **facts), encoding="utf-8")
-        return folder
+        return self._save(Path(folder), Path(folder).name)
 
     def push_to_hub(self, repository: str, *, private: bool = True, message: str = "rfdlc model") -> str:
         """Upload the files of `save_pretrained` to OWNER/NAME of the Hugging Face hub, and return the address."""
         with TemporaryDirectory() as folder:
-            return hub.upload(self.save_pretrained(Path(folder, repository)), repository, private, message)
+            return hub.upload(self._save(Path(folder), repository), repository, private, message)
+
+    def _save(self, folder: Path, name: str) -> Path:
+        hub.copy_model(self.path, folder)
+        self.decider.save(folder / "decider.json")
+        if not (folder / "README.md").exists():
+            card = hub.CARD.format(name=name, particles=self.net.particles, classes=len(self.classes))
+            (folder / "README.md").write_text(card, encoding="utf-8")
+        return folder
 
     def predict(
         self, inputs: Any, *, split: str | None = None, root: str | Path | None = None, skip_broken: bool = False,

@@ -38,9 +38,8 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
-from rfdlc.files import owned, parse_json, read_json, replace_durably
+from rfdlc.files import owned, parse_json, read_json, replace_durably, sha256_of
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.embedding import sha256_of
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
 

@@ -5,8 +5,8 @@ store with whether the training ended well. What identifies a run in its store i
 that a resumed run continues there.
 """
 
-import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,8 +36,6 @@ def _tensorboard(run: Run, known: str, step: int) -> tuple[str, Write, Close]:
 
 def _mlflow(run: Run, known: str, step: int) -> tuple[str, Write, Close]:
     """In the store of MLFLOW_TRACKING_URI, by default that of MLflow."""
-    import os
-
     from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
@@ -58,8 +56,6 @@ def _mlflow(run: Run, known: str, step: int) -> tuple[str, Write, Close]:
 
 def _wandb(run: Run, known: str, step: int) -> tuple[str, Write, Close]:
     """In its project of WANDB_PROJECT; WANDB_MODE=offline keeps everything in the run folder."""
-    import os
-
     import wandb
 
     project = os.environ.get("WANDB_PROJECT", PROJECT)
@@ -68,31 +64,23 @@ def _wandb(run: Run, known: str, step: int) -> tuple[str, Write, Close]:
     return found.id, lambda values, at: found.log(dict(values), step=at), lambda well: found.finish(0 if well else 1)
 
 
-OPENERS: dict[str, tuple[str, Callable[[Run, str, int], tuple[str, Write, Close]]]] = {
-    "tensorboard": ("tensorboard", _tensorboard),
-    "mlflow": ("mlflow", _mlflow),
-    "wandb": ("wandb", _wandb),
+OPENERS: dict[str, Callable[[Run, str, int], tuple[str, Write, Close]]] = {  # by the package that each needs
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
 }
 
 
 def check_sinks(run: Run) -> None:
     """Raise where the package of a sink is not installed."""
     for name in run.config.log:
-        needed = f"log={name} needs {OPENERS[name][0]}"
-        expect(find_spec(OPENERS[name][0]) is not None, f'{needed}: pip install "rfdlc[log]"')
+        expect(find_spec(name) is not None, f'log={name} needs {name}: pip install "rfdlc[log]"')
 
 
 @contextmanager
 def open_sinks(run: Run) -> Iterator[Write]:
     """A function that writes the numbers among values to all sinks of a run; they are closed at the end."""
     opened: list[tuple[Write, Close]] = []
-    if run.writes and run.config.log and not run.finished:
-        file = run.path / "sinks.json"
-        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        for name in run.config.log:
-            known[name], send, close = OPENERS[name][1](run, known.get(name, ""), step_of(run))
-            opened.append((send, close))
-        run.write_json("sinks.json", known)
 
     def write(values: Mapping[str, Any], step: int) -> None:
         numbers = {key: value for key, value in values.items() if _is_number(value)}
@@ -101,6 +89,12 @@ def open_sinks(run: Run) -> Iterator[Write]:
 
     well = False
     try:
+        if run.writes and run.config.log and not run.finished:
+            known = run.read_json("sinks.json") if (run.path / "sinks.json").exists() else {}
+            for name in run.config.log:
+                known[name], send, close = OPENERS[name](run, known.get(name, ""), step_of(run))
+                opened.append((send, close))
+                run.write_json("sinks.json", known)
         yield write
         well = True
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rfdlc.errors import InputError, expect, listing, repeated
-from rfdlc.training.config import TABULAR
+from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
@@ -178,8 +178,8 @@ def train_many(
     expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
     expect(not folders, f"{listing(folders)} is the folder of several runs: expected one folder per run")
     alone = "tune and budget are for a run that is trained alone: use train, or leave them out"
-    expect(all(str(spec.settings.get(name, "off")) in ("off", "0") for spec in specs for name in TUNED), alone)
-    specs = [replace(spec, settings={**spec.settings, "tune": "off"}) for spec in specs]
+    expect(not any(_asks_for_trials(spec.settings) for spec in specs), alone)
+    specs = [replace(spec, settings={**spec.settings, "tune": "off", "budget": 0}) for spec in specs]
     trainer, runs = _prepare(data, specs, root, data_options or {}, networks=networks)
     models = {run.path: Model.load(run.path, device=run.config.device) for run in runs if run.finished}
     models |= {model.path: model for model in trainer.fit([run for run in runs if run.path not in models])}
@@ -221,10 +221,13 @@ def _prepare(
     group.expect_same({"method": runs[0].method_name, **own, "data": described["fingerprint"]})
     with group.raising_together():
         for run, spec in zip(runs, specs, strict=True):
-            tuned = run.config.tune != "off" or run.config.budget
-            more = {"given": sorted(spec.settings)} if tuned else {}  # which trials leave as they are
+            more = {"given": sorted(spec.settings)} if run.config.tuned else {}  # which trials leave as they are
             run.create(described, given.classes, copies, **more)
     return trainer, runs
+
+
+def _asks_for_trials(settings: Mapping[str, Any]) -> bool:
+    return TrainConfig(**{name: settings[name] for name in TUNED if name in settings}).tuned
 
 
 def _configure_fork(
@@ -247,7 +250,7 @@ def _configure_fork(
     known, usual_options = run.method.options, usual["method_options"]
     chosen |= {key: value for key, value in old.method_options.items() if key in known and value != usual_options[key]}
     apart = "a fork continues a training and has no trials: leave tune and budget out"
-    expect(not changes.keys() & set(TUNED), apart)
+    expect(not _asks_for_trials(changes), apart)
     chosen |= {"tune": "off", "budget": 0}
     run.config = resolve(run.method_name, name, {**before, **chosen, **changes}, kind)[1]
     moved = [name for name in FIXED_IN_FORKS if getattr(old, name) != getattr(run.config, name)]

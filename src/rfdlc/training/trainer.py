@@ -115,8 +115,8 @@ class Trainer:
                 saved = time.monotonic()
                 with sensible_threads(stack.net, stack.run.config), _reported(stack) as (show, pressed):
                     ended = ends_early(stack.run)  # before it was interrupted
-                    steps = epochs(stack.net, stack.stages, stack.state, stack.start, self.group, show)
-                    for epoch in () if ended else steps:
+                    given = stack.net, stack.stages, stack.state, stack.start, self.group, show
+                    for epoch in () if ended else epochs(*given):
                         present = list(stack.unstack(epoch))
                         for run, member, own, _ in present:
                             run.history.append(self._history_row(run, member, own))
@@ -130,13 +130,13 @@ class Trainer:
                             _checkpoint(run, member.model.net, own, stop or leaves or ended, due)
                         where = f"epoch {epoch.epoch} of {stack.run.epochs}  loss {epoch.losses[0]:.3f}"
                         show(0, f"{where}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s")
-                        if ended:
-                            break
-                        if stop and (later or epoch.epoch < max(member.runs[0].epochs for member in stack.members)):
+                        last = ended or epoch.epoch == max(member.runs[0].epochs for member in stack.members)
+                        if stop and (later or not last):
                             raise KeyboardInterrupt
-                        if epoch.epoch == stack.end < stack.stages[-1].end:
+                        if ended or epoch.epoch == stack.end < stack.stages[-1].end:
                             break
-                for member in (member for member in stack.members if stack.end == member.runs[0].epochs):
+                # a run that may end early is alone in its stack
+                for member in (member for member in stack.members if ended or stack.end == member.runs[0].epochs):
                     model = self._end_phase(member, sinks[member.runs[0].path])
                     if model is not None:
                         models[model.path] = model
@@ -206,8 +206,10 @@ class Trainer:
         self.group.barrier()  # all ranks read the files
         model = Model(run, net.eval())
         score_test(run, model, self.data, self.group)
-        for name, found in run.read_json("metrics.json").items() if run.config.log and run.writes else ():
-            write({f"{name}/{key}": value for key, value in found.items()}, step_of(run))
+        metrics = run.read_json("metrics.json") if run.config.log and run.writes else {}
+        inner = {name: found for name, found in metrics.items() if isinstance(found, dict)}
+        parts = {f"{name}/{key}": value for name, found in inner.items() for key, value in found.items()}
+        write(metrics | parts, step_of(run))
         self.group.barrier()
         return model
 

@@ -26,6 +26,7 @@ from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import TrainingStopped, epochs
 from rfdlc.training.model import new_decider, sensible_threads
+from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer, TrainingInterrupted
 
@@ -75,34 +76,37 @@ def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainC
 
 def tune(trainer: Trainer, run: Run) -> None:
     """Choose the settings of a run by trials, if its config asks for them and it has not been chosen before."""
-    if (run.config.tune == "off" and not run.config.budget) or run.finished or "chosen" in run.tuning:
+    if not run.config.tuned or run.finished or "chosen" in run.tuning:
         return
     with run.claimed():
         try:
-            trainer.announce_plan(trainer.stacker.next_stack([run]))
-            plan = run.tuning or _plan(trainer, run)
+            stack = trainer.stacker.next_stack([run])
+            trainer.announce_plan(stack)
+            plan = run.tuning or _plan(trainer, run, stack.net)
             run.write_json(FILE, plan)
             if plan["rungs"]:
                 announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
             elif run.config.tune != "off":
-                announce("trials     none: the training is too short for them")
+                announce("trials     none: the training is too short, or the given settings leave nothing to choose")
             for rung in list(plan["rungs"]):
                 _try_in_time(trainer, run, plan, rung)
         except KeyboardInterrupt:
             again = f"continue with `rfdlc resume {run.path}`"
             raise TrainingInterrupted(f"stopped during the trials; {again}") from None
-        run.write_json(FILE, {**plan, "chosen": _chosen(plan)})
-    trainer.stacker.built.pop(run.path, None)  # of the config before
-    run.config = run.config.replace(**_chosen(plan))
+        chosen = _chosen(plan)
+        if "epochs" in run.metadata.get("given", ()) and not run.config.budget:
+            chosen["epochs"] = run.config.epochs
+        run.write_json(FILE, {**plan, "chosen": chosen})
+    run.config = run.config.replace(**chosen)
     if plan["rungs"]:
-        announce(f"chosen     {_words(_chosen(plan))}")
+        announce(f"chosen     {_words(chosen)}")
 
 
-def _plan(trainer: Trainer, run: Run) -> dict[str, Any]:
+def _plan(trainer: Trainer, run: Run, net: ParticleNet) -> dict[str, Any]:
     """How many epochs the training has, what is tried before it, and for how many epochs each time."""
     config, given = run.config, set(run.metadata.get("given", ()))
     candidates = _candidates(trainer, run, given) if config.tune != "off" else []
-    seconds, cost, length = None, _relative_cost(trainer, run), config.epochs
+    seconds, cost, length = None, _relative_cost(trainer, run, net), config.epochs
     if config.budget:
         announce(f"measuring  steps, for a budget of {config.budget:g} s")
         began = time.perf_counter()
@@ -249,11 +253,10 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     return _copy(run, config.replace(**{**shorter, **settings}))
 
 
-def _relative_cost(trainer: Trainer, run: Run) -> float:
+def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
     """Of an epoch of a trial, in epochs of the run. Image files are decoded for every trial alone."""
     if isinstance(trainer.data.train.inputs, ImageFiles) or run.method.combination is not as_they_are:
         return 1.0
-    net = trainer.stacker.build(run)
     shared, own = len(net.trunk), len(net.branches)
     return (shared + own) / (shared + own * run.config.particles)
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rfdlc.data.images import fitted, planes, upright
 from rfdlc.decide.classes import Indices
+from rfdlc.errors import InputError
 from rfdlc.integrations.report.runs import ReportRun
 
 if TYPE_CHECKING:
@@ -74,9 +75,10 @@ def highlighted(run: ReportRun, rows: Indices, pictures: Any) -> dict[str, Any]:
         return {}
     try:
         from rfdlc.training.model import Model
-    except ImportError:  # without torch
+
+        model = Model.load(source)
+    except (ImportError, InputError):  # without torch, or with a backbone that a folder cannot hold
         return {}
-    model = Model.load(source)
     if len(model.input_shape) != 3 or set(model.classes.names) != set(run.classes.names):
         return {}
     if isinstance(pictures, str | Path):
@@ -91,12 +93,20 @@ def highlighted(run: ReportRun, rows: Indices, pictures: Any) -> dict[str, Any]:
     return {str(row): overlaid(image, seen) for row, image, seen in both}
 
 
+def pixels_of(image: NDArray[Any]) -> NDArray[np.uint8]:
+    """(H, W), (H, W, channels) or (channels, H, W) of bytes, or of floats between 0 and 1, as Pillow takes it."""
+    if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
+        image = image.transpose(1, 2, 0)
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[:, :, 0]
+    pixels = np.clip(image * 255, 0, 255) if image.dtype.kind == "f" else image
+    return np.ascontiguousarray(pixels.astype(np.uint8))
+
+
 def _inputs(model: "Model", pictures: Any, rows: Indices, names: Sequence[str]) -> NDArray[np.uint8]:
     """The images of these rows as the network sees them: from an array of all, or files in a folder."""
     if not isinstance(pictures, str | Path):
-        array = np.asarray(pictures)[rows]
-        array = array[:, None] if array.ndim == 3 else array
-        return np.ascontiguousarray(array if array.shape[1] in (1, 3) else array.transpose(0, 3, 1, 2), dtype=np.uint8)
+        return np.stack([planes(pixels_of(image)) for image in np.asarray(pictures)[rows]])
     from PIL import Image
 
     channels, side = model.input_shape[0], model.input_shape[1]

@@ -35,7 +35,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.files import replacing
 from rfdlc.integrations.report import curves
-from rfdlc.integrations.report.attention import highlighted
+from rfdlc.integrations.report.attention import highlighted, pixels_of
 from rfdlc.integrations.report.runs import ReportRun, Source, as_runs, compare_runs
 from rfdlc.progress import track
 
@@ -184,8 +184,8 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
         "promise": evaluation.promise,
         "mistakes": curves.mistakes(run, worst),
         "sheets": {name: curves.mistakes(run, rows) for name, rows in sheets.items()} if images is not None else {},
+        "thumbnails": thumbnails(run, pictured, images),  # checks the images
         "attention": {row: _encode(image) for row, image in highlighted(run, worst, images).items()},
-        "thumbnails": thumbnails(run, pictured, images),
         "decider": decider.to_dict() | {"utility": None, "joint": None, "fitted": None},
         "calibration": calibration,
         "carried_prior": None if decider.effective_prior is None else decider.effective_prior.tolist(),
@@ -259,7 +259,7 @@ def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str
             f"images have shape {array.shape} for {len(run.outcomes)} samples: "
             "expected (samples, height, width), (samples, height, width, 3) or (samples, 3, height, width)",
         )
-        return {str(row): _encode(Image.fromarray(_pixels(array[row]))) for row in rows}
+        return {str(row): _encode(Image.fromarray(pixels_of(array[row]))) for row in rows}
     folder = Path(images)
     named = folder.is_dir() and run.predictions.ids is not None
     expect(named, f"images {str(images)!r}: no such folder, or {run.name} has no ids that name its files")
@@ -270,16 +270,6 @@ def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str
         return {row: _encode(upright(Image.open(path)).convert("RGB")) for row, path in found.items()}
     except OSError as error:
         raise InputError(f"images {str(images)!r}: one cannot be read ({error})") from None
-
-
-def _pixels(image: NDArray[Any]) -> NDArray[np.uint8]:
-    """(H, W), (H, W, channels) or (channels, H, W) of bytes, or of floats between 0 and 1, as Pillow takes it."""
-    if image.ndim == 3 and image.shape[0] in (1, 3) and image.shape[2] not in (1, 3):
-        image = image.transpose(1, 2, 0)
-    if image.ndim == 3 and image.shape[2] == 1:
-        image = image[:, :, 0]
-    pixels = np.clip(image * 255, 0, 255) if image.dtype.kind == "f" else image
-    return np.ascontiguousarray(pixels.astype(np.uint8))
 
 
 def _encode(image: Any) -> str:

@@ -182,6 +182,11 @@ def _recorded(source: Path) -> dict[str, Any]:
             found[name] = dict(parse_json((source / f"{name}.json").read_text(encoding="utf-8")))
     with suppress(OSError, ValueError):
         rows = np.genfromtxt(source / "history.csv", delimiter=",", names=True, encoding="utf-8", ndmin=1)
-        columns = {name: rows[name].tolist() for name in rows.dtype.names or () if np.isfinite(rows[name]).any()}
+        names = rows.dtype.names or ()
+        rows = (
+            rows[rows["phase"] == rows["phase"][0]] if "phase" in names else rows
+        )  # the first training: others repeat
+        shown = [name for name in names if name != "phase"]
+        columns = {name: rows[name].tolist() for name in shown if np.isfinite(rows[name]).any()}
         found["history"] = {n: [v if np.isfinite(v) else None for v in values] for n, values in columns.items()}
     return found

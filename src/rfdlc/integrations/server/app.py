@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from queue import SimpleQueue
 from typing import Any
@@ -38,7 +39,7 @@ OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")  # without a
 PATHS = (*OPEN, "/decide", "/metrics", "/docs", "/openapi.json", "/v2")
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 PORT, LOCAL_HOSTS = re.compile(rb":\d+$"), (b"localhost", b"127.0.0.1", b"[::1]")
-PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; larger bodies are parsed in a thread
+PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; larger bodies are parsed in a process
 DRAINED = 3  # times the largest body: an upload up to this size is read and dropped, so that the client sees the 413
 DECODERS = 2  # processes that decode images and parse large bodies
 STATUSES = (400, 401, 408, 411, 413, 415, 422, 429, 503)  # of refusals
@@ -46,6 +47,7 @@ TOO_LARGE = "the samples hold numbers too large to compute with: expected number
 NOTHING_LEFT = ", and samples that have some probability for a class whose target prior is not 0"
 JSON, JSON_ONLY = b"application/json", "expected content type application/json"
 QUERY = "query: expected nothing, full=true or full=false, and optionally version=V of {}"
+KINDS = (JSON, *map(str.encode, IMAGE_TYPES))
 TYPES = f"expected content type application/json or one of {', '.join(IMAGE_TYPES)}"
 
 
@@ -66,7 +68,6 @@ class Service:
         self.inference = Inference(name, version, self.reader)
         self.batcher: Batcher | None = None
         self._decoders, self._free = ThreadPoolExecutor(DECODERS, "decode"), SimpleQueue[Worker]()
-        self._reads = {"infer": self.inference.read, "json": self.reader.read_json, "image": self.reader.read_image}
         self.workers = [Worker(backend, limits, name, version) for _ in range(DECODERS)]
         for worker in self.workers:
             self._free.put(worker)
@@ -95,7 +96,7 @@ class Service:
         headers, metrics, limits, loop = dict(scope["headers"]), self.metrics, self.limits, asyncio.get_running_loop()
         length, load = _content_length(headers), self.load
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        require(kind in self.reader.by_type and not (infer and kind != JSON), JSON_ONLY if infer else TYPES, 415)
+        require(kind in ((JSON,) if infer else KINDS), JSON_ONLY if infer else TYPES, 415)
         require(not (infer and b"inference-header-content-length" in headers), "expected JSON without binary data", 400)
         require(length <= limits.body, f"the body is too large: expected at most {limits.body:,} bytes", 413)
         free = load.waiting < limits.requests and load.held + length <= limits.held
@@ -103,16 +104,15 @@ class Service:
         metrics.accepted += 1
         load.held, load.waiting = load.held + length, load.waiting + 1
         late, reading = (408, "the body was not complete"), None
-        read = self.inference.read if infer else self.reader.by_type[kind]
+        how = "infer" if infer else "json" if kind == JSON else "image"
         try:
             async with asyncio.timeout(limits.seconds) as timeout:
                 body = await Request(scope, receive).body()
                 timeout.reschedule(loop.time() + limits.seconds)
                 late = 503, "no answer"
                 if length <= PARSED_INLINE and kind == JSON and b'"images"' not in body:
-                    question = read(body, 0.0)
+                    question = self.inference.reads[how](body, 0.0)
                 else:
-                    how = "infer" if infer else "json" if kind == JSON else "image"
                     reading = self._decoders.submit(self._read, how, body, time.monotonic() + limits.seconds)
                     question = await asyncio.wrap_future(reading)
                 asked = question.pop("infer", None)
@@ -152,7 +152,8 @@ class Service:
     def _read(self, kind: str, body: bytes, deadline: float) -> dict[str, Any]:
         worker = self._free.get()
         try:
-            return self._reads[kind](body, deadline) if worker.starts() else worker.call(kind, body, deadline)
+            read = self.inference.reads[kind] if worker.starts() else partial(worker.call, kind)
+            return read(body, deadline)
         finally:
             self._free.put(worker)
 
@@ -235,8 +236,10 @@ class AccessMiddleware:
             require(known, "expected the header Authorization: Bearer TOKEN, with the server's token", 401)
         # A chunked body has no announced size, and trailers without a bound.
         require(b"transfer-encoding" not in headers, "expected a Content-Length, not a chunked body", 411)
-        bodiless = (path in PATHS[:-1] and path != "/decide") or (path.startswith("/v2") and not INFER.fullmatch(path))
-        require(not (bodiless and _content_length(headers)), "expected no body: only POST /decide accepts one", 413)
+        takes = path == "/decide" or INFER.fullmatch(path)
+        bodiless = not takes and (path in PATHS or path.startswith("/v2/"))
+        only = "expected no body: only POST /decide and /v2/models/NAME/infer accept one"
+        require(not (bodiless and _content_length(headers)), only, 413)
 
 
 def create_app(

@@ -63,6 +63,8 @@ class Inference:
         self.outputs += [_described(name, "FP64", -1) for name in floats]
         tables = {"probabilities": count, "expected_utilities": -1}
         self.outputs += [_described(name, "FP64", -1, side) for name, side in tables.items()]
+        self.outputs += [_described("set", "BOOL", -1, count)] if reader.sets else []
+        self.reads = {"infer": self.read, "json": reader.read_json, "image": reader.read_image}
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
         """What a client needs to know of the model."""
@@ -86,7 +88,7 @@ class Inference:
         if utility is not None:
             question["utility"] = {"matrix": utility.tolist()}
         wanted = None if given.outputs is None else [each.name for each in given.outputs]
-        known = [each["name"] for each in self.outputs] + ["set"]
+        known = [each["name"] for each in self.outputs]
         require(wanted is None or set(wanted) <= set(known), f"outputs: expected some of {', '.join(known)}", 400)
         return self.reader.read_question(question, deadline) | {"infer": (given.id, wanted)}
 
@@ -96,7 +98,7 @@ class Inference:
         classes = table.pop("classes")
         table.pop("actions")
         if "set" in table:
-            table["set"] = [[name in each for name in classes] for each in table["set"]]
+            table["set"] = [[name in members for name in classes] for members in map(set, table["set"])]
         outputs = [_tensor(name, table[name]) for name in asked[1] or table if name in table]
         given = {} if asked[0] is None else {"id": asked[0]}
         return {"model_name": self.name, "model_version": self.version, **given, "outputs": outputs}

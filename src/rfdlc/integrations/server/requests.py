@@ -118,7 +118,7 @@ class Reader:
         properties = {name: {**each, "description": self.expected[name]} for name, each in schemas.items()}
         rules = {"oneOf": [{"required": [kind]} for kind in kinds], "additionalProperties": False}
         self.schema = {"type": "object", "properties": properties, **rules}
-        self.by_type = {kind.encode(): self.read_image for kind in IMAGE_TYPES} | {b"application/json": self.read_json}
+        self.sets = backend.decider.sets is not None
 
     def read_json(self, body: bytes, deadline: float) -> dict[str, Any]:
         """A JSON object; images are decoded while there is time."""

@@ -52,8 +52,10 @@ def serve(
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
     limits = limits or Limits()
     backends = {}
+    taken = "version 1 is the model itself: give the other one another name, such as 2=model.onnx"
+    expect("1" not in (versions or {}), taken)
     for version, path in {"1": model, **(versions or {})}.items():
-        expect(URL_SAFE.fullmatch(version), f"version {version!r}: expected letters, digits, - and _")
+        expect(URL_SAFE.fullmatch(version), f"version {version!r}: expected letters, digits, dots, - and _")
         backends[version] = open_backend(path, utility, target_prior)
     first = backends["1"].decider.utility
     for version, backend in backends.items():

@@ -20,7 +20,7 @@ from rfdlc.integrations.server.backend import Backend, Limits
 from rfdlc.integrations.server.requests import Reader
 
 MOST_MEMORY = 2**32  # bytes of address space that a process may take; a larger request gets 422
-LATE, TOO_MUCH = 0, "the body needs more memory than a request may take"
+LATE, FAILED, TOO_MUCH = 0, 1, "the body needs more memory than a request may take"
 
 
 class Worker:
@@ -53,13 +53,15 @@ class Worker:
             status, found = self._pipe.recv() if done else (LATE, None)
         except TimeoutError:  # which is an OSError
             raise
-        except (OSError, EOFError):  # the process was killed for its memory, or crashed
-            status, found = 422, TOO_MUCH
+        except (OSError, EOFError):  # the process was killed for its memory, crashed, or did not start
+            status, found = (422, TOO_MUCH) if self._ready else (FAILED, "a process did not start")
             self.close()
         if status == LATE:
             if not done:
                 self.close()
             raise TimeoutError
+        if status == FAILED:
+            raise RuntimeError(found)  # logged, and answered with 500
         if status != 200:
             raise HTTPException(status, found)
         return found
@@ -82,8 +84,9 @@ class Worker:
         """Start the process; it is ready a little later."""
         self._ready = False
         self._pipe, child = Pipe()
-        words = [sys.executable, "-c", f"from {__name__} import run; run({child.fileno()})"]
-        paths = os.pathsep.join([str(Path(rfdlc.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        words = [sys.executable, "-P", "-c", f"from {__name__} import run; run({child.fileno()})"]
+        known = [str(Path(rfdlc.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = os.pathsep.join(filter(None, known))  # never the current folder, which anybody may write to
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # no payload in a log
         self._process = subprocess.Popen(words, pass_fds=[child.fileno()], env=environment, **pipes)
@@ -105,8 +108,7 @@ def run(place: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     pipe = Connection(place)
     backend, limits, name, version = pickle.loads(pipe.recv_bytes())  # noqa: S301 - sent by the server
-    reader = Reader(backend, limits)
-    reads = {"infer": Inference(name, version, reader).read, "json": reader.read_json, "image": reader.read_image}
+    reads = Inference(name, version, Reader(backend, limits)).reads
     with suppress(EOFError, OSError):
         pipe.send(True)
         while True:
@@ -116,7 +118,11 @@ def run(place: int) -> None:
                 answer = 200, reads[kind](body, time.monotonic() + seconds)
             except HTTPException as error:
                 answer = error.status_code, error.detail
-            except (TimeoutError, MemoryError) as error:
-                answer = (LATE, None) if isinstance(error, TimeoutError) else (422, TOO_MUCH)
+            except TimeoutError:
+                answer = LATE, None
+            except MemoryError:
+                answer = 422, TOO_MUCH
+            except Exception as error:  # a failure of ours
+                answer = FAILED, type(error).__name__
             del body
             pipe.send(answer)

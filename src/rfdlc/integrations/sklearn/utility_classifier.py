@@ -116,7 +116,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         sorted labels, "one-hot" (also None), or "tail-sensitive" (by the number of samples in y). Columns that are not
         classes are additional actions, such as "abstain". Pass costs with their sign changed.
     calibration : str or None, default "temperature"
-        A calibrator of `rfdlc.decide.calibrators.CALIBRATORS`; "auto" weighs all, but not by sample weights exactly.
+        A calibrator of `rfdlc.decide.calibrators.CALIBRATORS`; "auto" weighs several, though not by sample weights.
     target_prior, estimator_prior : str, dict or array, default "train"
         Class priors where decisions are made, and of the estimator's probabilities: "train" (as in y), "uniform" (of an
         estimator that balances the classes by weights or sampling), or shares by class.

@@ -348,7 +348,7 @@ function drawSheets(run, problem) {
       "figure",
       { class: "card", title: one.id },
       picture(run.thumbnails[one.row]),
-      el("figcaption", {}, nameOf(problem.names[one.true]), ` ${percent(one.true_probability, 0)}`),
+      el("figcaption", {}, nameOf(problem.names[one.true]), `: ${percent(one.true_probability, 0)}`),
     );
   const sheet = ([name, [title, text]]) => [
     el("h3", {}, title),
