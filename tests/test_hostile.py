@@ -8,6 +8,7 @@ import zipfile
 
 import numpy as np
 import pyarrow
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
@@ -150,7 +151,13 @@ def test_bombs(tmp_path, monkeypatch):
     pyarrow.parquet.write_table(pyarrow.table({f"c{i}": zeros for i in range(50)}), tmp_path / "t.parquet")
     texts = pyarrow.array(["x" * 1000, "y" * 1000]).take(pyarrow.array(np.arange(rows) % 2))
     pyarrow.parquet.write_table(pyarrow.table({"a": texts, "y": np.arange(rows) % 2}), tmp_path / "s.parquet")
+    lists = pyarrow.FixedSizeListArray.from_arrays(np.zeros(50 * rows), 50)
+    columns = {"c": lists, "y": np.arange(rows) % 2}
+    pyarrow.feather.write_feather(pyarrow.table(columns), tmp_path / "l.feather", "zstd", chunksize=rows)
+    pyarrow.feather.write_feather(pyarrow.table({f"c{i}": zeros for i in range(50)}), tmp_path / "t.arrow", "zstd")
     readers = {
+        "l.feather": lambda path: rfdlc.load(path, target="y"),
+        "t.arrow": rfdlc.Predictions.load,
         "x.npz": rfdlc.load,
         "p.npz": rfdlc.Predictions.load,
         "t.parquet": rfdlc.Predictions.load,
@@ -161,6 +168,44 @@ def test_bombs(tmp_path, monkeypatch):
             read(tmp_path / name)
     monkeypatch.setenv("RFDLC_MAX_EXPANSION", "100000")
     assert len(rfdlc.load(tmp_path / "x.npz").train) == 0.8 * rows
+
+
+def arrow(path, table, **options):
+    with pyarrow.ipc.new_file(path, table.schema, options=pyarrow.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=300)
+
+
+def test_sizes_of_arrow_files_are_known_before_they_are_decompressed(tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "t.arrow"
+    words = pyarrow.array([f"word {i}" for i in range(1000)])
+    table = pyarrow.table({"a": rng.normal(size=1000), "b": words, "c": words.take([0] * 1000).dictionary_encode()})
+    old = {"metadata_version": pyarrow.ipc.MetadataVersion.V4, "use_legacy_format": True}
+    sizes = []
+    for options in ({}, {"compression": "zstd"}, {"compression": "lz4"}, old):
+        arrow(path, table, **options)
+        sizes.append(files.ipc_size(path))
+        assert rfdlc.tables.read_columns(path)["b"].to_pylist() == words.to_pylist()
+    assert sizes == sizes[:1] * 4
+    assert 0 <= sizes[0] - table.nbytes < 200  # the ends of texts, once more per batch
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(rfdlc.InputError, match="cannot be read as Arrow"):
+        open_table(path)
+
+
+def test_rows_that_show_the_same_values_are_counted(tmp_path, monkeypatch):
+    """Dictionaries, views and runs are small for any number of rows."""
+    monkeypatch.setattr(files, "ALWAYS_UNPACKED", 2**20)
+    path, labels = tmp_path / "t.arrow", np.arange(20_000) % 2
+    text = pyarrow.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), ["x" * 10**5])
+    views = pyarrow.array(["x" * 1000] * 20_000, pyarrow.string_view())
+    for column in (text, views):
+        arrow(path, pyarrow.table({"a": column, "y": labels}), compression="zstd")
+        with pytest.raises(rfdlc.InputError, match="over 200 times its size"):
+            rfdlc.load(path, target="y")
+    runs = pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([10**7], pyarrow.int64()), pyarrow.array(["x"]))
+    arrow(path, pyarrow.table({"y": runs}))
+    with pytest.raises(rfdlc.InputError, match="column 'y' holds run_end_encoded"):
+        rfdlc.load(path, target="y")
 
 
 def test_one_long_text_that_all_rows_repeat(tmp_path):

@@ -1,6 +1,10 @@
 """The errors that users see: what was given, what is allowed, and the fix, in one line."""
 
+import os
 import re
+import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -57,3 +61,18 @@ def counted(number: int, noun: str) -> str:
 
 def repeated(names: Iterable[str]) -> list[str]:
     return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def end_with_parent(message: str) -> None:
+    """End this process, whatever it waits for, soon after the one that started it has ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        try:
+            print(message, file=sys.stderr, flush=True)
+        finally:  # also where nobody reads it
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -4,8 +4,11 @@ import hashlib
 import json
 import os
 import platform
+import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +168,64 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} cannot be read ({reason})") from None
     expect(isinstance(table, dict), f"{path}: expected a JSON object")
     return table
+
+
+def ipc_size(path: Path) -> int:
+    """Bytes that all batches and dictionaries of an Arrow file have once they are decompressed."""
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        try:
+            footer = _Flatbuffer.root(data, len(data) - 10 - int.from_bytes(data[-10:-6], "little"))
+            places = [place for field in (2, 3) for place in footer.items(field, 24)]
+            blocks = Counter(struct.unpack_from("<qi", data, place) for place in places)  # some may be listed often
+            return sum(count * _batch_size(data, *block) for block, count in blocks.items())
+        except (struct.error, IndexError, OverflowError):
+            raise ValueError("its footer or a batch is damaged") from None
+
+
+def _batch_size(data: Any, start: int, length: int) -> int:
+    """Bytes of the buffers of one batch; a compressed buffer begins with its size, -1 where it is not compressed."""
+    prefix = 8 if data[start : start + 4] == b"\xff\xff\xff\xff" else 4  # in files of old versions
+    message = _Flatbuffer.root(data, start + prefix)
+    batch, size = message.table(2), 0
+    if data[message.place(1)] == 2:  # a dictionary, which has its batch inside
+        batch = batch.table(1)
+    for place in batch.items(2, 16):
+        offset, stored = struct.unpack_from("<qq", data, place)
+        if batch.place(3) and stored:
+            (whole,) = struct.unpack_from("<q", data, start + length + offset)
+            stored = stored if whole < 0 else whole
+        size += stored
+    return size
+
+
+class _Flatbuffer:
+    """A table in the format of Arrow's metadata, where fields have numbers; `at` is its place in a file."""
+
+    def __init__(self, data: Any, at: int) -> None:
+        self._data, self._at = data, at
+
+    @classmethod
+    def root(cls, data: Any, place: int) -> "_Flatbuffer":
+        return cls(data, place + int(struct.unpack_from("<I", data, place)[0]))
+
+    def _follow(self, place: int) -> int:
+        return place + int(struct.unpack_from("<I", self._data, place)[0])
+
+    def place(self, field: int) -> int:
+        """Where the value of a field is, or 0."""
+        layout, entry = self._at - struct.unpack_from("<i", self._data, self._at)[0], 4 + 2 * field
+        known = entry < struct.unpack_from("<H", self._data, layout)[0]
+        offset = int(struct.unpack_from("<H", self._data, layout + entry)[0]) if known else 0
+        return self._at + offset if offset else 0
+
+    def table(self, field: int) -> "_Flatbuffer":
+        return _Flatbuffer(self._data, self._follow(self.place(field)))
+
+    def items(self, field: int, width: int) -> range:
+        """Where the items of a list are, of `width` bytes each."""
+        place = self.place(field)
+        first = self._follow(place) if place else 0
+        count = struct.unpack_from("<I", self._data, first)[0] if place else 0
+        if first + count * width > len(self._data):
+            raise IndexError
+        return range(first + 4, first + 4 + count * width, width)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.errors import InputError, expect, repeated
-from rfdlc.files import ALWAYS_UNPACKED, check_expansion, replacing
+from rfdlc.files import ALWAYS_UNPACKED, check_expansion, ipc_size, replacing
 from rfdlc.progress import track
 
 CSV, PARQUET, ARROW = (".csv", ".tsv"), (".parquet", ".pq"), (".arrow", ".feather")
@@ -61,6 +61,8 @@ class ArrowFile:
         self.path, self._kind = path, "Arrow" if path.suffix.lower() in ARROW else "Parquet"
         files, partitioning = (parquet_files(path), "hive") if path.is_dir() else ([path], None)
         with reading(path, self._kind):
+            if self._kind == "Arrow":  # a batch is decompressed at once
+                check_expansion(path, ipc_size(path))
             self._dataset = dataset(list(map(str, files)), format=self._kind.lower(), partitioning=partitioning)
             self._stored = sum(os.path.getsize(file) for file in self._dataset.files)
             fields = [field for field in self._dataset.schema if not PANDAS_INDEX.fullmatch(field.name)]
@@ -127,9 +129,29 @@ def bounded(path: Path, batches: Iterable[Any], stored: int | None = None) -> It
     size = 0
     for batch in batches:
         batch.validate(full=True)
-        size += batch.nbytes
+        for field in batch.schema:  # rows of these may show the same values, however many they are
+            shared = "_view<" in str(field.type) or "run_end" in str(field.type)
+            expect(not shared, f"{path}: column {field.name!r} holds {field.type}: expected plain lists and values")
+        size += sum(map(_unpacked, batch.columns))
         check_expansion(path, size, stored)
         yield batch
+
+
+def _unpacked(column: Any) -> int:
+    """At least the bytes of an array's values, each counted as often as rows show it."""
+    from pyarrow import compute, types
+
+    kind = column.type
+    if types.is_dictionary(kind) and str(kind.value_type) in TEXTS:
+        lengths = compute.cast(compute.binary_length(column.dictionary), "int64")
+        return max(len(column), compute.sum(lengths.take(column.indices)).as_py() or 0)
+    if str(kind) in ("string_view", "binary_view"):  # rows may show the same text; each has its length in 16 bytes
+        return int(
+            np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset :][: len(column)].sum(dtype=np.int64)
+        )
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return len(column) + _unpacked(column.flatten())
+    return max(len(column), column.nbytes)
 
 
 class CsvFile:

@@ -4,6 +4,7 @@ With one process every method returns what it was given. Tensors on GPUs are red
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import InputError, end_with_parent, expect, listing
 
 TIMEOUT = timedelta(minutes=30)  # machines of a large job start minutes apart
+UNREACHABLE = re.compile(r"[Tt]imed out|[Tt]imeout|Connection (closed|reset|refused)")
+AGAIN = "start the same command again to continue the run"
 
 
 @dataclass(frozen=True)
@@ -172,10 +175,17 @@ def process_group() -> Iterator[ProcessGroup]:
     names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     group = ProcessGroup(*(int(os.environ.get(name, default)) for name, default in names.items()))
     opened = not dist.is_initialized()
-    if opened:
-        on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-        rendezvous("cpu:gloo,cuda:nccl" if on_gpus else "gloo", group.rank, group.world_size)
-    yield group  # after an error the group stays open: other ranks may never come to close it
+    try:
+        if opened:
+            if under_torchrun():  # nobody else would end this process, which may wait for the others
+                end_with_parent(f"rfdlc: process {group.rank} ends, because torchrun has ended: {AGAIN}")
+            on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+            rendezvous("cpu:gloo,cuda:nccl" if on_gpus else "gloo", group.rank, group.world_size)
+        yield group  # after an error the group stays open: other ranks may never come to close it
+    except (RuntimeError, TimeoutError) as error:  # of gloo, NCCL and the store
+        if isinstance(error, RuntimeError) and not UNREACHABLE.search(str(error)):
+            raise
+        raise InputError(f"the other processes no longer answer ({str(error).splitlines()[0]}): {AGAIN}") from None
     if opened:
         dist.destroy_process_group()
 
@@ -188,7 +198,7 @@ def rendezvous(backend: str, rank: int, world_size: int) -> None:
     rank 0 answers every caller until all live ranks have accepted its name; calls of dead workers do no harm.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=TIMEOUT)
         return
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(address, port, is_master=False, timeout=TIMEOUT)
@@ -204,4 +214,4 @@ def rendezvous(backend: str, rank: int, world_size: int) -> None:
         time.sleep(0.02)
         if time.monotonic() - began > TIMEOUT.total_seconds():
             raise TimeoutError(f"not all of {world_size} processes started within {TIMEOUT}")
-    dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size)
+    dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=world_size, timeout=TIMEOUT)

@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.distributed import TCPStore
 from typer.testing import CliRunner
 
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.data.sources import image_files
+from rfdlc.training import distributed
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer
 
@@ -55,6 +58,45 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path):
     whole = rfdlc.train("digits-lt", "cb", tmp_path / "whole", epochs=40, widths=(16,))
     for name, tensor in rfdlc.Model.load(out).net.state_dict().items():
         assert torch.allclose(tensor, whole.net.state_dict()[name], atol=1e-4)
+
+
+STARTER = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(100)"
+
+
+def test_a_worker_ends_soon_after_its_agent(tmp_path):
+    """At the rendezvous, where it waits for another worker that never comes."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    command = [sys.executable, "-m", "rfdlc", "train", "digits-lt", "-o", str(tmp_path / "run"), "epochs=1"]
+    agent = subprocess.Popen(
+        [sys.executable, "-c", STARTER, *command], stderr=subprocess.PIPE, text=True, env={**os.environ, **rank}
+    )
+    until = time.monotonic() + 60
+    while not store.check(["caller/1"]) and time.monotonic() < until:
+        time.sleep(0.1)
+    agent.kill()
+    told = agent.communicate(timeout=20)[1]  # until the worker has ended, too
+    assert told == (
+        "rfdlc: process 1 ends, because torchrun has ended: start the same command again to continue the run\n"
+    )
+
+
+def test_a_process_that_stops_is_one_line_for_the_others(two_processes, monkeypatch):
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=3))
+
+    def work():
+        with distributed.process_group() as group:
+            if group.main:
+                group.barrier()
+            else:
+                time.sleep(6)
+                os._exit(0)
+
+    told = two_processes(work, results=(0,))[0]
+    assert told.startswith("the other processes no longer answer (")
+    assert told.endswith("start the same command again to continue the run")
+    assert "\n" not in told
 
 
 def test_a_command_started_again_goes_on_only_under_torchrun(tmp_path, monkeypatch):
