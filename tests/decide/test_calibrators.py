@@ -116,6 +116,10 @@ def test_a_power_of_one_is_a_temperature():
     np.testing.assert_allclose(same[0], same[1], rtol=1e-12)
     with pytest.raises(InputError, match="power -1 cannot be used"):
         Decider(Utility.one_hot(4), fitted=CALIBRATORS["power-temperature"](1.0, power=-1))
+    with pytest.raises(InputError, match="sum inf: expected finite"):  # 1e-300^-4 is more than a float can hold
+        Decider(Utility.one_hot(4), fitted=CALIBRATORS["power-temperature"](1e-300, power=4.0))
+    with pytest.raises(InputError, match="'prior-corrected-power' needs training counts"):
+        CALIBRATORS["prior-corrected-power"].fit(z, np.arange(5) % 4)
 
 
 def test_over_confidence_is_mended_on_the_other_half():

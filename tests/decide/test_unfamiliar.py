@@ -155,6 +155,21 @@ def test_every_way_to_actions_knows_unfamiliar_samples(watchful):
     assert (streamed[~strange] == abstain).mean() <= 0.055
 
 
+def test_unfamiliar_samples_count_among_those_of_a_day(watchful):
+    decider, z, _ = watchful
+    strange = decider.explain(z, logits=True).reason == "unfamiliar"
+    doubtful = np.sort(z[~strange][:500], axis=1) + 10  # familiar
+    doubtful[:, -2] = doubtful[:, -1]  # equal chances of two classes
+    z = np.concatenate([z[strange][:2], doubtful])  # the day begins with two samples that must be handed over
+    controller = StreamController(decider, per_day=1)
+    actions = controller.decide(z, days=["monday"] * len(z), logits=True)
+    abstain = decider.utility.actions.index("abstain")
+    np.testing.assert_array_equal(np.flatnonzero(actions == abstain), [0, 1])
+    assert controller.counts == {"monday": {"samples": 502, "handed_over": 2}}
+    more = StreamController(decider, per_day=3).decide(z, days=[0] * len(z), logits=True)
+    assert (more == abstain).sum() == 3
+
+
 def test_unfamiliar_samples_take_no_share_of_a_batch(watchful):
     decider, z, _ = watchful
     found = decider.explain(z, logits=True, batch=True)

@@ -112,3 +112,15 @@ def test_commands_and_a_server_that_serves_only_what_is_signed(tmp_path, keys, c
     assert "the signature of 1 file is valid" in run("verify", file, "--public-key", public)[1].replace("\n", " ")
     code, _, error = run("serve", file, "--public-key", public)
     assert (code, "has no checksum" in error) == (2, True)  # the signature is right, the graph is not
+
+
+def test_without_the_package_one_line_says_how_to_get_it(tmp_path, keys, capsys, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    for command, option, key in (("verify", "--public-key", keys[0][1]), ("sign", "--key", keys[0][0])):
+        monkeypatch.setattr(sys, "argv", ["rfdlc", command, str(tmp_path), option, str(key)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == 'rfdlc: signatures need cryptography: pip install "rfdlc[sign]"\n'

@@ -35,21 +35,28 @@ def test_saving_again_keeps_a_readme_and_takes_the_new_decider(model, tmp_path):
     assert rfdlc.Decider.load(folder / "decider.json").decided_for == model.decider.decided_for
 
 
-def test_the_hub_gets_the_saved_files(model, monkeypatch):
+@pytest.mark.parametrize("described", [False, True])
+def test_the_hub_gets_the_saved_files_and_keeps_its_card(model, monkeypatch, described):
     sent = {}
 
     class Api:
         def create_repo(self, name, **options):
             sent["created"] = name, options
 
-        def upload_folder(self, repo_id, folder_path, commit_message):
-            sent["files"] = {file.name for file in folder_path.iterdir()}
+        def file_exists(self, name, file):
+            return described and (name, file) == ("me/digits", "README.md")
+
+        def upload_folder(self, repo_id, folder_path, commit_message, ignore_patterns=None):
+            kept = [file for file in folder_path.iterdir() if file.name not in (ignore_patterns or ())]
+            sent["files"] = {file.name: file.read_bytes() for file in kept}
             return f"https://huggingface.co/{repo_id}"
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
     assert model.push_to_hub("me/digits") == "https://huggingface.co/me/digits"
     assert sent["created"] == ("me/digits", {"private": True, "exist_ok": True})
-    assert {"config.json", "model.safetensors", "README.md"} <= sent["files"]
+    assert {"config.json", "model.safetensors", "decider.json"} <= set(sent["files"])
+    assert ("README.md" in sent["files"]) != described
+    assert described or b'from_pretrained("me/digits")' in sent["files"]["README.md"]
 
 
 def test_the_hub_is_asked_for_the_files_of_a_model_alone(model, monkeypatch, tmp_path):

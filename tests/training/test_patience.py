@@ -77,3 +77,20 @@ def test_an_interrupted_run_stops_where_an_undisturbed_one_does(tmp_path, data, 
 def test_what_cannot_stop_early_raises(tmp_path, data, method, settings):
     with pytest.raises(InputError, match="patience"):
         rfdlc.train(data, method, tmp_path / "run", patience=2, **settings)
+
+
+def test_runs_of_one_call_end_when_each_of_them_does(tmp_path, data):
+    """Each as if it were trained alone: runs that end at other epochs do not wait for each other."""
+    each = [
+        {"learning_rate": 0.001},
+        {"learning_rate": 0.001, "calibration": "none"},
+        {"learning_rate": 1.0, "seed": 1},
+    ]
+    settings = [{**SETTINGS, "patience": 3, **own} for own in each]
+    rfdlc.train_many(data, [rfdlc.RunSpec(tmp_path / f"{i}", "ce", own) for i, own in enumerate(settings)])
+    lengths = [len(history(tmp_path / f"{i}")) for i in range(3)]
+    assert lengths[2] < lengths[0] == lengths[1] < 60
+    for i, own in enumerate(settings):
+        alone = rfdlc.train(data, "ce", tmp_path / f"alone-{i}", **own)
+        assert history(tmp_path / f"alone-{i}") == history(tmp_path / f"{i}")
+        assert same(alone, rfdlc.Model.load(tmp_path / f"{i}"))

@@ -40,6 +40,18 @@ def test_tensorboard_has_every_epoch_and_the_metrics(tmp_path):
     assert events.Scalars("test/accuracy")[0].value == pytest.approx(accuracy, rel=1e-6)
 
 
+def test_numbers_that_are_not_in_a_table_are_written(tmp_path):
+    """A router's metrics lie beside those of the splits."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    rfdlc.train("digits-lt", "ride", tmp_path / "run", log="tensorboard", router_epochs=1, **SETTINGS)
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    plain = {name: value for name, value in metrics.items() if isinstance(value, float)}
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert plain
+    for name, value in {**plain, "test/accuracy": metrics["test"]["accuracy"]}.items():
+        assert events.Scalars(name)[0].value == pytest.approx(value, rel=1e-6)
+
+
 def test_mlflow_has_parameters_history_and_metrics_of_one_run(tmp_path, monkeypatch):
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())

@@ -56,6 +56,7 @@ def test_no_augmentation_is_chosen_where_places_matter(tmp_path):
     model = tuned(tmp_path / "run", places(400))
     assert model.config.augment == "none"
     assert rfdlc.Model.load(tmp_path / "run").config.augment == "none"
+    assert rfdlc.Model.from_pretrained(model.save_pretrained(tmp_path / "saved")).config.augment == "none"
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["accuracy"] > 0.9
 
 
@@ -88,6 +89,16 @@ def test_settings_of_the_user_stay(tmp_path):
     tried = [own for rung in read(tmp_path / "run")["rungs"] for own in rung["trials"]]
     assert {own["augment"] for own in tried} == {"crop-flip"}
     assert {own["mixup"] for own in tried} == {0.0, 0.4}
+
+
+def test_epochs_of_the_user_stay(tmp_path, monkeypatch):
+    """Also where more epochs raise the loss; those of a preset do not."""
+    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [float(trial.epochs) for trial in trials])
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    run = tuned(tmp_path / "given", places(200), epochs=100)
+    assert (run.config.epochs, Run(tmp_path / "given").config.epochs) == (100, 100)
+    run = rfdlc.train(places(200), "rf-dlc", tmp_path / "usual", **SMALL)
+    assert run.config.epochs == read(tmp_path / "usual")["rungs"][0]["epochs"] < read(tmp_path / "usual")["epochs"]
 
 
 @pytest.mark.parametrize("length", [3, 15, 40, 200])
@@ -230,3 +241,13 @@ def test_what_is_not_possible_raises(tmp_path, method, settings, message):
     if "tune" in settings:
         with pytest.raises(InputError, match=r"trained alone|expected auto"):
             rfdlc.train_many(places(50), [rfdlc.RunSpec(tmp_path / "run", method, settings)])
+
+
+def test_runs_side_by_side_have_no_trials(tmp_path):
+    specs = [
+        rfdlc.RunSpec(tmp_path / str(tune), "rf-dlc", {**SMALL, "epochs": 1, "tune": tune, "budget": 0})
+        for tune in (False, "off")
+    ]
+    models = rfdlc.train_many(places(50), specs)
+    assert [model.config.tune for model in models] == ["off", "off"]
+    assert not list(tmp_path.glob("*/tuning.json"))

@@ -67,18 +67,23 @@ def test_the_network_looked_at_the_square(trained):
     assert np.mean(inside) > 1.5 * np.mean(outside)
 
 
-def test_the_report_shows_sheets_and_where_the_network_looked(trained, tmp_path):
-    model, path = trained
+@pytest.fixture
+def confused(trained):
+    """The trained run with other targets, so that there are mistakes; its folder, and its predictions."""
+    path = trained[1]
     predictions = rfdlc.Predictions.load(path)
-    images = rfdlc.load(squares(160, 0)[:2]).test.array
     wrong = rfdlc.Predictions(
         logits=predictions.scores.values, targets=1 - predictions.targets, classes=predictions.classes
     )
-    wrong.save(path / "predictions.npz")  # so that there are mistakes
-    try:
-        text = rfdlc.report(path, out=tmp_path / "report.html", images=images).read_text()
-    finally:
-        predictions.save(path / "predictions.npz")
+    wrong.save(path / "predictions.npz")
+    yield path, wrong
+    predictions.save(path / "predictions.npz")
+
+
+def test_the_report_shows_sheets_and_where_the_network_looked(trained, confused, tmp_path):
+    model, (path, wrong) = trained[0], confused
+    images = rfdlc.load(squares(160, 0)[:2]).test.array
+    text = rfdlc.report(path, out=tmp_path / "report.html", images=images).read_text()
     (run,) = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["runs"]
     assert set(run["attention"]) == {str(one["row"]) for one in run["mistakes"]}
     assert all(url.startswith("data:image/png;base64,") for url in run["attention"].values())
@@ -107,3 +112,17 @@ def test_colours_are_where_the_map_is():
     pixels = np.asarray(overlaid(image, seen)).astype(int)
     assert (pixels[6, 1] == 100).all()
     assert pixels[1, 6].tolist() == pytest.approx([193, 76, 40], abs=1)  # 0.6 of the colour
+
+
+def test_images_of_other_samples_or_types(confused, tmp_path):
+    """Too few are refused; floats between 0 and 1 give the same page as bytes, in either order of the axes."""
+    path, images = confused[0], rfdlc.load(squares(160, 0)[:2]).test.array
+    with pytest.raises(rfdlc.InputError, match=rf"images have shape \(5, 1, 16, 16\) for {len(images)} samples"):
+        rfdlc.report(path, out=tmp_path / "r.html", images=images[:5])
+    pages = []
+    for given in (images, images / 255, images.astype(np.float32).transpose(0, 2, 3, 1) / 255):
+        text = rfdlc.report(path, out=tmp_path / "r.html", images=given, bootstrap=0).read_text()
+        (run,) = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["runs"]
+        pages.append((run["thumbnails"], run["attention"]))
+    assert pages[0][1]
+    assert pages[0] == pages[1] == pages[2]

@@ -40,6 +40,13 @@ def test_report_of_a_run_folder(tmp_path, predictions):
     assert data["classes"]["rank"] == predictions.classes.rank.tolist()
 
 
+def test_the_history_is_that_of_the_first_training(tmp_path, predictions):
+    folder = make_folder(tmp_path / "a", predictions)
+    (folder / "history.csv").write_text("phase,epoch,loss\n0,1,2.5\n0,2,1.5\n1,1,2.0\n1,2,1.0\n")
+    (run,) = data_of(rfdlc.report(folder, out=tmp_path / "report.html", bootstrap=0))["runs"]
+    assert run["made"]["history"] == {"epoch": [1, 2], "loss": [2.5, 1.5]}
+
+
 def test_report_takes_the_given_utility_and_several_runs(tmp_path, predictions):
     first = make_folder(tmp_path / "a", predictions)
     second = make_folder(tmp_path / "b", make_predictions(seed=5))

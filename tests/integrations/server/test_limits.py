@@ -204,6 +204,24 @@ def test_bad_wishes_end_with_2(run, tmp_path, monkeypatch, capsys):
         assert (ended.value.code, told.count("\n")) == (2, 1), told
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["1="], "--version '1': expected V=MODEL"),
+        (["=model.onnx"], "--version 'model.onnx': expected V=MODEL"),
+        (["1=model.onnx"], "--version 1 is there twice (MODEL is version 1)"),
+        (["2=a.onnx", "2=b.onnx"], "--version 2 is there twice"),
+    ],
+)
+def test_versions_have_a_name_and_a_model_each(run, monkeypatch, capsys, given, message):
+    words = [word for each in given for word in ("--version", each)]
+    monkeypatch.setattr(sys, "argv", ["rfdlc", "serve", str(run), *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_term_under_load_loses_nothing(run):
     """Every accepted request is answered whole; what came too late gets no answer at all, never half of one."""
     process = subprocess.Popen(command(run, "--port", "0"), stderr=subprocess.PIPE, text=True)

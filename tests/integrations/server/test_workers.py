@@ -71,3 +71,33 @@ def test_an_overdue_request_frees_its_place(start, backend):
         assert served.ask(picture(8), **image)[0] in (200, 503)
         page = served.ask(path="/metrics", method="GET")[2]
         assert b"rfdlc_waiting_requests 0.0" in page
+
+
+def test_a_process_imports_nothing_from_the_current_folder(worker, tmp_path, monkeypatch):
+    (tmp_path / "fastapi.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert worker.call("image", picture(8), time.monotonic() + 20)["images"].shape == (1, 1, 8, 8)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_failure_of_ours_is_a_500_and_logged(start, backend, worker, monkeypatch, caplog):
+    """Not a 422, which says that the client is wrong; the process goes on."""
+    from rfdlc.integrations.server.workers import Worker
+
+    small, deadline = picture(8), time.monotonic() + 20
+    worker.call("image", small, deadline)
+    first = worker._process.pid
+    with pytest.raises(RuntimeError, match="KeyError"):
+        worker.call("absent", small, deadline)
+    assert worker.call("image", small, deadline)["images"].shape == (1, 1, 8, 8)
+    assert worker._process.pid == first
+
+    def broken(*_):
+        raise RuntimeError("KeyError")
+
+    monkeypatch.setattr(Worker, "starts", lambda self: False)
+    monkeypatch.setattr(Worker, "call", broken)
+    with start(backend) as served:
+        assert served.ask(small, Content_Type="image/png")[0] == 500
+    assert [record.getMessage() for record in caplog.records] == ["failure", "request"]

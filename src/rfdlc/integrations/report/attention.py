@@ -99,7 +99,7 @@ def pixels_of(image: NDArray[Any]) -> NDArray[np.uint8]:
         image = image.transpose(1, 2, 0)
     if image.ndim == 3 and image.shape[2] == 1:
         image = image[:, :, 0]
-    pixels = np.clip(image * 255, 0, 255) if image.dtype.kind == "f" else image
+    pixels = np.clip(image * 255, 0, 255).round() if image.dtype.kind == "f" else image
     return np.ascontiguousarray(pixels.astype(np.uint8))
 
 

@@ -183,9 +183,8 @@ def _recorded(source: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         rows = np.genfromtxt(source / "history.csv", delimiter=",", names=True, encoding="utf-8", ndmin=1)
         names = rows.dtype.names or ()
-        rows = (
-            rows[rows["phase"] == rows["phase"][0]] if "phase" in names else rows
-        )  # the first training: others repeat
+        if "phase" in names:  # the first training: others repeat it
+            rows = rows[rows["phase"] == rows["phase"][0]]
         shown = [name for name in names if name != "phase"]
         columns = {name: rows[name].tolist() for name in shown if np.isfinite(rows[name]).any()}
         found["history"] = {n: [v if np.isfinite(v) else None for v in values] for n, values in columns.items()}
