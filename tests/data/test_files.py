@@ -335,6 +335,8 @@ def test_lists_in_a_root(lists: Path) -> None:
     [
         ("pictures/n01/gone.jpg 0", "the file .*pictures/n01/gone.jpg does not exist"),
         ("nowhere/x.jpg 0", "the file .*nowhere/x.jpg does not exist"),
+        (f"{'long' * 1000}/x.jpg 0", "the file .*long/x.jpg does not exist"),
+        ("a\0b/x.jpg 0", "does not exist"),
         ("../secret.jpg 0", "'../secret.jpg' leaves the root"),
         ("pictures/../../secret.jpg 0", "leaves the root"),
         ("/etc/passwd 0", "'/etc/passwd' leaves the root.*or is absolute"),

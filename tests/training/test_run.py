@@ -366,6 +366,8 @@ def test_folders_of_strangers(tmp_path, whole):
     for changed, message in (
         ({"method": None}, "config.json is damaged: 'method' is missing"),
         ({"data": {**table["data"], "input_shape": "x"}}, "damaged where it describes the data"),
+        ({"data": {**table["data"], "input_shape": [1, 10**30, 8]}}, "damaged where it describes the data"),
+        ({"data": {**table["data"], "input_shape": [1e308, 8, 8]}}, "damaged where it describes the data"),
         ({"data": {**table["data"], "normalisation": {}}}, "damaged where it describes the data .KeyError"),
     ):
         (bad / "config.json").write_text(json.dumps({**table, **changed}))

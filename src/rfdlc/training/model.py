@@ -1,5 +1,6 @@
 """Model: a run folder made ready to predict and decide. The networks of runs are built here."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import replace
@@ -245,7 +246,7 @@ def _samples_of(run: Run) -> tuple[tuple[int, ...], Normalisation | None, TableE
         scale = data["normalisation"]
         known = None if scale is None else Normalisation(*(tuple(map(float, scale[key])) for key in ("mean", "std")))
         encoder = TableEncoder.from_dict(data["encoder"]) if data.get("encoder") else None
-        if min(shape) < 1 or (encoder is not None and shape != (len(encoder.features),)):
+        if min(shape) < 1 or math.prod(shape) > 2**31 or (encoder is not None and shape != (len(encoder.features),)):
             raise ValueError(f"samples of shape {shape}")
         return shape, known, encoder, Resizing.of(data)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -145,7 +146,9 @@ def listed_name(
     if contents is not None:
         folder, _, file = name.rpartition("/")
         if folder not in contents:  # read once: much faster than one call per file
-            contents[folder] = frozenset(os.listdir(root / folder) if (root / folder).is_dir() else ())
+            contents[folder] = frozenset()
+            with suppress(OSError, ValueError):  # it is not there, or cannot be
+                contents[folder] = frozenset(os.listdir(root / folder))
         expect(file in contents[folder], f"the file {root / name} does not exist: expected a path relative to {root}")
     return name
 
