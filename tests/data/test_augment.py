@@ -1,15 +1,17 @@
 """Augmentation is exact: naive per-image references, and pillow for the rotation."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageOps
 
-from rfdlc.data.augment import COLOUR, Augment, Policy, cutmix, draw_shares, mixup
+from rfdlc.data.augment import AUGMENTATIONS, Augment, cutmix, draw_shares, mixup
 from rfdlc.data.dataset import Split
 from rfdlc.data.loader import ResidentLoader
+from rfdlc.data.policy import BLENDS, CIFAR_PAIRS, OPERATIONS, TABLES, Policy
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import augmentation
 
@@ -88,36 +90,98 @@ def test_flip_comes_before_rotation_and_crop_bounds_it(images: torch.Tensor) -> 
 def test_cutout_blacks_out_a_square(images: torch.Tensor) -> None:
     draws = {"cutout": torch.tensor([[0.5, 0.5]]).expand(12, 2)}
     result = Augment(cutout=3)(images.clamp(min=1), draws)
-    expected = images.clamp(min=1).float()
+    expected = images.clamp(min=1)
     expected[:, :, 3:6, 2:5] = 0  # around row 4 of 9, column 3 of 7
     assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("operation", range(10))
-def test_each_policy_operation_changes_only_the_images_it_was_drawn_for(images: torch.Tensor, operation: int) -> None:
+def drawn(operation: str, strength: float, count: int = 1) -> dict[str, torch.Tensor]:
+    number = torch.full((count, 1), OPERATIONS.index(operation))
+    return {"operation": number, "strength": torch.full((count, 1), strength)}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS[1:])
+def test_each_policy_operation_changes_only_the_images_it_was_drawn_for(images: torch.Tensor, operation: str) -> None:
     chosen = torch.arange(12) % 2 == 0
-    other = (operation + 1) % 10
     draws = {
-        "operation": torch.where(chosen, operation, other)[:, None],
-        "strength": torch.where(chosen, 0.7, 0.0)[:, None],
+        "operation": torch.where(chosen, OPERATIONS.index(operation), 0)[:, None],
+        "strength": torch.full((12, 1), 0.7),
     }
-    result = Augment(policy=Policy(layers=1))(images, draws)
-    assert torch.equal(result[~chosen], images.float()[~chosen])
-    assert not torch.equal(result[chosen], images.float()[chosen])
-    assert result.min() >= 0
-    assert result.max() <= 255
+    policy, images = Policy(layers=1), images.repeat(1, 1, 3, 3) // 2  # equalising needs 255 pixels
+    result = Augment(policy=policy)(images, draws)
+    assert torch.equal(result[~chosen], images[~chosen])
+    assert not torch.equal(result[chosen], images[chosen])
+    same = Augment(policy=policy)(images, policy.unchanged(12, torch.device("cpu")))
+    assert torch.equal(same, images)
 
 
-def test_colour_operations_by_hand() -> None:
-    pixels = torch.tensor([100.0, 200.0, 60.0]).view(1, 3, 1, 1)
-    strength = torch.tensor(0.5).view(1, 1, 1, 1)
-    grey = 0.299 * 100 + 0.587 * 200 + 0.114 * 60
-    by_name = {name: function(pixels, strength).flatten().tolist() for name, function in COLOUR.items()}
-    assert by_name["brightness"] == pytest.approx([55, 110, 33])
-    assert by_name["contrast"] == pytest.approx([v + 0.45 * (grey - v) for v in (100, 200, 60)])
-    assert by_name["saturation"] == pytest.approx(by_name["contrast"])  # one pixel is its own mean
-    assert by_name["posterise"] == [100, 200, 60]  # 4 levels a step: all are multiples
-    assert by_name["solarise"] == [100, 55, 60]
+def pillow(operation: str, image: Image.Image, strength: float) -> Image.Image:
+    factor = 1 - 0.9 * strength
+    enhanced = {"brightness": "Brightness", "contrast": "Contrast", "saturation": "Color", "sharpness": "Sharpness"}
+    if operation in enhanced:
+        return getattr(ImageEnhance, enhanced[operation])(image).enhance(factor)
+    bits, threshold = 8 - round(4 * abs(strength)), 256 * (1 - abs(strength))
+    functions = {
+        "posterise": lambda: ImageOps.posterize(image, bits),
+        "solarise": lambda: ImageOps.solarize(image, threshold),
+        "invert": lambda: ImageOps.invert(image),
+        "autocontrast": lambda: ImageOps.autocontrast(image),
+        "equalise": lambda: ImageOps.equalize(image),
+    }
+    return functions[operation]()
+
+
+@pytest.mark.parametrize("strength", [-1.0, -0.3, 0.55, 1.0])
+@pytest.mark.parametrize("operation", [*list(TABLES)[1:], *BLENDS])
+def test_colours_equal_those_of_pillow(operation: str, strength: float) -> None:
+    """Pillow cuts fractions off where ours are rounded, and rounds the mean grey: one step of 255 apart at most."""
+    rng = np.random.default_rng(3)
+    smooth = rng.normal(110, 25, (20, 3, 1, 1)) + rng.normal(0, 30, (20, 3, 24, 17))  # most have no 0 and no 255
+    images = torch.from_numpy(np.clip(smooth, 0, 255).astype(np.uint8))
+    result = Policy(layers=1).recolour(images, drawn(operation, strength, 20)).numpy().astype(int)
+    exact = operation in ("posterise", "solarise", "invert", "equalise")
+    for image, found in zip(images.numpy(), result, strict=True):
+        expected = pillow(operation, Image.fromarray(image.transpose(1, 2, 0)), strength)
+        apart = np.abs(found - np.asarray(expected).astype(int).transpose(2, 0, 1))
+        assert apart.max() <= (0 if exact else 1)
+
+
+def test_flat_and_grey_images_keep_their_colours(images: torch.Tensor) -> None:
+    """What has one value has nothing to stretch; images of one channel are grey already."""
+    flat = torch.full((2, 3, 8, 8), 77, dtype=torch.uint8)
+    for operation in ("autocontrast", "equalise", "sharpness", "contrast", "saturation"):
+        assert torch.equal(Policy(layers=1).recolour(flat, drawn(operation, 0.8, 2)), flat)
+    grey = images[:, :1]
+    assert torch.equal(Policy(layers=1).recolour(grey, drawn("saturation", 0.8, 12)), grey)
+
+
+def test_layers_act_one_after_another(images: torch.Tensor) -> None:
+    draws = {"operation": torch.tensor([[OPERATIONS.index("solarise"), OPERATIONS.index("equalise")]]).expand(12, 2)}
+    draws["strength"] = torch.full((12, 2), 0.5)
+    images = images.repeat(1, 1, 4, 4) // 2
+    found = Policy(layers=2).recolour(images, draws)
+    for image, own in zip(images.numpy(), found.numpy(), strict=True):
+        turned = ImageOps.equalize(ImageOps.solarize(Image.fromarray(image.transpose(1, 2, 0)), 128))
+        assert (own == np.asarray(turned).transpose(2, 0, 1)).all()
+
+
+def test_pairs_of_autoaugment_are_drawn_as_often_as_they_say() -> None:
+    augment = AUGMENTATIONS["autoaugment"]
+    assert augment.policy is not None
+    draws = augment.policy.draw(200_000, torch.Generator().manual_seed(0))
+    rows = [[word.split() for word in pair.split(",")] for pair in CIFAR_PAIRS.split(";")]
+    assert len(rows) == 25
+    expected = np.zeros((2, len(OPERATIONS)))
+    for pair in rows:
+        for layer, (name, tenths, _) in enumerate(pair):
+            expected[layer, OPERATIONS.index(name.replace("-", " "))] += int(tenths) / 10 / 25
+    for layer in range(2):
+        share = np.bincount(draws["operation"][:, layer], minlength=len(OPERATIONS)) / 200_000
+        np.testing.assert_allclose(share[1:], expected[layer, 1:], atol=0.003)
+    sideways = draws["operation"] == OPERATIONS.index("shift sideways")  # strengths 8 and 9 of 9, to both sides
+    found = draws["strength"][sideways].abs().unique() * 0.3
+    torch.testing.assert_close(found, torch.tensor([8 / 9, 1.0]) * 150 / 331)
+    assert abs(float(draws["strength"][sideways].sign().mean())) < 0.05
 
 
 def test_mixup_and_cutmix_by_hand() -> None:
@@ -153,6 +217,14 @@ def test_shares_depend_on_the_seed_alone() -> None:
             {"augment": "trivialaugment", "cutout": 5},
             Augment(crop_padding=4, flip=True, cutout=5, policy=Policy(layers=1, magnitude=1.0)),
         ),
+        (
+            {"augment": "randaugment", "magnitude": 1, "cutout": 0.5},
+            Augment(crop_padding=4, flip=True, cutout=16, policy=Policy(layers=2, magnitude=1.0)),
+        ),
+        (
+            {"augment": "autoaugment", "cutout": "16"},
+            Augment(crop_padding=4, flip=True, cutout=16, policy=Policy(pairs=CIFAR_PAIRS)),
+        ),
     ],
 )
 def test_settings_choose_the_augmentation(settings: dict, expected: Augment) -> None:
@@ -181,3 +253,15 @@ def test_a_policy_and_cutout_in_the_batches_of_a_training(images: torch.Tensor) 
         alone = augment(image, {name: values[0, place][None] for name, values in draws.items()})
         torch.testing.assert_close(found[place], alone[0] / 255)
     assert (found == 0).all(1).flatten(1).sum(1).min() >= 4  # a black square, cut off at a corner at the worst
+
+
+def test_a_gpu_computes_all_images_and_selects_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def selected(images: torch.Tensor, chosen: torch.Tensor, function: Any, *given: torch.Tensor) -> torch.Tensor:
+        return torch.where(chosen[:, None, None, None], function(images, *given), images)
+
+    augment = AUGMENTATIONS["randaugment"]
+    images = torch.randint(0, 200, (200, 3, 20, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+    draws = augment.draw(200, torch.Generator().manual_seed(6))
+    found = augment(images, draws)
+    monkeypatch.setattr("rfdlc.data.policy._changed", selected)
+    assert torch.equal(augment(images, draws), found)

@@ -7,8 +7,11 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
+from rfdlc.data.augment import AUGMENTATION, Augment
 from rfdlc.data.dataset import PHOTOGRAPHS, Split
 from rfdlc.data.images import ImageFiles, PackedText, Resizing, fitted, open_image, planes
+from rfdlc.data.loader import seeded
+from rfdlc.data.policy import Policy
 from rfdlc.data.streamed import DRAWN, StreamedLoader, View, recoloured
 from rfdlc.errors import InputError
 
@@ -74,6 +77,24 @@ def test_ranks_have_as_many_steps_and_the_same_views_as_one_process(split: Split
     assert ranks[0].steps == ranks[1].steps == whole.steps
     for (together, _), (left, _), (right, _) in zip(whole.epoch(5), *(r.epoch(5) for r in ranks), strict=True):
         assert torch.equal(together[0], torch.cat([left[0], right[0]]))
+
+
+def test_random_operations_follow_on_the_device(split: Split) -> None:
+    """Those that were drawn for the place of an image in the epoch, after its crop and before it is normalised."""
+    augment = Augment(policy=Policy(layers=2, magnitude=1.0), cutout=5)
+    options = {"batch_size": 5, "seeds": (3,), "view": View(jitter=0), "workers": 0}
+    plain = torch.cat([inputs[0] for inputs, _ in StreamedLoader(split, **options).epoch(2)])
+    loader = StreamedLoader(split, PHOTOGRAPHS, augment=augment, **options)
+    draws = augment.draw(COUNT, seeded(AUGMENTATION, 3, 2))
+    changed = augment((plain * 255).round().byte(), draws)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PHOTOGRAPHS.mean, PHOTOGRAPHS.std))
+    found = torch.cat([inputs[0] for inputs, _ in loader.epoch(2)])
+    torch.testing.assert_close(found, (changed / 255 - mean) / std, atol=1e-5, rtol=1e-4)
+    assert len(draws["operation"].unique()) > 5
+    later = torch.cat([inputs[0] for inputs, _ in loader.epoch(2, start_step=2)])
+    assert torch.equal(later, found[10:])
+    evaluated = torch.cat([inputs for inputs, _ in loader.in_order()])
+    assert numbers(evaluated * std + mean) == list(range(COUNT))
 
 
 def test_balanced_sampling(split: Split) -> None:

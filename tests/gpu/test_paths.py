@@ -104,6 +104,7 @@ def test_backbone(backbone: Any, files: dict[str, Path], tmp_path: Path) -> None
         {"augment": "crop-flip-rotate"},
         {"augment": "randaugment", "cutout": 8},
         {"augment": "trivialaugment"},
+        {"augment": "autoaugment", "cutout": 0.5},
         {"mixup": 0, "cutmix": 1.0},
         {"refit": True},
         {"tune": "auto", "epochs": 30},

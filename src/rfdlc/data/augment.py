@@ -6,7 +6,7 @@ map (B, 2, 3) from a place in the result to that in the source, in pixels from t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,31 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rfdlc.data.policy import CIFAR_PAIRS, Draws, Policy, compose, rotation
+
 ORDER, AUGMENTATION, MIXING = range(3)  # independent streams of random numbers
-Draws = dict[str, Tensor]  # what was drawn for n images: tensors (n, ...)
-GREY = (0.299, 0.587, 0.114)  # luminance of red, green, blue
-
-
-def _affine(*entries: Tensor) -> Tensor:
-    """Matrices (B, 2, 3) from their six entries, row by row, each (B,)."""
-    return torch.stack([torch.stack(row, 1) for row in (entries[:3], entries[3:])], 1)
-
-
-def _moved(strength: Tensor, across: float = 0, down: float = 0, x: float = 0, y: float = 0) -> Tensor:
-    """The identity with these multiples of the strength (B,): shear along both axes, and shift."""
-    one = torch.ones_like(strength)
-    return _affine(one, across * strength, x * strength, down * strength, one, y * strength)
-
-
-def _rotation(angle: Tensor) -> Tensor:
-    zero = torch.zeros_like(angle)
-    return _affine(angle.cos(), -angle.sin(), zero, angle.sin(), angle.cos(), zero)
-
-
-def _compose(outer: Tensor, inner: Tensor) -> Tensor:
-    """Apply `inner` (B, 2, 3) first, then `outer`; elementwise, because TF32 products would be too coarse."""
-    linear = (outer[:, :, :2, None] * inner[:, None, :, :]).sum(2)  # (B, 2, 3)
-    return torch.cat([linear[..., :2], linear[..., 2:] + outer[..., 2:]], 2)
 
 
 def _nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
@@ -69,74 +47,6 @@ def _sum(line: Tensor, height: int, width: int, constant: Tensor) -> Tensor:
     x, y = (torch.arange(n, device=line.device, dtype=line.dtype) - (n - 1) / 2 for n in (width, height))
     rows = line[:, 1, None] * y + (line[:, 2] + constant)[:, None]  # (B, H)
     return (line[:, 0, None] * x)[:, None, :] + rows[:, :, None]
-
-
-# -- colour: pixels (B, C, H, W) on 0..255 and a signed strength (B, 1, 1, 1) in -1..1 -> pixels -----------------------
-def _blend(pixels: Tensor, other: Tensor | float, strength: Tensor) -> Tensor:
-    return (pixels + 0.9 * strength * (other - pixels)).clamp(0, 255)
-
-
-def _grey(pixels: Tensor) -> Tensor:
-    if pixels.shape[1] != 3:
-        return pixels.mean(1, keepdim=True)
-    red, green, blue = pixels.unbind(1)
-    return (GREY[0] * red + GREY[1] * green + GREY[2] * blue)[:, None]
-
-
-def _posterise(pixels: Tensor, strength: Tensor) -> Tensor:  # from 8 bits per channel down to 4
-    step = torch.exp2((4 * strength.abs()).round())
-    return (pixels / step).floor() * step
-
-
-COLOUR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": lambda pixels, strength: _blend(pixels, 0.0, strength),
-    "contrast": lambda pixels, strength: _blend(pixels, _grey(pixels).mean((2, 3), keepdim=True), strength),
-    "saturation": lambda pixels, strength: _blend(pixels, _grey(pixels), strength),
-    "posterise": _posterise,
-    # Inverts above a threshold that falls from 256 to 0.
-    "solarise": lambda pixels, strength: torch.where(pixels >= 256 * (1 - strength.abs()), 255 - pixels, pixels),
-}
-# A signed strength (B,) in -1..1 and the width -> an affine map (B, 2, 3) about the centre.
-GEOMETRY: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "shear sideways": lambda strength, width: _moved(strength, across=0.3),  # by up to 0.3 pixels per row
-    "shear down": lambda strength, width: _moved(strength, down=0.3),
-    "shift sideways": lambda strength, width: _moved(strength, x=0.3 * width),
-    "shift down": lambda strength, width: _moved(strength, y=0.3 * width),
-    "rotation": lambda strength, width: _rotation(strength * math.radians(30)),
-}
-
-
-@dataclass(frozen=True)
-class Policy:
-    """`layers` random operations per image, each of a random strength up to `magnitude` (0 to 1)."""
-
-    layers: int = 2
-    magnitude: float = 0.5
-
-    def draw(self, count: int, generator: torch.Generator) -> Draws:
-        """Which operations, and how strong: (count, layers) each."""
-        shape, device = (count, self.layers), generator.device
-        strength = (torch.rand(shape, generator=generator, device=device) * 2 - 1) * self.magnitude
-        operation = torch.randint(len(COLOUR) + len(GEOMETRY), shape, generator=generator, device=device)
-        return {"operation": operation, "strength": strength}
-
-    def recolour(self, pixels: Tensor, draws: Draws) -> Tensor:
-        """The colour operations, layer by layer, on pixels (B, C, H, W)."""
-        for layer in range(self.layers):
-            operation, strength = (draws[n][:, layer, None, None, None] for n in ("operation", "strength"))
-            for number, colour in enumerate(COLOUR.values()):
-                pixels = torch.where(operation == number, colour(pixels, strength), pixels)
-        return pixels
-
-    def matrix(self, draws: Draws, width: int) -> Tensor:
-        """The geometric operations of all layers as one map (B, 2, 3)."""
-        total = _moved(torch.zeros_like(draws["strength"][:, 0]))
-        for layer in range(self.layers):
-            operation, strength = draws["operation"][:, layer], draws["strength"][:, layer]
-            for number, move in enumerate(GEOMETRY.values(), start=len(COLOUR)):
-                # A strength of zero is the identity.
-                total = _compose(total, move(torch.where(operation == number, strength, 0.0), width))
-        return total
 
 
 @dataclass(frozen=True)
@@ -184,18 +94,16 @@ class Augment:
         if self.rotation:
             draws["angle"] = torch.zeros(count, device=device)
         if self.policy is not None:
-            shape = count, self.policy.layers
-            draws["operation"] = torch.zeros(shape, dtype=torch.int64, device=device)
-            draws["strength"] = torch.zeros(shape, device=device)
+            draws |= self.policy.unchanged(count, device)
         return draws
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        """uint8 (B, C, H, W) and their draws -> (B, C, H, W), still on the scale 0..255; float after a policy."""
-        pixels = images if self.policy is None else self.policy.recolour(images.float(), draws)
+        """uint8 (B, C, H, W) and their draws -> (B, C, H, W), still on the scale 0..255."""
+        pixels = images if self.policy is None else self.policy.recolour(images, draws)
         if draws.keys() & {"crop", "flip", "angle", "operation"}:
-            matrix = _rotation(draws["angle"] if self.rotation else torch.zeros(len(pixels), device=pixels.device))
+            matrix = rotation(draws["angle"] if self.rotation else torch.zeros(len(pixels), device=pixels.device))
             if self.policy is not None:
-                matrix = _compose(self.policy.matrix(draws, pixels.shape[-1]), matrix)
+                matrix = compose(self.policy.matrix(draws, pixels.shape[-1]), matrix)
             if self.flip:
                 sign = torch.where(draws["flip"], -1.0, 1.0)
                 matrix = torch.stack([matrix[:, 0] * sign[:, None], matrix[:, 1]], 1)
@@ -227,6 +135,7 @@ AUGMENTATIONS = {
     "crop-flip-rotate": Augment.paper(),
     "randaugment": Augment(crop_padding=4, flip=True, policy=Policy()),
     "trivialaugment": Augment(crop_padding=4, flip=True, policy=Policy(layers=1, magnitude=1.0)),
+    "autoaugment": Augment(crop_padding=4, flip=True, policy=Policy(pairs=CIFAR_PAIRS)),
 }
 
 

@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rfdlc.data.augment import AUGMENTATION, ORDER, Augment, Draws, covering
+from rfdlc.data.augment import AUGMENTATION, ORDER, Augment, covering
 from rfdlc.data.dataset import Normalisation, Split
+from rfdlc.data.policy import Draws
 from rfdlc.errors import choose, expect
 
 # A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from rfdlc.data.augment import AUGMENTATION, GREY, Augment
+from rfdlc.data.augment import AUGMENTATION, Augment
 from rfdlc.data.dataset import Normalisation, Split
 from rfdlc.data.images import CROPPED, Box, BrokenImage, ImageFiles, Resizing, decoded, fitted, planes, view
-from rfdlc.data.loader import EpochLoader
+from rfdlc.data.loader import EpochLoader, seeded
+from rfdlc.data.policy import GREY, Draws
 from rfdlc.errors import InputError, expect
 
 if TYPE_CHECKING:
@@ -114,17 +115,19 @@ _Loader = DataLoader[tuple[Tensor, str]]
 class StreamedLoader(EpochLoader):
     """The interface of ResidentLoader for one run; `workers=0` decodes in this process.
 
+    Workers crop and flip (`view`); the random operations and the cutout of `augment` follow on the device.
     What is drawn for an image depends on (seed, epoch, its place in the epoch) alone, not on workers or ranks.
     """
 
     def __init__(
         self, split: Split, normalisation: Normalisation | None = None, *,
-        view: View | None = None, workers: int | None = None, **options: Any,
+        view: View | None = None, workers: int | None = None, augment: Augment | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if not isinstance(split.inputs, ImageFiles):
             raise InputError("these samples are in memory: use a ResidentLoader, which is faster")
         super().__init__(split, normalisation, "cpu", **options)
         expect(len(self.seeds) == 1, f"a StreamedLoader feeds one run, got seeds {self.seeds}: give one seed")
+        self.augment = augment or Augment()
         self._batches = _Batches(split.inputs, view or View(), self.seeds[0])
         self.workers = min(16, os.cpu_count() or 1) if workers is None else workers
         self._requests: list[_Request] = []
@@ -133,7 +136,8 @@ class StreamedLoader(EpochLoader):
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         (order,) = self.draw_order(epoch).numpy()
         self._requests[:] = [(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
-        for inputs, targets in self._received(self._kept, self._requests):
+        draws = self.augment.draw(self.count, seeded(AUGMENTATION, self.seeds[0], epoch, self.device))
+        for inputs, targets in self._received(self._kept, self._requests, draws):
             yield inputs[None], targets[None]
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -147,21 +151,26 @@ class StreamedLoader(EpochLoader):
         own: dict[str, Any] = {"worker_init_fn": _freeze, "generator": torch.Generator(), **workers}
         return DataLoader(self._batches, None, sampler=requests, pin_memory=self.device.type == "cuda", **own)
 
-    def _received(self, loader: _Loader, requests: list[_Request]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _received(
+        self, loader: _Loader, requests: list[_Request], draws: Draws | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         # Copies have a stream of their own: while the device computes a step, the next batch is on its way.
         side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        for (indices, _), (images, trouble) in zip(requests, loader, strict=True):
+        for (indices, training), (images, trouble) in zip(requests, loader, strict=True):
             if trouble:
                 raise BrokenImage(f"{trouble}. Repair or remove it; rfdlc inspect finds all such files")
             targets = self.targets[torch.from_numpy(indices)]
             with torch.cuda.stream(side):  # None: as without
-                inputs = self._normalised(images.to(self.device, non_blocking=True))
-                batch = inputs, targets.to(self.device, non_blocking=True)
+                inputs = images.to(self.device, non_blocking=True)
+                batch = inputs if draws else self._normalised(inputs), targets.to(self.device, non_blocking=True)
             if side is not None:
                 step = torch.cuda.current_stream(self.device)
                 step.wait_stream(side)
                 for tensor in batch:
                     tensor.record_stream(step)  # its memory is used again only after that step
+            if draws and training:
+                own = {name: drawn[training[1] :][: len(indices)] for name, drawn in draws.items()}
+                batch = self._normalised(self.augment(inputs, own)), batch[1]
             yield batch
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from rfdlc.data.augment import AUGMENTATIONS, Policy
+from rfdlc.data.augment import AUGMENTATIONS
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import ImageFiles
+from rfdlc.data.policy import Policy
 from rfdlc.decide.classes import Indices
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import ProcessGroup

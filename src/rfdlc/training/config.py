@@ -119,7 +119,10 @@ class TrainConfig(BaseModel):
     # data
     sampling: str = Field("shuffle", description="how samples are drawn")
     augment: str = Field("auto", description=", ".join(AUGMENTATIONS) + " of images; auto: crop")
-    cutout: int = Field(0, ge=0, description="side in pixels of a black square placed in every image, 0 for none")
+    magnitude: Share = Field(0.0, description="largest strength of random operations of `augment`; 0: as they have")
+    cutout: float = Field(
+        0.0, ge=0, description="side of a black square in every image: pixels, or below 1 a share of its side; 0: none"
+    )
     jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
     workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup's Beta(alpha, alpha), 0 for none")

@@ -67,7 +67,9 @@ class PreparedStage:
         drawn: dict[str, Any] = {"seeds": [config.seed for config in self.each], "sampling": self.settings.sampling}
         drawn["batch_size"] = group.shard_size(self.settings.batch_size, self.settings.accumulate)
         if isinstance(data.train.inputs, ImageFiles):
-            drawn["view"] = View.of(augmentation(self.settings, "images"), self.settings.jitter)
+            found = augmentation(self.settings, "images", data.input_shape[-1]) or Augment()
+            drawn["view"] = View.of(found, self.settings.jitter)
+            drawn["augment"] = replace(found, crop_padding=0, flip=False, rotation=0.0)
         else:
             each = [augmentation(config, data.kind, data.input_shape[-1]) for config in self.each]
             drawn["augment"] = each[0] if len(set(each)) == 1 else each
@@ -111,7 +113,10 @@ def augmentation(config: TrainConfig, kind: str, side: int = 32) -> Augment | No
     """The augmentation of images that a config names, cropped by an eighth of large ones; other samples have none."""
     chosen = AUGMENTATIONS["crop" if config.augment == "auto" else config.augment]
     padding = max(chosen.crop_padding if side >= SMALLEST_CROPPED else 1, side // 8) if chosen.crop_padding else 0
-    return replace(chosen, cutout=config.cutout, crop_padding=padding) if kind == "images" else None
+    cutout = round(config.cutout * side if config.cutout < 1 else config.cutout)
+    policy = chosen.policy and replace(chosen.policy, magnitude=config.magnitude or chosen.policy.magnitude)
+    changed = replace(chosen, cutout=cutout, crop_padding=padding, policy=policy)
+    return changed if kind == "images" else None
 
 
 def _loader(

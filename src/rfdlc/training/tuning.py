@@ -148,7 +148,7 @@ def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
     free |= {"mixup"} if run.method.mixes and not config.cutmix else set()
     usual = {name: getattr(config, name) for name in ("augment", "mixup")}
     tried = [{**own, "mixup": own["mixup"] and (config.mixup or own["mixup"])} for own in AUGMENTED]
-    if isinstance(inputs, ImageFiles):  # of which RandAugment makes nothing else than crop-flip
+    if isinstance(inputs, ImageFiles):  # decoded for every trial alone: few trials
         tried = [own for own in tried if own["augment"] != "randaugment"]
     found = [{**usual, **{name: own[name] for name in free - given}} for own in tried]
     most = MOST_TRIALS if config.tune == "auto" else int(config.tune)
