@@ -1,4 +1,4 @@
-"""train, resume, fork, predict and demo from the command line."""
+"""train, resume, fork and predict from the command line."""
 
 import json
 
@@ -217,9 +217,3 @@ def test_settings_are_listed():
     listed = run("train", "--settings").stdout
     assert "prior_tau=" in listed
     assert "epochs=100" in listed
-
-
-def test_demo(tmp_path):
-    told = json.loads(run("demo", "--out", tmp_path / "demo", "--json").stdout)
-    assert told["RF-DLC by expected utility"]["mean_utility"] > told["cross-entropy"]["mean_utility"]
-    assert (tmp_path / "demo" / "rf-dlc" / "metrics.json").exists()

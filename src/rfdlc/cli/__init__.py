@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, deploy, train, utility
+from rfdlc.cli import data, decide, demo, deploy, train, utility
 from rfdlc.errors import InputError, printable
 from rfdlc.progress import shown, speaks
 
@@ -27,7 +27,8 @@ VERSION = "Print the version and exit."
 COMMANDS = {
     decide: ("decide", "evaluate", "report", "plot", "compare", "mislabelled"),
     data: ("inspect",),
-    train: ("demo", "methods", "train", "resume", "fork"),
+    demo: ("demo",),
+    train: ("methods", "train", "resume", "fork"),
     deploy: ("embed", "predict", "export", "sign", "verify", "serve"),
 }
 for _module, _names in COMMANDS.items():

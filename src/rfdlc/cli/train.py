@@ -1,11 +1,10 @@
-"""Commands that train: `rfdlc train`, `resume`, `fork` and `demo`; and `rfdlc methods`."""
+"""Commands that train: `rfdlc train`, `resume` and `fork`; and `rfdlc methods`."""
 
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,6 @@ from rfdlc.cli.request import (
     JsonOption,
     Root,
     RunFolder,
-    SeedOption,
     SkipBroken,
     Source,
     Target,
@@ -213,51 +211,6 @@ def methods(json: JsonOption = False) -> None:
         text = Text.assemble(row.summary, (f" ({row.reference})", "dim"), defaults)
         table.add_row(Text(name, "bold"), text, str(known["particles"]), " + ".join(stages), f"{known['cost']:.3g}")
     output(json, {"methods": rows}, table)
-
-
-def demo(
-    out: Annotated[Path, Option("--out", "-o", help="Folder of both runs, numbered if it exists.")] = Path("runs/demo"),
-    seed: SeedOption = 0,
-    json: JsonOption = False,
-) -> None:
-    """Handwritten digits with a long tail: plain cross-entropy against RF-DLC, under a tail-sensitive utility.
-
-    **Examples**
-
-    - `rfdlc demo`
-    - `rfdlc demo --seed 1 --json`
-    """
-    names = (out if i == 1 else out.with_name(f"{out.name}-{i}") for i in count(1))
-    folder = next(name for name in names if not name.exists())
-    with ready():
-        columns = {name: result.to_dict() for name, result in train_both(folder, seed).items()}
-    page = folder / "report.html"
-    output(
-        json,
-        {"folder": str(folder), "report": str(page), **columns},
-        metrics_table(columns, "digits-lt: long-tailed training data, balanced test data"),
-        "utility: a tail sample decided as a more frequent class costs 1, a right decision gains 1",
-        f"run folders: {folder}/ce and {folder}/rf-dlc",
-        f"report: {page} (open it in a browser, and edit the utility there)",
-        f"next: rfdlc evaluate {folder}/rf-dlc --utility tail-sensitive --penalty -0.5",
-    )
-
-
-def train_both(folder: Path, seed: int = 0) -> "dict[str, rfdlc.Evaluation]":
-    """Train both on digits-lt, and score them on its balanced test split with one utility; with a report of both."""
-    data = rfdlc.load("digits-lt")
-    assert data.test is not None
-    utility = rfdlc.Utility.tail_sensitive(data.classes)
-    plain, ours = (rfdlc.train(data, method, folder / method, seed=seed) for method in ("ce", "rf-dlc"))
-    corrected = plain.decider.replace(target_prior="uniform", utility=utility)
-    runs = {"RF-DLC": folder / "rf-dlc", "cross-entropy": folder / "ce"}
-    rfdlc.report(runs, utility, folder / "report.html", images=data.test.array, title="rfdlc demo: digits-lt")
-    decided = {
-        "cross-entropy": (plain, rfdlc.Decider(utility, calibration=None, rule="argmax")),
-        "cross-entropy, calibrated, prior corrected, by expected utility": (plain, corrected),
-        "RF-DLC by expected utility": (ours, ours.decider.replace(utility=utility)),
-    }
-    return {name: rfdlc.evaluate(model.predict(data.test), decider=by) for name, (model, by) in decided.items()}
 
 
 @contextmanager
