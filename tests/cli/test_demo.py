@@ -10,8 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rfdlc.cli import app
-from rfdlc.cli.demo import ABSTAINS, DECIDED, ENSEMBLE, LIKELIEST, _said
+from rfdlc.cli.demo import ABSTAINS, DECIDED, ENSEMBLE, LIKELIEST, MEANING, _said
 from rfdlc.decide.comparison import Difference
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +51,25 @@ def test_the_budget_is_kept_and_costs_bring_more_than_chance(found):
 
 def test_the_readme_shows_what_is_printed(found):
     """The sentences are the same, and the numbers are those of the committed results of the same seed."""
-    root = Path(__file__).parents[2]
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    with open(root / "benchmarks/results/demo.csv", newline="", encoding="utf-8") as file:
+    with open(ROOT / "benchmarks/results/demo.csv", newline="", encoding="utf-8") as file:
         rows = {row["step"]: row for row in csv.DictReader(file) if row["seed"] == "0"}
     for number, (name, row) in enumerate(rows.items()):
         utility, low, high = (f"{float(row[key]):.3f}" for key in ("mean_utility", "utility_low", "utility_high"))
         cells = (f"{number} {name}", row["right"], row["costly"], row["person"], utility, f"{low} to {high}")
-        assert "   ".join(cells) in re.sub(" {3,}", "   ", readme)
+        assert "   ".join(cells) in re.sub(" {3,}", "   ", README)
         if number:
             values = (float(row[f"added_{key}"]) for key in ("difference", "low", "high"))
             added = Difference("mean_utility", "", 0, 0, *values, p=1)
-            assert f"\n{_said(number, name, added)}\n" in readme
+            assert f"\n{_said(number, name, added)}\n" in README
     assert set(rows) == set(found["steps"])
+
+
+def test_the_readme_has_the_means_over_seeds():
+    with open(ROOT / "benchmarks/results/demo.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    added = {name: [float(row["added_difference"]) for row in rows if row["step"] == name] for name in MEANING}
+    one, two, three = (f"{sum(values) / len(values):.3f}" for values in added.values())
+    assert f"the steps add {one}, {two} and {three}" in README
 
 
 def test_a_gain_that_may_be_chance_is_called_so():
