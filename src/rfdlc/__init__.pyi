@@ -25,6 +25,8 @@ from rfdlc.integrations.signing import verify as verify
 from rfdlc.integrations.sklearn.estimator import RFDLCClassifier as RFDLCClassifier
 from rfdlc.integrations.sklearn.scoring import make_utility_scorer as make_utility_scorer
 from rfdlc.integrations.sklearn.utility_classifier import UtilityClassifier as UtilityClassifier
+from rfdlc.integrations.watching import recalibrate as recalibrate
+from rfdlc.integrations.watching import watch as watch
 from rfdlc.training.config import TrainConfig as TrainConfig
 from rfdlc.training.cross_validation import cross_validate as cross_validate
 from rfdlc.training.model import Model as Model

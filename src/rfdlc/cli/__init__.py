@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, deploy, train, utility
+from rfdlc.cli import data, decide, demo, deploy, train, utility, watch
 from rfdlc.errors import InputError, printable
 from rfdlc.progress import shown, speaks
 
@@ -30,6 +30,7 @@ COMMANDS = {
     demo: ("demo",),
     train: ("methods", "train", "resume", "fork"),
     deploy: ("embed", "predict", "export", "sign", "verify", "serve"),
+    watch: ("watch", "recalibrate"),
 }
 for _module, _names in COMMANDS.items():
     for _name in _names:

@@ -17,7 +17,7 @@ Floats = NDArray[np.floating[Any]]
 
 BOOK_KEEPING = ("id", "target")  # columns of a table that are not classes
 DECIDED = ("action", "expected_utility")  # nor are these two, if both are there
-DETAILS = ("reason", "set", "set_size")  # nor these, beside those two
+DETAILS = ("reason", "set", "set_size", "time", "decider")  # nor these, beside those two
 KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says what the probabilities are
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much: files often hold rounded probabilities
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms

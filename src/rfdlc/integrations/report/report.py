@@ -204,8 +204,8 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
 
 def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str]]) -> str:
     """The page with its data; `summary` (metric, value, interval) is shown where scripts do not run."""
-    style = _asset("report.css")
-    script = '(() => {\n"use strict";\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
+    style = asset("report.css")
+    script = '(() => {\n"use strict";\n' + "\n".join(asset(name) for name in SCRIPTS) + "})();\n"
     # No character of the data can end a script element or start markup.
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in summary]
@@ -221,10 +221,11 @@ def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str
         "summary": "\n".join(f"<tr>{row}</tr>" for row in cells),
     }
     # One pass: inserted text is not searched again, so no text of a user is taken for a placeholder.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("report.html"))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the page."""
     return (files("rfdlc.integrations.report") / "assets" / name).read_text(encoding="utf-8")
 
 

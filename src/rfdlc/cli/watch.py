@@ -1,0 +1,76 @@
+"""Commands on decisions in service: `rfdlc watch`, `recalibrate`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+import rfdlc
+from rfdlc.cli.request import JsonOption
+from rfdlc.cli.writing import check_writable, output
+from rfdlc.errors import choose, counted
+
+SOURCE = "The folder of `rfdlc serve --log-decisions`, or predictions (CSV, Parquet, `.npz`) in the order they came."
+REFERENCE = "Held-out predictions with `target`, or a run folder: what decisions promised."
+WINDOW = "Samples of a window, or its time (`6h`, `1d`, `1w`); by default a twentieth, at least 1,000 samples."
+TRAFFIC = "Samples per month, for the rate of false alarms; by default as the times of the log say."
+KIND = "`prior`, `calibration` or `both`; by default what gains most."
+
+
+def watch(
+    source: Annotated[Path, Argument(metavar="LOG", help=SOURCE)],
+    reference: Annotated[Path, Option("--reference", "-r", help=REFERENCE)],
+    out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path("watch.html"),
+    decider: Annotated[Path | None, Option(help="Decider of predictions (a log has its own): a file or run.")] = None,
+    window: Annotated[str | None, Option(help=WINDOW)] = None,
+    per_month: Annotated[int | None, Option(min=1000, help=TRAFFIC)] = None,
+    logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Estimate without labels what decisions in service are still worth, and test whether anything has changed.
+
+    **Examples**
+
+    - `rfdlc watch decisions/ --reference runs/a -o watch.html`
+    - `rfdlc watch decisions/ -r held-out.parquet --window 1d --json`
+    - `rfdlc watch scored.parquet --decider decider.json -r held-out.npz`
+    """
+    check_writable(out, endings=(".html", ".htm"))
+    own = decider
+    if own is None and (reference / "decider.json").is_file() and not (source / "deciders").is_dir():
+        own = reference
+    found = rfdlc.watch(source, reference, out, decider=own, window=window, per_month=per_month, logits=logits)
+    output(json, found.to_dict() | {"out": str(out)}, *found.verdict, f"Written to {out}: open it in a browser.")
+
+
+def recalibrate(
+    source: Annotated[Path, Argument(metavar="LOG", help="The folder of `rfdlc serve --log-decisions`.")],
+    out: Annotated[Path, Option("--out", "-o", help="The decider to write (JSON); a server takes it up.")],
+    kind: Annotated[str | None, Option("--kind", help=KIND)] = None,
+    json: JsonOption = False,
+) -> None:
+    """Calibrate a decider again, or change its prior, from logged decisions and labels sent to POST /feedback.
+
+    **Examples**
+
+    - `rfdlc recalibrate decisions/ -o decider.json`
+    - `rfdlc recalibrate decisions/ -o decider.json --kind prior --json`
+    """
+    from rfdlc.decide.feedback import decider_version
+    from rfdlc.decide.metrics import readable
+
+    check_writable(out, endings=(".json",))
+    if kind is not None:
+        choose("kind", kind, ("prior", "calibration", "both"))
+    chosen, found, realised = rfdlc.recalibrate(source, out, kind=kind)
+    version, ends = decider_version(chosen.decider), " to ".join(map(readable, realised.interval))
+    each = {o.name: {"gain": o.gain, "interval": o.interval, "pays": o.pays} for o in found}
+    advice = "the interval is above 0: it pays" if chosen.pays else "not shown to pay yet: the interval contains 0"
+    table = {"out": str(out), "decider": version, "kind": chosen.name, "labels": realised.labelled, "options": each}
+    lines = [
+        f"{counted(realised.labelled, 'label')}: realised utility {readable(realised.utility)} ({ends}), "
+        f"promised {readable(realised.promised)}.",
+        *(f"{o.name}: {readable(o.gain)} per sample ({' to '.join(map(readable, o.interval))})" for o in found),
+        f"Written to {out} ({chosen.name}, decider {version}); {advice}.",
+    ]
+    output(json, table | {"realised_utility": realised.utility, "interval": realised.interval}, *lines)

@@ -1,0 +1,203 @@
+"""Labels that come later: realised utility from what was reviewed, and deciders calibrated again from it."""
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rfdlc.decide.calibrators import CALIBRATORS, SAMPLES_NEEDED, Calibrator, MatrixScaling
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.intervals import Z
+from rfdlc.decide.monitor import Decided
+from rfdlc.decide.priors import Prior, estimate_prior
+from rfdlc.decide.rules import corrected
+from rfdlc.decide.scores import Floats, safe_log, softmax
+from rfdlc.errors import expect
+
+STRATA = 5  # of the largest probability, apart for handed-over samples
+FOLDS, FEWEST = 5, 50  # labels below which nothing is advised
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Realised:
+    """The mean utility of all decisions, from those that have labels."""
+
+    utility: float
+    interval: tuple[float, float]
+    promised: float  # the mean expected utility of the same decisions
+    labelled: int
+    covered: float  # share of the decisions that are like some labelled one
+
+    @property
+    def broken(self) -> bool:
+        """Whether the promise lies outside the interval."""
+        return not self.interval[0] <= self.promised <= self.interval[1]
+
+
+def strata(decisions: Decided) -> Indices:
+    """A stratum of each decision (N,): what is reviewed depends on whether it was handed over and how sure it is."""
+    confidence = decisions.probabilities.max(axis=1)
+    edges = np.quantile(confidence, np.arange(1, STRATA) / STRATA)
+    return np.asarray(np.searchsorted(edges, confidence) + STRATA * (decisions.decided < 0))
+
+
+def review_weights(group: Indices, rows: Indices, propensity: Any = None) -> Floats:
+    """Inverse propensities (n,) of labelled rows: given ones, or the share of each stratum that has labels."""
+    if propensity is not None:
+        given = np.asarray(propensity, dtype=np.float64)
+        right = given.shape == (len(rows),) and bool((given > 0).all() and (given <= 1).all())
+        expect(right, "propensity: expected a probability above 0 and at most 1 for every label")
+        return 1 / given
+    return (np.bincount(group) / np.maximum(np.bincount(group[rows], minlength=group.max() + 1), 1))[group[rows]]
+
+
+def realised_utility(
+    values: Floats, expected: Floats, group: Indices, rows: Indices, propensity: Any = None
+) -> Realised:
+    """The mean utility with its 95% interval, from the utilities (n,) of labelled rows among N decisions.
+
+    `expected` (N,) and `group` (N,) are expected utilities and strata of all decisions.
+    """
+    weights = review_weights(group, rows, propensity)
+    mean = float(weights @ values / weights.sum())
+    own = group[rows]
+    labelled, total = np.bincount(own, minlength=group.max() + 1), np.bincount(group)
+    middle = np.bincount(own, values, len(total)) / np.maximum(labelled, 1)
+    several = labelled[own] > 1
+    away = np.where(several, values - middle[own], values - mean)
+    scale = np.where(several, labelled[own] / np.maximum(labelled[own] - 1, 1), 1.0)
+    unseen = 1 - labelled[own] / total[own] if propensity is None else 1.0  # all labelled: nothing is left to chance
+    half = Z * float(np.sqrt((weights**2 * scale * unseen) @ away**2)) / float(weights.sum())
+    known = labelled[group] > 0
+    promised = float(expected[known].mean() if propensity is None else expected.mean())
+    return Realised(mean, (mean - half, mean + half), promised, len(rows), float(known.mean()))
+
+
+def decider_version(decider: Decider) -> str:
+    """A short name of everything that a decider decides by.
+
+    >>> from rfdlc import Utility
+    >>> decider = Decider(Utility.one_hot(2))
+    >>> decider_version(decider) == decider_version(Decider.from_dict(decider.to_dict()))
+    True
+    """
+    return _version(decider)
+
+
+@lru_cache(maxsize=64)
+def _version(decider: Decider) -> str:
+    table = {name: value for name, value in decider.to_dict().items() if name not in ("joint", "calibrated_on")}
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def on_top(old: Decider, new: Decider) -> tuple[float, Floats]:
+    """(a, b) with log p_new = a log p_old + b up to a constant, for corrected probabilities of two deciders.
+
+    Raises
+    ------
+    InputError
+        If the calibrators differ by more than a temperature and biases, or the deciders combine particles differently.
+    """
+    (W, b, power), (W_new, b_new, power_new) = _affine(old), _affine(new)
+    same = old.combine == new.combine and np.array_equal(old.weights, new.weights) and power == power_new
+    fits = same and np.shape(W) == np.shape(W_new)
+    scale = float(np.sum(W_new) / np.sum(W)) if fits and np.sum(W) else np.nan
+    fits = fits and bool(np.allclose(scale * np.asarray(W), W_new, rtol=1e-6, atol=1e-12)) and scale > 0
+    names = old.utility.classes.names == new.utility.classes.names
+    expect(fits and names, "this decider was not recalibrated from the one that is served: serve its model again")
+    return scale, b_new - scale * b
+
+
+def _affine(decider: Decider) -> tuple[Any, Floats, float]:
+    """W, b and the power of corrected probabilities, softmax(W log p + b)."""
+    weight, bias = (1.0, 0.0) if decider.fitted is None else decider.fitted.as_affine()
+    ratio = decider.ratio()
+    moved = np.zeros(len(decider.utility.classes)) if ratio is None else np.log(np.maximum(ratio, TINY))
+    return weight, moved + np.asarray(bias), 1.0 if decider.fitted is None else decider.fitted.power
+
+
+def revised(p: Floats, scale: float, bias: Floats) -> Floats:
+    """Probabilities (N, C) of a recalibrated decider, from those of the old one."""
+    return softmax(scale * safe_log(np.asarray(p, dtype=np.float64)) + bias).astype(p.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Revision:
+    """A way to decide from now on, and what it gains per sample: a cross-fitted difference with its interval."""
+
+    name: str
+    decider: Decider
+    gain: float
+    interval: tuple[float, float]
+
+    @property
+    def pays(self) -> bool:
+        """Whether the whole interval is above 0."""
+        return self.interval[0] > 0
+
+
+def options(decider: Decider, decisions: Decided, rows: Indices, targets: Indices, weights: Floats) -> list[Revision]:
+    """What a new prior, a recalibration, or both would gain, the best first.
+
+    `decisions` are all that were logged, `rows` (n,) those with labels `targets`, and `weights` their inverse
+    propensities. The new prior is estimated from all of them without labels.
+    """
+    expect(len(rows) >= FEWEST, f"{len(rows)} labels of logged decisions: expected at least {FEWEST} to learn from")
+    served = _served_prior(decider, targets, weights)
+    p, U = decisions.probabilities, decider.utility.matrix
+    new = estimate_prior(p, np.maximum(served, 1e-12)).prior
+    labelled, mine = p[rows], U[targets, decisions.actions[rows]]
+    fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS
+    found = []
+    for name, fits, prior in (("prior", False, new), ("calibration", True, served), ("both", True, new)):
+        chosen = np.empty(len(rows), dtype=np.int64)
+        for inside in (fold == k for k in range(FOLDS)):
+            own = _calibrator(labelled[~inside], targets[~inside], weights[~inside], served) if fits else None
+            chosen[inside] = decider.decide_probabilities(_decided(labelled[inside], own, served, prior))
+        gains = U[targets, chosen] - mine
+        gains[decisions.unfamiliar[rows]] = 0.0  # handed over in any case
+        gain = float(weights @ gains / weights.sum())
+        half = Z * float(np.sqrt(weights**2 @ (gains - gain) ** 2)) / float(weights.sum())
+        own = _calibrator(labelled, targets, weights, served) if fits else None
+        found.append(Revision(name, _composed(decider, own, served, prior), gain, (gain - half, gain + half)))
+    return sorted(found, key=lambda option: -option.gain)
+
+
+def _served_prior(decider: Decider, targets: Indices, weights: Floats) -> Prior:
+    if decider.decided_prior is not None:
+        return decider.decided_prior
+    return np.bincount(targets, weights, len(decider.utility.classes)) / weights.sum()
+
+
+def _calibrator(p: Floats, targets: Indices, weights: Floats, served: Prior) -> Calibrator:
+    """A temperature, with biases where there are labels enough for them; both scale log p by one number."""
+    name = "bias-corrected-temperature"
+    effective = float(weights.sum() ** 2 / (weights @ weights))
+    name = name if effective >= np.polyval(SAMPLES_NEEDED[name], len(served)) else "temperature"
+    repeats = weights * effective / weights.sum()  # as much as the labels tell, not more
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CALIBRATORS[name].fit(safe_log(p), targets, sample_weight=repeats, train_prior=served)
+
+
+def _decided(p: Floats, own: Calibrator | None, served: Prior, prior: Prior) -> Floats:
+    carried = served if own is None or own.prior is None else np.array(own.prior)
+    return corrected(p if own is None else own.apply(safe_log(p)), prior / np.maximum(carried, TINY))
+
+
+def _composed(decider: Decider, own: Calibrator | None, served: Prior, prior: Prior) -> Decider:
+    """The calibrator on top of the served probabilities, as one map of the scores."""
+    weight, bias, power = _affine(decider)
+    scale, shift = (1.0, 0.0) if own is None else own.as_affine()
+    carried = served if own is None or own.prior is None else np.array(own.prior)
+    fitted = MatrixScaling(weight * scale, bias * scale + shift, tuple(carried.tolist()), power)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sets of coverage are left out: they promise nothing for other probabilities
+        changes: dict[str, Any] = {"fitted": fitted, "target_prior": prior, "budget": None, "joint": None}
+        return decider.replace(**changes, calibrated_on=None)

@@ -1,0 +1,310 @@
+"""watch(): logged decisions as windows with estimates, tests and a verdict; recalibrate() from labels."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rfdlc.decide import feedback
+from rfdlc.decide.classes import Indices
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.metrics import readable
+from rfdlc.decide.monitor import (
+    LEVELS,
+    MISFIT,
+    PRIOR,
+    STRANGE,
+    UTILITY,
+    Decided,
+    Monitor,
+    Reference,
+    Window,
+    assess,
+    lengths_needed,
+)
+from rfdlc.decide.predictions import Predictions, encode_targets
+from rfdlc.decide.priors import estimate_prior
+from rfdlc.decide.rules import UNFAMILIAR
+from rfdlc.errors import InputError, counted, expect, listing
+from rfdlc.files import parse_json
+from rfdlc.progress import track
+from rfdlc.tables import open_table, parquet_files, read_numbers
+
+DECIDERS, LABELS = "deciders", "feedback.jsonl"  # in the folder of a log
+SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
+MONTH = 30 * SECONDS["d"]
+WINDOWS, SHORTEST = 20, 1000  # by default: so many windows at most, and their shortest length
+TRAFFIC = 30_000  # samples of a month, if no times are known
+COLUMNS = ("id", "action", "reason", "decider")
+NOT_TRUSTED = "The estimates below are not to be trusted"
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """Decisions of one decider, and the labels that came for some of them."""
+
+    decider: Decider
+    version: str
+    decisions: Decided
+    left_out: int = 0  # decisions of earlier versions of the decider
+    rows: Indices | None = None  # of decisions with labels
+    targets: Indices | None = None
+    propensity: NDArray[np.float64] | None = None
+
+
+def read_log(source: str | Path, decider: str | Path | Decider | None = None, logits: bool = False) -> Log:
+    """A folder of `rfdlc serve --log-decisions`: its last decider's decisions; or predictions and their decider."""
+    place = Path(source)
+    logged = (place / DECIDERS).is_dir()
+    if not logged:
+        if decider is None:
+            raise InputError(f"{place}: is not a log of decisions, so it needs its decider: --decider FILE or RUN")
+        decider = decider if isinstance(decider, Decider) else Decider.load(decider)
+        decisions = Decided.of(decider, Predictions.load(place, decider.utility.classes, logits=logits))
+        return Log(decider, feedback.decider_version(decider), decisions)
+    expect(parquet_files(place), f"{place}: has no decisions yet: the server writes them every minute, and at its end")
+    file = open_table(place)
+    absent = [name for name in (*COLUMNS, "time") if name not in file.names]
+    expect(not absent, f"{place}: has no column {listing(absent)}: expected a log of `rfdlc serve --log-decisions`")
+    newest = sorted(parquet_files(place))[-1]
+    version = read_numbers(open_table(newest), ["time"], ["decider"])[1]["decider"][-1]
+    served = Decider.load(place / DECIDERS / f"{version}.json")
+    names = list(served.utility.classes.names)
+    values, texts = read_numbers(file, [*names, "time"], COLUMNS)
+    order = np.argsort(values[:, -1], kind="stable")
+    order = order[texts["decider"][order] == version]
+    place_of = {name: i for i, name in enumerate(served.utility.actions)}
+    actions = np.array([place_of[name] for name in texts["action"][order]], dtype=np.int64)
+    strange = texts["reason"][order] == UNFAMILIAR
+    decisions = Decided(served.utility, values[order, :-1], actions, strange, values[order, -1])
+    labels = _labels(place / LABELS, texts["id"][order], served)
+    return Log(served, str(version), decisions, len(values) - len(order), *labels)
+
+
+def _labels(path: Path, ids: NDArray[np.str_], decider: Decider) -> tuple[Any, Any, Any]:
+    """Rows, classes and propensities of labelled decisions; the last label of a decision counts."""
+    if not path.is_file():
+        return None, None, None
+    where, found = {name: i for i, name in enumerate(ids.tolist())}, dict[int, tuple[str, float | None]]()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            entry = parse_json(line)
+            if entry["id"] in where:
+                found[where[entry["id"]]] = str(entry["label"]), entry.get("propensity")
+        except (InputError, KeyError, TypeError):
+            raise InputError(f"{path}: line {number} is not an object with id and label: remove it") from None
+    if not found:
+        return None, None, None
+    labels, given = zip(*found.values(), strict=True)
+    known = all(each is not None for each in given)
+    targets = encode_targets(list(labels), decider.utility.classes)
+    return np.array(list(found)), targets, np.array(given, dtype=np.float64) if known else None
+
+
+@dataclass(frozen=True, eq=False)
+class Watch:
+    """What a log shows, beside what held-out data promise."""
+
+    log: Log
+    reference: Reference
+    monitor: Monitor
+    windows: list[Window]
+    whole: Window  # all samples together
+    lengths: list[tuple[int, bool]]  # by class, the samples that its interval needs, and whether there are as many
+    realised: feedback.Realised | None
+    options: list[feedback.Revision]
+
+    @property
+    def verdict(self) -> list[str]:
+        """What to know first, in words."""
+        alarms, seen, last = self.monitor.alarms, len(self.log.decisions), self.windows[-1]
+        promised, lines = self.reference.values(), []
+        if not self.monitor.trusted:
+            why = []
+            if alarms[STRANGE] is not None:
+                share = f"from {promised['unfamiliar']:.1%} to {last.unfamiliar:.1%}"
+                why.append(f"unfamiliar input has risen {share} (alarm at sample {alarms[STRANGE]:,})")
+            if alarms[MISFIT] is not None:
+                why.append(f"no class prior explains the scores (alarm at sample {alarms[MISFIT]:,})")
+            lines.append(f"{NOT_TRUSTED}: {' and '.join(why)}. The data have changed in more than their class prior: "
+                         "have samples reviewed, and compare with their labels.")  # fmt: skip
+        elif alarms[PRIOR] is not None:
+            away = float(np.abs(last.estimate.prior - self.reference.prior).sum() / 2)
+            lines.append(f"The class prior has changed (alarm at sample {alarms[PRIOR]:,}): the last window is "
+                         f"{away:.2f} in total variation from the prior that is decided for.")  # fmt: skip
+        if alarms[UTILITY] is not None:
+            lines.append(f"Decisions are worth less (alarm at sample {alarms[UTILITY]:,}): "
+                         f"{readable(last.expected_utility)} in the last window; held-out data promised "
+                         f"{readable(promised['realised_utility'])}.")  # fmt: skip
+        if not lines:
+            lines.append(f"Nothing has changed as far as {counted(seen, 'sample')} show.")
+        return lines + self._labelled()
+
+    def _labelled(self) -> list[str]:
+        found = self.realised
+        if found is None:
+            return []
+        ends = f"{readable(found.interval[0])} to {readable(found.interval[1])}"
+        lines = [f"{found.labelled:,} labels: a realised utility of {readable(found.utility)} ({ends}); "
+                 f"{readable(found.promised)} was promised."]  # fmt: skip
+        for option in [each for each in self.options if each.pays][:1]:
+            what = {"prior": "A new prior", "calibration": "A recalibration", "both": "A recalibration and a new prior"}
+            ends = f"{readable(option.interval[0])} to {readable(option.interval[1])}"
+            more = f"{readable(option.gain)} more per sample ({ends})"
+            lines.append(f"{what[option.name]} pays: {more}: rfdlc recalibrate.")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, ready for JSON."""
+        classes, monitor = self.log.decider.utility.classes.names, self.monitor
+        tests = {
+            name: {"alarm_at_sample": when, "false_alarms_per_month": LEVELS[name]}
+            | ({"e_value": monitor.evidence[name].value} if name in monitor.evidence else {})
+            for name, when in monitor.alarms.items()
+        }
+        return {
+            "verdict": self.verdict,
+            "trusted": monitor.trusted,
+            "samples": len(self.log.decisions),
+            "left_out": self.log.left_out,
+            "decider": self.log.version,
+            "per_month": monitor.per_month,
+            "tests": tests,
+            "reference": self.reference.values(),
+            "whole": self.whole.to_dict(),
+            "windows": [window.to_dict() for window in self.windows],
+            "classes": [
+                {"class": name, "samples_needed": size, "enough": enough}
+                for name, (size, enough) in zip(classes, self.lengths, strict=True)
+            ],
+            "realised": None if self.realised is None else asdict(self.realised),
+            "options": [{"name": o.name, "gain": o.gain, "interval": o.interval, "pays": o.pays} for o in self.options],
+        }
+
+
+def watch(
+    source: str | Path,
+    reference: Any,
+    out: str | Path | None = None,
+    *,
+    decider: str | Path | Decider | None = None,
+    window: str | int | None = None,
+    per_month: int | None = None,
+    logits: bool = False,
+) -> Watch:
+    """Estimate without labels what decisions are worth, and test whether anything has changed.
+
+    Parameters
+    ----------
+    source : path
+        The folder of `rfdlc serve --log-decisions`, or predictions of samples in the order in which they came.
+    reference : path or Predictions
+        Held-out predictions with targets: a file, or a run folder.
+    out : path, optional
+        Write a page of HTML.
+    decider : path or Decider, optional
+        Of predictions; a log has its own.
+    window : int or str, optional
+        Samples of a window, or its time ("6h", "1d"); by default a twentieth of all samples, at least 1,000.
+    per_month : int, optional
+        Samples of a month, for the rate of false alarms; by default as the times of the log say.
+    logits : bool
+        Whether tables of predictions hold logits.
+
+    Returns
+    -------
+    Watch
+        With `verdict`, `windows`, `monitor.alarms` and `to_dict()`.
+    """
+    log = read_log(source, decider, logits)
+    held = reference
+    if not isinstance(reference, Predictions):
+        place = Path(reference)
+        own = place / "held-out.npz"
+        held = Predictions.load(own if own.is_file() else place, log.decider.utility.classes, logits=logits)
+    expect(held.targets is not None, f"{reference}: held-out predictions need labels: a column 'target'")
+    known = Reference.fit(log.decider, held)
+    decisions, spans = log.decisions, list(_spans(log.decisions, window))
+    if per_month is None:
+        seconds = 0.0 if decisions.times is None else float(np.ptp(decisions.times))
+        per_month = max(SHORTEST, round(len(decisions) * MONTH / seconds)) if seconds else max(TRAFFIC, len(decisions))
+    monitor = Monitor(known, per_month=per_month).update(decisions)
+    windows = [assess(known, decisions[a:b], a) for a, b in track(spans, "Estimating windows")]
+    whole = assess(known, decisions) if len(windows) > 1 else windows[0]
+    sizes, carried = [2**k for k in range(20) if 2**k < len(spans)], np.maximum(known.prior, 1e-12)
+    recent = [(len(decisions) - spans[-size][0], spans[-size][0]) for size in sizes]
+    longer = [(size, estimate_prior(decisions.probabilities[start:], carried)) for size, start in recent]
+    lengths = lengths_needed([*longer, (len(decisions), whole.estimate)], known.prior)
+    realised, found = _from_labels(log)
+    result = Watch(log, known, monitor, windows, whole, lengths, realised, found)
+    if out is not None:
+        from rfdlc.integrations.report.watch_page import write_page
+
+        write_page(result, Path(out), str(source))
+    return result
+
+
+def _spans(decisions: Decided, window: str | int | None) -> Iterator[tuple[int, int]]:
+    """First and last row of each window; a short rest belongs to the last one."""
+    text, size = str(window or ""), len(decisions)
+    timed = re.fullmatch(r"(\d+)([hdw])", text)
+    expect(not text or timed or (text.isdecimal() and int(text) >= 50),
+           f"window {text!r}: expected samples (at least 50), or a time such as 6h, 1d or 1w")  # fmt: skip
+    if timed is None:
+        length = min(int(text) if text else max(SHORTEST, -(-size // WINDOWS)), size)
+        starts = list(range(0, max(1, size - length // 2), length))
+    else:
+        if decisions.times is None:
+            raise InputError(f"window {text!r} needs the times of a log: give a number of samples")
+        slot = (decisions.times - decisions.times[0]) // (int(timed[1]) * SECONDS[timed[2]])
+        starts = np.flatnonzero(np.diff(slot, prepend=-1)).tolist()
+    yield from zip(starts, [*starts[1:], size], strict=True)
+
+
+def _from_labels(log: Log) -> tuple[feedback.Realised | None, list[feedback.Revision]]:
+    if log.rows is None or log.targets is None:
+        return None, []
+    group, decisions = feedback.strata(log.decisions), log.decisions
+    values = decisions.utility.matrix[log.targets, decisions.actions[log.rows]]
+    realised = feedback.realised_utility(values, decisions.expected, group, log.rows, log.propensity)
+    weights = feedback.review_weights(group, log.rows, log.propensity)
+    enough = len(log.rows) >= feedback.FEWEST
+    return realised, feedback.options(log.decider, decisions, log.rows, log.targets, weights) if enough else []
+
+
+def recalibrate(
+    source: str | Path, out: str | Path, *, kind: str | None = None
+) -> tuple[feedback.Revision, list[feedback.Revision], feedback.Realised]:
+    """Write a decider that is calibrated again from logged decisions and labels that came later; nothing is trained.
+
+    `kind` is "prior" (a new target prior), "calibration" or "both"; by default the one that gains most. Returns it, all
+    of them, and the realised utility.
+
+    Raises
+    ------
+    InputError
+        If the folder is not a log, or has too few labels.
+    """
+    log = read_log(source)
+    expect(log.rows is not None, f"{source}: no labels of the last decider's decisions: POST /feedback them first")
+    realised, found = _from_labels(log)
+    few = f"{source}: {counted(len(log.rows if log.rows is not None else ()), 'label')}"
+    expect(found, f"{few}: expected at least {feedback.FEWEST} to learn from")
+    chosen = [option for option in found if kind in (None, option.name)]
+    expect(chosen, f"kind {kind!r} is unknown: expected prior, calibration or both")
+    from rfdlc.files import replacing
+
+    with replacing(Path(out)) as beside:
+        chosen[0].decider.save(beside)
+    assert realised is not None
+    return chosen[0], found, realised
+
+
+def stamp(seconds: float) -> str:
+    """A time for people, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))

@@ -1,0 +1,76 @@
+"""`rfdlc watch`: a page and JSON from predictions, and errors that say what to give."""
+
+import json
+
+import numpy as np
+import pytest
+
+import rfdlc
+from rfdlc import Classes, Decider, Predictions, Utility
+
+MIX = np.array([0.8, 0.15, 0.05])
+CLASSES = Classes.from_counts([8000, 1500, 500], ["common", "<seldom>", "rare"])
+
+
+def model(rng, samples, mix=MIX, sharp=1.0):
+    y = rng.choice(3, samples, p=mix)
+    return sharp * (2 * (rng.normal(size=(samples, 3)) + 2 * np.eye(3)[y]) - 2) + np.log(MIX), y
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("watch"), np.random.default_rng(0)
+    z, y = model(rng, 4000)
+    Predictions(logits=z, targets=y, classes=CLASSES).save(folder / "held.npz")
+    Decider(Utility.one_hot(CLASSES), calibration=None, train_prior="train").save(folder / "decider.json")
+    shifted = np.concatenate([model(rng, 2000)[0], model(rng, 2000, [0.6, 0.25, 0.15])[0]])
+    Predictions(logits=shifted, classes=CLASSES).save(folder / "shifted.npz")
+    Predictions(logits=model(rng, 2000, sharp=0.5)[0], classes=CLASSES).save(folder / "blurred.npz")
+    return folder
+
+
+def test_a_changed_prior_is_on_the_page_and_in_the_json(place, run):
+    out = place / "w.html"
+    code, shown, _ = run("watch", place / "shifted.npz", "-r", place / "held.npz", "--decider", place / "decider.json",
+                   "-o", out, "--json")  # fmt: skip
+    found, page = json.loads(shown), out.read_text(encoding="utf-8")
+    assert code == 0
+    assert found["trusted"]
+    assert 2000 < found["tests"]["class prior"]["alarm_at_sample"] <= 3000
+    assert [window["samples"] for window in found["windows"]] == [1000] * 4
+    assert found["windows"][-1]["prior"] == pytest.approx([0.6, 0.25, 0.15], abs=0.06)
+    assert found["reference"]["prior"] == pytest.approx(MIX.tolist())
+    rare = found["classes"][2]
+    assert rare["samples_needed"] >= found["classes"][0]["samples_needed"] == 1000
+    assert "The class prior has changed" in page
+    assert "&lt;seldom&gt;" in page
+    assert "<seldom>" not in page
+    assert page.count("<svg") == 4
+    assert "{{" not in page
+    assert "<script" not in page
+
+
+def test_what_label_shift_does_not_explain_is_not_trusted(place):
+    out = place / "b.html"
+    watched = rfdlc.watch(place / "blurred.npz", place / "held.npz", out, decider=place / "decider.json", window=500)
+    assert not watched.monitor.trusted
+    assert len(watched.windows) == 4
+    assert watched.verdict[0].startswith("The estimates below are not to be trusted: no class prior explains")
+    assert "not to be trusted" in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["shifted.npz", "-r", "held.npz"], "needs its decider: --decider FILE or RUN"),
+        (["shifted.npz", "-r", "shifted.npz", "--decider", "decider.json"], "need labels: a column 'target'"),
+        (["shifted.npz", "-r", "held.npz", "--decider", "decider.json", "--window", "soon"], "expected samples"),
+        (["shifted.npz", "-r", "held.npz", "--decider", "decider.json", "--window", "1d"], "needs the times of a log"),
+        (["none.npz", "-r", "held.npz", "--decider", "decider.json"], "no such file"),
+    ],
+)
+def test_errors_say_what_to_give(place, run, words, message):
+    given = [str(place / word) if word.endswith((".npz", ".json")) else word for word in words]
+    code, _, said = run("watch", *given, "-o", place / "e.html")
+    assert code == 2
+    assert message in said

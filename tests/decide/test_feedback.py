@@ -1,0 +1,92 @@
+"""Labels that came later: inverse propensities, and deciders calibrated again on top of what is served."""
+
+import numpy as np
+import pytest
+
+from rfdlc import Classes, Decider, InputError, Utility
+from rfdlc.decide.feedback import decider_version, on_top, options, realised_utility, review_weights, revised, strata
+from rfdlc.decide.monitor import Decided
+
+MIX = np.array([0.8, 0.15, 0.05])
+CLASSES = Classes.from_counts([8000, 1500, 500], ["common", "seldom", "rare"])
+U = Utility([[1, 0, 0], [-1, 1, 0], [-5, -2, 1]], CLASSES).with_abstain(0.2)
+
+
+def model(rng, samples, mix=MIX, sharp=1.0):
+    """Logits whose softmax is the posterior for the class prior MIX if `sharp` is 1, and true classes."""
+    y = rng.choice(3, samples, p=mix)
+    return sharp * (2 * (rng.normal(size=(samples, 3)) + 2 * np.eye(3)[y]) - 2) + np.log(MIX), y
+
+
+@pytest.fixture(scope="module")
+def served():
+    rng = np.random.default_rng(0)
+    return Decider(U, train_prior="train").fit(*model(rng, 2000), logits=True)
+
+
+@pytest.fixture(scope="module")
+def stream(served):
+    z, y = model(np.random.default_rng(1), 20_000, [0.4, 0.3, 0.3], sharp=2.5)  # another prior, and overconfident
+    return z, y, Decided.of(served, z, logits=True)
+
+
+def test_intervals_cover_the_mean_of_all_decisions_though_reviews_are_biased(stream):
+    _, y, decisions = stream
+    values, group, rng = U.matrix[y, decisions.actions], strata(decisions), np.random.default_rng(2)
+    chance = np.where(decisions.probabilities.max(axis=1) < 0.9, 0.2, 0.02)  # unsure ones are reviewed more often
+    hits, naive = {"estimated": 0, "given": 0}, 0
+    for _ in range(100):
+        rows = np.flatnonzero(rng.random(len(y)) < chance)
+        for name, known in (("estimated", None), ("given", chance[rows])):
+            found = realised_utility(values[rows], decisions.expected, group, rows, known)
+            hits[name] += found.interval[0] <= values.mean() <= found.interval[1]
+        naive += abs(values[rows].mean() - values.mean()) < abs(found.utility - values.mean())
+    assert min(hits.values()) >= 88
+    assert naive < 20
+
+
+def test_all_labels_leave_nothing_open(stream):
+    _, y, decisions = stream
+    values, rows = U.matrix[y, decisions.actions], np.arange(len(y))
+    found = realised_utility(values, decisions.expected, strata(decisions), rows)
+    assert found.utility == pytest.approx(values.mean())
+    assert np.ptp(found.interval) == pytest.approx(0)
+    assert found.covered == 1
+    assert found.broken
+
+
+def test_recalibration_pays_where_scores_are_overconfident(served, stream):
+    z, y, decisions = stream
+    rows = np.arange(0, 20_000, 10)
+    found = options(served, decisions, rows, y[rows], review_weights(strata(decisions), rows))
+    best = found[0]
+    assert best.pays
+    assert best.name == "both"
+    others = np.setdiff1d(np.arange(20_000), rows)
+    gained = U.matrix[y, best.decider.decide(z, logits=True)] - U.matrix[y, decisions.actions]
+    assert best.interval[0] - 0.02 < gained[others].mean() < best.interval[1] + 0.02
+    assert best.decider.decided_prior == pytest.approx([0.4, 0.3, 0.3], abs=0.06)
+
+
+def test_a_recalibrated_decider_acts_on_scores_as_on_served_probabilities(served, stream):
+    (z, y, decisions), rows = (each[:1000] for each in stream), np.arange(500)
+    for option in options(served, decisions, rows, y[rows], np.ones(500)):
+        scale, bias = on_top(served, option.decider)
+        p = np.asarray(option.decider.probabilities(z, logits=True))
+        assert revised(decisions.probabilities, scale, bias) == pytest.approx(p, abs=1e-4)  # floored at 1e-12
+        assert decider_version(option.decider) != decider_version(served)
+        again = Decider.from_dict(option.decider.to_dict())
+        assert decider_version(again) == decider_version(option.decider)
+
+
+def test_other_deciders_and_few_labels_are_refused(served, stream):
+    _, y, decisions = stream
+    other = Decider(U, calibration="matrix-scaling", train_prior="train")
+    other = other.fit(*model(np.random.default_rng(3), 2000), logits=True)
+    with pytest.raises(InputError, match="not recalibrated from the one that is served"):
+        on_top(served, other)
+    with pytest.raises(InputError, match="10 labels of logged decisions: expected at least 50"):
+        options(served, decisions, np.arange(10), y[:10], np.ones(10))
+    with pytest.raises(InputError, match="propensity: expected a probability above 0"):
+        review_weights(strata(decisions), np.arange(2), [0.5, 0.0])
+    assert served.decided_prior == pytest.approx(MIX)

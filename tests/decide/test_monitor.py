@@ -1,0 +1,157 @@
+"""Bets that hold at any time, windows beside the truth of a simulated world, and shifts that are not label shift."""
+
+import numpy as np
+import pytest
+
+from rfdlc import Classes, Decider, InputError, Utility
+from rfdlc.decide.evidence import STAKES, Evidence, PriorBets, mean_bets
+from rfdlc.decide.monitor import (
+    MISFIT,
+    PRIOR,
+    STRANGE,
+    UTILITY,
+    Decided,
+    Monitor,
+    Reference,
+    assess,
+    label_shift_misfit,
+)
+
+MIX = np.array([0.8, 0.15, 0.05])
+CLASSES = Classes.from_counts([8000, 1500, 500], ["common", "seldom", "rare"])
+U = Utility([[1, 0, 0], [-1, 1, 0], [-5, -2, 1]], CLASSES).with_abstain(0.2)
+
+
+def model(rng, samples, mix=MIX, sharp=1.0):
+    """Logits whose softmax is the posterior for the class prior MIX if `sharp` is 1, and true classes."""
+    y = rng.choice(3, samples, p=mix)
+    return sharp * (2 * (rng.normal(size=(samples, 3)) + 2 * np.eye(3)[y]) - 2) + np.log(MIX), y
+
+
+@pytest.fixture(scope="module")
+def decider():
+    return Decider(U, calibration=None, train_prior="train")
+
+
+@pytest.fixture(scope="module")
+def reference(decider):
+    return Reference.fit(decider, *model(np.random.default_rng(0), 8000), logits=True)
+
+
+def watched(reference, decider, *streams, per_month=30_000):
+    monitor = Monitor(reference, per_month=per_month)
+    for stream in streams:
+        monitor.update(Decided.of(decider, stream, logits=True))
+    return monitor
+
+
+def test_wealth_is_that_of_a_naive_sum_over_starts():
+    rng, horizon = np.random.default_rng(1), 400
+    blocks = [rng.normal(-0.01, 0.1, (50, 3)) for _ in range(6)]
+    evidence, shares = Evidence(np.array([1.0, 2.0, 1.0]), 0.01, horizon), np.array([0.25, 0.5, 0.25])
+    for block in blocks:
+        evidence.add(block)
+    naive = 1 - 300 / horizon  # not bet yet
+    for start in range(6):
+        naive += 50 / horizon * shares @ np.exp(np.concatenate(blocks[start:]).sum(axis=0))
+    assert evidence.value == pytest.approx(naive)
+    assert evidence.alarm is None
+    assert evidence.samples == 300
+
+
+def test_bets_on_a_mean_have_mean_one_at_the_null_and_a_level_that_holds():
+    rng = np.random.default_rng(2)
+    assert pytest.approx(np.ones(len(STAKES))) == np.exp(mean_bets(np.array([0.0, 1.0]), 0.25, 0.0)).T @ [0.75, 0.25]
+    alarms = 0
+    for _ in range(200):
+        evidence = Evidence(np.ones(len(STAKES)), 0.2, 1000)
+        for _ in range(20):
+            evidence.add(mean_bets((rng.random(50) < 0.25).astype(float), 0.25, 0.0))
+        alarms += evidence.alarm is not None
+    assert alarms <= 0.2 * 200
+
+
+def test_ratios_of_priors_have_a_mean_of_one_where_nothing_has_changed(decider):
+    z, _ = model(np.random.default_rng(3), 200_000)
+    p = np.asarray(decider.probabilities(z, logits=True))
+    bets = PriorBets(p.mean(axis=0), np.zeros((3, 3)), 1e12, 10.0)
+    assert np.exp(bets.factors(p)).mean(axis=0) == pytest.approx(np.ones(len(bets.shares)), abs=1e-9)
+
+
+def test_a_changed_prior_is_found_and_no_change_is_not(reference, decider):
+    rng = np.random.default_rng(4)
+    before = model(rng, 4000)[0]
+    quiet = watched(reference, decider, before)
+    assert not any(quiet.alarms.values())
+    assert quiet.trusted
+    shifted = watched(reference, decider, before, model(rng, 1000, [0.7, 0.2, 0.1])[0])
+    assert 4000 < shifted.alarms[PRIOR] <= 5000
+    assert shifted.trusted
+    worse = watched(reference, decider, before, model(rng, 1000, [0.5, 0.25, 0.25])[0])
+    assert 4000 < worse.alarms[UTILITY] <= 5000
+
+
+def test_months_have_few_false_alarms(decider):
+    rng, alarms = np.random.default_rng(5), []
+    for _ in range(10):  # each with held-out data of its own
+        reference = Reference.fit(decider, *model(rng, 1000), logits=True)
+        alarms.append(any(watched(reference, decider, model(rng, 3000)[0], per_month=3000).alarms.values()))
+    assert sum(alarms) <= 1
+
+
+def test_updates_in_any_pieces_are_the_same(reference, decider):
+    stream = model(np.random.default_rng(6), 1003)[0]
+    whole, pieces = watched(reference, decider, stream), watched(reference, decider, *np.array_split(stream, 17))
+    assert pieces.evidence[PRIOR].value == pytest.approx(whole.evidence[PRIOR].value)
+    assert pieces.evidence[UTILITY].samples == 1000
+
+
+def test_windows_estimate_the_utility_that_is_realised(reference, decider):
+    rng = np.random.default_rng(7)
+    for mix in (MIX, [0.6, 0.25, 0.15], [0.5, 0.2, 0.3]):
+        z, y = model(rng, 5000, mix)
+        decisions = Decided.of(decider, z, logits=True)
+        window = assess(reference, decisions)
+        realised = U.matrix[y, decisions.actions].mean()
+        assert abs(window.expected_utility - realised) < 0.03
+        assert window.interval[0] < realised < window.interval[1]
+        assert np.abs(window.estimate.prior - mix).max() < 0.03
+        for c in range(3):
+            rows = decisions.decided == c
+            assert window.accuracy[c] == pytest.approx((y[rows] == c).mean(), abs=0.05)
+        assert window.handed_over["expected utility"] == pytest.approx((decisions.decided < 0).mean())
+
+
+def test_the_correction_of_expected_utilities_follows_another_prior(reference, decider):
+    z, y = model(np.random.default_rng(8), 20_000, [0.4, 0.3, 0.3])
+    decisions = Decided.of(decider, z, logits=True)
+    realised = U.matrix[y, decisions.actions].mean()
+    assert abs(reference.signal(decisions).mean() - realised) < abs(decisions.expected.mean() - realised) / 3
+
+
+def test_label_shift_fits_and_blurred_input_does_not(reference, decider):
+    rng = np.random.default_rng(9)
+    shifted, blurred = model(rng, 2000, [0.6, 0.25, 0.15])[0], model(rng, 2000, sharp=0.6)[0]
+    p = np.asarray(decider.probabilities(shifted, logits=True))
+    assert label_shift_misfit(reference, p, np.array([0.6, 0.25, 0.15])) > 0.001
+    monitor = watched(reference, decider, blurred)
+    assert not monitor.trusted
+    assert monitor.alarms[MISFIT] is not None
+
+
+def test_unfamiliar_input_raises_an_alarm():
+    rng = np.random.default_rng(10)
+    held, y = model(rng, 8000)
+    decider = Decider(U, calibration=None, train_prior="train").fit_unfamiliar(held, y, false_alarm=0.02)
+    reference = Reference.fit(decider, held, y, logits=True)
+    monitor = watched(reference, decider, model(rng, 2000)[0])
+    assert monitor.trusted
+    far = model(rng, 1000)[0] - 8 * (rng.random((1000, 1)) < 0.2)  # lower logits: a larger energy
+    monitor.update(Decided.of(decider, far, logits=True))
+    assert 2000 < monitor.alarms[STRANGE] < 2500
+    assert not monitor.trusted
+
+
+def test_traffic_is_checked(reference):
+    with pytest.raises(InputError, match="per_month is 3: expected the samples of a month"):
+        Monitor(reference, per_month=3)
