@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from rfdlc.data.copies import hashes
 from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, Dataset, Normalisation, split_name
-from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, longtailed, table
+from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
 from rfdlc.tables import is_table, read_columns
@@ -89,8 +89,9 @@ def load(
 
     Parameters
     ----------
-    source : str, Path, tuple, dict or data frame
-        A name (`digits-lt`), a path, `(X, y)`, a dict of splits or arrays, or a data frame.
+    source : str, Path, tuple, dict, data frame or data set
+        A name (`digits-lt`), a path, `(X, y)`, a dict of splits or arrays, a data frame; a data set of Hugging Face or
+        torchvision, or any object with `len(data)` and `data[i]` -> (image or features, label), or a dict of these.
     root : str or Path, optional
         The folder that contains a named data set; the current folder by default.
     groups : str or Path, optional
@@ -134,6 +135,8 @@ def _shared(data: Dataset) -> list[str]:
 
 def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
     if not isinstance(source, str | Path):
+        if items.holds_items(source):
+            return (items.read_rows if items.is_table(source) else items.read), source
         return (table.read if type(source).__name__ == "DataFrame" else arrays.from_memory), source
     inside = Path() if root is None else Path(root).expanduser()
     path, names = inside / Path(source).expanduser(), sorted(known_names())
