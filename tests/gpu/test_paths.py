@@ -105,6 +105,7 @@ def test_backbone(backbone: Any, files: dict[str, Path], tmp_path: Path) -> None
         {"augment": "randaugment", "cutout": 8},
         {"augment": "trivialaugment"},
         {"augment": "autoaugment", "cutout": 0.5},
+        {"augment": "randaugment", "consistency": 1.0},
         {"mixup": 0, "cutmix": 1.0},
         {"refit": True},
         {"tune": "auto", "epochs": 30},

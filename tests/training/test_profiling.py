@@ -73,9 +73,9 @@ def test_image_files_are_profiled_for_some_batches(quick, tmp_path, monkeypatch)
 
 
 def _counted(epoch, read):
-    def counted(self, *args):
+    def counted(self, *args, **options):
         read.append(0)
-        for batch in epoch(self, *args):
+        for batch in epoch(self, *args, **options):
             read[-1] += 1
             yield batch
 

@@ -51,8 +51,8 @@ class Double:
     def __init__(self, loader):
         self.loader, self.steps = loader, loader.steps
 
-    def epoch(self, epoch):
-        return ((inputs.double(), targets) for inputs, targets in self.loader.epoch(epoch))
+    def epoch(self, epoch, **options):
+        return ((inputs.double(), targets) for inputs, targets in self.loader.epoch(epoch, **options))
 
 
 def trained(data, seeds, method="rf-dlc", double=False, **settings):

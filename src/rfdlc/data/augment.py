@@ -97,6 +97,10 @@ class Augment:
             draws |= self.policy.unchanged(count, device)
         return draws
 
+    def weaker(self) -> "Augment":
+        """The same crop, flip and rotation, without random operations and cutout."""
+        return replace(self, policy=None, cutout=0)
+
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """uint8 (B, C, H, W) and their draws -> (B, C, H, W), still on the scale 0..255."""
         pixels = images if self.policy is None else self.policy.recolour(images, draws)

@@ -198,19 +198,22 @@ class ResidentLoader(EpochLoader):
         self.augment = covering(self._each)
         at_once = BYTES_AT_ONCE // (4 * self.inputs[0].numel() * len(self.seeds) * self.batch_size)
         self._at_once = 1 if self.device.type == "cpu" else max(1, at_once)  # steps that are prepared in one call
-        self._known: dict[int, Replayed] = {}
+        self._known: dict[tuple[int, bool], Replayed] = {}
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped."""
+    def epoch(self, epoch: int, start_step: int = 0, weak: bool = False) -> Iterator[tuple[Tensor, ...]]:
+        """The batches of an epoch from `start_step` on: a resumed epoch continues exactly where it stopped.
+
+        With `weak`, the same inputs without random operations and cutout follow.
+        """
         order, draws = self.draw(epoch)
         for first in range(start_step, self.steps, self._at_once):
             batches = self.slices[first : first + self._at_once]
-            if first not in self._known:
-                self._known[first] = self._together(batches, tuple(draws))
-            prepared = self._known[first](order, *draws.values())
+            if (first, weak) not in self._known:
+                self._known[first, weak] = self._together(batches, tuple(draws), weak)
+            prepared = self._known[first, weak](order, *draws.values())
             sizes = [len(self.seeds) * (batch.stop - batch.start) for batch in batches]
-            for inputs, targets in zip(*(tensor.split(sizes) for tensor in prepared), strict=True):
-                yield inputs.view(len(self.seeds), -1, *inputs.shape[1:]), targets.view(len(self.seeds), -1)
+            for batch in zip(*(tensor.split(sizes) for tensor in prepared), strict=True):
+                yield tuple(tensor.view(len(self.seeds), -1, *tensor.shape[1:]) for tensor in batch)
 
     def draw(self, epoch: int) -> tuple[Tensor, Draws]:
         """All random choices of an epoch: the sample at each place (R, N), the parameters of its augmentation."""
@@ -221,12 +224,13 @@ class ResidentLoader(EpochLoader):
             drawn = [self.augment.identity(self.count, self.device) | own for own in drawn]
         return self.draw_order(epoch), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}
 
-    def prepare(self, order: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def prepare(self, order: Tensor, draws: Draws, weak: bool = False) -> tuple[Tensor, ...]:
         """Inputs (..., channels, H, W) or (..., F) and targets (...) for sample indices (...): a pure function."""
         picked = self.inputs.index_select(0, order.reshape(-1))
-        if self.is_images:
-            picked = self.augment(picked, {name: drawn.flatten(0, order.ndim - 1) for name, drawn in draws.items()})
-        return self._normalised(picked).view(*order.shape, *self.inputs.shape[1:]), self.targets[order]
+        flat = {name: drawn.flatten(0, order.ndim - 1) for name, drawn in draws.items()} if self.is_images else {}
+        views = [augment(picked, flat) for augment in (self.augment, *((self.augment.weaker(),) if weak else ()))]
+        inputs, *others = (self._normalised(view).view(*order.shape, *self.inputs.shape[1:]) for view in views)
+        return inputs, self.targets[order], *others
 
     def transform(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replace all inputs by a function of what they are when they are normalised."""
@@ -238,7 +242,7 @@ class ResidentLoader(EpochLoader):
             rows = slice(batch.start, batch.stop)
             yield self._normalised(self.inputs[rows]), self.targets[rows]
 
-    def _together(self, batches: Sequence[slice], names: tuple[str, ...]) -> Replayed:
+    def _together(self, batches: Sequence[slice], names: tuple[str, ...], weak: bool) -> Replayed:
         """What prepares these batches at once: in a flattened (R, N) their samples lie by step, then by run."""
         runs = self.count * np.arange(len(self.seeds))[:, None]
         steps = [(runs + np.arange(batch.start, batch.stop)).reshape(-1) for batch in batches]
@@ -246,6 +250,6 @@ class ResidentLoader(EpochLoader):
 
         def prepare(order: Tensor, *draws: Tensor) -> tuple[Tensor, ...]:
             picked = (drawn.flatten(0, 1)[places] for drawn in draws)
-            return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)))
+            return self.prepare(order.flatten()[places], dict(zip(names, picked, strict=True)), weak)
 
         return Replayed(prepare)

@@ -133,14 +133,14 @@ class StreamedLoader(EpochLoader):
         self._requests: list[_Request] = []
         self._kept = self._new_loader(self._requests, keep=True)  # its workers live on from epoch to epoch
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, start_step: int = 0, weak: bool = False) -> Iterator[tuple[Tensor, ...]]:
         (order,) = self.draw_order(epoch).numpy()
         self._requests[:] = [(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
         draws = self.augment.draw(self.count, seeded(AUGMENTATION, self.seeds[0], epoch, self.device))
-        for inputs, targets in self._received(self._kept, self._requests, draws):
-            yield inputs[None], targets[None]
+        for batch in self._received(self._kept, self._requests, draws):
+            yield tuple(tensor[None] for tensor in (batch if weak else batch[:2]))
 
-    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def in_order(self) -> Iterator[tuple[Tensor, ...]]:
         requests: list[_Request] = [(np.array(batch), None) for batch in self._evaluated]
         return self._received(self._new_loader(requests, keep=False), requests)
 
@@ -153,7 +153,7 @@ class StreamedLoader(EpochLoader):
 
     def _received(
         self, loader: _Loader, requests: list[_Request], draws: Draws | None = None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[tuple[Tensor, ...]]:
         # Copies have a stream of their own: while the device computes a step, the next batch is on its way.
         side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         for (indices, training), (images, trouble) in zip(requests, loader, strict=True):
@@ -170,8 +170,9 @@ class StreamedLoader(EpochLoader):
                     tensor.record_stream(step)  # its memory is used again only after that step
             if draws and training:
                 own = {name: drawn[training[1] :][: len(indices)] for name, drawn in draws.items()}
-                batch = self._normalised(self.augment(inputs, own)), batch[1]
-            yield batch
+                yield self._normalised(self.augment(inputs, own)), batch[1], self._normalised(inputs)
+            else:
+                yield batch
 
 
 def _freeze(worker: int) -> None:

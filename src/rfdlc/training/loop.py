@@ -75,6 +75,7 @@ class PreparedStage:
             drawn["augment"] = each[0] if len(set(each)) == 1 else each
             drawn["positions"] = positions or None
         self.loader = _loader(data.train, data.normalisation, self.settings, device, group, **drawn)
+        self.views = views_of(self.settings, data.kind) if self.stage.trains == "all" else 1
         losses = [
             (stage.loss or method.loss)(changed, classes, training_utility(config, classes))
             for ((method, config, classes), stage), changed in zip(both, self.each, strict=True)
@@ -117,6 +118,15 @@ def augmentation(config: TrainConfig, kind: str, side: int = 32) -> Augment | No
     policy = chosen.policy and replace(chosen.policy, magnitude=config.magnitude or chosen.policy.magnitude)
     changed = replace(chosen, cutout=cutout, crop_padding=padding, policy=policy)
     return changed if kind == "images" else None
+
+
+def views_of(config: TrainConfig, kind: str) -> int:
+    """2 where consistency compares an augmented view with a weaker one."""
+    two = config.consistency > 0 and config.consistency_view == "weak"
+    found = augmentation(config, kind)
+    fix = "set augment=randaugment or cutout=0.5, or consistency_view=same with consistency_target=ensemble"
+    expect(not two or (found and found != found.weaker()), f"consistency needs a view that is augmented further: {fix}")
+    return 1 + two
 
 
 def _loader(
@@ -196,8 +206,9 @@ def epochs(
                 began, count = time.perf_counter(), 0
                 for layer in white:
                     layer.skipped = True
-                for (inputs, targets), mix in zip(stage.loader.epoch(epoch), mixes.to(step.device), strict=True):
-                    execution(inputs, targets, mix)
+                batches = stage.loader.epoch(epoch, weak=stage.views > 1)
+                for (inputs, targets, *weak), mix in zip(batches, mixes.to(step.device), strict=True):
+                    execution(inputs, targets, mix, *weak)
                     count += targets.numel()
                     show(1, "")
                 for layer in white:

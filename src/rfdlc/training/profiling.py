@@ -79,7 +79,8 @@ def profile(
     step = Step(net, stage.losses, stage.settings, stage.stage, (), stage.each)
     captured = Execution(step, steps).capture
     step.begin_epoch(1, stage.rates(1))
-    batch = *next(iter(stage.loader.epoch(1))), stage.mixing(seeds, 1)[0].to(device)
+    inputs, targets, *weak = next(iter(stage.loader.epoch(1, weak=stage.views > 1)))
+    batch = inputs, targets, stage.mixing(seeds, 1)[0].to(device), *weak
     outputs, copy = [0], deepcopy(net)
     for module in (module for module in copy.modules() if isinstance(module, Conv | Linear)):
         module.register_forward_hook(lambda module, inputs, output: outputs.append(output.numel()))
@@ -92,8 +93,9 @@ def profile(
     few = held if len(held) <= EVALUATED else held.take(np.arange(EVALUATED))
 
     def loss() -> Tensor:
-        mixed = step.mixed(*batch)
-        return step.loss(step.logits(mixed.inputs), mixed)
+        mixed = step.mixed(*batch[:3])
+        aims = step.aims(weak[0], mixed, 1) if weak else None
+        return step.loss(step.logits(mixed.inputs), mixed, None, aims)
 
     with sensible_threads(net, config):  # forward alone, with backward, the whole step: the differences are the parts
         reading = _reading(stage.loader, device)

@@ -7,7 +7,7 @@ Losses and gradients of micro-batches add up to those of a shard, and over proce
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from functools import reduce as fold
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 from rfdlc.data.augment import Mixed, cutmix, mixup
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
-from rfdlc.training.losses import GlobalBatch, RunLosses
+from rfdlc.training.losses import GlobalBatch, RunLosses, reduce
+from rfdlc.training.losses.consistency import Consistency
 from rfdlc.training.losses.terms import Repulsions
 from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
@@ -47,6 +48,10 @@ class Step:
         repulsions = [(own.repulsion, own.repulsion_tau, own.repulsion_strength) for own in each]
         repelled = net.particles > 1 and any(kind != "none" for kind, _, _ in repulsions)
         self.repulsions = Repulsions(repulsions, self.device) if repelled else None
+        taught = settings.consistency > 0 and stage.trains == "all"
+        ramp = settings.consistency_ramp * settings.epochs
+        given = settings.consistency, settings.consistency_target, settings.consistency_temperature, ramp
+        self.consistency = Consistency(*given) if taught else None
         self.mixing = cutmix if settings.cutmix else mixup if any(own.mixup for own in each) else None
         self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.weight_averaging else None
@@ -74,36 +79,57 @@ class Step:
         if self.sampled is not None:
             self.sampled.draw(epoch)
 
-    def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> None:
-        """The step itself, over the micro-batches of inputs (R,B,...) and targets (R,B); `mix` is drawn for mixing."""
+    def compute(self, inputs: Tensor, targets: Tensor, mix: Tensor, *weak: Tensor) -> None:
+        """The step itself, over the micro-batches of inputs (R,B,...) and targets (R,B); `mix` is drawn for mixing.
+
+        With consistency, a `weak` view of the inputs may follow.
+        """
         count = min(self.settings.accumulate, targets.shape[1])
         if self.settings.accumulate > 1:  # as many on every process: they may exchange numbers inside of a micro-batch
             count = self.processes.all_min(count)
         losses, gradients, batch = list[Tensor](), list[Tensor](), None
-        for micro in self.mixed(inputs, targets, mix).micro_batches(count):
+        mixed = self.mixed(inputs, targets, mix)
+        aims = self.aims(weak[0], mixed, count).tensor_split(count, 2) if weak else [None] * count
+        for micro, aim in zip(mixed.micro_batches(count), aims, strict=True):
             logits = self.logits(micro.inputs)
             if batch is None and (count > 1 or not self.processes.single):
                 batch = self.losses.global_batch(logits.detach(), targets, self.epoch, count)
-            found = self.loss(logits, micro, batch)
+            found = self.loss(logits, micro, batch, aim)
             new = self.gradients(found)
             gradients = list(torch._foreach_add(gradients, new)) if gradients else new
             losses.append(found.detach())
-        self._update(reduce(torch.add, losses), gradients)
+        self._update(fold(torch.add, losses), gradients)
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)
+
+    @torch.no_grad()
+    def aims(self, weak: Tensor, mixed: Mixed, micro_batches: int) -> Tensor:
+        """What particles are trained towards: predictions of another view, mixed as the inputs are."""
+        assert self.consistency is not None
+        logits = torch.cat([self.logits(micro) for micro in weak.tensor_split(micro_batches, 1)], 2)
+        aims = self.consistency.aims(logits, mixed.targets)
+        lam = mixed.lam[:, None, None, None]
+        return aims if self.mixing is None else lam * aims + (1 - lam) * aims.roll(1, 2)
 
     def logits(self, inputs: Tensor) -> Tensor:
         with self.autocast():
             logits = self.forward(inputs)  # (R,M,B,C)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
-    def loss(self, logits: Tensor, micro: Mixed, batch: GlobalBatch | None = None) -> Tensor:
+    def loss(
+        self, logits: Tensor, micro: Mixed, batch: GlobalBatch | None = None, aims: Tensor | None = None
+    ) -> Tensor:
         """Of each run, (R,), or the contribution of a micro-batch to that of a global batch."""
         losses: Tensor = self.losses(logits, micro.targets, self.epoch, batch)  # (R,)
         if self.mixing is not None:  # weighed between both labels
             others = self.losses(logits, micro.partners, self.epoch, batch)
             losses = micro.lam * losses + (1 - micro.lam) * others
+        if self.consistency is not None:
+            if aims is None:
+                aims = self.consistency.aims(logits, micro.targets, micro.partners)
+            values = self.consistency(logits, aims, self.epoch)
+            losses = losses + reduce((values,), None if batch is None else batch.size)
         if self.repulsions is not None:
             apart = self.repulsions(self.net.head_weights, logits, self.epoch)
             # every micro-batch has the same heads: each counts by its samples, all together once

@@ -32,7 +32,7 @@ from rfdlc.training._stacking import Member, Stack, Stacker
 from rfdlc.training.config import TABULAR
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.early_stopping import BEST, check_patience, ends_early, keep_best, restore_best
-from rfdlc.training.loop import Epoch, TrainingStopped, epochs
+from rfdlc.training.loop import Epoch, TrainingStopped, epochs, views_of
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider, sensible_threads
 from rfdlc.training.networks.mixture import Mixture
@@ -77,6 +77,7 @@ class Trainer:
         expect(not config.refit or data.val is None, f"refit trains again on held-out samples, but {only}")
         expect(not config.refit or config.hold_out, "refit needs held-out samples to calibrate on: set hold_out=0.1")
         check_sinks(run)
+        views_of(config, data.kind)
         check_patience(run, data, group.single)
         group.shard_size(config.batch_size, config.accumulate)
         group.local_device(choose_device(config.device))
