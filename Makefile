@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test types tests gpu-test oldest wheel-test packages audit paper docs browser format clean
+.PHONY: demo test types tests public-types lock conda gpu-test oldest wheel-test packages audit paper docs browser format clean
 
 demo: .venv/trains
 	$(BIN)/rfdlc demo
@@ -19,6 +19,25 @@ types:
 # Two processes with a thread each: on two cores that takes half of the time of one process with two threads.
 tests:
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs -n 2 --dist loadfile
+
+# What another type checker (pyright) sees of the package from outside: in the programs of the gallery.
+public-types: .venv/ready
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/pip install --quiet --disable-pip-version-check basedpyright
+	build/tools/bin/basedpyright --pythonpath $(BIN)/python
+
+# uv.lock: every package that the extras need, for all platforms and versions of Python; those in constraints.txt as there.
+lock:
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/pip install --quiet --disable-pip-version-check uv
+	build/tools/bin/uv lock $$(grep -v '^#' constraints.txt | sed 's/^/--upgrade-package /')
+	build/tools/bin/uv lock --check
+
+# The recipe for conda is parsed and rendered, which needs no channel. `rattler-build build --recipe conda` builds it.
+conda:
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/pip install --quiet --disable-pip-version-check py-rattler-build
+	build/tools/bin/python -c "import rattler_build as r; print(*r.Stage0Recipe.from_file('conda/recipe.yaml').render())"
 
 # Every path of a user on a GPU, a few steps each. Needs an environment whose torch finds one: PYTHON=... make gpu-test
 gpu-test:

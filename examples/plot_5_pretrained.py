@@ -36,6 +36,7 @@ body, head = network(), nn.Linear(64, 5)
 x, y = torch.tensor(images[first] / 255.0, dtype=torch.float32), torch.tensor(labels[first])
 x = (x - x.mean()) / x.std()
 optimiser = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=2e-3)
+loss = torch.tensor(torch.nan)
 for _epoch in range(5):
     for rows in torch.randperm(len(y)).split(64):
         loss = nn.functional.cross_entropy(head(body(x[rows])), y[rows])

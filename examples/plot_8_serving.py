@@ -37,7 +37,7 @@ for _second in range(60):
 # Ask for decisions
 # -----------------
 # Images as arrays; image files and rows of tables work as well.
-images = rfdlc.load("digits-lt").test.inputs
+images = rfdlc.load("digits-lt").splits["test"].array
 answer = client.decide(arrays=images[:5])
 for action, probability, worth in zip(answer["action"], answer["probability"], answer["expected_utility"], strict=True):
     print(f"{action}  (probability {probability:.2f}, expected utility {worth:.2f})")
