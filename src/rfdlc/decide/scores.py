@@ -17,7 +17,8 @@ Floats = NDArray[np.floating[Any]]
 
 BOOK_KEEPING = ("id", "target")  # columns of a table that are not classes
 DECIDED = ("action", "expected_utility")  # nor are these two, if both are there
-DETAILS = ("reason", "set", "set_size", "time", "decider")  # nor these, beside those two
+DETAILS = ("reason", "set", "set_size")  # nor these, beside those two
+LOGGED = ("time", "decider")  # nor these of a log of decisions
 KIND, CORRECTED, RAW = "rfdlc_scores", "corrected", "raw"  # a column that says what the probabilities are
 SUM_TOLERANCE = 0.01  # sums of rows may differ from 1 by this much: files often hold rounded probabilities
 PROBABILITY_FLOOR = 1e-12  # probabilities are clipped to this before taking logarithms
@@ -117,7 +118,7 @@ def class_columns(columns: Sequence[str]) -> list[str]:
     >>> class_columns(["id", "cat", "dog", "action", "expected_utility"]), class_columns(["cat", "action"])
     (['cat', 'dog'], ['cat', 'action'])
     """
-    others = (*BOOK_KEEPING, KIND) + (DECIDED + DETAILS if set(DECIDED) <= set(columns) else ())
+    others = (*BOOK_KEEPING, KIND) + (DECIDED + DETAILS + LOGGED if set(DECIDED) <= set(columns) else ())
     return [name for name in columns if name not in others]
 
 
