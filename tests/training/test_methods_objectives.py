@@ -340,3 +340,29 @@ def test_router_scores_by_hand():
         best = logits[0, : m + 1, 0].mean(0).sort(descending=True).values[:2]
         expected = torch.cat([best, hidden]) @ router.score.weight[0] + router.score.bias[0, 0]
         assert float(router.scores(logits, features)[0, m, 0]) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize(("method", "taus"), [("balpoe", (0, 1, 2)), ("mdcs", (-0.5, 1, 2.5))])
+def test_experts_for_several_priors(sample, method, taus):
+    logits, target = sample
+    counts = np.array(CLASSES.counts)
+    total = 0.0
+    for m, tau in enumerate(taus):
+        for i, y in enumerate(target.tolist()):
+            shifted = logits[m, i].numpy() + tau * np.log(counts / counts.sum())
+            total -= log_softmax(shifted.tolist())[y]
+    ours = loss_of(method)(*sample, torch.tensor(1))
+    assert float(ours) == pytest.approx(total / logits.shape[0] / len(target), rel=1e-12)
+
+
+def test_settings_of_strong_methods_are_those_of_their_authors():
+    balpoe, mdcs, ours = (resolve(name, "cifar100-lt", {})[1] for name in ("balpoe", "mdcs", "rf-dlc-strong"))
+    for config in (balpoe, mdcs, ours):
+        assert (config.backbone, config.epochs, config.particles) == ("resnet32", 400, 3)
+    assert (balpoe.augment, balpoe.cutout, balpoe.mixup, balpoe.weight_decay) == ("autoaugment", 0, 0.4, 5e-4)
+    assert (mdcs.augment, mdcs.cutout, mdcs.mixup, mdcs.consistency) == ("autoaugment", 0.5, 0, 0.6)
+    assert mdcs.learning_rate * mdcs.weight_decay == pytest.approx(0.1 * 5e-4, rel=0.01)
+    assert mdcs.consistency_ramp * mdcs.epochs == 20
+    assert [round(share * 400) for share in mdcs.milestones] == [200, 320, 380]
+    assert (ours.augment, ours.magnitude, ours.cutout, ours.refit) == ("randaugment", 1.0, 0.5, True)
+    assert resolve("rf-dlc-strong", "mine", {}, "images")[1].augment == "crop-randaugment"  # no flips without evidence

@@ -162,6 +162,7 @@ _LDAM = {"margin": 0.5, "schedule": "step", "keep": (0.8,)}  # kept for forks: `
 _LDAM_DRW = {**_LDAM, **_EFFECTIVE, "deferred": 0.8}
 _COSTS = Utility.tail_sensitive
 _THREE = {"particles": 3, "combine": "mean-logits"}
+_EXPERTS = {**_THREE, "shared_stages": 2, "schedule": "step", "decay": 0.1, "augment": "autoaugment"}
 _RF_DLC = {**_THREE, "shared_stages": 1, "repulsion": "head"}
 _BALANCED = {"sampling": "balanced", "schedule": "cosine", "warmup": 0, "mixup": 0, "cutmix": 0, "repulsion": "none"}
 # Constants of other people's methods; docs/methods.md says where they are from and what differs.
@@ -257,6 +258,16 @@ METHODS: dict[str, Method] = {
     # ensembles
     "ensemble-cb": Method("three independent CB networks", "the paper's ablation", {**_CB, **_THREE}),
     "ensemble-ldam": Method("three independent LDAM-DRW networks", "the paper's ablation", {**_LDAM_DRW, **_THREE}),
+    "balpoe": Method(
+        "experts for three class priors, whose product is balanced; mixup", "Aimar et al. 2023",
+        {**_EXPERTS, "prior_tau": (0.0, 1.0, 2.0), "mixup": 0.4},
+    ),
+    "mdcs": Method(
+        "experts for three class priors, each consistent with its own right predictions of a weaker view",
+        "Zhao et al. 2023",
+        {**_EXPERTS, "prior_tau": (-0.5, 1.0, 2.5), "milestones": (0.5, 0.8, 0.95), "cutout": 0.5,
+         "consistency": 0.6, "consistency_target": "own", "consistency_ramp": 0.05},
+    ),
     "repulsive-predictions": Method(
         "the prior inside the likelihood; particles repelled in their predictions", "D'Angelo and Fortuin 2021",
         {**_RF_DLC, "prior_tau": (1.0,), "repulsion": "predictions", "repulsion_strength": 0.1},
@@ -271,6 +282,11 @@ METHODS: dict[str, Method] = {
         "RF-DLC with the target prior in the likelihood (docs/learn.md)",
         {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.4, "calibration": "prior-corrected-temperature"},
         mixes=True,
+    ),
+    "rf-dlc-strong": Method(
+        "rf-dlc for images, trained longer on stronger augmentation", "rf-dlc with RandAugment and Cutout",
+        {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.1, "calibration": "prior-corrected-temperature", "epochs": 400,
+         "augment": "crop-randaugment", "magnitude": 1.0, "cutout": 0.5, "weight_decay": 1e-3},
     ),
 }  # fmt: skip
 

@@ -1,0 +1,199 @@
+"""Accuracy against time on long-tailed images: training settings of rf-dlc and of its strongest rivals, in stacks.
+
+    python benchmarks/frontier.py choose cifar100-lt --data DIR       rows of frontier-choice.csv, on a held-out fifth
+    python benchmarks/frontier.py measure cifar100-lt --data DIR      rows of frontier.csv, on the test split
+    python benchmarks/frontier.py table                               the latter as Markdown, beside published figures
+
+DIR holds cifar-100-python/ (and cifar-10-batches-py/ for cifar10-lt); any other source of `rfdlc.load` can take the
+place of cifar100-lt. `choose` never reads the test split: it trains on four fifths of the training data, calibrates and
+evaluates on the rest by cross-fitting, classes weighing equally. `measure` trains as the presets say, calibrates on a
+tenth, then trains on everything, and evaluates the last epoch. The seeds of a row train as one stack (`choose`: those
+of all rows whose networks agree): seconds are those of the call divided by its runs, for all trainings of a run, with
+the start. `--only NAME ...` selects rows, `--set` adds settings to all, `--seeds` are 0 to 4 by default (0 and 1 for
+`choose`). Rows are appended as they come; without git, name the `--commit`.
+"""
+
+import argparse
+import csv
+import json
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import rfdlc
+from recording import RESULTS, append, commit, hardware, versions
+from rfdlc.decide.predictions import Predictions
+from rfdlc.training._stacking import OWN
+from rfdlc.training.model import Model
+
+STRONG, PENALTIES = "rf-dlc-strong", (-0.25, -1.0)
+Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its own
+CHOICES: dict[str, Row] = {
+    "strong": (STRONG, {}),
+    "magnitude=0.5": (STRONG, {"magnitude": 0.5}),
+    "trivialaugment": (STRONG, {"augment": "trivialaugment"}),
+    "autoaugment": (STRONG, {"augment": "autoaugment"}),
+    "cutout=0": (STRONG, {"cutout": 0}),
+    "mixup=0": (STRONG, {"mixup": 0}),
+    "mixup=0.4": (STRONG, {"mixup": 0.4}),
+    "weight_decay=5e-4": (STRONG, {"weight_decay": 5e-4}),
+    "weight_decay=1.5e-3": (STRONG, {"weight_decay": 1.5e-3}),
+    # the step takes the mean loss of the particles: three times the rate is that of a network alone
+    "rate=0.3 decay=3.3e-4": (STRONG, {"learning_rate": 0.3, "weight_decay": 3.3e-4}),
+    "rate=0.3 decay=1e-3": (STRONG, {"learning_rate": 0.3}),
+    "tau=0,1,2": (STRONG, {"prior_tau": (0, 1, 2)}),
+    "shared_stages=2": (STRONG, {"shared_stages": 2}),
+    "repulsion=none": (STRONG, {"repulsion": "none"}),
+    "consistency=0.5": (STRONG, {"consistency": 0.5}),
+    "consistency=1": (STRONG, {"consistency": 1.0}),
+    "consistency=1 own": (STRONG, {"consistency": 1.0, "consistency_target": "own"}),
+    "consistency=1 same": (STRONG, {"consistency": 1.0, "consistency_view": "same"}),
+    "consistency=1 T=2": (STRONG, {"consistency": 1.0, "consistency_temperature": 2.0}),
+    "consistency=2": (STRONG, {"consistency": 2.0}),
+}
+MEASURED: dict[str, Row] = {
+    "cross-entropy": ("ce", {}),
+    "logit adjustment": ("la", {}),
+    "rf-dlc": ("rf-dlc", {}),
+    "balpoe": ("balpoe", {"refit": True}),
+    "mdcs": ("mdcs", {"refit": True}),
+    "rf-dlc-strong": (STRONG, {}),
+    "rf-dlc-strong, 8 particles": (STRONG, {"particles": 8}),
+    **{  # from seconds to minutes
+        f"{particles} particles, {epochs} epochs": (STRONG, {"particles": particles, "epochs": epochs, "warmup": 5})
+        for particles in (1, 3, 8)
+        for epochs in (20, 50, 100, 200)
+    },
+    "short: 3 particles, 40 epochs, light augmentation": (
+        "rf-dlc",
+        {"epochs": 40, "augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "batch_size": 128},
+    ),
+}
+PUBLISHED = (  # data, method, particles, epochs, accuracy, selected on
+    ("cifar100-lt", "BalPoE", 3, 400, 55.9, "last epoch, 5 seeds"),
+    ("cifar100-lt", "BalPoE", 7, 400, 57.0, "last epoch"),
+    ("cifar100-lt", "MDCS", 3, 400, 56.1, "best epoch on the test set"),
+    ("cifar100-lt", "SHIKE", 3, 200, 56.3, "best epoch on the test set"),
+    ("cifar10-lt", "BalPoE", 3, 400, 86.8, "last epoch"),
+)
+METRICS = ("accuracy", "head", "med", "tail", "false_head_rate", "ece", "nll")
+FIELDS = (
+    "data", "row", "method", "seed", "split", "particles", "epochs", "parameters", *METRICS,
+    *(f"utility{penalty:g}" for penalty in PENALTIES), "seconds", "runs", "settings", "hardware", "versions", "commit",
+)  # fmt: skip
+
+
+def on_test(model: Model) -> dict[str, float]:
+    """Metrics of the decisions on the test split, and the mean utility of those for each penalty."""
+    predictions = Predictions.load(model.path / "predictions.npz")
+    found = rfdlc.evaluate(predictions, decider=model.decider.replace(utility=rfdlc.Utility.one_hot(model.classes)))
+    row = {
+        name: getattr(found, name) for name in ("accuracy", "ece", "nll", "false_head_rate")
+    } | found.accuracy_by_region
+    for penalty in PENALTIES:
+        decider = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes, penalty))
+        row[f"utility{penalty:g}"] = rfdlc.evaluate(predictions, decider=decider).mean_utility
+    return row
+
+
+def on_held_out(model: Model) -> dict[str, float]:
+    """Metrics of held-out training samples as if classes were equally frequent, calibrated on others of them."""
+    found = json.loads((model.path / "metrics.json").read_text())["held_out_balanced"]
+    return {name: found[name] for name in ("accuracy", *METRICS[4:])} | found["accuracy_by_region"]
+
+
+def stacks(names: list[str], rows: dict[str, Row], apart: bool) -> list[list[str]]:
+    """Rows that can train as one stack, together; `apart` where each is to be timed alone."""
+    groups = defaultdict(list)
+    for name in names:
+        method, changes = rows[name]
+        differs = str({key: value for key, value in changes.items() if key not in OWN})
+        groups[name if apart else (method, differs)].append(name)
+    return list(groups.values())
+
+
+def train(options: argparse.Namespace, names: list[str], rows: dict[str, Row], stamp: dict[str, str]) -> None:
+    """Train the seeds of these rows side by side, and append what they give."""
+    choosing = options.command == "choose"
+    common = dict(pair.split("=", 1) for pair in options.set) | ({"hold_out": 0.2, "refit": False} if choosing else {})
+    data = rfdlc.load(options.source, root=options.data) if options.data else rfdlc.load(options.source)
+    data = replace(data, test=None) if choosing else data
+    each = [(name, seed) for name in names for seed in options.seeds]
+    with TemporaryDirectory() as folder:
+        specs = []
+        for number, (name, seed) in enumerate(each):
+            method, changes = rows[name]
+            specs.append(rfdlc.RunSpec(f"{folder}/{number}", method, {**changes, **common, "seed": seed}))
+        began = time.perf_counter()
+        models = rfdlc.train_many(data, specs, networks=options.networks)
+        seconds = (time.perf_counter() - began) / len(models)
+        for (name, seed), spec, model in zip(each, specs, models, strict=True):
+            metrics, config = on_held_out(model) if choosing else on_test(model), model.config
+            weights = sum(parameter.numel() for parameter in model.net.parameters())
+            found = {"data": options.source, "row": name, "method": rows[name][0], "seed": seed}
+            found |= {"split": "held out" if choosing else "test", "particles": config.particles}
+            found |= {"epochs": config.epochs, "parameters": weights}
+            found |= {key: f"{value:.4f}" for key, value in metrics.items() if value is not None}
+            found |= {"seconds": f"{seconds:.1f}", "runs": len(models), "settings": json.dumps(dict(spec.settings))}
+            append(options.out, [found | stamp], FIELDS)
+            shown = ("row", "seed", "accuracy", "tail", "ece", "seconds")
+            print("  ".join(f"{key} {found[key]}" for key in shown), flush=True)
+
+
+def table(path: Path) -> str:
+    """Means and standard deviations over seeds, as Markdown; published figures below."""
+    groups = defaultdict(list)
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            groups[row["data"], row["row"], row["commit"]].append(row)
+    names = ("accuracy", "tail", "false_head_rate", "ece", *(f"utility{penalty:g}" for penalty in PENALTIES))
+    lines = [f"| data | row | {' | '.join(names)} | seconds | parameters | seeds |", "|---" * (5 + len(names)) + "|"]
+    for (data, name, _), rows in groups.items():
+        cells = []
+        for each in names:
+            values = [float(row[each]) for row in rows if row.get(each)]
+            scale = 1 if each.startswith("utility") else 100
+            spread = f" ± {scale * stdev(values):.{1 if scale > 1 else 3}f}" if len(values) > 1 else ""
+            cells.append(f"{scale * mean(values):.{1 if scale > 1 else 3}f}{spread}" if values else "")
+        seconds, weights = mean(float(row["seconds"]) for row in rows), int(rows[0]["parameters"])
+        lines.append(f"| {data} | {name} | {' | '.join(cells)} | {seconds:.0f} | {weights:,} | {len(rows)} |")
+    lines += ["", "| data | published | particles | epochs | accuracy | selected on |", "|---|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in PUBLISHED]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("choose", "measure", "table"))
+    parser.add_argument("source", nargs="?", default="cifar100-lt")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+")
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--set", nargs="+", default=[])
+    parser.add_argument("--networks", type=int, default=24, help="most networks of a stack")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default="")
+    options = parser.parse_args()
+    choosing = options.command == "choose"
+    options.out = options.out or RESULTS / ("frontier-choice.csv" if choosing else "frontier.csv")
+    if options.command == "table":
+        print(table(options.out))
+        return
+    options.seeds = options.seeds or ([0, 1] if choosing else [0, 1, 2, 3, 4])
+    rows = CHOICES if choosing else MEASURED
+    unknown = set(options.only) - set(rows)
+    if unknown:
+        parser.error(f"no rows {sorted(unknown)}: expected some of {list(rows)}")
+    packages = ["torch", "numpy"]
+    stamp = {"hardware": hardware(), "versions": versions(packages), "commit": options.commit or commit()}
+    for names in stacks(options.only or list(rows), rows, apart=not choosing):
+        train(options, names, rows, stamp)
+
+
+if __name__ == "__main__":
+    main()
