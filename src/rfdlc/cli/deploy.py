@@ -237,6 +237,9 @@ def serve(
     version: Annotated[list[str] | None, Option(help="Another version beside it: `V=MODEL`; may be repeated.")] = None,
     public_key: Annotated[Path | None, Option(help="Serve only what `rfdlc sign` signed with this key.")] = None,
     quiet: Annotated[bool, Option("--quiet", help="No log line for each request.")] = False,
+    log_decisions: Annotated[Path | None, Option(help="Folder for decisions (Parquet), without payloads.")] = None,
+    reference: Annotated[Path | None, Option(help="Held-out predictions, for alarms; a run has its own.")] = None,
+    decider: Annotated[Path | None, Option(help="File of `rfdlc recalibrate`, taken up when it changes.")] = None,
 ) -> None:
     """Answer POST /decide with actions; GET /health, /ready, /metrics and /docs too. Logs are JSON lines.
 
@@ -248,6 +251,7 @@ def serve(
     - `rfdlc serve model.onnx --port 9000`
     - `rfdlc serve model.onnx --name digits --version 2=newer.onnx`
     - `rfdlc serve runs/a --host 0.0.0.0 --token-file token.txt`
+    - `rfdlc serve runs/a --log-decisions decisions/ --decider decider.json`
     """
     from rfdlc.integrations.server.backend import Limits
     from rfdlc.integrations.server.serving import serve as serve_it
@@ -263,4 +267,5 @@ def serve(
     limits = Limits(requests=queue, batch=batch, seconds=seconds, drain=drain)
     options = request.for_model(model) | {"token_file": token_file, "quiet": quiet}
     options |= {"certificate": certificate, "key": key, "versions": versions, "name": name}
+    options |= {"log_decisions": log_decisions, "reference": reference, "decider": decider}
     serve_it(model, host=host, port=port, limits=limits, **options)

@@ -54,7 +54,7 @@ class Served:
 
 
 @contextmanager
-def serving(backend, limits=None, token=None):
+def serving(backend, limits=None, token=None, **options):
     """A server in a thread: the same protocol, door and application as `rfdlc serve`."""
     import uvicorn
 
@@ -64,7 +64,7 @@ def serving(backend, limits=None, token=None):
 
     limits = limits or Limits()
     listening = listen("127.0.0.1", 0)
-    server = uvicorn.Server(configured(create_app(backend, limits, token), limits))
+    server = uvicorn.Server(configured(create_app(backend, limits, token, **options), limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     for _ in range(500):

@@ -10,9 +10,10 @@ import traceback
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,15 +21,21 @@ import numpy as np
 from fastapi import FastAPI, HTTPException, Request, Security
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
+from numpy.typing import NDArray
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rfdlc import __version__
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.feedback import decider_version, on_top, revised
+from rfdlc.decide.scores import Floats
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.errors import InputError
+from rfdlc.integrations.onnx.model import check_rule
 from rfdlc.integrations.server.backend import Answer, Backend, Batcher, Limits
+from rfdlc.integrations.server.decision_log import FEEDBACK_ROUTE, DeciderFile, DecisionLog
 from rfdlc.integrations.server.inference import SERVER, Inference
 from rfdlc.integrations.server.metrics import Metrics
 from rfdlc.integrations.server.requests import IMAGE_TYPES, DecideResponse, Reader, Refusal, require
@@ -36,7 +43,7 @@ from rfdlc.integrations.server.workers import Worker
 
 LOGGER, REQUESTS = logging.getLogger("rfdlc.serve"), logging.getLogger("rfdlc.serve.requests")
 OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")  # without a token
-PATHS = (*OPEN, "/decide", "/metrics", "/docs", "/openapi.json", "/v2")
+PATHS = (*OPEN, "/decide", "/feedback", "/metrics", "/docs", "/openapi.json", "/v2")
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 PORT, LOCAL_HOSTS = re.compile(rb":\d+$"), (b"localhost", b"127.0.0.1", b"[::1]")
 PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; larger bodies are parsed in a process
@@ -62,8 +69,11 @@ class Load:
 class Service:
     """One version of a model, its queue and its metrics."""
 
-    def __init__(self, backend: Backend, limits: Limits, load: Load, name: str, version: str) -> None:
-        self.backend, self.limits, self.load = backend, limits, load
+    def __init__(
+        self, backend: Backend, limits: Limits, load: Load, name: str, version: str, log: DecisionLog | None = None,
+        decider: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.backend, self.limits, self.load, self.log, self._loaded = backend, limits, load, log, backend
         self.metrics, self.reader = Metrics(backend.decider), Reader(backend, limits)
         self.inference = Inference(name, version, self.reader)
         self.batcher: Batcher | None = None
@@ -71,6 +81,29 @@ class Service:
         self.workers = [Worker(backend, limits, name, version) for _ in range(DECODERS)]
         for worker in self.workers:
             self._free.put(worker)
+        self._file = None if decider is None else DeciderFile(decider, self.take_up)
+
+    def take_up(self, decider: Decider) -> None:
+        """Decide by another decider from the next batch on; batches that are computed keep theirs."""
+        scale, bias = on_top(self._loaded.decider, decider)
+        check_rule(decider)
+
+        def compute(samples: NDArray[Any]) -> tuple[Floats, Floats, Any]:
+            p, disagreement, strange = self._loaded.compute(samples)
+            return revised(p, scale, bias), disagreement, strange
+
+        self.backend = replace(self._loaded, decider=decider, compute=compute)
+        if self.batcher is not None:
+            self.batcher.backend = self.backend
+        self.metrics.follow(decider)
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            if self._file is not None:
+                await self._file.tend()
+            if self.log is not None:
+                self.log.tend()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -78,12 +111,16 @@ class Service:
         self.batcher = batcher = Batcher(self.backend, self.limits.batch)
         gc.freeze()  # what is loaded stays: a full collection of it would hold all requests for a tenth of a second
         _log(LOGGER, "ready", model=self.backend.name, classes=len(self.metrics.classes))
+        tending = asyncio.create_task(self._tend())
         try:
             yield
         finally:
             self.batcher = None
+            tending.cancel()
             gc.unfreeze()
             await batcher.close()
+            if self.log is not None:
+                self.log.close()
             self._decoders.shutdown()
             for worker in self.workers:
                 worker.close()
@@ -115,8 +152,8 @@ class Service:
                 else:
                     reading = self._decoders.submit(self._read, how, body, time.monotonic() + limits.seconds)
                     question = await asyncio.wrap_future(reading)
-                asked = question.pop("infer", None)
-                answer = await self._answer(question)
+                asked, own = question.pop("infer", None), "utility" not in question
+                answer, decider = await self._answer(question)
         except ClientDisconnect:
             raise HTTPException(400, "the connection was closed before the body was complete") from None
         except TimeoutError:
@@ -133,10 +170,13 @@ class Service:
             else:  # a request that is given up counts as held until the thread drops its body
                 reading.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, length))
         metrics.count_decisions(answer)
-        table = self.inference.render(answer, asked) if infer else answer.to_dict(full)
+        named: dict[str, Any] = {"decider": decider_version(decider)}
+        if self.log is not None and own:  # decisions for a request's own utility are not those of the decider
+            named["id"] = self.log.add(answer)
+        table = self.inference.render(answer, asked, named) if infer else {**answer.to_dict(full), **named}
         return Response(to_json(table), media_type="application/json")
 
-    async def _answer(self, question: dict[str, Any]) -> Answer:
+    async def _answer(self, question: dict[str, Any]) -> tuple[Answer, Decider]:
         utility, decider = question.pop("utility", None), self.backend.decider
         ((kind, values),) = question.items()
         if kind == "probabilities":
@@ -144,10 +184,11 @@ class Service:
         else:
             assert self.batcher is not None
             answer = await self.batcher.submit(values)
+        used = answer.decider
         if utility is None:
-            return answer
-        other = decider.replace(utility=utility, budget=None)  # a budget is for the utility that it was fitted with
-        return Answer.of(other, answer.probabilities, answer.disagreement, answer.unfamiliar)
+            return answer, used
+        other = used.replace(utility=utility, budget=None)  # a budget is for the utility that it was fitted with
+        return Answer.of(other, answer.probabilities, answer.disagreement, answer.unfamiliar), used
 
     def _read(self, kind: str, body: bytes, deadline: float) -> dict[str, Any]:
         worker = self._free.get()
@@ -236,20 +277,22 @@ class AccessMiddleware:
             require(known, "expected the header Authorization: Bearer TOKEN, with the server's token", 401)
         # A chunked body has no announced size, and trailers without a bound.
         require(b"transfer-encoding" not in headers, "expected a Content-Length, not a chunked body", 411)
-        takes = path == "/decide" or INFER.fullmatch(path)
+        takes = path in ("/decide", "/feedback") or INFER.fullmatch(path)
         bodiless = not takes and (path in PATHS or path.startswith("/v2/"))
-        only = "expected no body: only POST /decide and /v2/models/NAME/infer accept one"
+        only = "expected no body: only POST /decide, /feedback and /v2/models/NAME/infer accept one"
         require(not (bodiless and _content_length(headers)), only, 413)
 
 
 def create_app(
     backend: Backend | Mapping[str, Backend], limits: Limits | None = None, token: str | None = None,
-    name: str | None = None,
+    name: str | None = None, logs: Mapping[str, DecisionLog] | None = None, decider: Path | None = None,
 ) -> FastAPI:  # fmt: skip
     """The application, ready for any ASGI server; of several versions of a model, the first is the default."""
     versions = backend if isinstance(backend, Mapping) else {"1": backend}
     load, name = Load(), name or next(iter(versions.values())).name
-    services = {v: Service(own, limits or Limits(), load, name, v) for v, own in versions.items()}
+    kept, files = logs or {}, {next(iter(versions)): decider}  # of the default version alone
+    each = {v: (limits or Limits(), load, name, v, kept.get(v), files.get(v)) for v in versions}
+    services = {v: Service(own, *each[v]) for v, own in versions.items()}
     service = next(iter(services.values()))
 
     @asynccontextmanager
@@ -284,6 +327,15 @@ def create_app(
         """Decide images, arrays, rows of a table, or probabilities of any model."""
         return await service.respond(request.scope, request.receive, full)
 
+    @app.post("/feedback", **FEEDBACK_ROUTE)
+    async def feedback(request: Request, version: str | None = None) -> JSONResponse:
+        """Labels of earlier answers, by their ids; the realised utility, and what to do."""
+        require(version is None or version in services, QUERY.format(", ".join(services)), 404)
+        own = services.get(version or "", service)
+        if own.log is None:
+            raise HTTPException(404, "this server logs no decisions: start it with --log-decisions DIR")
+        return JSONResponse(await own.log.answer(request, own.backend.decider, own.metrics, own.limits.seconds))
+
     @app.get("/health")
     @app.get("/v2/health/live")
     async def health() -> dict[str, str]:
@@ -301,7 +353,8 @@ def create_app(
     async def metrics(version: str | None = None) -> Response:
         """Metrics in Prometheus' text format, of one version of the model."""
         require(version is None or version in services, QUERY.format(", ".join(services)), 404)
-        return Response(services.get(version or "", service).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        found = services.get(version or "", service)
+        return Response(found.metrics.text(found.log), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v2")
     async def about() -> dict[str, Any]:

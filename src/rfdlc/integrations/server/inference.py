@@ -3,6 +3,7 @@
 https://github.com/kserve/open-inference-protocol, REST, without the binary extension.
 """
 
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -92,8 +93,10 @@ class Inference:
         require(wanted is None or set(wanted) <= set(known), f"outputs: expected some of {', '.join(known)}", 400)
         return self.reader.read_question(question, deadline) | {"infer": (given.id, wanted)}
 
-    def render(self, answer: Answer, asked: tuple[str | None, list[str] | None]) -> dict[str, Any]:
-        """An answer as tensors; sets are a mask over the classes."""
+    def render(
+        self, answer: Answer, asked: tuple[str | None, list[str] | None], named: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """An answer as tensors; sets are a mask over the classes. `named` become parameters."""
         table = answer.to_dict(full=True)
         classes = table.pop("classes")
         table.pop("actions")
@@ -101,7 +104,8 @@ class Inference:
             table["set"] = [[name in members for name in classes] for members in map(set, table["set"])]
         outputs = [_tensor(name, table[name]) for name in asked[1] or table if name in table]
         given = {} if asked[0] is None else {"id": asked[0]}
-        return {"model_name": self.name, "model_version": self.version, **given, "outputs": outputs}
+        told = {"parameters": {key: each if isinstance(each, str) else ",".join(each) for key, each in named.items()}}
+        return {"model_name": self.name, "model_version": self.version, **given, **told, "outputs": outputs}
 
 
 def _described(name: str, datatype: str, *shape: int) -> dict[str, Any]:

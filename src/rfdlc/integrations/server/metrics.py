@@ -2,12 +2,18 @@
 
 from collections import Counter as Counts
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rfdlc.decide.decider import Decider
+from rfdlc.decide.feedback import Realised, decider_version
+from rfdlc.decide.rules import UNFAMILIAR
 from rfdlc.integrations.server.backend import Answer
+
+if TYPE_CHECKING:
+    from rfdlc.integrations.server.decision_log import DecisionLog
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -35,9 +41,40 @@ class Metrics:
         prior = Gauge("rfdlc_class_prior", f"By EM, about {WINDOW} samples.", ("class",), registry=registry)
         self._shares = [prior.labels(name) for name in self.classes]
         self._deferred: list[Answer] = []
+        self._utility = Gauge("rfdlc_expected_utility", f"Mean, about {WINDOW} samples.", registry=registry)
+        self._reference = Gauge("rfdlc_reference_utility", "Realised by held-out data.", registry=registry)
+        self._shift = Gauge("rfdlc_class_prior_shift", "Total variation from the prior decided for.", registry=registry)
+        self._unfamiliar = Counter("rfdlc_unfamiliar", "Samples handed over as unfamiliar.", registry=registry)
+        self._alarms = Gauge("rfdlc_alarm", "1 after an alarm of a sequential test.", ("test",), registry=registry)
+        self._evidence = Gauge("rfdlc_evidence", "E-value of a test.", ("test",), registry=registry)
+        self._labels = Counter("rfdlc_feedback", "Labels of earlier decisions.", registry=registry)
+        self._realised = Gauge("rfdlc_realised_utility", "From labels: value, low, high.", ("of",), registry=registry)
+        self._dropped = Gauge("rfdlc_unlogged_decisions", "Decisions that were not logged.", registry=registry)
+        self._info = Gauge("rfdlc_decider_info", "The decider that is served.", ("version",), registry=registry)
+        self._seen, self._mean = 0, 0.0
+        self.follow(decider)
+
+    def follow(self, decider: Decider) -> None:
+        """Another decider is served from now on."""
+        if self._deferred:
+            self._flush()
         carried = decider.decided_prior
         self._carried = None if carried is None else np.maximum(carried, 1e-12)
         self.prior = np.full(len(self.classes), 1 / len(self.classes)) if carried is None else carried.copy()
+        self._info.clear()
+        self._info.labels(decider_version(decider)).set(1)
+
+    @property
+    def moved(self) -> float:
+        """The total variation of the estimated class prior from the one that is decided for."""
+        return 0.0 if self._carried is None else float(np.abs(self.prior - self._carried).sum() / 2)
+
+    def count_feedback(self, labels: int, found: Realised | None) -> None:
+        """Labels that came, and the utility that all labels so far show."""
+        self._labels.inc(labels)
+        if found is not None:
+            for name, value in zip(("value", "low", "high"), (found.utility, *found.interval), strict=True):
+                self._realised.labels(name).set(value)
 
     @property
     def waiting(self) -> int:
@@ -54,10 +91,20 @@ class Metrics:
         if len(self._deferred) >= DEFERRED:
             self._flush()
 
-    def text(self) -> bytes:
+    def text(self, log: "DecisionLog | None" = None) -> bytes:
         """The page that Prometheus reads."""
+        if log is not None:
+            self._dropped.set(log.dropped)
+            if (monitor := log.monitor) is not None:
+                self._reference.set(monitor.reference.values()["realised_utility"])
+                for test, alarm in monitor.alarms.items():
+                    self._alarms.labels(test).set(alarm is not None)
+                for test, evidence in monitor.evidence.items():
+                    self._evidence.labels(test).set(evidence.value)
         if self._deferred:
             self._flush()
+        self._shift.set(self.moved)
+        self._utility.set(self._mean)
         for share, value in zip(self._shares, self.prior, strict=True):
             share.set(value)
         return generate_latest(self.registry)
@@ -69,6 +116,10 @@ class Metrics:
             self._actions.get(name, self._other).inc(count)
         for value in chain.from_iterable(table["uncertainty"] for table in columns):
             self._uncertainty.observe(min(value, 1.0))
+        values = [value for table in columns for value in table["expected_utility"]]
+        self._unfamiliar.inc(sum(reason == UNFAMILIAR for table in columns for reason in table["reason"]))
+        self._seen = min(self._seen + len(values), WINDOW)
+        self._mean += (float(np.mean(values)) - self._mean) * min(1.0, len(values) / max(self._seen, 1))
         # A step of online EM: the mean posterior under the current estimate, averaged into it.
         p = np.concatenate([answer.probabilities for answer in answers]).astype(np.float64)
         posterior = p if self._carried is None else p * (self.prior / self._carried)

@@ -65,6 +65,8 @@ class DecideResponse(BaseModel):
     uncertainty: list[float]
     mutual_information: list[float]
     set: list[list[str]] | None = None  # of a decider with sets
+    decider: str  # version of the decider
+    id: list[str] | None = None  # where decisions are logged: what labels for POST /feedback are matched by
     classes: list[str] | None = None
     probabilities: list[list[float]] | None = None
     actions: list[str] | None = None

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
@@ -35,11 +36,14 @@ def serve(
     host: str = "127.0.0.1", port: int = 8000, token_file: str | Path | None = None, limits: Limits | None = None,
     quiet: bool = False, certificate: str | Path | None = None, key: str | Path | None = None,
     versions: Mapping[str, str | Path] | None = None, name: str | None = None,
+    log_decisions: str | Path | None = None, reference: str | Path | None = None, decider: str | Path | None = None,
 ) -> None:  # fmt: skip
     """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first.
 
     `versions` are more versions of the model, by name, beside `model`, which is version 1 and the default; `name` is
-    what the Open Inference Protocol calls the model.
+    what the Open Inference Protocol calls the model. `log_decisions` is a folder for decisions, `reference` held-out
+    predictions that they are watched beside (by default those of a run folder), and `decider` a file of
+    `rfdlc recalibrate`, which is taken up whenever it changes.
     """
     token = None if token_file is None else read_token(token_file)
     check_host(host, token)
@@ -54,7 +58,9 @@ def serve(
     backends = {}
     taken = "version 1 is the model itself: give the other one another name, such as 2=model.onnx"
     expect("1" not in (versions or {}), taken)
-    for version, path in {"1": model, **(versions or {})}.items():
+    paths, live = {"1": model, **(versions or {})}, None if decider is None else Path(decider)
+    expect(reference is None or log_decisions is not None, "--reference is for --log-decisions DIR: give both")
+    for version, path in paths.items():
         expect(URL_SAFE.fullmatch(version), f"version {version!r}: expected letters, digits, dots, - and _")
         backends[version] = open_backend(path, utility, target_prior)
     first = backends["1"].decider.utility
@@ -62,7 +68,9 @@ def serve(
         alike = backend.decider.utility.classes.names == first.classes.names
         expect(alike, f"version {version} has other classes than version 1: serve it on a port of its own")
     expect(name is None or URL_SAFE.fullmatch(name), f"name {name!r}: expected letters, digits, dots, - and _")
-    app = create_app(backends, limits, token, name or re.sub(r"[^\w.-]+", "-", backends["1"].name, flags=re.ASCII))
+    logs = {v: _decision_log(v, path, log_decisions, reference, backends) for v, path in paths.items()}
+    known = name or re.sub(r"[^\w.-]+", "-", backends["1"].name, flags=re.ASCII)
+    app = create_app(backends, limits, token, known, {v: log for v, log in logs.items() if log}, live)
     server = uvicorn.Server(configured(app, limits, ssl_certfile=certificate, ssl_keyfile=key))
     try:
         server.config.load()
@@ -91,6 +99,22 @@ def serve(
     logging.getLogger("rfdlc.serve").info("listening", extra={"fields": fields})
     with warnings.catch_warnings(action="ignore"):  # they would quote utilities that clients send
         server.run(sockets=[listening])
+
+
+def _decision_log(version: str, model: str | Path, folder: Any, reference: Any, backends: Mapping[str, Any]) -> Any:
+    """The log of one version, in a folder of its own unless it is the default one; None without a log."""
+    if folder is None:
+        return None
+    try:
+        from rfdlc.integrations.server.decision_log import DecisionLog
+    except ImportError:
+        raise InputError('--log-decisions needs pyarrow: pip install "rfdlc[serve]"') from None
+    own = Path(model) / "held-out.npz"
+    place = own if reference is None and own.is_file() else reference
+    held = None if place is None else Predictions.load(place, backends[version].decider.utility.classes)
+    labelled = held is None or held.targets is not None
+    expect(labelled, f"--reference {place}: held-out predictions need labels: a column 'target'")
+    return DecisionLog(Path(folder) if version == "1" else Path(folder) / version, held)
 
 
 def configured(app: Any, limits: Limits, **tls: Any) -> Any:

@@ -1,0 +1,316 @@
+"""Logged decisions: Parquet files without payloads, the labels that come later, and a monitor of both.
+
+Decisions are gathered on the event loop and written by a thread: a request only appends to a list.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.feedback import FEWEST, STRATA, Realised, decider_version, realised_utility
+from rfdlc.decide.monitor import Decided, Monitor, Reference
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.rules import UNFAMILIAR
+from rfdlc.decide.scores import CORRECTED, KIND
+from rfdlc.errors import InputError, expect
+from rfdlc.files import replacing
+from rfdlc.integrations.server.backend import Answer
+from rfdlc.integrations.server.metrics import Metrics
+from rfdlc.integrations.server.requests import Refusal, require
+from rfdlc.integrations.watching import DECIDERS, LABELS
+
+LOGGER = logging.getLogger("rfdlc.serve")
+GATHERED, ROWS, SECONDS, FILES = 512, 10_000, 60.0, 2_000  # answers and rows per step and file; files that are kept
+RING = 2**18  # decisions whose labels may still come
+WAITING = 20 * ROWS  # rows that wait for a slow disk; more are not logged
+EDGES = (0.5, 0.7, 0.9, 0.99)  # of the largest probability: strata of reviews
+MONITORED, MONTH = 1000, 1_000_000  # samples of a file that are tested, and of a month
+LOGGED = ("time", "action", "expected_utility", "reason")
+MOST_LABELS, LONGEST, MOST_BYTES = 10_000, 200, 2**21
+FEEDBACK = f"expected ids and labels, two lists of the same length, up to {MOST_LABELS:,}, and optionally propensity"
+
+
+class Feedback(BaseModel):
+    """Labels that came later, by the ids of answers; a propensity is the probability with which it was reviewed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    ids: list[str] = Field(min_length=1, max_length=MOST_LABELS)
+    labels: list[str] = Field(min_length=1, max_length=MOST_LABELS)
+    propensity: list[float] | None = Field(None, max_length=MOST_LABELS)
+
+
+FEEDBACK_ROUTE: dict[str, Any] = {
+    "responses": {status: {"model": Refusal} for status in (400, 401, 404, 408, 411, 413, 415, 422)},
+    "openapi_extra": {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": Feedback.model_json_schema()}}}
+    },
+}
+
+
+class DecisionLog:
+    """The log of one version of a model; used on the event loop, except for what `_write` does in its thread."""
+
+    def __init__(self, folder: Path, held_out: Predictions | None = None) -> None:
+        (folder / DECIDERS).mkdir(parents=True, exist_ok=True)
+        expect(os.access(folder, os.W_OK), f"--log-decisions {folder}: cannot be written; choose another folder")
+        self.folder, self.prefix, self.held_out = folder, secrets.token_hex(4), held_out
+        self.monitor: Monitor | None = None
+        self.dropped = 0
+        self._count, self._written, self._queued = 0, time.monotonic(), 0
+        self._answers: list[tuple[float, Answer]] = []
+        self._rows: list[dict[str, Any]] = []
+        self._thread = ThreadPoolExecutor(1, "decision-log")
+        self._of_version = np.zeros(RING, dtype=np.int32)  # 0: none
+        self._action, self._group = np.zeros(RING, dtype=np.int32), np.zeros(RING, dtype=np.int8)
+        self._expected, self._propensity = np.zeros(RING), np.full(RING, np.nan)
+        self._label = np.full(RING, -1, dtype=np.int32)
+        self._versions: dict[str, int] = {}
+
+    def add(self, answer: Answer) -> list[str]:
+        """Log decisions that were made; their ids."""
+        size = len(answer.probabilities)
+        first, self._count = self._count, self._count + size
+        self._answers.append((time.time(), answer))
+        if len(self._answers) >= GATHERED:
+            self._gather()
+        return [f"{self.prefix}-{i}" for i in range(first, first + size)]
+
+    def tend(self) -> None:
+        """Write what has waited long enough; called once per second."""
+        if time.monotonic() - self._written >= SECONDS:
+            self.flush()
+
+    def flush(self) -> "Future[None] | None":
+        """Write all that was logged so far."""
+        self._gather()
+        rows, self._rows, self._written = self._rows, [], time.monotonic()
+        return self._submit(rows) if rows else None
+
+    def close(self) -> None:
+        self.flush()
+        self._thread.shutdown()
+
+    async def answer(self, request: Request, decider: Decider, metrics: Metrics, seconds: float) -> dict[str, Any]:
+        """Keep the labels of a request: what decisions were worth, and what to do."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        require(kind == "application/json", "expected content type application/json", 415)
+        length = request.headers.get("content-length", "0")
+        fits = length.isdecimal() and len(length) < 20 and int(length) <= MOST_BYTES
+        require(fits, f"the body is too large: expected at most {MOST_BYTES:,} bytes", 413)
+        try:
+            async with asyncio.timeout(seconds):
+                body = await request.body()
+        except (TimeoutError, ClientDisconnect):
+            require(False, "the body was not complete: try again", 408)
+        found, lines = self.receive(body, decider)
+        realised = self.learn(found, decider)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        await asyncio.wrap_future(self._thread.submit(_append, self.folder / LABELS, text))
+        metrics.count_feedback(len(found), realised)
+        known = {"matched": len(found), "unknown": len(lines) - len(found), "decider": decider_version(decider)}
+        values: dict[str, Any] = {"realised_utility": None, "interval": None, "promised_utility": None}
+        if realised is not None:
+            values = {"realised_utility": realised.utility, "interval": list(realised.interval)}
+            values |= {"promised_utility": realised.promised, "labels": realised.labelled}
+        return {**known, **values, "advice": advice(realised, metrics.moved)}
+
+    def receive(self, body: bytes, decider: Decider) -> tuple[list[tuple[int, int, float]], list[dict[str, Any]]]:
+        """Checked labels: (place, class, propensity) of those that are known here, and the lines to keep."""
+        try:
+            given = Feedback.model_validate(from_json(body))
+        except (ValueError, ValidationError, RecursionError):
+            require(False, FEEDBACK)
+        chances = given.propensity or [np.nan] * len(given.ids)
+        require(len(given.ids) == len(given.labels) == len(chances), FEEDBACK)
+        right = given.propensity is None or all(0 < chance <= 1 for chance in chances)
+        require(right, "propensity: expected probabilities above 0, at most 1")
+        names = {name: i for i, name in enumerate(decider.utility.classes.names)}
+        require(all(label in names for label in given.labels), "labels: expected names of classes")
+        found, lines, now = [], [], time.time()
+        for name, label, chance in zip(given.ids, given.labels, chances, strict=True):
+            prefix, _, number = name[:LONGEST].partition("-")
+            if prefix == self.prefix and number.isdecimal() and 0 <= self._count - 1 - int(number) < RING:
+                found.append((int(number), names[label], chance))
+            lines.append({"id": name[:LONGEST], "label": label, "time": now})
+            lines[-1] |= {} if np.isnan(chance) else {"propensity": chance}
+        return found, lines
+
+    def learn(self, found: list[tuple[int, int, float]], decider: Decider) -> Realised | None:
+        """The realised utility of the decisions of this decider, from all labels so far."""
+        self._gather()
+        for number, label, chance in found:
+            self._label[number % RING], self._propensity[number % RING] = label, chance
+        mine = np.flatnonzero(self._of_version == self._versions.get(decider_version(decider), -1))
+        rows = np.flatnonzero(self._label[mine] >= 0)
+        if not len(rows):
+            return None
+        values = decider.utility.matrix[self._label[mine[rows]], self._action[mine[rows]]]
+        chances = self._propensity[mine[rows]]
+        known = None if np.isnan(chances).any() else chances
+        return realised_utility(values, self._expected[mine], self._group[mine].astype(np.int64), rows, known)
+
+    def _gather(self) -> None:
+        """From answers to columns, for many answers at once."""
+        answers, self._answers = self._answers, []
+        while answers:  # of one decider at a time
+            decider = answers[0][1].decider
+            size = next((i for i, (_, answer) in enumerate(answers) if answer.decider is not decider), len(answers))
+            self._join(decider, answers[:size])
+            answers = answers[size:]
+        if sum(len(rows["time"]) for rows in self._rows) >= ROWS:
+            self.flush()
+
+    def _join(self, decider: Decider, answers: list[tuple[float, Answer]]) -> None:
+        p = np.concatenate([answer.probabilities for _, answer in answers]).astype(np.float32)
+        expected, reason, names = [], [], []
+        for _, answer in answers:
+            names += answer.columns["action"]
+            expected += answer.columns["expected_utility"]
+            reason += answer.columns["reason"]
+        version, place = decider_version(decider), {name: i for i, name in enumerate(decider.utility.actions)}
+        action = np.array([place[name] for name in names], dtype=np.int64)
+        times = np.repeat([when for when, _ in answers], [len(answer.probabilities) for _, answer in answers])
+        first = self._numbered
+        self._numbered += len(p)
+        spots = np.arange(first, first + len(p)) % RING
+        self._of_version[spots] = self._versions.setdefault(version, len(self._versions) + 1)
+        self._action[spots], self._expected[spots] = action, expected
+        handed = decider.utility.decided_class[action] < 0
+        self._group[spots] = np.searchsorted(EDGES, p.max(axis=1)) + STRATA * handed
+        self._label[spots], self._propensity[spots] = -1, np.nan
+        columns = {"action": names, "expected_utility": expected, "reason": reason, "time": times}
+        self._rows.append({"decider": decider, "first": first, "p": p, "index": action, **columns})
+
+    _numbered = 0  # decisions that have been gathered
+
+    def _submit(self, rows: list[dict[str, Any]]) -> "Future[None] | None":
+        size = sum(len(each["time"]) for each in rows)
+        if self._queued + size > WAITING:
+            self.dropped += size
+            return None
+        self._queued += size
+
+        def write() -> None:
+            try:
+                for start in _runs(rows):
+                    self._write(start)
+            except Exception as error:  # a full disk must not stop the server
+                fields = {"error": type(error).__name__, "decisions": size}
+                LOGGER.error("decisions were not logged", extra={"fields": fields})
+            finally:
+                self._queued -= size
+
+        return self._thread.submit(write)
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        """One complete file of one decider."""
+        import pyarrow
+        from pyarrow.parquet import write_table
+
+        decider: Decider = rows[0]["decider"]
+        version, p = decider_version(decider), np.concatenate([each["p"] for each in rows])
+        place = self.folder / DECIDERS / f"{version}.json"
+        if not place.is_file():
+            with replacing(place) as beside:
+                decider.save(beside)
+        columns: dict[str, Any] = {
+            "id": [f"{self.prefix}-{each['first'] + i}" for each in rows for i in range(len(each["p"]))],
+            **{name: [cell for each in rows for cell in each[name]] for name in LOGGED},
+            "decider": [version] * len(p),
+            KIND: [CORRECTED] * len(p),
+        }
+        columns |= {name: p[:, c] for c, name in enumerate(decider.utility.classes.names)}
+        prior = decider.decided_prior
+        known = {"rfdlc_decider": version, "rfdlc_prior": json.dumps(None if prior is None else prior.tolist())}
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        with replacing(self.folder / f"decisions-{stamp}-{rows[0]['first']:012d}-{self.prefix}.parquet") as beside:
+            write_table(pyarrow.table(columns).replace_schema_metadata(known), beside)
+        for old in sorted(self.folder.glob("decisions-*.parquet"))[:-FILES]:
+            old.unlink(missing_ok=True)
+        self._watch(decider, p, rows)
+
+    def _watch(self, decider: Decider, p: Any, rows: list[dict[str, Any]]) -> None:
+        if self.held_out is None:
+            return
+        if self.monitor is None or self._monitored != decider_version(decider):
+            self.monitor = Monitor(Reference.fit(decider, self.held_out), per_month=MONTH)
+            self._monitored = decider_version(decider)
+        index = np.concatenate([each["index"] for each in rows])[:MONITORED]
+        strange = np.array([cell == UNFAMILIAR for each in rows for cell in each["reason"]])[:MONITORED]
+        few = p[:MONITORED].astype(np.float64)
+        self.monitor.update(Decided(decider.utility, few / few.sum(axis=1, keepdims=True), index, strange))
+
+    _monitored = ""
+
+
+def _runs(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Consecutive rows of one decider."""
+    found: list[list[dict[str, Any]]] = []
+    for each in rows:
+        if found and found[-1][0]["decider"] is each["decider"]:
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def advice(found: Realised | None, moved: float) -> str:
+    """What labels and scores suggest to do; `moved` is the total variation of the class prior."""
+    said = []
+    if found is None or found.labelled < FEWEST:
+        said.append(f"too few labels to advise: at least {FEWEST} are needed")
+    elif found.broken:
+        said.append("the promised utility lies outside the interval: recalibration may pay (rfdlc recalibrate)")
+    else:
+        said.append("decisions are worth what they promised, as far as these labels show")
+    if moved > 0.1:
+        said.append(f"the class prior has moved by {moved:.2f}: a new prior may pay (rfdlc recalibrate --kind prior)")
+    return "; ".join(said)
+
+
+class DeciderFile:
+    """A file whose decider is taken up whenever it changes."""
+
+    def __init__(self, path: Path, take_up: Callable[[Decider], None]) -> None:
+        self.path, self._take_up, self._seen = path, take_up, (0, 0)
+        if (found := self._changed()) is not None:
+            take_up(found)
+
+    async def tend(self) -> None:
+        """Take up a changed file; one that cannot be used is logged, and the old decider stays."""
+        try:
+            if (found := await asyncio.to_thread(self._changed)) is not None:
+                self._take_up(found)
+                LOGGER.info("decider", extra={"fields": {"version": decider_version(found)}})
+        except InputError as error:
+            LOGGER.error("decider refused", extra={"fields": {"error": str(error)}})
+
+    def _changed(self) -> Decider | None:
+        with suppress(FileNotFoundError):
+            found = self.path.stat()
+            if (found.st_mtime_ns, found.st_size) != self._seen:
+                self._seen = found.st_mtime_ns, found.st_size
+                decider = Decider.load(self.path)
+                decider_version(decider)  # computed here, not between requests
+                return decider
+        return None

@@ -1,0 +1,128 @@
+"""Decisions that are logged, labels that come later, and deciders that are replaced under load."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import rfdlc
+from rfdlc import Predictions
+from rfdlc.decide.feedback import decider_version
+from rfdlc.integrations.server.decision_log import DecisionLog
+from rfdlc.integrations.watching import read_log
+
+
+@pytest.fixture
+def scores(run):
+    """Probabilities of held-out samples, and their names of classes."""
+    held = Predictions.load(run / "held-out.npz")
+    p = np.exp(held.scores.values[0] - held.scores.values[0].max(axis=1, keepdims=True)).astype(float)
+    return np.tile(p / p.sum(axis=1, keepdims=True), (3, 1)), 3 * list(held.classes.select(held.targets))
+
+
+def asked(served, p, **path):
+    status, _, body = served.ask({"probabilities": p.tolist()}, **path)
+    assert status == 200
+    return json.loads(body)
+
+
+def test_a_log_has_what_was_decided_and_is_watched(backend, run, start, scores, tmp_path):
+    p, _ = scores
+    held = Predictions.load(run / "held-out.npz")
+    log = DecisionLog(tmp_path / "log", held)
+    with start(backend, logs={"1": log}) as served:
+        answers = [asked(served, piece) for piece in np.array_split(p[:200], 8)]
+        other = {"matrix": (2 * np.eye(10)).tolist()}
+        status, _, body = served.ask({"probabilities": p[:2].tolist(), "utility": other})
+        own = json.loads(body)
+        _, _, page = served.ask(path="/metrics", method="GET")
+    ids, actions = ([cell for answer in answers for cell in answer[name]] for name in ("id", "action"))
+    assert len(set(ids)) == 200
+    assert status == 200
+    assert "id" not in own
+    assert {answer["decider"] for answer in answers} == {own["decider"]} == {decider_version(backend.decider)}
+    found = read_log(tmp_path / "log")
+    assert found.version == own["decider"]
+    assert [found.decider.utility.actions[i] for i in found.decisions.actions] == actions
+    expected = np.asarray(backend.decider.probabilities(p[:200]))
+    assert found.decisions.probabilities == pytest.approx(expected, abs=1e-6)
+    assert list(np.diff(found.decisions.times) >= 0) == [True] * 199
+    loaded = Predictions.load(tmp_path / "log")  # other commands read it, too
+    assert loaded.ids.tolist() == ids
+    assert loaded.scores.corrected
+    watched = rfdlc.watch(tmp_path / "log", run, window=100)
+    assert len(watched.windows) == 2
+    assert f'rfdlc_decider_info{{version="{own["decider"]}"}} 1.0' in page.decode()
+    assert "rfdlc_expected_utility " in page.decode()
+    assert log.monitor is not None
+    assert not (tmp_path / "log" / "feedback.jsonl").exists()
+
+
+def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, start, scores, tmp_path):
+    p, labels = scores
+    log = DecisionLog(tmp_path)
+    with start(backend, logs={"1": log}) as served:
+        answer = [asked(served, piece) for piece in np.array_split(p[:120], 4)]
+        ids = [name for each in answer for name in each["id"]]
+        actions = [name for each in answer for name in each["action"]]
+        status, _, body = served.ask({"ids": [*ids, "x-1"], "labels": [*labels[:120], labels[0]]}, path="/feedback")
+        found = json.loads(body)
+        bad = [
+            served.ask(given, path="/feedback")[0]
+            for given in ({"ids": ids}, {"ids": ids[:1], "labels": ["yeti"]}, {"ids": ids[:2], "labels": labels[:1]},
+                          {"ids": ids[:1], "labels": labels[:1], "propensity": [0.0]}, b"[", [1])
+        ]  # fmt: skip
+        kind = served.ask(b"x", path="/feedback", Content_Type="text/plain")[0]
+    assert status == 200
+    assert (found["matched"], found["unknown"]) == (120, 1)
+    utility = backend.decider.utility
+    rows = utility.classes.encode(labels[:120])
+    values = utility.matrix[rows, [utility.actions.index(name) for name in actions]]
+    assert found["realised_utility"] == pytest.approx(values.mean())
+    assert bad == [422] * 6
+    assert kind == 415
+    option, options, realised = rfdlc.recalibrate(tmp_path, tmp_path / "new.json")
+    assert realised.utility == pytest.approx(values.mean())
+    assert {each.name for each in options} == {"prior", "calibration", "both"}
+    assert decider_version(rfdlc.Decider.load(tmp_path / "new.json")) == decider_version(option.decider)
+
+
+def test_a_decider_is_replaced_under_load_and_no_request_fails(backend, start, model, samples, scores, tmp_path):
+    p, _ = scores
+    file, old = tmp_path / "decider.json", backend.decider
+    new = old.replace(target_prior=np.array([0.91] + [0.01] * 9), budget=None)
+    x, answers, done = samples[:4], [], threading.Event()
+
+    def send(served):
+        while not done.is_set():
+            status, _, body = served.ask({"arrays": x.tolist()})
+            answers.append((status, json.loads(body)))
+
+    with start(backend, decider=file) as served:
+        threads = [threading.Thread(target=send, args=(served,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        file.write_text("{")  # refused, and the old one stays
+        time.sleep(1.5)
+        new.save(tmp_path / "beside.json")
+        (tmp_path / "beside.json").rename(file)
+        time.sleep(2.5)
+        done.set()
+        for thread in threads:
+            thread.join()
+        by_probabilities = asked(served, p[:5], path="/decide?full=true")
+    assert {status for status, _ in answers} == {200}
+    values = {decider_version(each): each.explain(model.predict(x)).value for each in (old, new)}
+    assert {answer["decider"] for _, answer in answers} == set(values)
+    for _, answer in answers:  # each by the decider that it names
+        assert answer["expected_utility"] == pytest.approx(values[answer["decider"]], abs=1e-4)
+    assert by_probabilities["probabilities"] == pytest.approx(np.asarray(new.probabilities(p[:5])), abs=1e-5)
+
+
+def test_a_server_without_a_log_says_so(served):
+    status, _, body = served.ask({"ids": ["a"], "labels": ["0"]}, path="/feedback")
+    assert status == 404
+    assert "--log-decisions DIR" in json.loads(body)["detail"]
