@@ -1,41 +1,35 @@
-"""Unfamiliar input: the choice of a score, and images of other data sets against a model of CIFAR100-LT.
+"""Unfamiliar input: the choice of a score, and images of other data sets against models of CIFAR100-LT.
 
-    python benchmarks/unfamiliar.py choose cifar100-lt.npz caltech101-lt.npz --simulated simulated.npz [--workers 8]
-    python benchmarks/unfamiliar.py test cifar100-lt.npz --same cifar100.npz --others cifar10.npz dermamnist.npz
-    python benchmarks/unfamiliar.py images FOLDER         writes the simulated images, for `rfdlc embed FOLDER`
+    python benchmarks/unfamiliar.py choose OUT              OUT/MODELS/KIND-SEED.npz: benchmarks/unfamiliar_networks.py
+    python benchmarks/unfamiliar.py test OUT
 
-The first file holds train_x, train_y: features by `rfdlc embed` of the training images. The others hold x (and y):
-features of the same network. Ours are EfficientNet-Lite0 (ImageNet weights, benchmarks/lite.py) at 224 pixels,
-`--interpolation bilinear --crop 1`. Those of the long-tailed training images (the files of benchmarks/features.py) were
-computed earlier and with another rounding of pixels than those of all test images: of 2,048 training images, both kinds
-are about 1% of their squared length apart. Features of simulated images are by `rfdlc embed FOLDER`.
+choose: writes results/unfamiliar-choice.csv. No sample of the test is used. Samples of classes that a model does not
+know are unfamiliar: heads on features of CIFAR100-LT and of Caltech101-LT were trained without some classes; of
+fine-tuned networks of CIFAR100-LT, out-of-fold logits of some classes are not looked at; logistic regressions of tables
+of scikit-learn. Families: one class of each superclass left out (`siblings`), classes at random, superclasses; for
+heads also images of the other data set and simulated images (noise, blobs, digits); and classes left out of tables.
+The rule for scores of logits: the highest mean over all families of the AUROC, of single scores and sums of two, which
+an exported graph computes. For scores with features: the highest mean over the families of heads, since
+`FeatureDistance` is for features of networks (rows `mean of heads`). A + B is the sum of two scores, each divided by
+its standard deviation on held-out samples; A * B that of the logarithms of their upper tail probabilities there
+(Fisher). Classes count equally.
 
-choose: writes results/unfamiliar-choice.csv. No sample of the test is used. Models are trained without some classes
-(a fifth of them at random, or four superclasses of CIFAR-100); a fifth of the remaining samples is held out. Families:
-classes left out at random, superclasses left out, samples of the other data set, simulated images (noise, blobs,
-digits), and classes left out of tables of scikit-learn (logistic regression). The rule: the score with the highest
-mean over families of the AUROC, with features and of logits alone. A + B is the sum of two scores, each divided by its
-standard deviation on held-out samples; A * B that of the logarithms of their upper tail probabilities there (Fisher).
-Classes count equally.
-
-test: writes results/unfamiliar.csv, three seeds of training and held-out samples (a tenth, for thresholds at a
-false-alarm rate of 5%): the AUROC of samples of the same classes (1,000 test images of CIFAR-100) against each other
-data set (1,000 test images of CIFAR-10, 1,000 of rebuilt DermaMNIST), and false alarms of the former in head and tail
-(thirds by rank). Rivals in the same run: energy, largest probability, Mahalanobis distance. Their thresholds are one
-quantile of the held-out scores; ours are by region of the most probable class.
+test: writes results/unfamiliar.csv, from models of all classes, KIND `none`: the AUROC of test images of the same
+classes against each other data set, and false alarms of the former in head and tail (thirds by rank), at thresholds
+for a false-alarm rate of 5% on held-out samples. Rivals in the same run: energy, largest probability, Mahalanobis
+distance. Their thresholds are one quantile of the held-out scores; ours are by region of the most probable class.
 """
 
 import argparse
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import gaussian_filter
 from sklearn.datasets import load_digits, load_iris, load_wine
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -45,12 +39,13 @@ import rfdlc
 from recording import in_parallel, write
 from rfdlc.data.longtail import hold_out_indices, profile_counts, subset
 from rfdlc.decide.scores import Scores, softmax
+from rfdlc.decide.uncertainty import entropy, mutual_information
 from rfdlc.decide.unfamiliar import FeatureDistance, Unfamiliar, energy
 
 Array = NDArray[Any]
 Parts = dict[str, Array]
 RATE, SHRINKAGE, NEIGHBOURS = 0.05, 1e-3, 5
-COLUMNS = ("seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
+COLUMNS = ("model", "seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
 CHOICE = ("score", "input", "family", "auroc", "deviation", "tasks")
 PACKAGES = ("rfdlc", "numpy", "torch", "scikit-learn")
 SUPERCLASS = np.array(  # of the classes of CIFAR-100 in alphabetical order
@@ -60,6 +55,14 @@ SUPERCLASS = np.array(  # of the classes of CIFAR-100 in alphabetical order
      13]
 )  # fmt: skip
 TABLES: dict[str, Callable[..., Any]] = {"digits": load_digits, "wine": load_wine, "iris": load_iris}
+
+
+LOGITS = (
+    "energy", "largest logit", "largest probability", "log probability", "entropy", "generalised entropy",
+    "generalised entropy of each", "disagreement",
+)  # fmt: skip
+LEFT_OUT = {"siblings": "siblings left out", "random": "classes left out", "super": "superclasses left out"}
+OURS, RIVALS = ("energy + entropy", "distance + energy"), ("energy", "largest probability", "Mahalanobis", "distance")
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
@@ -78,76 +81,116 @@ def mahalanobis(x: Array, y: Array) -> Callable[[Array], Array]:
 
 def neighbours(x: Array) -> Callable[[Array], Array]:
     """Minus the cosine of the angle to the k-th nearest training sample (Sun et al. 2022)."""
-    known = x / np.linalg.norm(x, axis=1, keepdims=True)
-    return lambda z: (
-        -np.partition(z / np.linalg.norm(z, axis=1, keepdims=True) @ known.T, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS]
-    )
+
+    def unit(z: Array) -> Array:
+        return np.asarray(z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12))
+
+    known = unit(x)
+    return lambda z: -np.partition(unit(z) @ known.T, -NEIGHBOURS, axis=1)[:, -NEIGHBOURS]
+
+
+def relative(x: Array, y: Array, shrinkage: float, unit: bool = True) -> Callable[[Array], Array]:
+    """`FeatureDistance` with another shrinkage of the covariances, and of features of any length."""
+
+    def scaled(z: Array) -> Array:
+        return z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12) if unit else z
+
+    def whitening(centred: Array) -> Array:
+        covariance = centred.T @ centred / len(centred)
+        identity = np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+        return np.linalg.inv(np.linalg.cholesky((1 - shrinkage) * covariance + shrinkage * identity)).T
+
+    known, counts = scaled(x), np.bincount(y)
+    means = np.stack([known[y == c].mean(axis=0) for c in range(len(counts))])
+    within, overall = whitening(known - means[y]), whitening(known - known.mean(axis=0))
+    spread, places = (((known - means[y]) @ within) ** 2).sum(axis=1).mean(), means @ within
+
+    def score(z: Array) -> Array:
+        white = scaled(z) @ within
+        squares = (white**2).sum(axis=1)[:, None] - 2 * white @ places.T + (places**2).sum(axis=1)
+        nearest = (squares - spread / 2 / counts).min(axis=1)
+        return np.asarray(nearest - (((scaled(z) - known.mean(axis=0)) @ overall) ** 2).sum(axis=1))
+
+    return score
+
+
+def residual(x: Array) -> Callable[[Array], Array]:
+    """The length of what is outside the principal subspace with 95% of the variance (as in Wang et al. 2022)."""
+    centre = x.mean(axis=0)
+    values, vectors = np.linalg.eigh((x - centre).T @ (x - centre) / len(x))
+    outside = vectors[:, np.cumsum(values) < 0.05 * values.sum()]
+    return lambda z: np.asarray(np.linalg.norm((z - centre) @ outside, axis=1))
+
+
+def generalised_entropy(p: Array) -> Array:
+    """sum (p (1 - p))^0.1 of the most probable tenth of the classes, at least ten (Liu et al. 2023)."""
+    top = -np.sort(-p, axis=-1)[..., : max(10, p.shape[-1] // 10)]
+    return np.asarray((np.maximum(top * (1 - top), 1e-30) ** 0.1).sum(axis=-1))
 
 
 def of_logits(logits: Array) -> Parts:
     """By name, larger is less familiar, from logits (M, N, C)."""
-    p = softmax(logits).mean(axis=0)
+    each = softmax(logits)
+    p = each.mean(axis=0)
     return {
         "energy": energy(Scores(logits, True)),
         "largest logit": -logits.max(axis=2).mean(axis=0),
         "largest probability": -p.max(axis=1),
         "log probability": -np.log(p.max(axis=1)),
-        "entropy": -(p * np.log(np.maximum(p, 1e-30))).sum(axis=1),
+        "entropy": entropy(p),
+        "generalised entropy": generalised_entropy(p),
+        "generalised entropy of each": generalised_entropy(each).mean(axis=0),
+        "disagreement": mutual_information(each),
     }
 
 
 def of_features(x: Array, y: Array) -> Callable[[Array], Parts]:
     """By name, larger is less familiar, from features."""
-    each: dict[str, Callable[[Array], Array]] = {"distance": FeatureDistance.fit(x, y)}
+    each: dict[str, Callable[[Array], Array]] = {"distance": FeatureDistance.fit(x, y), "residual": residual(x)}
+    each |= {f"distance, {shrinkage:g}": relative(x, y, shrinkage) for shrinkage in (0.01, 0.1, 0.5)}
+    each |= {f"distance of any length, {shrinkage:g}": relative(x, y, shrinkage, False) for shrinkage in (0.01, 0.1)}
     each |= {"Mahalanobis": mahalanobis(x, y), "neighbours": neighbours(x)}
+    each["shortness"] = lambda z: -np.linalg.norm(z, axis=1)
     return lambda z: {name: score(z) for name, score in each.items()}
 
 
 def combined(scores: dict[str, Parts], weights: Array) -> dict[str, Parts]:
-    """Scores by name and part with all sums of two or three, from the weights of held-out samples."""
+    """Scores by name and part with sums of two, from the weights of held-out samples."""
     scaled, tails = {}, {}
     for name, parts in scores.items():
+        if "held-out" not in parts:  # as of networks, whose features of held-out samples are not kept
+            continue
         held = parts["held-out"]
         centre = np.average(held, weights=weights)
-        scale = np.sqrt(np.average((held - centre) ** 2, weights=weights))
+        scale = max(np.sqrt(np.average((held - centre) ** 2, weights=weights)), 1e-12)
         scaled[name] = {part: (each - centre) / scale for part, each in parts.items()}
         order = np.argsort(held)
         below = np.concatenate([[0], np.cumsum(weights[order])]) / weights.sum()
         tails[name] = {
-            part: -np.log(1 - below[np.searchsorted(held[order], each, side="left")] + 1 / len(held))
+            part: -np.log(np.maximum(1 - below[np.searchsorted(held[order], each, side="left")], 0) + 1 / len(held))
             for part, each in parts.items()
         }
     found = dict(scores)
-    logits = ("energy", "largest logit", "largest probability", "log probability", "entropy")
-    pairs = [*combinations(logits[:4], 2), *((a, b) for a in ("distance", "neighbours") for b in logits)]
-    for a, b in pairs:
+    logits = [name for name in scores if name in LOGITS]
+    features = [name for name in scaled if name.startswith("distance") or name == "neighbours"]
+    for a, b in [*combinations(logits, 2), *((a, b) for a in features for b in logits)]:
         found[f"{a} + {b}"] = {part: scaled[a][part] + scaled[b][part] for part in scores[a]}
-        found[f"{a} * {b}"] = {part: tails[a][part] + tails[b][part] for part in scores[a]}
-    for b in logits:
-        three = ("distance", "neighbours", b)
-        found[" + ".join(three)] = {part: sum(scaled[name][part] for name in three) for part in scores[b]}
+        if a in features:
+            found[f"{a} * {b}"] = {part: tails[a][part] + tails[b][part] for part in scores[a]}
     return found
 
 
+def left_out(kind: str, seed: int, classes: Array) -> Array:
+    """Classes that a model is trained without; superclasses are those of CIFAR-100."""
+    rng = np.random.default_rng(seed)
+    if kind == "siblings":
+        return np.array([rng.choice(np.flatnonzero(group == SUPERCLASS)) for group in range(20)])
+    if kind == "random":
+        return rng.permutation(classes)[: len(classes) // 5]
+    return np.flatnonzero(np.isin(SUPERCLASS, rng.permutation(20)[:4] if kind == "super" else []))
+
+
 # --- choice ---------------------------------------------------------------------------------------------------------
-
-
-def images(folder: Path) -> None:
-    """Noise, smooth blobs of colour, and digits, 150 of each as PNG files."""
-    from PIL import Image
-
-    rng, count = np.random.default_rng(1), 150
-    smooth = np.stack([gaussian_filter(rng.normal(size=(32, 32, 3)), (6, 6, 0)) for _ in range(count)])
-    smooth *= rng.uniform(5, 60, (count, 1, 1, 1)) / smooth.std(axis=(1, 2), keepdims=True)
-    pixels = {
-        "noise": rng.integers(0, 256, (count, 32, 32, 3)),
-        "blobs": np.clip(rng.uniform(60, 200, (count, 1, 1, 3)) + smooth, 0, 255),
-        "digits": np.repeat(np.kron(load_digits().images[:count], np.ones((4, 4)))[..., None] * 255 / 16, 3, axis=3),
-    }
-    for name, each in pixels.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for i, image in enumerate(each.astype(np.uint8)):
-            Image.fromarray(image).save(folder / name / f"{i:03}.png")
 
 
 def split(x: Array, y: Array, left: Array, seed: int) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -175,31 +218,42 @@ def _equal(y: Array) -> Array:
     return np.asarray(len(y) / len(names) / np.bincount(codes)[codes])
 
 
-def features_task(file: Path, other: Path, simulated: Path, kind: str, seed: int) -> dict[tuple[str, str], float]:
-    """A model of features without some classes: AUROC by score and family."""
+def read(file: Path) -> tuple[dict[str, Parts], Parts, Array]:
+    """Scores by name and part, the classes of samples by part, and training counts, of one model."""
+    scores, labels = defaultdict[str, Parts](dict), {}
     with np.load(file) as found:
-        x, y = found["train_x"].astype(np.float32), found["train_y"].astype(int)
-    rng, names = np.random.default_rng(seed), np.unique(y)
-    left = rng.permutation(names)[: len(names) // 5] if kind == "random" else np.flatnonzero(
-        np.isin(SUPERCLASS, rng.permutation(20)[:4])
-    )  # fmt: skip
-    train_x, train_y, held_x, held_y, left_x, left_y = split(x, y, left, seed)
-    with np.load(other) as found:
-        rows = rng.permutation(len(found["train_x"]))[:1000]
-        other_x, other_y = found["train_x"][rows].astype(np.float32), found["train_y"][rows]
-    with np.load(simulated) as found:
-        drawn, names = found["x"].astype(np.float32), found["y"].astype(str)
-    parts = {"held-out": held_x, f"{file.stem}, {kind} classes left out": left_x}
-    parts |= {f"{file.stem}, {other.stem}": other_x} | {
-        f"{file.stem}, {n}": drawn[names == n] for n in np.unique(names)
-    }
-    weights = {part: np.ones(len(each)) for part, each in parts.items()}
-    weights[f"{file.stem}, {kind} classes left out"] = _equal(left_y)
-    weights[f"{file.stem}, {other.stem}"] = _equal(other_y)
-    with TemporaryDirectory() as folder:
-        model = rfdlc.train({"train_x": train_x, "train_y": train_y}, out=f"{folder}/run", seed=seed, refit=False)
-        logits = {part: model.predict(each).scores.values for part, each in parts.items()}
-    return aurocs(_scores(train_x, train_y, parts, logits), held_y, weights)
+        for key in found.files:
+            part, _, name = key.partition("/")
+            if name == "y":
+                labels[part] = found[key]
+            elif name == "logits":
+                for each, values in of_logits(found[key].astype(np.float64)).items():
+                    scores[each][part] = values
+            elif name:
+                scores[name][part] = found[key].astype(np.float64)
+        return scores, labels, found["counts"]
+
+
+def model_task(file: Path) -> dict[tuple[str, str], float]:
+    """AUROC by score and family of a model without some classes."""
+    scores, labels, _ = read(file)
+    kind = file.stem.partition("-")[0]
+    families = {"left out": f"heads, {LEFT_OUT[kind]}", "simulated": "heads, simulated images"}
+    weights = {part: np.ones(len(y)) if part == "simulated" else _equal(y) for part, y in labels.items()}
+    found = aurocs(scores, labels["held-out"], weights)
+    return {(name, families.get(part, "heads, another data set")): auroc for (name, part), auroc in found.items()}
+
+
+def masked_task(file: Path, kind: str, seed: int) -> dict[tuple[str, str], float]:
+    """AUROC by score of logits: a network of all classes, whose logits of some classes are not looked at."""
+    with np.load(file) as found:
+        logits, y = found["held-out/logits"].astype(np.float64), found["held-out/y"].astype(int)
+    left = left_out(kind, seed, np.unique(y))
+    outside, scores = np.isin(y, left), defaultdict[str, Parts](dict)
+    for name, values in of_logits(np.delete(logits, left, axis=2)).items():
+        scores[name] = {"held-out": values[~outside], "left out": values[outside]}
+    found = aurocs(scores, y[~outside], {"left out": _equal(y[outside])})
+    return {(name, f"networks, {LEFT_OUT[kind]}"): auroc for (name, _), auroc in found.items()}
 
 
 def table_task(name: str, seed: int) -> dict[tuple[str, str], float]:
@@ -214,51 +268,46 @@ def table_task(name: str, seed: int) -> dict[tuple[str, str], float]:
     scaler = StandardScaler().fit(train_x)
     parts = {"held-out": scaler.transform(held_x), name: scaler.transform(left_x)}
     model = LogisticRegression(max_iter=500).fit(known := scaler.transform(train_x), train_y)
-    raw = {part: model.decision_function(each) for part, each in parts.items()}
-    logits = {part: (z if z.ndim == 2 else np.stack([-z, z], axis=1) / 2)[None] for part, z in raw.items()}
-    return aurocs(_scores(known, train_y, parts, logits), held_y, {name: _equal(left_y)})
-
-
-def _scores(x: Array, y: Array, parts: Parts, logits: Parts) -> dict[str, Parts]:
-    measure, found = of_features(x, y), defaultdict[str, Parts](dict)
+    scores, measure = defaultdict[str, Parts](dict), of_features(known, train_y)
     for part, each in parts.items():
-        for name, value in (of_logits(logits[part]) | measure(each)).items():
-            found[name][part] = value
-    return found
+        z = model.decision_function(each)
+        logits = (z if z.ndim == 2 else np.stack([-z, z], axis=1) / 2)[None]
+        for score, value in (of_logits(logits) | measure(each)).items():
+            scores[score][part] = value
+    found = aurocs(scores, held_y, {name: _equal(left_y)})
+    return {(score, f"tables, {name}"): auroc for (score, _), auroc in found.items()}
 
 
-def choice_rows(files: list[Path], simulated: Path, seeds: list[int], workers: int) -> Iterator[dict[str, Any]]:
-    """Mean AUROC by score and family; each family counts equally in the mean, each part in its family."""
-    cifar, caltech = files
-    tasks: list[tuple[Any, ...]] = [(features_task, cifar, caltech, simulated, kind, seed)
-                                    for kind in ("random", "super") for seed in seeds]  # fmt: skip
-    tasks += [(features_task, caltech, cifar, simulated, "random", seed) for seed in seeds]
+def choice_rows(out: Path, workers: int) -> Iterator[dict[str, Any]]:
+    """Mean AUROC by score and family; each family counts equally in the mean, each table in its family."""
+    files = [file for file in sorted(out.glob("*/*.npz")) if file.stem.partition("-")[0] in LEFT_OUT]
+    tasks: list[tuple[Any, ...]] = [(model_task, file) for file in files]
+    networks = sorted((out / "fine-tuned").glob("none-*.npz"))
+    tasks += [(masked_task, file, kind, seed) for seed, file in enumerate(networks) for kind in LEFT_OUT]
     tasks += [(table_task, name, seed) for name in TABLES for seed in range(6 if name == "digits" else 3)]
     values = defaultdict[tuple[str, str], list[float]](list)
     for each in in_parallel(_run, [(task,) for task in tasks], workers):
         for key, value in each.items():
             values[key].append(value)
-    known = sorted({part for _, part in values})
-    families = {"tables": [part for part in known if part in TABLES]}
-    for part in [part for part in known if part not in TABLES]:
-        what = part.split(", ", 1)[1]
-        what = "simulated images" if what in ("noise", "blobs", "digits") else what
-        families.setdefault(
-            what if "left out" in what or what == "simulated images" else "the other data set", []
-        ).append(part)
+    families = defaultdict[str, list[str]](list)
+    for part in sorted({part for _, part in values}):
+        families["tables" if part.startswith("tables") else part].append(part)
     rows = []
     for name in {score: None for score, _ in values}:
-        means = {family: np.mean([np.mean(values[name, part]) for part in parts]) for family, parts in families.items()}
-        own = "features" if any(w in name for w in ("distance", "neighbours", "Mahalanobis")) else "logits"
-        rows.append({"score": name, "input": own, "family": "mean", "auroc": np.mean(list(means.values())),
-                     "deviation": "", "tasks": len(tasks)})  # fmt: skip
+        own = "logits" if all(word in LOGITS for word in re.split(r" [+*] ", name)) else "features"
+        known = {family: parts for family, parts in families.items() if own == "logits" or "networks" not in family}
+        means = {family: np.mean([np.mean(values[name, part]) for part in parts]) for family, parts in known.items()}
+        heads = [family for family in known if family.startswith("heads")]
+        for what, members in (("mean", list(known)), ("mean of heads", heads)):
+            mean = np.mean([means[family] for family in members])
+            rows.append({"score": name, "input": own, "family": what, "auroc": mean, "deviation": "", "tasks": ""})
         rows += [
             {"score": name, "input": own, "family": family, "auroc": means[family],
              "deviation": f"{np.mean([np.std(values[name, part]) for part in parts]):.4f}",
-             "tasks": len(values[name, parts[0]])}
-            for family, parts in families.items()
+             "tasks": sum(len(values[name, part]) for part in parts)}
+            for family, parts in known.items()
         ]  # fmt: skip
-    rows.sort(key=lambda row: (row["family"] != "mean", row["family"], -row["auroc"]))
+    rows.sort(key=lambda row: (not row["family"].startswith("mean"), row["family"], -row["auroc"]))
     return ({**row, "auroc": f"{row['auroc']:.4f}"} for row in rows)
 
 
@@ -270,73 +319,60 @@ def _run(task: tuple[Any, ...]) -> dict[tuple[str, str], float]:
 # --- test -----------------------------------------------------------------------------------------------------------
 
 
-def test_rows(file: Path, parts: Parts, same_y: Array, seed: int) -> list[dict[str, Any]]:
-    """All scores of a model that one split of the training samples gives."""
+def test_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Scores of a model of all classes."""
+    scores, labels, counts = read(file)
+    classes, held_y = rfdlc.Classes.from_counts(counts), labels["held-out"].astype(int)
+    same_y = labels["cifar100"].astype(int)
     with np.load(file) as found:
-        x, y = found["train_x"].astype(np.float32), found["train_y"].astype(int)
-    kept, held = hold_out_indices(y, 0.1, seed)
-    classes = rfdlc.Classes.from_counts(np.bincount(y))
-    parts = {"held-out": x[held], **parts}
-    with TemporaryDirectory() as folder:
-        model = rfdlc.train({"train_x": x[kept], "train_y": y[kept]}, out=f"{folder}/run", seed=seed)
-        logits = {part: model.predict(each).scores.values for part, each in parts.items()}
-    likeliest = {part: softmax(logits[part]).mean(axis=0).argmax(axis=1) for part in ("held-out", "same")}
-    scores, rows = _scores(x[kept], y[kept], parts, logits), []
-    for name in ("distance", "energy", "largest probability", "Mahalanobis"):
-        each = scores[name]
-        by_region = Unfamiliar.fit(each["held-out"], likeliest["held-out"], y[held], classes, false_alarm=RATE)
-        alarms = {"by region": by_region.above(each["same"], likeliest["same"], classes)}
-        alarms["one"] = each["same"] > np.quantile(each["held-out"], 1 - RATE)
-        for kind in alarms if name in ("distance", "energy") else ("one",):
-            head, tail = (alarms[kind][np.isin(same_y, classes.thirds[r])].mean() for r in ("head", "tail"))
-            for other in [part for part in parts if part not in ("held-out", "same")]:
-                truth = np.repeat([0, 1], [len(each["same"]), len(each[other])])
-                auroc = roc_auc_score(truth, np.concatenate([each["same"], each[other]]))
-                numbers = (auroc, alarms[kind].mean(), head, tail, tail / max(head, 1e-9))
-                texts = [f"{value:.4f}" for value in numbers]
-                rows.append(dict(zip(COLUMNS, (seed, name, kind, other, *texts), strict=True)))
-    return rows
+        likeliest = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1)
+                     for part in ("held-out", "cifar100")}  # fmt: skip
+    every, model = combined(scores, _equal(held_y)), "network" if file.parent.name == "fine-tuned" else "head"
+    for name in [name for name in (*OURS, *RIVALS) if name in every]:
+        each = every[name]
+        alarms: dict[str, Any] = {"one": None}
+        if "held-out" in each:
+            by_region = Unfamiliar.fit(each["held-out"], likeliest["held-out"], held_y, classes, false_alarm=RATE)
+            alarms = {"by region": by_region.above(each["cifar100"], likeliest["cifar100"], classes)}
+            alarms["one"] = each["cifar100"] > np.quantile(each["held-out"], 1 - RATE)
+        for kind in alarms if name in OURS else ("one",):
+            texts = ["", "", "", ""]
+            if alarms[kind] is not None:
+                head, tail = (alarms[kind][np.isin(same_y, classes.thirds[r])].mean() for r in ("head", "tail"))
+                texts = [f"{value:.4f}" for value in (alarms[kind].mean(), head, tail, tail / max(head, 1e-9))]
+            for other in [part for part in each if part not in ("held-out", "cifar100")]:
+                truth = np.repeat([0, 1], [len(each["cifar100"]), len(each[other])])
+                auroc = roc_auc_score(truth, np.concatenate([each["cifar100"], each[other]]))
+                given = (model, file.stem.rpartition("-")[2], name, kind, other, f"{auroc:.4f}", *texts)
+                yield dict(zip(COLUMNS, given, strict=True))
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows of all seeds, then their means and standard deviations."""
     yield from rows
-    keys = ("score", "thresholds", "other")
+    keys = ("model", "score", "thresholds", "other")
     for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
         own = [row for row in rows if tuple(row[name] for name in keys) == key]
         for what, function in (("mean", np.mean), ("deviation", np.std)):
-            numbers = {name: f"{function([float(row[name]) for row in own]):.4f}" for name in COLUMNS[4:]}
+            measured = [name for name in COLUMNS[5:] if own[0][name]]
+            numbers = {name: f"{function([float(row[name]) for row in own]):.4f}" for name in measured}
             yield {"seed": what, **dict(zip(keys, key, strict=True)), **numbers}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
-    choose, test, simulate = (parts.add_parser(name) for name in ("choose", "test", "images"))
-    simulate.add_argument("folder", type=Path)
-    choose.add_argument("files", type=Path, nargs=2, help="CIFAR100-LT, and another long-tailed data set")
-    choose.add_argument("--simulated", type=Path, required=True)
-    test.add_argument("file", type=Path, help="CIFAR100-LT")
-    test.add_argument("--same", type=Path, required=True, help="test samples of the same classes")
-    test.add_argument("--others", type=Path, nargs="+", required=True, help="test samples of other data sets")
-    for part in (choose, test):
-        part.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    for name in ("choose", "test"):
+        part = parts.add_parser(name)
+        part.add_argument("folder", type=Path)
         part.add_argument("--workers", type=int, default=1)
         part.add_argument("--commit", default="", help="where there is no git")
     options = parser.parse_args()
-    if options.part == "images":
-        images(options.folder)
-    elif options.part == "choose":
-        rows = choice_rows(options.files, options.simulated, options.seeds, options.workers)
-        write("unfamiliar-choice", rows, PACKAGES, options.commit, CHOICE)
+    if options.part == "choose":
+        write("unfamiliar-choice", choice_rows(options.folder, options.workers), PACKAGES, options.commit, CHOICE)
     else:
-        samples = {"same": options.same} | {file.stem: file for file in options.others}
-        loaded = {name: np.load(file) for name, file in samples.items()}
-        features = {name: found["x"].astype(np.float32) for name, found in loaded.items()}
-        own = loaded["same"]["y"].astype(int)
-        tasks = [(options.file, features, own, seed) for seed in options.seeds]
-        found = [row for each in in_parallel(test_rows, tasks, options.workers) for row in each]
-        write("unfamiliar", summary(found), PACKAGES, options.commit, COLUMNS)
+        rows = [row for file in sorted(options.folder.glob("*/none-*.npz")) for row in test_rows(file)]
+        write("unfamiliar", summary(rows), PACKAGES, options.commit, COLUMNS)
 
 
 if __name__ == "__main__":

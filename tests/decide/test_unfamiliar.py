@@ -6,7 +6,7 @@ import pytest
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
 from rfdlc.decide.scores import Scores, log_softmax
 from rfdlc.decide.streams import StreamController
-from rfdlc.decide.unfamiliar import SHRINKAGE, FeatureDistance, Unfamiliar, energy
+from rfdlc.decide.unfamiliar import SHRINKAGE, FeatureDistance, Unfamiliar, energy, predictive_entropy
 
 COUNTS = (300, 200, 100, 60, 30, 12)
 CLASSES = Classes.from_counts(COUNTS)
@@ -37,6 +37,14 @@ def test_energy_is_minus_the_logarithm_of_the_sum():
     assert np.isfinite(energy(Scores(z * 1e4, True))).all()
     with pytest.raises(InputError, match="energy needs logits, but these are probabilities"):
         energy(Scores(np.full((1, 2, 2), 0.5), False))
+
+
+def test_predictive_entropy_is_that_of_the_mean_probability():
+    z = np.random.default_rng(0).normal(size=(2, 5, 3)) * 4
+    p = np.mean([[np.exp(row) / np.exp(row).sum() for row in particle] for particle in z], axis=0)
+    expected = [-sum(v * np.log(v) for v in row) for row in p]
+    assert predictive_entropy(Scores(z, True)) == pytest.approx(expected)
+    assert predictive_entropy(Scores(p[None], False)) == pytest.approx(expected)
 
 
 def test_feature_distance_is_the_relative_mahalanobis_distance(world):
@@ -72,7 +80,7 @@ def test_false_alarms_are_as_stated_and_alike_in_head_and_tail(world):
 
 
 def test_unfamiliar_samples_are_handed_over_and_named(world, tmp_path):
-    """Energy on logits: samples of no class have small logits."""
+    """Energy and entropy of logits: samples of no class have small logits."""
     utility = Utility.one_hot(CLASSES).with_abstain(0.2).with_expert("doctor", confusion=0.9, cost=0.6)
     x, y = world["held"]
     decider = Decider(utility).fit_unfamiliar(logits_of(x), y, false_alarm=0.05)
@@ -80,7 +88,14 @@ def test_unfamiliar_samples_are_handed_over_and_named(world, tmp_path):
     new = logits_of(world["new"][0])
     found = decider.explain(new, logits=True)
     p = decider.probabilities(new, logits=True)
-    flagged = known.above(energy(Scores(new[None], True)), np.asarray(p).argmax(axis=1), CLASSES)
+    assert known.kind == "energy + entropy"
+    held, weights = Scores(logits_of(x)[None], True), 1 / np.array(COUNTS)[y]
+    total = np.zeros(len(new))
+    for term in (energy, predictive_entropy):  # each divided by its deviation, classes counting equally
+        values = term(held)
+        mean = np.average(values, weights=weights)
+        total += term(Scores(new[None], True)) / np.sqrt(np.average((values - mean) ** 2, weights=weights))
+    flagged = known.above(total, np.asarray(p).argmax(axis=1), CLASSES)
     assert flagged.mean() > 0.5
     assert ((found.reason == "unfamiliar") == flagged).all()
     assert (found.action[flagged] == 7).all()  # 0.9 - 0.6 is more than 0.2
@@ -103,11 +118,13 @@ def test_scores_of_features_come_with_predictions(world, tmp_path):
                           classes=CLASSES)
         for name, (x, y) in world.items()
     }  # fmt: skip
-    decider = Decider(utility).fit_unfamiliar(made["held"])
-    assert decider.unfamiliar.kind == "given"
+    assert Decider(utility).fit_unfamiliar(made["held"]).unfamiliar.kind == "given + energy"
+    decider = Decider(utility).fit_unfamiliar(made["held"], score="given")
+    flagged = decider.unfamiliar.above(distance(world["new"][0]), logits_of(world["new"][0]).argmax(axis=1), CLASSES)
     made["new"].save(tmp_path / "new.npz")
     reasons = decider.explain(Predictions.load(tmp_path / "new.npz")).reason
-    assert (reasons == "unfamiliar").mean() > 0.8
+    assert ((reasons == "unfamiliar") == flagged).all()
+    assert flagged.mean() > 0.8
     with pytest.raises(InputError, match="have no 'unfamiliarity', on which the decider was fitted"):
         decider.decide(logits_of(world["new"][0]), logits=True)
 
@@ -121,13 +138,38 @@ def test_what_cannot_be_fitted_is_named(world):
         decider.fit_unfamiliar(logits_of(x), y, false_alarm=2)
     with pytest.raises(InputError, match=r"10 held-out samples cannot show a false-alarm rate of 0\.01"):
         decider.fit_unfamiliar(logits_of(x)[:10], y[:10], false_alarm=0.01)
-    normalised = log_softmax(logits_of(x).astype(np.float32))  # rounding would decide who is unfamiliar
-    with pytest.raises(InputError, match="these logits are log-probabilities"):
-        decider.fit_unfamiliar(normalised, y)
-    own = Predictions(logits=normalised, targets=y, unfamiliarity=np.arange(len(y)), classes=CLASSES)
-    assert decider.fit_unfamiliar(own).unfamiliar.kind == "given"
+    with pytest.raises(InputError, match="score 'doubt' is not known: expected auto, or one or two of energy, entropy"):
+        decider.fit_unfamiliar(logits_of(x), y, score="doubt")
+    with pytest.raises(InputError, match="energy needs logits, but these are probabilities"):
+        decider.fit_unfamiliar(np.full((len(y), 6), 1 / 6), y, score="energy", logits=False)
     with pytest.raises(InputError, match=r"shape \(3, 2\) for 2 targets"):
         FeatureDistance.fit(np.zeros((3, 2)), [0, 1])
+
+
+def test_scores_without_an_energy_are_judged_by_their_entropy(world):
+    """Probabilities, and log-probabilities, where rounding would decide who is unfamiliar."""
+    x, y = world["held"]
+    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0))
+    normalised = log_softmax(logits_of(x).astype(np.float32))
+    for given, logits in ((normalised, True), (np.exp(normalised), False)):
+        found = decider.fit_unfamiliar(given, y, logits=logits)
+        assert (found.unfamiliar.kind, found.unfamiliar.scales) == ("entropy", {})
+        flagged = found.explain(given, logits=logits).reason == "unfamiliar"
+        assert predictive_entropy(Scores(given[None], logits))[flagged].min() > 0.01
+    own = Predictions(logits=normalised, targets=y, unfamiliarity=np.arange(len(y)), classes=CLASSES)
+    assert decider.fit_unfamiliar(own).unfamiliar.kind == "given"
+
+
+def test_thresholds_of_earlier_versions_are_read(world):
+    x, y = world["held"]
+    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0)).fit_unfamiliar(logits_of(x), y, score="energy")
+    table = decider.to_dict()
+    assert table["unfamiliar"].pop("scales") == {}  # as they were written
+    read = Decider.from_dict(table)
+    assert read.unfamiliar == decider.unfamiliar
+    new = logits_of(world["new"][0])
+    flagged = read.unfamiliar.above(energy(Scores(new[None], True)), new.argmax(axis=1), CLASSES)
+    assert ((read.explain(new, logits=True).reason == "unfamiliar") == flagged).all()
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +200,7 @@ def test_every_way_to_actions_knows_unfamiliar_samples(watchful):
 def test_unfamiliar_samples_count_among_those_of_a_day(watchful):
     decider, z, _ = watchful
     strange = decider.explain(z, logits=True).reason == "unfamiliar"
-    doubtful = np.sort(z[~strange][:500], axis=1) + 10  # familiar
+    doubtful = np.sort(z[~strange][:500], axis=1) + 100  # familiar, by their energy
     doubtful[:, -2] = doubtful[:, -1]  # equal chances of two classes
     z = np.concatenate([z[strange][:2], doubtful])  # the day begins with two samples that must be handed over
     controller = StreamController(decider, per_day=1)

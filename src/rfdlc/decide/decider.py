@@ -175,18 +175,18 @@ class Decider:
         return self.replace(budget=budgets.fitted_budget(self, checked, y, budget, flags(self, checked)))
 
     def fit_unfamiliar(
-        self, scores: Any, targets: ArrayLike | None = None, *, false_alarm: float = 0.05, logits: bool = True
-    ) -> "Decider":
-        """Return a decider that hands over samples unlike all others: a share `false_alarm` of held-out samples."""
+        self, scores: Any, targets: ArrayLike | None = None, *, false_alarm: float = 0.05, score: str = "auto",
+        logits: bool = True,
+    ) -> "Decider":  # fmt: skip
+        """Return a decider that hands over a share of held-out samples, unlike all others by an `Unfamiliar` score."""
         checked, y = self.read_labelled(scores, targets, logits)
-        return self.replace(unfamiliar=fitted_unfamiliar(self, checked, y, false_alarm))
+        return self.replace(unfamiliar=fitted_unfamiliar(self, checked, y, false_alarm, score))
 
     @property
     def effective_prior(self) -> Prior | None:
         """The class prior that calibrated probabilities carry: biases move it to that of the held-out data."""
         moved = None if self.fitted is None else self.fitted.prior
-        prior: Prior | None = self.train_prior if moved is None else np.array(moved)
-        return prior
+        return self.train_prior if moved is None else np.array(moved)
 
     @property
     def decided_prior(self) -> Prior | None:

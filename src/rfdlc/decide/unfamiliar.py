@@ -1,11 +1,12 @@
 """Unfamiliar input: samples that are far from all that was trained on, whatever class is the most probable.
 
-A score (larger is less familiar) from logits (`energy`) or from features (`FeatureDistance`), and thresholds with a
-stated false-alarm rate on held-out samples, the same for samples that look like head and like tail classes.
+A score (larger is less familiar) from logits or probabilities (`energy`, `predictive_entropy`), from features
+(`FeatureDistance`), or the sum of two, and thresholds with a stated false-alarm rate on held-out samples, the same for
+samples that look like head and like tail classes.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rfdlc.decide.budgets import kept_to
 from rfdlc.decide.classes import Classes, Indices, as_array
 from rfdlc.decide.rules import UNFAMILIAR, largest
 from rfdlc.decide.scores import Floats, Scores
+from rfdlc.decide.uncertainty import entropy, particle_probabilities
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 
@@ -22,15 +24,10 @@ if TYPE_CHECKING:
     from rfdlc.decide.decider import Decider
 
 EVERYWHERE = "all"  # the region of all classes where training counts are not known
-SHRINKAGE = (
-    0.5  # of covariances to a multiple of the identity: chosen on classes left out of training, docs/deferral.md
-)
+SHRINKAGE = 0.25  # of covariances to a multiple of the identity: chosen on left-out classes, docs/deferral.md
 LEAST = 20  # held-out samples behind the threshold of a region
 NORMALISED = 1e-3  # below it, energies are what rounding leaves of 0
-NO_ENERGY = (
-    "these logits are log-probabilities (as of models of tables), whose energy is 0 for every sample: give "
-    "predictions with an unfamiliarity, such as FeatureDistance.fit(train_x, train_y)(x)"
-)
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -45,19 +42,23 @@ class Unfamiliar:
         By region: `head`, `med`, `tail`; or `all`, if training counts are not known.
     rates : dict
         Share of held-out samples above the thresholds, by region of the true class.
-    kind : {"energy", "given"}
-        Whether the score is computed from logits, or comes with the predictions.
+    kind : str
+        What the score is: `energy` and `entropy` are computed from scores, `given` comes with the predictions; or
+        the sum of two, such as `energy + entropy`.
+    scales : dict
+        What each term of a sum is divided by: its standard deviation on held-out samples.
     """
 
     false_alarm: float
     thresholds: dict[str, float]
     rates: dict[str, float]
     kind: str = "energy"
+    scales: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def fit(
         cls, score: ArrayLike, likeliest: Indices, targets: Indices, classes: Classes, *, false_alarm: float = 0.05,
-        kind: str = "energy",
+        kind: str = "energy", scales: Mapping[str, float] | None = None,
     ) -> "Unfamiliar":  # fmt: skip
         """From held-out scores (N,), most probable classes and true classes, each class counting equally in a region.
 
@@ -77,13 +78,13 @@ class Unfamiliar:
             rows = np.isin(likeliest, members)
             enough = rows.sum() >= max(LEAST, needed)
             thresholds[name] = _quantile(values[rows], weights[rows], 1 - false_alarm) if enough else everywhere
-        found = cls(false_alarm, thresholds, {}, kind)
+        found = cls(false_alarm, thresholds, {}, kind, dict(scales or {}))
         above = found.above(values, likeliest, classes)
         inside = {name: np.isin(targets, members) for name, members in places.items()}
         rates = {
             name: float(np.average(above[rows], weights=weights[rows])) for name, rows in inside.items() if rows.any()
         }
-        return cls(false_alarm, thresholds, rates, kind)
+        return replace(found, rates=rates)
 
     def above(self, score: Floats, likeliest: Indices, classes: Classes) -> NDArray[np.bool_]:
         """Which samples are unfamiliar."""
@@ -97,6 +98,15 @@ class Unfamiliar:
             limits[members] = self.thresholds[name]
         return limits
 
+    @property
+    def terms(self) -> dict[str, float]:
+        """By name, what each term of the score is divided by."""
+        return {name: self.scales.get(name, 1.0) for name in self.kind.split(PLUS)}
+
+    def score(self, scores: Scores) -> Floats:
+        """The score (N,) of samples, larger for less familiar."""
+        return np.sum([TERMS[name](scores) / scale for name, scale in self.terms.items()], axis=0)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain tables, ready for JSON."""
         return asdict(self)
@@ -109,6 +119,22 @@ def energy(scores: Scores) -> NDArray[np.float64]:
     total = np.exp(scores.values - top[..., None]).sum(axis=2)
     mean: NDArray[np.float64] = -(np.log(total) + top).mean(axis=0, dtype=np.float64)
     return mean
+
+
+def predictive_entropy(scores: Scores) -> NDArray[np.float64]:
+    """Entropy of the mean probability over particles (N,), as they are, not calibrated."""
+    pieces = (particle_probabilities(values, scores.logits).mean(axis=0) for _, values in scores.chunks())
+    return np.concatenate([entropy(p) for p in pieces]).astype(np.float64)
+
+
+def _given(scores: Scores) -> Floats:
+    if scores.unfamiliarity is None:
+        raise InputError("these predictions have no 'unfamiliarity', on which the decider was fitted: add it")
+    return scores.unfamiliarity
+
+
+PLUS, GIVEN = " + ", "given"
+TERMS: dict[str, Callable[[Scores], Floats]] = {"energy": energy, "entropy": predictive_entropy, GIVEN: _given}
 
 
 @dataclass(frozen=True)
@@ -159,16 +185,35 @@ class FeatureDistance:
         return nearest - ((x @ self.overall - self.centre) ** 2).sum(axis=1)
 
 
-def fitted_unfamiliar(decider: "Decider", scores: Scores, targets: Indices, false_alarm: float) -> Unfamiliar:
-    """Thresholds of what the predictions bring along, or else of the energy, on held-out samples."""
+def fitted_unfamiliar(
+    decider: "Decider", scores: Scores, targets: Indices, false_alarm: float, kind: str = AUTO
+) -> Unfamiliar:
+    """Thresholds on held-out samples of a kind of score, by default of what the scores allow."""
     handing = decider.utility.decided_class < 0
     expect(handing.any(), "unfamiliar samples are handed over, but every action decides for a class: add one (abstain)")
-    kind = "energy" if scores.unfamiliarity is None else "given"
-    score = _score(scores, kind)
-    expect(kind == "given" or np.abs(score).max() > NORMALISED, NO_ENERGY)
+    names = (_usual(scores) if kind == AUTO else kind).split(PLUS)
+    allowed = f"expected {AUTO}, or one or two of {', '.join(TERMS)}, such as 'energy + entropy'"
+    expect(set(names) <= set(TERMS) and len({*names}) == len(names), f"score {kind!r} is not known: {allowed}")
+    weights = 1 / np.bincount(targets)[targets]  # tails have few samples and count as much
+    found = Unfamiliar(false_alarm, {}, {}, PLUS.join(names))
+    if len(names) > 1:
+        found = replace(found, scales={name: _deviation(TERMS[name](scores), weights) for name in names})
     likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
-    options: dict[str, Any] = {"false_alarm": false_alarm, "kind": kind}
-    return Unfamiliar.fit(score, likeliest, targets, decider.utility.classes, **options)
+    options: dict[str, Any] = {"false_alarm": false_alarm, "kind": found.kind, "scales": found.scales}
+    return Unfamiliar.fit(found.score(scores), likeliest, targets, decider.utility.classes, **options)
+
+
+def _usual(scores: Scores) -> str:
+    """The kind that was chosen for such scores; log-probabilities, as of models of tables, have no energy."""
+    energetic = scores.logits and float(np.abs(energy(scores)).max(initial=0)) > NORMALISED
+    if scores.unfamiliarity is None:
+        return "energy + entropy" if energetic else "entropy"
+    return "given + energy" if energetic else GIVEN
+
+
+def _deviation(values: Floats, weights: Floats) -> float:
+    mean = np.average(values, weights=weights)
+    return max(float(np.sqrt(np.average((values - mean) ** 2, weights=weights))), 1e-12)
 
 
 def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indices, NDArray[np.bool_]]:
@@ -196,7 +241,7 @@ def flags(decider: "Decider", scores: Scores, likeliest: Indices | None = None) 
         return np.zeros(len(scores), dtype=bool)
     if likeliest is None:
         likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
-    return found.above(_score(scores, found.kind), likeliest, decider.utility.classes)
+    return found.above(found.score(scores), likeliest, decider.utility.classes)
 
 
 def actions_for(utility: Utility) -> Indices:
@@ -210,14 +255,6 @@ def unfamiliar_action(utility: Utility, p: Floats) -> Indices:
     """The best action (n,) for samples that are unfamiliar, from corrected probabilities (n, C)."""
     allowed = actions_for(utility)
     return np.asarray(allowed[(p @ utility.matrix[:, allowed]).argmax(axis=1)])
-
-
-def _score(scores: Scores, kind: str) -> Floats:
-    if kind == "energy":
-        return energy(scores)
-    if scores.unfamiliarity is None:
-        raise InputError("these predictions have no 'unfamiliarity', on which the decider was fitted: add it")
-    return scores.unfamiliarity
 
 
 def _regions(classes: Classes) -> Mapping[str, Any]:

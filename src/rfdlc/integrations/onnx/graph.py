@@ -72,6 +72,7 @@ class DecisionHead(nn.Module):
         self.prices = None if kept is None else nn.Buffer(torch.tensor(kept.columns(decider.utility)).float())
         limits = None if strange is None else strange.limits(decider.utility.classes)
         self.limits = None if limits is None else nn.Buffer(torch.tensor(limits, dtype=torch.float32))
+        self.terms = {} if strange is None else strange.terms
         self.handing = nn.Buffer(torch.tensor(actions_for(decider.utility)))
         self.sets = None if decider.sets is None else SETS[type(decider.sets)](decider.sets, decider.utility)
 
@@ -92,7 +93,9 @@ class DecisionHead(nn.Module):
         action = (gains if self.prices is None else gains - self.prices).argmax(-1)  # as Decider in 32 bits
         if self.limits is None:
             return probabilities, expected, action, uncertainty, disagreement, *sets
-        strange = -logits.logsumexp(-1).mean(0) > self.limits[probabilities.argmax(-1)]
+        terms = {"energy": lambda: -logits.logsumexp(-1).mean(0), "entropy": lambda: _entropy(each.mean(0))}
+        score = torch.stack([terms[name]() / scale for name, scale in self.terms.items()]).sum(0)
+        strange = score > self.limits[probabilities.argmax(-1)]
         action = torch.where(strange, self.handing[gains[:, self.handing].argmax(-1)], action)
         return probabilities, expected, action, uncertainty, disagreement, *sets, strange
 

@@ -18,6 +18,7 @@ from rfdlc.decide.decider import Decider
 from rfdlc.decide.rules import reasons
 from rfdlc.decide.scores import Floats
 from rfdlc.decide.sets import Mask, PredictionSets, SetUtility
+from rfdlc.decide.unfamiliar import GIVEN
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.files import has_external_data
@@ -182,7 +183,7 @@ def check_exportable(decider: Decider, utility_input: bool) -> None:
     """Graphs are deterministic, and know how to answer with sets, a budget or unfamiliar samples for one utility."""
     limited = utility_input and (decider.budget is not None or decider.unfamiliar is not None)
     expect(not limited, "a budget and unfamiliar samples need the utility in the graph: export without utility_input")
-    given = decider.unfamiliar is not None and decider.unfamiliar.kind != "energy"
+    given = decider.unfamiliar is not None and GIVEN in decider.unfamiliar.terms
     expect(not given, "unfamiliar samples are found by scores of your own, which a graph has not: fit them to logits")
     random = isinstance(decider.sets, PredictionSets) and decider.sets.ties is not None
     expect(not random, "sets are randomised, but an exported graph is not: fit them again without randomised=True")

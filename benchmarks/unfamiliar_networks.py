@@ -1,0 +1,200 @@
+"""Models for `unfamiliar.py`: scores of features, and logits, of samples of known and of other classes.
+
+    python benchmarks/unfamiliar_networks.py simulated FOLDER
+    python benchmarks/unfamiliar_networks.py images images.npz --data DIR --simulated FOLDER
+    python benchmarks/unfamiliar_networks.py runs OUT/fine-tuned RUN0 RUN1 RUN2 --images images.npz
+    python benchmarks/unfamiliar_networks.py heads OUT/cifar100 --features cifar100-lt.npz --others caltech101=x.npz ...
+
+heads: `rfdlc train` on features without some classes: one class of each superclass of CIFAR-100 (`--kinds siblings`), a
+fifth of all classes (`random`), four superclasses (`super`); or of all classes, for the test (`none`). A fifth of the
+samples of the other classes (a tenth for `none`) is held out. --features holds train_x and train_y, --others x or
+train_x, and y or train_y, by the same network. Ours are EfficientNet-Lite0 (ImageNet weights) at 224 pixels,
+`--interpolation bilinear --crop 1`. Those of training images (the files of benchmarks/features.py) were computed
+earlier and with another rounding of pixels than those of test images: of 2,048 training images, both are about 1% of
+their squared length apart. Choice: kinds siblings, random, super with seed 0, and random with seeds 0 and 1 for
+Caltech101-LT.
+
+runs: run folders of fine-tuned networks of CIFAR100-LT (`benchmarks/finetune.py`, row `ours`), with out-of-fold logits
+of all training images as held-out samples. Their features of a few training images per class give the Mahalanobis
+distance, without thresholds. Measured with weights in 16 bits, and outside of the test split by ONNX Runtime.
+
+images: DIR holds cifar-100-python/, cifar-10-batches-py/, dermamnist.npz and caltech101/; the file has all training
+images of CIFAR100-LT, and 2,000 (or all, if there are fewer) of other kinds: test images of CIFAR-100, CIFAR-10 and
+rebuilt DermaMNIST, training images of Caltech-101, simulated ones; 32 x 32 pixels.
+"""
+
+import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+from sklearn.datasets import load_digits
+
+import rfdlc
+from rfdlc.data.dataset import Split
+from rfdlc.data.longtail import hold_out_indices
+from rfdlc.training.loop import split_outputs
+from rfdlc.training.model import Model
+from unfamiliar import LEFT_OUT, left_out, mahalanobis, of_features
+
+Array = NDArray[Any]
+COUNT, SIDE = 2000, 32  # of images of each kind, and their pixels
+KINDS = {"siblings": 0.2, "random": 0.2, "super": 0.2, "none": 0.1}  # with the share of held-out samples
+TEST = ("cifar100", "cifar10", "dermamnist")
+
+
+def outputs(model: Model, images: Array) -> tuple[Array, Array]:
+    """Logits (M, N, C) and features (M, N, F) of the particles."""
+    found: list[Array] = []
+    forward = model.net.outputs
+
+    def watched(x: Any) -> Any:
+        logits, features = forward(x)
+        found.append(features[0].float().cpu().numpy())
+        return logits, features
+
+    model.net.outputs = watched
+    try:
+        split = Split(images, np.zeros(len(images), dtype=np.int64))
+        logits = split_outputs(model.net, split, model.normalisation, model.config, model.device)[0]
+    finally:
+        model.net.outputs = forward
+    assert logits is not None
+    return logits[0].numpy(), np.concatenate(found, axis=1)
+
+
+def heads(kind: str, seed: int, options: argparse.Namespace) -> None:
+    """A model of features without some classes, and the file with its scores by part and name."""
+    with np.load(options.features) as file:
+        x, y = file["train_x"].astype(np.float32), file["train_y"].astype(int)
+    parts = {}
+    for name, _, path in (each.partition("=") for each in options.others):
+        with np.load(path) as file:
+            start = "train_" if "train_x" in file else ""
+            rows = np.sort(np.random.default_rng(seed).permutation(len(file[start + "x"]))[:COUNT])
+            parts[name] = file[start + "x"][rows].astype(np.float32), file[start + "y"][rows]
+    inside = ~np.isin(y, left_out(kind, seed, np.unique(y)))
+    kept, held = hold_out_indices(y[inside], KINDS[kind], seed)
+    codes = np.unique(y[inside], return_inverse=True)[1]
+    own = {"train_x": x[inside][kept], "train_y": codes[kept], "val_x": x[inside][held], "val_y": codes[held]}
+    parts |= {"held-out": (own["val_x"], codes[held])} | (
+        {} if inside.all() else {"left out": (x[~inside], y[~inside])}
+    )
+    with TemporaryDirectory() as place:
+        model = rfdlc.train(own, "rf-dlc", f"{place}/run", seed=seed)
+        logits = {part: model.predict(each).scores.values for part, (each, _) in parts.items()}
+    measure, arrays = of_features(own["train_x"], codes[kept]), {"counts": np.bincount(codes[kept])}
+    for part, (each, labels) in parts.items():
+        arrays |= {f"{part}/{name}": values for name, values in measure(each).items()}
+        arrays |= {f"{part}/logits": logits[part].astype(np.float16), f"{part}/y": labels}
+    save(options.folder / f"{kind}-{seed}.npz", arrays)
+
+
+def fine_tuned(run: Path, file: Path, options: argparse.Namespace) -> None:
+    """What a network of all classes says about images of the test."""
+    model, held = Model.load(run), rfdlc.Predictions.load(run / "held-out.npz")
+    arrays = {"held-out/logits": held.scores.values.astype(np.float16), "held-out/y": held.targets}
+    arrays["counts"] = np.bincount(np.asarray(held.targets))
+    rng = np.random.default_rng(0)
+    with np.load(options.images) as found:
+        y = found["train_y"]
+        rows = [rng.permutation(np.flatnonzero(y == c))[: options.known] for c in np.unique(y)]
+        known = np.sort(np.concatenate(rows))
+        measures = [mahalanobis(each, y[known]) for each in outputs(model, found["train_x"][known])[1]]
+        for part in TEST:
+            drawn = np.sort(rng.permutation(len(found[f"{part}_x"]))[: options.count])
+            logits, features = outputs(model, found[f"{part}_x"][drawn])
+            distances = [measure(own) for measure, own in zip(measures, features, strict=True)]
+            arrays |= {f"{part}/logits": logits.astype(np.float16), f"{part}/y": found[f"{part}_y"][drawn]}
+            arrays[f"{part}/Mahalanobis"] = np.mean(distances, axis=0)
+    save(file, arrays)
+
+
+def save(file: Path, arrays: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(file, **arrays)
+    print(file, flush=True)
+
+
+def simulated_images(folder: Path) -> None:
+    """Noise, smooth blobs of colour, and digits, 150 of each as PNG files."""
+    from PIL import Image
+
+    rng, count = np.random.default_rng(1), 150
+    smooth = np.stack([gaussian_filter(rng.normal(size=(32, 32, 3)), (6, 6, 0)) for _ in range(count)])
+    smooth *= rng.uniform(5, 60, (count, 1, 1, 1)) / smooth.std(axis=(1, 2), keepdims=True)
+    pixels = {
+        "noise": rng.integers(0, 256, (count, 32, 32, 3)),
+        "blobs": np.clip(rng.uniform(60, 200, (count, 1, 1, 3)) + smooth, 0, 255),
+        "digits": np.repeat(np.kron(load_digits().images[:count], np.ones((4, 4)))[..., None] * 255 / 16, 3, axis=3),
+    }
+    for name, each in pixels.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i, image in enumerate(each.astype(np.uint8)):
+            Image.fromarray(image).save(folder / name / f"{i:03}.png")
+
+
+def collect(data: Path, simulated: Path, out: Path) -> None:
+    """The file of images for `train`, without a seed: the first ones of a fixed permutation."""
+    from PIL import Image
+
+    def resized(image: Any) -> Array:
+        found = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        return np.asarray(found).transpose(2, 0, 1)
+
+    def drawn(images: Any, labels: Any) -> tuple[Array, Array]:
+        rows = np.sort(np.random.default_rng(0).permutation(len(images))[:COUNT])
+        return np.asarray(images)[rows], np.asarray(labels)[rows]
+
+    cifar100 = rfdlc.load("cifar100-lt", root=data)
+    with np.load(data / "dermamnist.npz") as file:
+        lesions, kinds = drawn(file["test_images"], file["test_labels"][:, 0])
+    splits = {"cifar100": cifar100.test, "cifar10": rfdlc.load("cifar10-lt", root=data).test}
+    found = {name: drawn(split.inputs, split.labels) for name, split in splits.items() if split is not None}
+    found["dermamnist"] = np.stack([resized(Image.fromarray(image)) for image in lesions]), kinds
+    for name, folder in {"caltech101": data / "caltech101" / "train", "simulated": simulated}.items():
+        files = drawn(*zip(*((file, file.parent.name) for file in sorted(folder.glob("*/*.*"))), strict=True))
+        found[name] = np.stack([resized(Image.open(file)) for file in files[0]]), files[1]
+    arrays: dict[str, Any] = {"train_x": cifar100.train.inputs, "train_y": cifar100.train.labels}
+    for name, (images, labels) in found.items():
+        arrays |= {f"{name}_x": images, f"{name}_y": labels}
+    np.savez_compressed(out, **arrays)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("simulated").add_argument("folder", type=Path)
+    first, second, third = (commands.add_parser(name) for name in ("images", "runs", "heads"))
+    first.add_argument("out", type=Path)
+    first.add_argument("--data", type=Path, required=True)
+    first.add_argument("--simulated", type=Path, required=True)
+    second.add_argument("folder", type=Path)
+    second.add_argument("runs", type=Path, nargs="+")
+    second.add_argument("--images", type=Path, required=True)
+    second.add_argument("--count", type=int, default=600, help="images of each kind")
+    second.add_argument("--known", type=int, default=12, help="training images per class for the Mahalanobis distance")
+    third.add_argument("folder", type=Path)
+    third.add_argument("--features", type=Path, required=True)
+    third.add_argument("--others", nargs="+", required=True, metavar="NAME=FILE")
+    third.add_argument("--kinds", nargs="+", choices=KINDS, default=list(LEFT_OUT))
+    third.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options = parser.parse_args()
+    if options.command == "simulated":
+        simulated_images(options.folder)
+    elif options.command == "images":
+        collect(options.data, options.simulated, options.out)
+    elif options.command == "runs":
+        for seed, run in enumerate(options.runs):
+            fine_tuned(run, options.folder / f"none-{seed}.npz", options)
+    else:
+        for seed in options.seeds:
+            for kind in options.kinds:
+                heads(kind, seed, options)
+
+
+if __name__ == "__main__":
+    main()
