@@ -64,7 +64,13 @@ def test_the_chain_is_what_autograd_makes_of_the_layers(operations_in_torch, kin
     x = torch.randn((networks, batch, *size, channels), generator=generator, dtype=torch.float64)
     apart, together = x.clone().requires_grad_(), plain._together(x).clone().requires_grad_()
 
+    teacher = deepcopy(fused)
+    with torch.no_grad():  # as predictions that others learn from
+        detached = teacher(x)
     found, expected = fused(apart), layers(together)
+    torch.testing.assert_close(detached, found.detach(), rtol=0, atol=0)
+    for ours, theirs in zip(teacher.buffers(), fused.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     torch.testing.assert_close(plain._together(found), expected)
     weights = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
     (plain._together(found) * weights).sum().backward()

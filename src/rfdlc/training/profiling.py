@@ -82,6 +82,7 @@ def profile(
     inputs, targets, *weak = next(iter(stage.loader.epoch(1, weak=stage.views > 1)))
     batch = inputs, targets, stage.mixing(seeds, 1)[0].to(device), *weak
     outputs, copy = [0], deepcopy(net)
+    copy.fused = False  # layer by layer, whose outputs are counted
     for module in (module for module in copy.modules() if isinstance(module, Conv | Linear)):
         module.register_forward_hook(lambda module, inputs, output: outputs.append(output.numel()))
     with torch.no_grad():

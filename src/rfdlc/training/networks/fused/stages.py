@@ -120,5 +120,5 @@ def kernels() -> Any:
 
 def usable(x: Tensor) -> bool:
     """Whether images (R, B, C, H, W) can be trained on fused: kernels are there, in bfloat16, and sizes halve twice."""
-    quick = x.is_cuda and torch.is_autocast_enabled("cuda") and torch.is_grad_enabled() and kernels() is not None
+    quick = x.is_cuda and torch.is_autocast_enabled("cuda") and kernels() is not None
     return quick and x.shape[-1] % 4 == 0 and x.shape[-2] % 4 == 0
