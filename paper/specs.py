@@ -14,6 +14,7 @@ DATA_TITLES = {
     "dermamnist": "DermaMNIST (rebuilt), official split",
     "dermamnist-separated": "DermaMNIST (rebuilt), no lesion in two splits",
     "cifar10-lt-paper-profile": "CIFAR10-LT, the paper's profile: 5000 to 79 images",
+    "cifar100-lt-paper-profile": "CIFAR100-LT, the paper's profile: 500 to 5 images, a factor of 95",
     "cifar10-lt-gentler": "CIFAR10-LT, the paper's shape from fewer images: 3155 to 50",
     "cifar10-lt-thinned": "CIFAR10-LT, factor 100 from as few images: 3410 to 34",
 }
@@ -337,8 +338,14 @@ SPECS: dict[str, Spec] = {
         "Eq. 12 as printed prefers the decision with the most penalties.",
     ),
     "profile": Spec(
-        "Why the paper's CIFAR10-LT is easier (%)",
-        ("cifar10-lt", "cifar10-lt-paper-profile", "cifar10-lt-gentler", "cifar10-lt-thinned"),
+        "Why the paper's CIFAR-LT is easier (%)",
+        (
+            "cifar10-lt",
+            "cifar10-lt-paper-profile",
+            "cifar10-lt-gentler",
+            "cifar10-lt-thinned",
+            "cifar100-lt-paper-profile",
+        ),
         (*REGIONS, "fhr"),
         (
             Line("CE", "ce", row="CE"),

@@ -112,7 +112,7 @@ def _row(spec: Spec, line: Line, data: str, results: Results) -> Row:
             decided = "" if name in OF_PARTICLES else decision or line.decision
             measured = results.mean(data, line.run, decided, name, line.split)
         asked = line.row and (line.beside is None or column in line.beside)
-        origin = {"cifar10-lt-paper-profile": "cifar10-lt"}.get(data, data)
+        origin = data.removesuffix("-paper-profile")
         name = line.printed.get(column, column)
         cells.append(Cell(column, measured, published(_home(spec, column), origin, line.row, name) if asked else None))
     return Row(data, line.protocol, line.label, line.run, tuple(cells))
