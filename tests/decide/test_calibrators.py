@@ -6,8 +6,8 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
-from rfdlc.decide.calibrators import CALIBRATORS
-from rfdlc.decide.fitting import CAUTION, COLDEST, HOTTEST, LOG_T_MEAN, LOG_T_SPREAD
+from rfdlc.decide.calibrators import CALIBRATORS, BiasCorrectedTemperature
+from rfdlc.decide.fitting import CAUTION, COLDEST, HOTTEST, LOG_T_MEAN, LOG_T_SPREAD, SPREADS, HeldOut
 from rfdlc.decide.scores import CorrectedProbabilities
 
 
@@ -143,18 +143,76 @@ def test_bias_corrected_temperature_recovers_scale_and_biases():
     assert fitted.prior == pytest.approx([0.5, 0.3, 0.2], abs=0.02)
 
 
-def test_bias_corrected_is_the_optimum_of_its_penalised_likelihood():
+def brute_force(z, y, directions, spread, weights=None):
+    """log T, its standard error, the factors of the directions and minus the log posterior, by general methods."""
+    size = len(y) if weights is None else weights.sum() ** 2 / (weights**2).sum()
+
+    def loss(log_t, factors):
+        log_p = log_softmax(z / np.exp(log_t) + np.array(factors) @ directions, axis=1)
+        drift = ((log_t - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 + (np.array(factors) ** 2).sum() / spread**2
+        return size * nll(log_p, y, weights) + drift / 2
+
+    best = minimize(lambda x: loss(x[0], x[1:]), np.zeros(1 + len(directions)), options={"gtol": 1e-6})
+    around = [minimize(lambda x, s=s: loss(best.x[0] + s, x), best.x[1:]).fun - best.fun for s in (-0.05, 0.05)]
+    return best.x[0], 0.05 / np.sqrt(sum(around)), best.x[1:], best.fun, loss
+
+
+def test_bias_corrected_is_the_most_probable_under_each_spread():
     rng = np.random.default_rng(4)
     z, y = sample(rng, 300, [0.5, 0.3, 0.2], sharpness=2)
-    fitted = CALIBRATORS["bias-corrected-temperature"].fit(z, y)
+    z = log_softmax(z, axis=1)
+    found = HeldOut(z, y)._most_probable(BiasCorrectedTemperature.directions(y, 3), SPREADS)
+    for spread, (log_t, error, bias, _) in zip(SPREADS, found, strict=True):
+        expected = brute_force(z, y, np.eye(3), spread)
+        assert (log_t, error) == pytest.approx(expected[:2], rel=0.01)
+        assert bias == pytest.approx(expected[2], abs=1e-3)
 
-    def loss(t, b):
-        return nll(log_softmax(z / t + b, axis=1), y) + ((np.array(b) ** 2).sum() + (1 / t - 1) ** 2) / 2 / len(y)
 
-    best = loss(fitted.temperature, fitted.bias)
-    for _ in range(50):
-        other = loss(fitted.temperature * np.exp(rng.normal(0, 0.05)), np.array(fitted.bias) + rng.normal(0, 0.05, 3))
-        assert other >= best - 1e-9
+def test_spreads_of_biases_are_as_probable_as_integrals_over_the_parameters_say():
+    rng = np.random.default_rng(12)
+    z, y = sample(rng, 300, [0.5, 0.3, 0.2], sharpness=2)
+    counts, weights = np.array([500, 50, 5]), 1 / np.bincount(y)[y]
+    direction = np.log(counts).mean() - np.log(counts)
+    evidence, log_ts, factors = [], [], []
+    for spread in SPREADS:
+        log_t, error, factor, least, loss = brute_force(z, y, direction[None], spread, weights)
+        log_ts.append(log_t + CAUTION * error)
+        factors.append(factor[0])
+        grid = np.exp(
+            [[least - loss(t, [d]) for t in log_t + np.linspace(-0.5, 0.5, 41)] for d in np.linspace(-1, 1, 161)]
+        )
+        evidence.append(np.log(grid.sum() / spread) - least)
+    probable = np.exp(evidence - np.max(evidence)) / np.exp(evidence - np.max(evidence)).sum()
+    assert probable.min() > 0.05
+    assert probable.max() < 0.9
+    fitted = CALIBRATORS["prior-corrected-temperature"].fit(z, y, training_counts=counts, balanced=True)
+    assert fitted.temperature == pytest.approx(np.exp(probable @ log_ts), rel=0.01)
+    assert fitted.bias == pytest.approx(probable @ factors * direction, abs=0.01)
+
+
+def test_biases_are_as_large_as_held_out_samples_say():
+    found = []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        for size, shift in ((50, np.zeros(4)), (500, np.array([1.0, -1.0, 1.0, -1.0]))):
+            z, y = sample(rng, size, [0.4, 0.3, 0.2, 0.1], sharpness=2)
+            bias = np.array(CALIBRATORS["bias-corrected-temperature"].fit(z - 2 * shift, y).bias)
+            found.append(np.abs(bias - bias.mean() - shift).mean())
+    assert np.mean(found[::2]) < 0.12  # none: unit Gaussians on the biases leave twice as much
+    assert np.mean(found[1::2]) < 0.25
+
+
+def test_prior_misfit_has_the_derivative_of_finite_differences():
+    rng = np.random.default_rng(3)
+    z, y = sample(rng, 40, [0.5, 0.3, 0.2], sharpness=2)
+    held_out = HeldOut(log_softmax(z, axis=1), y, train_prior=np.array([0.2, 0.3, 0.5]))
+    value, slope, variance = held_out.prior_misfit(z)
+    mean = held_out.weights @ held_out.reweighted(z)
+    assert value == pytest.approx(((mean / held_out.train_prior - 1) ** 2 / variance).sum() / 2)
+    for _ in range(5):
+        step = 1e-5 * rng.normal(size=z.shape)
+        change = held_out.prior_misfit(z + step, variance)[0] - held_out.prior_misfit(z - step, variance)[0]
+        assert change == pytest.approx(2 * (slope * step).sum(), rel=1e-4)
 
 
 def test_prior_corrected_temperature_finds_how_far_a_model_leans_to_the_head():
@@ -167,23 +225,6 @@ def test_prior_corrected_temperature_finds_how_far_a_model_leans_to_the_head():
     assert fitted.temperature == pytest.approx(2, rel=0.05)
     assert bias - bias[0] == pytest.approx(lean[0] - lean, abs=0.15)
     assert fitted.prior == pytest.approx(np.full(4, 0.25), abs=0.02)
-
-
-def test_prior_corrected_temperature_is_the_optimum_of_its_penalised_likelihood():
-    rng = np.random.default_rng(12)
-    z, y = sample(rng, 300, [0.5, 0.3, 0.2], sharpness=2)
-    log_count = np.log([500, 50, 5])
-    weights = 1 / np.bincount(y)[y]
-    fitted = CALIBRATORS["prior-corrected-temperature"].fit(z, y, training_counts=np.array([500, 50, 5]), balanced=True)
-    strength = (fitted.bias[0] - fitted.bias[2]) / (log_count[2] - log_count[0])
-
-    def loss(t, d):
-        return nll(log_softmax(z / t - d * log_count, axis=1), y, weights) + (d**2 + (1 / t - 1) ** 2) / 2 / len(y)
-
-    best = loss(fitted.temperature, strength)
-    for t in np.linspace(0.8, 1.25, 11):
-        for d in np.linspace(-0.3, 0.3, 11):
-            assert loss(fitted.temperature * t, strength + d) >= best - 1e-9
 
 
 def test_prior_corrected_temperature_needs_training_counts():

@@ -1,28 +1,29 @@
 """Held-out data, and the parameters of calibrators that fit them best."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize
 from scipy.sparse import csr_array
 
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.priors import Prior, shrunk
 from rfdlc.decide.scores import Floats, log_softmax, softmax
 
+STEP = 0.05  # of log T, for the curvature of the likelihood
 COLDEST, HOTTEST = 0.05, 20.0  # a temperature beyond these: too few held-out samples, or a broken model
 STEEPEST = 4.0  # the largest power, and one over the least
 # A temperature is the most probable one under a Gaussian on log T, plus some standard errors: a temperature that is too
 # low costs more than one that is too high. Chosen by regret on worlds like those of benchmarks/regret.py, with other
 # seeds and logits 0.7 to 4 times too large.
 LOG_T_MEAN, LOG_T_SPREAD, CAUTION = 0.25, 0.5, 0.5
-STRENGTH = 1.0  # of a unit Gaussian on 1/T - 1 and on each bias: as weak as one sample, and keeps them finite
+SPREADS = (0.8, 0.2, 0.05)  # of Gaussians on biases: large ones to nearly none
 LEAST_CERTAIN, FEW_CLASSES = 0.1, 10  # of mean probabilities: many rare classes together would outweigh the labels
 MOVED = 0.1  # the least variance of what fitted biases do to a log prior
-MATRIX_STRENGTH = 30.0  # times STRENGTH, on each entry of a matrix: there are C of them per class
+MATRIX_STRENGTH = 30.0  # of a Gaussian on each entry of a matrix: there are C of them per class
 
 
 def affine(log_p: Floats, weight: Any, bias: Any, power: float = 1.0) -> Floats:
@@ -56,7 +57,6 @@ class HeldOut:
         each = 1 / (np.maximum(counts, 1e-300) * (counts > 0).sum())[targets] if balanced else 1 / repeats.sum()
         self.weights = each * repeats  # sum to one
         self.size = 1 / (repeats @ np.square(np.broadcast_to(each, len(targets))))  # effective sample size
-        self.ridge = STRENGTH / self.size
         self.prior: Prior = np.bincount(targets, self.weights, minlength=log_p.shape[1]).astype(np.float64)
         self.train_prior = train_prior if train_prior is not None and train_prior.all() else None
         self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the held-out data
@@ -93,48 +93,91 @@ class HeldOut:
         slope[self.rows, self.targets] -= self.weights
         return float(loss), slope
 
-    def prior_misfit(self, scores: Floats) -> float:
-        """How improbable mean probabilities as far from the prior that the scores carry are (minus log, nearly).
+    def prior_misfit(self, scores: Floats, variance: Floats | None = None) -> tuple[float, Floats, Floats]:
+        """How improbable it is that mean probabilities are as far from the prior that the scores carry (nearly -log).
 
-        Probabilities have the prior that they carry as their mean: of a temperature, few samples tell more by that than
-        by their labels. The variance of a mean is that of hits, and larger for classes without a sample to expect.
+        Probabilities have the prior that they carry as their mean: few samples tell more by that than by their labels.
+        Also the derivative by the scores (N, C), and the variance of each mean over its prior (C,) if it is not given:
+        that of hits, and larger for classes without a sample to expect.
         """
-        if self.train_prior is None:
-            return 0.0
-        p = self.reweighted(scores)
-        mean, expected = self.weights @ p, self.size * self.train_prior
-        each = np.maximum(self.weights @ p**2 / np.maximum(mean, 1e-300), LEAST_CERTAIN)
-        variance = each / expected * (1 + 1 / expected) * np.sqrt(max(1.0, len(mean) / FEW_CLASSES))
-        return float(((mean / self.train_prior - 1) ** 2 / variance).sum() / 2)
+        prior, p, shift = self.train_prior, softmax(scores + self.offset), np.exp(-self.offset)
+        total = max(float((self.weights @ p) @ shift), 1e-300)
+        mean = (self.weights @ p) * shift / total
+        if variance is None:
+            expected = self.size * prior
+            each = self.weights @ p**2 * (shift / total) ** 2 / np.maximum(mean, 1e-300)
+            few = np.sqrt(max(1.0, len(mean) / FEW_CLASSES))
+            variance = np.maximum(each, LEAST_CERTAIN) / expected * (1 + 1 / expected) * few
+        off = mean / prior - 1
+        slope = off / variance / prior
+        slope = self.weights[:, None] * (slope - slope @ mean) * shift / total  # by p
+        return float((off**2 / variance).sum() / 2), p * (slope - (p * slope).sum(axis=1, keepdims=True)), variance
 
     def temperature(self) -> tuple[float, float]:
         """The most probable temperature and `CAUTION` standard errors more, and the standard error of its logarithm."""
-
-        def loss(log_t: float, trust: float) -> float:
-            scores = self.log_p / np.exp(log_t)
-            likelihood = self.size * self.loss(scores)[0] + (trust * self.prior_misfit(scores) if trust else 0.0)
-            return likelihood + ((log_t - LOG_T_MEAN) / LOG_T_SPREAD) ** 2 / 2
-
-        def most_probable(trust: float) -> float:
-            settings: dict[str, Any] = {"method": "bounded", "options": {"xatol": 1e-6}}
-            return float(minimize_scalar(loss, bounds=bounds, args=(trust,), **settings).x)
-
-        bounds, step, trust = np.log([COLDEST, HOTTEST]), 0.05, 0.0
-        best = most_probable(trust)
-        if self.train_prior is not None:
-            # Chance gives half a unit per class; means much farther off need more than one temperature.
-            trust = min(1.0, len(self.prior) / max(self.prior_misfit(self.log_p / np.exp(best)), 1e-9)) ** 2
-            best = most_probable(trust)
-        curvature = (loss(best + step, trust) - 2 * loss(best, trust) + loss(best - step, trust)) / step**2
-        if min(np.abs(best - bounds)) < 0.01:
+        ((best, error, _, _),) = self._most_probable(csr_array((0, self.log_p.shape[1])), (1.0,))
+        if min(np.abs(best - np.log([COLDEST, HOTTEST]))) < 0.01:
             warnings.warn(
                 f"the fitted temperature {np.exp(best):g} lies at the edge of what is plausible ({COLDEST} to "
                 f"{HOTTEST}): there may be too few held-out samples ({len(self.targets)}), or the model classifies all "
                 "of them correctly, or none",
                 stacklevel=5,
             )
-        error = 1 / np.sqrt(max(curvature, LOG_T_SPREAD**-2))
-        return float(np.exp(min(best + CAUTION * error, bounds[1]))), float(error)
+        return float(min(np.exp(best + CAUTION * error), HOTTEST)), float(error)
+
+    def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
+        """T and the bias (C,), a sum of the directions (parameters, C).
+
+        How large biases are is not known in advance: the mean over `SPREADS`, each as probable as it makes the data.
+        """
+        best, errors, biases, losses = map(np.array, zip(*self._most_probable(directions, SPREADS), strict=True))
+        probable = softmax(-losses[None])[0]
+        return float(min(np.exp(probable @ (best + CAUTION * errors)), HOTTEST)), probable @ biases
+
+    def _most_probable(
+        self, directions: csr_array, spreads: Sequence[float]
+    ) -> list[tuple[float, float, Floats, float]]:
+        """For each spread log T, its standard error, the bias (C,), and minus the log evidence (Laplace's method).
+
+        Under Gaussians on log T and, with these spreads, on the factors of the directions. Mean probabilities count as
+        far as a temperature and biases of the first spread explain them.
+        """
+        per_class, count = directions.T.tocsr(), directions.shape[0]
+        middle, options = np.r_[LOG_T_MEAN, np.zeros(count)], {"maxiter": 500, "ftol": 1e-11, "gtol": 1e-7}
+        plausible = np.log([COLDEST, HOTTEST])
+
+        def scores(parameters: Floats) -> Floats:
+            return self.log_p * np.exp(-parameters[0]) + per_class @ parameters[1:]
+
+        def loss(parameters: Floats, spread: float, trust: float, variance: Floats | None) -> tuple[float, Floats]:
+            found, widths = scores(parameters), np.r_[LOG_T_SPREAD, np.full(count, spread)]
+            drift, (value, slope) = (parameters - middle) / widths, self.loss(found)
+            if trust:
+                misfit, more, _ = self.prior_misfit(found, variance)
+                value, slope = value + trust * misfit / self.size, slope + trust / self.size * more
+            by_log_t = -(slope * self.log_p).sum() * np.exp(-parameters[0])
+            slopes = np.r_[by_log_t, directions @ slope.sum(axis=0)]
+            return value + drift @ drift / 2 / self.size, slopes + drift / widths / self.size
+
+        def lowest(start: Floats, between: Floats, *given: Any) -> tuple[Floats, float]:
+            bounds = [tuple(between), *[(None, None)] * count]
+            found = minimize(loss, start, given, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+            return found.x, self.size * found.fun
+
+        best, trust, variance, fits = lowest(middle, plausible, spreads[0], 0.0, None)[0], 0.0, None, []
+        if self.train_prior is not None:
+            misfit, _, variance = self.prior_misfit(scores(best))
+            trust = min(1.0, len(self.prior) / max(misfit, 1e-9)) ** 2  # chance gives half a unit per class
+        for spread in spreads:
+            given = spread, trust, variance
+            best, least = lowest(best, plausible, *given)
+            around = [lowest(best, np.repeat(best[0] + side, 2), *given)[1] - least for side in (-STEP, STEP)]
+            p = softmax(scores(best) + self.offset)
+            known = self.size * (directions.power(2) @ (self.weights @ p) - self.weights @ (p @ per_class) ** 2)
+            evidence = least + np.log1p(spread**2 * known).sum() / 2
+            error = 1 / np.sqrt(max(sum(around) / STEP**2, LOG_T_SPREAD**-2))
+            fits.append((best[0], error, per_class @ best[1:], evidence))
+        return fits
 
     def temperature_and_power(self, directions: csr_array) -> tuple[float, float, NDArray[np.float64]]:
         """The most probable T, power and bias (C,) of softmax(b - |log p / T|^power), under Gaussians.
@@ -143,7 +186,7 @@ class HeldOut:
         """
         logs, per_class = np.log(np.maximum(-log_softmax(self.log_p), 1e-300)), directions.T.tocsr()
         mean = np.zeros(2 + directions.shape[0])  # log T, log power, bias
-        mean[0], spread = LOG_T_MEAN, np.concatenate([[LOG_T_SPREAD] * 2, np.full(directions.shape[0], STRENGTH**-0.5)])
+        mean[0], spread = LOG_T_MEAN, np.concatenate([[LOG_T_SPREAD] * 2, np.ones(directions.shape[0])])
 
         def loss(parameters: Floats) -> tuple[float, Floats]:
             log_t, power = parameters[0], np.exp(parameters[1])
@@ -158,45 +201,17 @@ class HeldOut:
         found = minimize(loss, np.zeros(len(mean)), jac=True, method="L-BFGS-B", bounds=bounds).x
         return float(np.exp(found[0])), float(np.exp(found[1])), per_class @ found[2:]
 
-    def temperature_and_bias(self, directions: csr_array) -> tuple[float, NDArray[np.float64]]:
-        """T and the bias (C,), a sum of the directions (parameters, C); convex in 1/T, so any start will do."""
-        per_class = directions.T.tocsr()
-        found = self._fitted(
-            np.eye(1 + directions.shape[0])[0],  # 1/T = 1, no bias
-            lambda parameters: parameters[0] * self.log_p + per_class @ parameters[1:],
-            lambda slope: np.concatenate([[(slope * self.log_p).sum()], directions @ slope.sum(axis=0)]),
-            bounds=[(1 / HOTTEST, 1 / COLDEST)] + [(None, None)] * directions.shape[0],
-            options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
-        )
-        return float(1 / found[0]), per_class @ found[1:]
-
     def matrix_and_bias(self) -> tuple[Floats, Floats]:
-        """W (C, C) and b (C,), with a penalty on their distance from 1/T and 0."""
-        classes = self.log_p.shape[1]
-        found = self._fitted(
-            np.vstack([np.eye(classes) / self.temperature()[0], np.zeros(classes)]),  # (C + 1, C): W.T above b
-            lambda parameters: self.log_p @ parameters[:-1] + parameters[-1],
-            lambda slope: np.vstack([self.log_p.T @ slope, slope.sum(axis=0)]),
-            MATRIX_STRENGTH,
-            options={"maxiter": 500},
-        )
-        return found[:-1].T, found[-1]
-
-    def _fitted(
-        self,
-        at_rest: Floats,
-        scores: Callable[[Floats], Floats],
-        slopes: Callable[[Floats], Floats],
-        strength: float = 1.0,
-        **settings: Any,
-    ) -> Floats:
-        """L-BFGS, with a ridge penalty on the distance from `at_rest`; `slopes` is the transpose of `scores`."""
+        """W (C, C) and b (C,), with a ridge penalty on their distance from 1/T and 0."""
+        classes, penalty = self.log_p.shape[1], MATRIX_STRENGTH / self.size
+        at_rest = np.vstack([np.eye(classes) / self.temperature()[0], np.zeros(classes)])  # (C + 1, C): W.T above b
 
         def loss(flat: Floats) -> tuple[float, Floats]:
             parameters = flat.reshape(at_rest.shape)
-            drift, (nll, slope) = parameters - at_rest, self.loss(scores(parameters))
-            penalty = strength * self.ridge
-            return nll + penalty / 2 * (drift**2).sum(), (slopes(slope) + penalty * drift).ravel()
+            drift, (nll, slope) = parameters - at_rest, self.loss(self.log_p @ parameters[:-1] + parameters[-1])
+            slopes = np.vstack([self.log_p.T @ slope, slope.sum(axis=0)])
+            return nll + penalty / 2 * (drift**2).sum(), (slopes + penalty * drift).ravel()
 
-        found: Floats = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", **settings).x
-        return found.reshape(at_rest.shape)
+        found = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
+        found = found.reshape(at_rest.shape)
+        return found[:-1].T, found[-1]
