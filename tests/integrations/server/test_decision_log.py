@@ -1,8 +1,10 @@
 """Decisions that are logged, labels that come later, and deciders that are replaced under load."""
 
 import json
+import re
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import rfdlc
 from rfdlc import Predictions
 from rfdlc.decide.feedback import decider_version
+from rfdlc.integrations.server import decision_log
 from rfdlc.integrations.server.decision_log import DecisionLog
 from rfdlc.integrations.watching import read_log
 
@@ -58,6 +61,23 @@ def test_a_log_has_what_was_decided_and_is_watched(backend, run, start, scores, 
     assert "rfdlc_expected_utility " in page.decode()
     assert log.monitor is not None
     assert not (tmp_path / "log" / "feedback.jsonl").exists()
+
+
+def test_files_are_rotated_and_the_dashboard_asks_for_metrics_that_exist(backend, start, scores, tmp_path, monkeypatch):
+    monkeypatch.setattr(decision_log, "ROWS", 100)
+    monkeypatch.setattr(decision_log, "GATHERED", 2)
+    monkeypatch.setattr(decision_log, "FILES", 3)
+    p, _ = scores
+    with start(backend, logs={"1": DecisionLog(tmp_path)}) as served:
+        ids = [name for _ in range(10) for name in asked(served, p[:60])["id"]]
+        _, _, page = served.ask(path="/metrics", method="GET")
+    files = sorted(tmp_path.glob("*.parquet"))
+    assert len(files) == 3
+    assert Predictions.load(files[-1]).ids[-1] == ids[-1]
+    assert len(read_log(tmp_path).decisions) == 360  # two requests of 60 per file
+    dashboard = (Path(__file__).parents[3] / "docs/monitoring/grafana.json").read_text(encoding="utf-8")
+    for name in set(re.findall(r"rfdlc_[a-z_]+", dashboard)):
+        assert name.removesuffix("_bucket").removesuffix("_count").removesuffix("_total") in page.decode(), name
 
 
 def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, start, scores, tmp_path):

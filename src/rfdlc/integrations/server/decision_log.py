@@ -98,8 +98,7 @@ class DecisionLog:
     def flush(self) -> "Future[None] | None":
         """Write all that was logged so far."""
         self._gather()
-        rows, self._rows, self._written = self._rows, [], time.monotonic()
-        return self._submit(rows) if rows else None
+        return self._send()
 
     def close(self) -> None:
         self.flush()
@@ -173,7 +172,7 @@ class DecisionLog:
             self._join(decider, answers[:size])
             answers = answers[size:]
         if sum(len(rows["time"]) for rows in self._rows) >= ROWS:
-            self.flush()
+            self._send()
 
     def _join(self, decider: Decider, answers: list[tuple[float, Answer]]) -> None:
         p = np.concatenate([answer.probabilities for _, answer in answers]).astype(np.float32)
@@ -198,9 +197,10 @@ class DecisionLog:
 
     _numbered = 0  # decisions that have been gathered
 
-    def _submit(self, rows: list[dict[str, Any]]) -> "Future[None] | None":
+    def _send(self) -> "Future[None] | None":
+        rows, self._rows, self._written = self._rows, [], time.monotonic()
         size = sum(len(each["time"]) for each in rows)
-        if self._queued + size > WAITING:
+        if not size or self._queued + size > WAITING:
             self.dropped += size
             return None
         self._queued += size
