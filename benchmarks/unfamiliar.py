@@ -17,7 +17,8 @@ its standard deviation on held-out samples; A * B that of the logarithms of thei
 test: writes results/unfamiliar.csv, from models of all classes, KIND `none`: the AUROC of test images of the same
 classes against each other data set, and false alarms of the former in head and tail (thirds by rank), at thresholds
 for a false-alarm rate of 5% on held-out samples. Rivals in the same run: energy, largest probability, Mahalanobis
-distance. Their thresholds are one quantile of the held-out scores; ours are by region of the most probable class.
+distance. Their thresholds are one quantile of the held-out scores; ours are by region of the most probable class, too:
+then the AUROC is that of the false-alarm rate from which a sample is unfamiliar.
 """
 
 import argparse
@@ -319,6 +320,20 @@ def _run(task: tuple[Any, ...]) -> dict[tuple[str, str], float]:
 # --- test -----------------------------------------------------------------------------------------------------------
 
 
+def smallest_rate(scores: Parts, likeliest: Parts, held_y: Array, classes: rfdlc.Classes) -> Parts:
+    """By part, minus the false-alarm rate from which a sample is above the threshold of its region."""
+    weights, found = _equal(held_y), {part: np.zeros(len(each)) for part, each in scores.items()}
+    for members in classes.thirds.values():
+        own = np.isin(likeliest["held-out"], members)
+        order = np.argsort(scores["held-out"][own])
+        below = np.concatenate([[0], np.cumsum(weights[own][order])]) / weights[own].sum()
+        for part, each in scores.items():
+            here = np.isin(likeliest[part], members)
+            place = np.searchsorted(scores["held-out"][own][order], each[here], side="left")
+            found[part][here] = below[place] - 1
+    return found
+
+
 def test_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Scores of a model of all classes."""
     scores, labels, counts = read(file)
@@ -326,7 +341,7 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
     same_y = labels["cifar100"].astype(int)
     with np.load(file) as found:
         likeliest = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1)
-                     for part in ("held-out", "cifar100")}  # fmt: skip
+                     for part in labels}  # fmt: skip
     every, model = combined(scores, _equal(held_y)), "network" if file.parent.name == "fine-tuned" else "head"
     for name in [name for name in (*OURS, *RIVALS) if name in every]:
         each = every[name]
@@ -340,9 +355,10 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
             if alarms[kind] is not None:
                 head, tail = (alarms[kind][np.isin(same_y, classes.thirds[r])].mean() for r in ("head", "tail"))
                 texts = [f"{value:.4f}" for value in (alarms[kind].mean(), head, tail, tail / max(head, 1e-9))]
+            ranks = smallest_rate(each, likeliest, held_y, classes) if kind == "by region" else each
             for other in [part for part in each if part not in ("held-out", "cifar100")]:
                 truth = np.repeat([0, 1], [len(each["cifar100"]), len(each[other])])
-                auroc = roc_auc_score(truth, np.concatenate([each["cifar100"], each[other]]))
+                auroc = roc_auc_score(truth, np.concatenate([ranks["cifar100"], ranks[other]]))
                 given = (model, file.stem.rpartition("-")[2], name, kind, other, f"{auroc:.4f}", *texts)
                 yield dict(zip(COLUMNS, given, strict=True))
 
