@@ -58,18 +58,21 @@ TOKEN = "0123456789abcdef-hostile"
 CONNECTIONS, PAUSE = 8, 0.02  # of honest clients, seconds between the requests of each
 HOSTILE, HOSTILE_PAUSE = 16, 0.05
 QUIET = 20.0  # seconds, for the reference
-# The tests of each defect that a review of hostile input found, by its number there.
+# The tests of each defect that a review of hostile input found, by its number there, and of what was promised.
 LINES = {
     "1 CIFAR files are parsed, never unpickled": "tests/data/test_cifar.py",
     "2 parts of predictions belong to a job": "tests/integrations/predict/test_predict.py",
     "3 connections, trailers, bodies and slow readers": "tests/integrations/server/test_connections.py",
-    "4 work that timed out": "tests/integrations/server/test_limits.py tests/integrations/server/test_malformed.py",
+    "4 work that timed out": "tests/integrations/server/test_workers.py tests/integrations/server/test_malformed.py",
     "5 ONNX external data": "tests/integrations/export/test_export.py",
     "6 changed data are not resumed": "tests/training/test_run.py",
     "7 processes that disagree": "tests/training/test_processes.py",
-    "8 one writer per run folder": "tests/training/test_run.py",
+    "8 one writer per run folder": "tests/training/test_run.py tests/test_hostile.py",
     "9 utilities with a large offset": "tests/integrations/export/test_export.py",
-    "10 formulas, control characters, bombs, nonsense": "tests/test_hostile.py",
+    "10 formulas, escapes, bombs, nonsense": "tests/test_hostile.py tests/integrations/server/test_limits.py",
+    "promise: readiness and liveness, drain, TLS, limits": "tests/integrations/server/test_limits.py",
+    "promise: Open Inference Protocol, versions": "tests/integrations/server/test_inference.py",
+    "promise: signatures": "tests/integrations/test_signing.py",
 }
 Row = dict[str, Any]
 
@@ -96,6 +99,7 @@ def lines() -> Iterator[Row]:
         counted = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.count("::")
         done = subprocess.run(words[:-1], cwd=ROOT, capture_output=True, text=True, check=False)
         row: Row = {"what": f"line {what}", "inputs": counted, "seconds": round(time.perf_counter() - began)}
+        print(done.stdout[-2000:] if done.returncode else "", end="")
         yield row | {"value": f"exit code {done.returncode}", "required": "exit code 0", "holds": done.returncode == 0}
 
 

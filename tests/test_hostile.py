@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import subprocess
 import sys
 import zipfile
@@ -225,6 +226,18 @@ def test_one_long_text_that_all_rows_repeat(tmp_path):
         path = [tmp_path / "t.parquet"]
         done = subprocess.run([sys.executable, *words, *path], capture_output=True, text=True, check=False)
         assert "unpacks to 18.6 GiB, over 200 times its size" in done.stdout, done.stderr
+
+
+def test_what_is_replaced_is_on_the_disk_first(tmp_path, monkeypatch):
+    """The file, then its name, then the folder: after a crash of the machine the old or the new one is there."""
+    done, fsync, rename = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda place: (done.append(os.readlink(f"/proc/self/fd/{place}")), fsync(place)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("renamed"), rename(*paths)))
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "file").write_text("old")
+    files.replace_durably(tmp_path / "new", tmp_path / "file")
+    assert done == [str(tmp_path / "new"), "renamed", str(tmp_path)]
+    assert (tmp_path / "file").read_text() == "new"
 
 
 def test_the_source_distribution_can_be_tested(pytestconfig):

@@ -77,9 +77,9 @@ def test_readers_that_do_not_read(start, backend):
         connection.connect(("127.0.0.1", served.port))
         full = HEAD.replace(b"/decide", b"/decide?full=true")
         connection.sendall(full + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        connection.settimeout(20)
+        received = len(connection.recv(1))  # the answer begins
         time.sleep(5)
-        connection.settimeout(5)
-        received = 0
         try:
             while piece := connection.recv(65536):
                 received += len(piece)
@@ -142,7 +142,7 @@ def test_a_model_that_is_not_finite_is_not_served(run, tmp_path):
     save_file(
         {name: np.full_like(values, np.nan) for name, values in weights.items()}, tmp_path / "run/model.safetensors"
     )
-    with pytest.raises(rfdlc.InputError):
+    with pytest.raises(rfdlc.InputError, match="cannot be served: its probabilities are not finite"):
         open_backend(tmp_path / "run")
 
 

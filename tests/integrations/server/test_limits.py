@@ -131,6 +131,27 @@ def test_a_failure_is_a_500_that_tells_nothing_and_the_server_goes_on(start, by_
     assert "secret" not in caplog.text
 
 
+def test_the_page_of_limits_has_their_defaults(pytestconfig):
+    page = (pytestconfig.rootpath / "docs" / "limits.md").read_text()
+    row = {
+        line.split("|")[1].strip(): line.split("|")[2].strip() for line in page.splitlines() if line.startswith("| ")
+    }
+    limits = Limits()
+    assert row["requests that are not answered yet"] == str(limits.requests)
+    assert row["bodies in memory, of all requests"] == f"{limits.held >> 20} MiB"
+    assert row["body"] == f"{limits.body >> 20} MiB"
+    assert row["samples per request"] == str(limits.samples)
+    assert row["samples computed together"] == str(limits.batch)
+    millions = [f"{pixels // 10**6} million" for pixels in (limits.pixels, limits.total_pixels)]
+    assert row["pixels per image, per request"] == ", ".join(millions)
+    assert row["actions of a utility in a request"].startswith(f"{limits.actions:,},")
+    assert row["headers"] == f"{limits.headers >> 10} KiB"
+    for name in ("send a body", "answer", "compute a batch", "read an answer, and until the next request"):
+        assert row[f"time to {name}"] == f"{limits.seconds:g} s"
+    assert row["idle connections"] == str(limits.connections)
+    assert row["requests accepted after SIGTERM"] == f"for {limits.drain:g} s"
+
+
 def raw(served, data, wait=3.0):
     with socket.create_connection(("127.0.0.1", served.port), timeout=wait) as connection:
         try:
@@ -163,7 +184,7 @@ def test_tokens(start, backend, samples):
         for path in ("/metrics", "/openapi.json", "/docs"):
             assert served.ask(path=path, method="GET")[0] == 401
         assert served.ask(path="/health", method="GET")[0] == 200
-        assert served.ask(path="/ready", method="GET")[0] == 200
+        assert served.ask(path="/ready", method="GET")[::2] == (200, b'{"ready":true}')  # without the model's name
         assert rfdlc.Client(served.url, token=TOKEN).decide(arrays=samples[:1])["action"]
         with pytest.raises(rfdlc.InputError, match="401"):
             rfdlc.Client(served.url, token="no").metrics()

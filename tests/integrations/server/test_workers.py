@@ -1,14 +1,17 @@
-"""Reading that takes too long is killed with its process, and the next request gets a new one."""
+"""Reading or computing that takes too long is killed with its process, and there is a new one afterwards."""
 
 import base64
 import io
 import os
 import signal
+import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import rfdlc
 from rfdlc.integrations.server.backend import Limits
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
@@ -36,7 +39,7 @@ def test_a_process_that_is_late_is_killed_and_replaced(worker, backend):
 
     small = picture(8)
     assert worker.call("image", small, time.monotonic() + 20)["images"].shape == (1, 1, 8, 8)
-    first = worker._process.pid
+    first = worker.child.process.pid
     large = base64.b64encode(picture(4900)).decode()
     body = f'{{"images": [{", ".join([f"{chr(34)}{large}{chr(34)}"] * 4)}]}}'.encode()
     began = time.monotonic()
@@ -46,7 +49,7 @@ def test_a_process_that_is_late_is_killed_and_replaced(worker, backend):
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     assert worker.call("image", small, time.monotonic() + 20)["images"].shape == (1, 1, 8, 8)
-    second = worker._process
+    second = worker.child.process
     assert second.pid != first
     second.send_signal(signal.SIGKILL)
     second.wait()
@@ -87,11 +90,11 @@ def test_a_failure_of_ours_is_a_500_and_logged(start, backend, worker, monkeypat
 
     small, deadline = picture(8), time.monotonic() + 20
     worker.call("image", small, deadline)
-    first = worker._process.pid
+    first = worker.child.process.pid
     with pytest.raises(RuntimeError, match="KeyError"):
         worker.call("absent", small, deadline)
     assert worker.call("image", small, deadline)["images"].shape == (1, 1, 8, 8)
-    assert worker._process.pid == first
+    assert worker.child.process.pid == first
 
     def broken(*_):
         raise RuntimeError("KeyError")
@@ -101,3 +104,88 @@ def test_a_failure_of_ours_is_a_500_and_logged(start, backend, worker, monkeypat
     with start(backend) as served:
         assert served.ask(small, Content_Type="image/png")[0] == 500
     assert [record.getMessage() for record in caplog.records] == ["failure", "request"]
+
+
+QUESTION = {"arrays": [[[[0] * 8] * 8]]}
+
+
+def until(true, seconds=60):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_model_that_is_late_or_dies_is_loaded_again(start, run, backend, samples, caplog):
+    """A stopped process stands for inference that does not end: requests get 503 at once until there is a new one."""
+    from rfdlc.integrations.server.workers import ModelProcess
+
+    process = ModelProcess(run, None, None)
+    with start(process.open(), Limits(seconds=2.0)) as served:
+        ready = lambda: served.ask(path="/ready", method="GET")[0]  # noqa: E731
+        right = served.ask({"arrays": samples.tolist()})
+        with start(backend) as beside:
+            assert right[2] == beside.ask({"arrays": samples.tolist()})[2]
+        first = process.child.process.pid
+        os.kill(first, signal.SIGSTOP)
+        answers = []
+        asking = [threading.Thread(target=lambda: answers.append(served.ask(QUESTION))) for _ in range(5)]
+        began = time.monotonic()
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+        assert time.monotonic() - began < 3.5
+        assert {(status, headers["retry-after"]) for status, headers, _ in answers} == {(503, "1")}
+        until(lambda: ready() == 503)
+        began = time.monotonic()
+        assert served.ask(QUESTION)[0] == 503
+        assert time.monotonic() - began < 0.5  # nobody waits for the model
+        assert served.ask(path="/health", method="GET")[0] == 200
+        until(lambda: ready() == 200)
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+        assert served.ask({"arrays": samples.tolist()})[2] == right[2]
+        process.child.process.kill()  # as for its memory
+        until(lambda: served.ask(QUESTION)[0] == 200)
+        assert b"rfdlc_waiting_requests 0.0" in served.ask(path="/metrics", method="GET")[2]
+        last = process.child.process
+    assert last.poll() is not None
+    with pytest.raises(rfdlc.InputError, match="cannot be served"):
+        ModelProcess(run / "config.json", None, None).open()
+
+
+def test_batches_are_smaller_after_a_late_one(backend):
+    import asyncio
+
+    from rfdlc.integrations.server.backend import Answer, Batcher, Unavailable
+
+    sizes, fails = [], [True]
+
+    class Process:
+        kill = close = staticmethod(lambda: None)
+        start = staticmethod(lambda: True)
+
+    def compute(samples):
+        sizes.append(len(samples))
+        if fails:
+            fails.clear()
+            raise Unavailable
+        return np.full((len(samples), 10), 0.1), np.zeros(len(samples))
+
+    async def work():
+        batcher = Batcher(replace(backend, compute=compute, process=Process()), Limits(batch=8))
+        for _ in range(3):
+            while not batcher.available:
+                await asyncio.sleep(0.01)
+            asked = [batcher.submit(np.zeros((1, 2))) for _ in range(8)]
+            yield [type(each) for each in await asyncio.gather(*asked, return_exceptions=True)]
+        await batcher.close()
+
+    async def collect():
+        return [kinds async for kinds in work()]
+
+    first, *others = asyncio.run(collect())
+    assert first == [Unavailable] * 8
+    assert others == [[Answer] * 8] * 2
+    assert sizes == [8, 4, 4, 6, 2]  # half, and one more after each that succeeds

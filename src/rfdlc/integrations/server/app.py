@@ -34,14 +34,14 @@ from rfdlc.decide.scores import Floats
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.errors import InputError
 from rfdlc.integrations.onnx.model import check_rule
-from rfdlc.integrations.server.backend import Answer, Backend, Batcher, Limits
+from rfdlc.integrations.server.backend import LOGGER, Answer, Backend, Batcher, Limits, Unavailable
 from rfdlc.integrations.server.decision_log import FEEDBACK_ROUTE, DeciderFile, DecisionLog
 from rfdlc.integrations.server.inference import SERVER, Inference
 from rfdlc.integrations.server.metrics import Metrics
 from rfdlc.integrations.server.requests import IMAGE_TYPES, DecideResponse, Reader, Refusal, require
 from rfdlc.integrations.server.workers import Worker
 
-LOGGER, REQUESTS = logging.getLogger("rfdlc.serve"), logging.getLogger("rfdlc.serve.requests")
+REQUESTS = logging.getLogger("rfdlc.serve.requests")
 OPEN = ("/health", "/ready", "/v2/health/live", "/v2/health/ready")  # without a token
 PATHS = (*OPEN, "/decide", "/feedback", "/metrics", "/docs", "/openapi.json", "/v2")
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
@@ -108,7 +108,7 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Started with the server; at its end all accepted requests are computed first."""
-        self.batcher = batcher = Batcher(self.backend, self.limits.batch)
+        self.batcher = batcher = Batcher(self.backend, self.limits)
         gc.freeze()  # what is loaded stays: a full collection of it would hold all requests for a tenth of a second
         _log(LOGGER, "ready", model=self.backend.name, classes=len(self.metrics.classes))
         tending = asyncio.create_task(self._tend())
@@ -158,6 +158,8 @@ class Service:
             raise HTTPException(400, "the connection was closed before the body was complete") from None
         except TimeoutError:
             require(False, f"{late[1]} within {limits.seconds:g} s: try again later", late[0])
+        except Unavailable:
+            require(False, "the model is being loaded again: try again later", 503)
         except InputError:  # types and shapes were checked: what remains is overflow, or nothing left to decide from
             prior = self.backend.decider.target_prior
             absent = "" if prior is None or prior.all() else NOTHING_LEFT
@@ -346,7 +348,8 @@ def create_app(
     @app.get("/v2/health/ready", responses={503: {"description": "not ready"}})
     async def ready() -> JSONResponse:
         """The model is loaded and accepts requests."""
-        running = not app.state.draining and all(own.batcher is not None for own in services.values())
+        able = [own.batcher is not None and own.batcher.available for own in services.values()]
+        running = not app.state.draining and all(able)
         return JSONResponse({"ready": running}, 200 if running else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)

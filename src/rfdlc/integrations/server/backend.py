@@ -1,12 +1,14 @@
 """The served model (a run folder or an exported file), its limits, its answers, and the batches they are made in."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +22,14 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import OnnxModel, blank_sample, check_rule
 
+if TYPE_CHECKING:
+    from rfdlc.integrations.server.workers import ModelProcess
+
 DIGITS = 7  # after the decimal point, in answers
+PAUSE = 1.0  # seconds between attempts to load a model again
 TURNS = 3  # of the event loop before a batch is formed, so that requests that have arrived are read first
 Batch = list[tuple["asyncio.Future[Answer]", NDArray[Any]]]  # samples of requests and their answers
+LOGGER = logging.getLogger("rfdlc.serve")
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,11 @@ class Backend:
     inputs: Any  # InputSpec or OnnxModel: the shape of samples, and how images and rows become them
     decider: Decider
     compute: Callable[[NDArray[Any]], tuple[Floats, Floats, Any]]  # corrected (N, C); (N,); unfamiliar (N,) or None
+    process: "ModelProcess | None" = None  # where it computes; nothing: in this process
+
+
+class Unavailable(Exception):
+    """The model cannot compute now: the request gets 503, and may be sent again."""
 
 
 def open_backend(path: str | Path, utility: Utility | None = None, target_prior: PriorLike | None = None) -> Backend:
@@ -83,7 +95,9 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
 
     decider, inputs = model.decider.replace(utility=utility), model if exported else model.inputs
     check_rule(decider)
-    finite = np.isfinite(compute(blank_sample(inputs.input_shape))[0]).all()
+    finite = False
+    with suppress(InputError):  # of scores that hold NaN
+        finite = bool(np.isfinite(compute(blank_sample(inputs.input_shape))[0]).all())
     expect(finite, f"{path} cannot be served: its probabilities are not finite; train or export the model again")
     return Backend(place.resolve().name, inputs, decider, compute)
 
@@ -134,21 +148,34 @@ def _listed(values: Floats) -> Any:
 
 
 class Batcher:
-    """One thread computes; requests that wait become the next batch. No request waits for a batch to fill."""
+    """One thread computes; requests that wait become the next batch. No request waits for a batch to fill.
 
-    def __init__(self, backend: Backend, largest: int) -> None:
-        self.backend, self.largest = backend, largest
+    A batch that is late is ended with the model's process, all requests get 503 until a new process has loaded the
+    model, and the next batches are smaller.
+    """
+
+    def __init__(self, backend: Backend, limits: Limits) -> None:
+        self.backend, self.limits, self.largest = backend, limits, limits.batch
         self.waiting: dict[asyncio.Future[Answer], NDArray[Any]] = {}  # samples by the future of their answer
+        self.available = True  # whether there is a model to compute with
+        self._ends = False
         self._thread = ThreadPoolExecutor(1, "compute")
         self._task = asyncio.create_task(self._work())  # ends whenever nothing waits
 
     async def close(self) -> None:
         """Compute what is waiting, then end."""
+        self._ends, process = True, self.backend.process
+        if process is not None and not self.available:
+            process.kill()  # nobody waits for one that starts
         await self._task
         self._thread.shutdown()
+        if process is not None:
+            process.close()
 
     async def submit(self, inputs: NDArray[Any]) -> Answer:
         """The answer for samples (n, ...). A request that is cancelled is dropped from the queue."""
+        if not self.available:
+            raise Unavailable
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.waiting[answer] = inputs
         if self._task.done():
@@ -177,16 +204,43 @@ class Batcher:
     async def _answer(self, batch: Batch) -> None:
         """All together; if that fails, one by one, so that one request cannot fail the others."""
         joined, decider, compute = np.concatenate([x for _, x in batch]), self.backend.decider, self.backend.compute
-        computing = self._thread.submit(lambda: Answer.of(decider, *compute(joined)))
+        process, loop = self.backend.process, asyncio.get_running_loop()
+        computing = loop.run_in_executor(self._thread, lambda: Answer.of(decider, *compute(joined)))
+        late = None if process is None else loop.call_later(self.limits.seconds, process.kill)
         try:
-            computed, start = await asyncio.wrap_future(computing), 0
+            computed, start = await computing, 0
+        except Unavailable:
+            await self._restart(batch)
+            return
         except Exception as error:  # the request fails, the server goes on
             for each in batch if len(batch) > 1 else ():
                 await self._answer([each])
             if not batch[0][0].done():
                 batch[0][0].set_exception(error)
             return
+        finally:
+            if late is not None:
+                late.cancel()
+        self.largest = min(self.largest + 1, self.limits.batch)  # after a late batch they grow again
         for answer, inputs in batch:
             if not answer.done():
                 answer.set_result(computed.rows(slice(start, start + len(inputs))))
             start += len(inputs)
+
+    async def _restart(self, batch: Batch) -> None:
+        """Refuse all requests until a new process has loaded the model."""
+        process, began = self.backend.process, time.monotonic()
+        assert process is not None
+        self.available = False
+        if len(batch) > 1:
+            self.largest = max(1, sum(len(inputs) for _, inputs in batch) // 2)
+        for answer in (*(answer for answer, _ in batch), *self.waiting):
+            if not answer.done():
+                answer.set_exception(Unavailable())
+        self.waiting.clear()
+        LOGGER.error("restarting", extra={"fields": {"reason": "a batch was late, or the model's process has ended"}})
+        run = asyncio.get_running_loop().run_in_executor
+        while not self._ends and not await run(self._thread, process.start):
+            await asyncio.sleep(PAUSE)
+        self.available = not self._ends
+        LOGGER.info("restarted", extra={"fields": {"seconds": round(time.monotonic() - began, 1)}})

@@ -23,7 +23,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
-from rfdlc.integrations.server.backend import Limits, open_backend
+from rfdlc.integrations.server.backend import Limits
 
 SHORTEST_TOKEN = 16
 URL_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -52,6 +52,7 @@ def serve(
         import uvicorn
 
         from rfdlc.integrations.server.app import create_app
+        from rfdlc.integrations.server.workers import ModelProcess
     except ImportError:
         raise InputError('serving needs fastapi and uvicorn: pip install "rfdlc[serve]"') from None
     limits = limits or Limits()
@@ -62,7 +63,7 @@ def serve(
     expect(reference is None or log_decisions is not None, "--reference is for --log-decisions DIR: give both")
     for version, path in paths.items():
         expect(URL_SAFE.fullmatch(version), f"version {version!r}: expected letters, digits, dots, - and _")
-        backends[version] = open_backend(path, utility, target_prior)
+        backends[version] = ModelProcess(path, utility, target_prior).open()
     first = backends["1"].decider.utility
     for version, backend in backends.items():
         alike = backend.decider.utility.classes.names == first.classes.names

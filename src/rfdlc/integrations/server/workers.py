@@ -1,7 +1,9 @@
-"""Processes that read what clients send (images, large JSON): work that takes too long is killed, and ends for good."""
+"""Processes of the server: readers of what clients send, and the model. What takes too long is killed with them."""
 
+import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -14,51 +16,94 @@ from types import SimpleNamespace
 from typing import Any
 
 from fastapi import HTTPException
+from numpy.typing import NDArray
 
 import rfdlc
-from rfdlc.integrations.server.backend import Backend, Limits
+from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError, end_with_parent
+from rfdlc.integrations.server.backend import Backend, Limits, Unavailable, open_backend
 from rfdlc.integrations.server.requests import Reader
 
-MOST_MEMORY = 2**32  # bytes of address space that a process may take; a larger request gets 422
+MOST_MEMORY = 2**32  # bytes of address space that a reader may take; a larger request gets 422
 LATE, FAILED, TOO_MUCH = 0, 1, "the body needs more memory than a request may take"
+LOADING = 300.0  # seconds, to load a model again
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Child:
+    """A process that does some work (`run`), and the pipe to it."""
+
+    pipe: Any
+
+    def __init__(self, work: str, given: Any, environment: dict[str, str]) -> None:
+        self._work, self._given, self._environment = work, pickle.dumps(given), environment
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        """Start the process; it is ready a little later."""
+        self.pipe, child = Pipe()
+        words = [sys.executable, "-P", "-c", f"from {__name__} import run; run({self._work!r}, {child.fileno()})"]
+        known = [str(Path(rfdlc.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = os.pathsep.join(filter(None, known))  # never the current folder, which anybody may write to
+        environment = {**os.environ, "PYTHONPATH": paths, **self._environment}
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # no payload in a log
+        self.process = subprocess.Popen(words, pass_fds=[child.fileno()], env=environment, **pipes)
+        child.close()
+        self.pipe.send_bytes(self._given)
+
+    def kill(self) -> None:
+        """End the process, whatever it does; from any thread."""
+        if self.process is not None:
+            self.process.kill()
+
+    def close(self) -> None:
+        """End the process, and wait until it has."""
+        if self.process is not None:
+            self.kill()
+            self.process.wait()
+            self.pipe.close()
+            self.process = None
 
 
 class Worker:
-    """One process, started when it is first needed and again after it was killed."""
+    """A reader of bodies, in a process that is started when it is first needed and again after it was killed."""
 
-    _pipe: Any  # a connection to the process
-    _ready = False  # whether it has answered since it was started
+    _ready = False  # whether the process has answered since it was started
     _known = False  # whether one has ever answered
 
     def __init__(self, backend: Backend, limits: Limits, name: str, version: str) -> None:
-        known = {name: getattr(backend.inputs, name) for name in ("input_shape", "encoder", "resizing")}
-        light = replace(backend, inputs=SimpleNamespace(**known), compute=None)  # type: ignore[arg-type]
-        self._model = pickle.dumps((light, limits, name, version))
-        self._process: subprocess.Popen[bytes] | None = None
+        self.child = Child("read", (lightened(backend), limits, name, version), ONE_THREAD)
+        self.close = self.child.close
 
     def call(self, kind: str, body: bytes, deadline: float) -> dict[str, Any]:
         """The question in a body; raises TimeoutError at the deadline, and kills the process that still reads it."""
         found: Any
+        child = self.child
         if time.monotonic() >= deadline:  # the request has been answered with 503
             raise TimeoutError
         try:
-            if self._process is None or self._process.poll() is not None:
+            if not child.alive:
                 self.start()
             if not self._ready:  # one that is still starting is not killed
-                if not self._pipe.poll(deadline - time.monotonic()):
+                if not child.pipe.poll(deadline - time.monotonic()):
                     raise TimeoutError
-                self._ready = self._known = bool(self._pipe.recv())
-            self._pipe.send((kind, body, deadline - time.monotonic()))
-            done = self._pipe.poll(max(0.0, deadline - time.monotonic()))
-            status, found = self._pipe.recv() if done else (LATE, None)
+                self._ready = self._known = bool(child.pipe.recv())
+            child.pipe.send((kind, body, deadline - time.monotonic()))
+            done = child.pipe.poll(max(0.0, deadline - time.monotonic()))
+            status, found = child.pipe.recv() if done else (LATE, None)
         except TimeoutError:  # which is an OSError
             raise
         except (OSError, EOFError):  # the process was killed for its memory, crashed, or did not start
             status, found = (422, TOO_MUCH) if self._ready else (FAILED, "a process did not start")
-            self.close()
+            child.close()
         if status == LATE:
             if not done:
-                self.close()
+                child.close()
             raise TimeoutError
         if status == FAILED:
             raise RuntimeError(found)  # logged, and answered with 500
@@ -68,61 +113,120 @@ class Worker:
 
     def starts(self) -> bool:
         """Whether the first process is still starting: a server that has just begun reads in a thread meanwhile."""
-        if self._process is None and not self._known:
+        if self.child.process is None and not self._known:
             self.start()
-        return not self._known and self._process is not None and not self._pipe.poll(0)
-
-    def close(self) -> None:
-        """End the process, whatever it does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._pipe.close()
-            self._process = None
+        return not self._known and self.child.process is not None and not self.child.pipe.poll(0)
 
     def start(self) -> None:
         """Start the process; it is ready a little later."""
         self._ready = False
-        self._pipe, child = Pipe()
-        words = [sys.executable, "-P", "-c", f"from {__name__} import run; run({child.fileno()})"]
-        known = [str(Path(rfdlc.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        paths = os.pathsep.join(filter(None, known))  # never the current folder, which anybody may write to
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # no payload in a log
-        self._process = subprocess.Popen(words, pass_fds=[child.fileno()], env=environment, **pipes)
-        child.close()
-        self._pipe.send_bytes(self._model)
+        self.child.start()
 
 
-def run(place: int) -> None:
-    """Read bodies until the server ends; messages come from it alone."""
-    import signal
+class ModelProcess:
+    """The model, in a process of its own: it can be killed while it computes, and is loaded again."""
 
+    def __init__(self, path: str | Path, utility: Utility | None, target_prior: PriorLike | None) -> None:
+        self.child = Child("compute", (Path(path).absolute(), utility, target_prior), {})
+        self.kill, self.close = self.child.kill, self.child.close
+
+    def open(self) -> Backend:
+        """Load the model; raises what is wrong with it, and repeats warnings."""
+        self.child.start()
+        try:
+            found = self.child.pipe.recv()
+        except (OSError, EOFError):
+            found = InputError("the process of the model ended while it loaded: there may not be enough memory")
+        if isinstance(found, InputError):
+            self.close()
+            raise found
+        backend, told = found
+        for message in told:
+            warnings.warn(message, stacklevel=2)
+        return replace(backend, compute=self.compute, process=self)
+
+    def start(self) -> bool:
+        """Load the model again, in a new process; False where that fails."""
+        self.close()
+        self.child.start()
+        with suppress(OSError, EOFError):
+            return self.child.pipe.poll(LOADING) and not isinstance(self.child.pipe.recv(), InputError)
+        return False
+
+    def compute(self, samples: NDArray[Any]) -> Any:
+        """`Backend.compute`; raises `Unavailable` where the process has ended."""
+        try:
+            self.child.pipe.send(samples)
+            found = self.child.pipe.recv()
+        except (OSError, EOFError):
+            raise Unavailable from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def lightened(backend: Backend) -> Backend:
+    """What readers need of a model."""
+    known = {name: getattr(backend.inputs, name) for name in ("input_shape", "encoder", "resizing")}
+    return replace(backend, inputs=SimpleNamespace(**known), compute=None, process=None)  # type: ignore[arg-type]
+
+
+def run(work: str, place: int) -> None:
+    """In a process: `read` or `compute` until the server ends. Messages come from it alone."""
+    warnings.simplefilter("ignore")
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the server, which still answers
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent("")
+    with suppress(EOFError, OSError):
+        {"read": read, "compute": compute}[work](Connection(place))
+
+
+def compute(pipe: Any) -> None:
+    """Load the model and compute batches."""
+    given = pickle.loads(pipe.recv_bytes())  # noqa: S301 - sent by the server
+    try:
+        with warnings.catch_warnings(record=True, action="always") as told:
+            backend = open_backend(*given)
+    except InputError as error:
+        pipe.send(error)
+        return
+    gc.freeze()
+    pipe.send((lightened(backend), [str(each.message) for each in told]))
+    while True:
+        samples: NDArray[Any] = pipe.recv()
+        found: Any
+        try:
+            found = backend.compute(samples)
+        except InputError as error:
+            found = error
+        except Exception as error:  # a failure of ours; what it says may quote the request
+            found = RuntimeError(type(error).__name__)
+        pipe.send(found)
+
+
+def read(pipe: Any) -> None:
+    """Read bodies."""
     from rfdlc.integrations.server.inference import Inference
 
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which still answers
     with suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    pipe = Connection(place)
     backend, limits, name, version = pickle.loads(pipe.recv_bytes())  # noqa: S301 - sent by the server
     reads = Inference(name, version, Reader(backend, limits)).reads
-    with suppress(EOFError, OSError):
-        pipe.send(True)
-        while True:
-            kind, body, seconds = pipe.recv()
-            answer: tuple[int, Any]
-            try:
-                answer = 200, reads[kind](body, time.monotonic() + seconds)
-            except HTTPException as error:
-                answer = error.status_code, error.detail
-            except TimeoutError:
-                answer = LATE, None
-            except MemoryError:
-                answer = 422, TOO_MUCH
-            except Exception as error:  # a failure of ours
-                answer = FAILED, type(error).__name__
-            del body
-            pipe.send(answer)
+    pipe.send(True)
+    while True:
+        kind, body, seconds = pipe.recv()
+        answer: tuple[int, Any]
+        try:
+            answer = 200, reads[kind](body, time.monotonic() + seconds)
+        except HTTPException as error:
+            answer = error.status_code, error.detail
+        except TimeoutError:
+            answer = LATE, None
+        except MemoryError:
+            answer = 422, TOO_MUCH
+        except Exception as error:  # a failure of ours
+            answer = FAILED, type(error).__name__
+        del body
+        pipe.send(answer)
