@@ -368,6 +368,7 @@ def test_folders_of_strangers(tmp_path, whole):
         ({"data": {**table["data"], "input_shape": "x"}}, "damaged where it describes the data"),
         ({"data": {**table["data"], "input_shape": [1, 10**30, 8]}}, "damaged where it describes the data"),
         ({"data": {**table["data"], "input_shape": [1e308, 8, 8]}}, "damaged where it describes the data"),
+        ({"settings": {**table["settings"], "image_size": 10**30}}, "network of config.json cannot be made"),
         ({"data": {**table["data"], "normalisation": {}}}, "damaged where it describes the data .KeyError"),
     ):
         (bad / "config.json").write_text(json.dumps({**table, **changed}))

@@ -82,7 +82,9 @@ class Model:
         tabular = run.config.backbone in TABULAR
         try:
             net: Any = None if tabular else method_net(*given, (run.config.seed,), backbone, start={})
-        except (RuntimeError, MemoryError) as error:  # a size that no machine has
+        except InputError:
+            raise
+        except (RuntimeError, MemoryError, ValueError) as error:  # a size that no machine has
             raise InputError(f"{run.path}: the network of config.json cannot be made ({error})") from None
         weights = run.weights()
         try:
