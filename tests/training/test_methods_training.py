@@ -274,6 +274,7 @@ def test_relative_costs():
     assert METHODS["ce"].relative_cost() == 1
     assert METHODS["ride"].relative_cost() == pytest.approx(3 * (1 + 5 / 600))
     assert METHODS["srepr"].relative_cost() == pytest.approx(1 + 6 * 10 / 600)
+    assert METHODS["mdcs"].relative_cost() == pytest.approx(3 * 4 / 3)  # and a forward pass of the weak view
 
 
 def test_options_of_methods_are_set_like_settings(tmp_path):

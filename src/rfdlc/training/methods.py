@@ -143,9 +143,9 @@ class Method:
     def relative_cost(self, epochs: int = 200) -> float:
         """Work of a training of so many epochs, in trainings of one network: frozen layers have no backward pass."""
         config = self.configure({**self.settings, "epochs": epochs})
-        work = 0
+        work, views = 0, config.consistency > 0 and config.consistency_view == "weak"  # another forward pass
         for stage in self.stages:
-            passes = (3 if stage.trains == "all" else 1) * (1 + stage.number("swag_samples", config))
+            passes = (3 + views if stage.trains == "all" else 1) * (1 + stage.number("swag_samples", config))
             work += stage.number("epochs", config) * passes
         return float(config.particles * work / (3 * epochs))
 
