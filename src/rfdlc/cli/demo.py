@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Chosen on images that are neither training nor test images of the demo: benchmarks/demo.py.
 NETWORKS, RATE = 10, 0.05
-REVIEWED, ASKING = "5%", 0.2  # a person looks at so many images, is right, and costs so much per image
+REVIEWED, ASKING = "5%", 0.2  # a person sees this share of the images, is right, and costs this per image
 LIKELIEST, DECIDED = "most probable digit", "decided by costs"
 ENSEMBLE, ABSTAINS = f"{NETWORKS} networks", f"a person sees {REVIEWED}"
 MEANING = {

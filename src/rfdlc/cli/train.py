@@ -65,7 +65,7 @@ def train(
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
     budget: Annotated[str | None, Option("--budget", help="Time for trials and training: 90s, 10m, 2h.")] = None,
     log: Annotated[str | None, Option("--log", help="Log to tensorboard, mlflow, wandb, too, comma-separated.")] = None,
-    cv: Annotated[int, Option("--cv", help="Cross-validate with so many folds instead: out-of-fold predictions.")] = 0,
+    cv: Annotated[int, Option("--cv", help="Cross-validate instead, with N folds: out-of-fold predictions.")] = 0,
     force: Force = False,
     json: JsonOption = False,
 ) -> None:

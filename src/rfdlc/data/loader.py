@@ -139,7 +139,7 @@ class Normaliser:
         place = (-1, 1, 1) if len(shape) == 3 else (-1,)
         given = normalisation or Normalisation((0.0,) * shape[0], (1.0,) * shape[0])
         mean, std = (torch.tensor(values, dtype=torch.float64).view(place) for values in (given.mean, given.std))
-        scale = 1 / (std * (255 if len(shape) == 3 else 1))  # bytes are brought to 0..1 first
+        scale = 1 / (std * (255 if len(shape) == 3 else 1))  # bytes are scaled to 0..1 first
         self._scale, self._shift, self._dtype = scale.float().to(device), (-mean / std).float().to(device), dtype
 
     def __call__(self, inputs: Tensor) -> Tensor:

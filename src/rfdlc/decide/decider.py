@@ -263,7 +263,7 @@ class Decider:
         return ((rows, corrected(p, ratio, scaled)) for rows, p in self._calibrated(scores, ratio))
 
     def ratio(self) -> Prior | None:
-        """The factor (C,) that corrects calibrated probabilities for the target prior; None leaves them alone."""
+        """The factor (C,) that corrects calibrated probabilities for the target prior; None for no correction."""
         if self.target_prior is None:
             return None
         target, carried = self.target_prior, self._known_prior()
