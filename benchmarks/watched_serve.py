@@ -68,7 +68,7 @@ def logged(folder: Path, requests: list[bytes], place: Path) -> list[Row]:
 def actions_of(folder: Path, requests: list[bytes]) -> list[str]:
     """The actions that the library decides for the samples of the warm-up."""
     model = Model.load(folder)
-    x = np.array([json.loads(body.partition(b"\r\n\r\n")[2])["arrays"][0] for body in requests])
+    x = np.array([json.loads(body.partition(b"\r\n\r\n")[2])["arrays"][0] for body in requests], dtype=np.uint8)
     return [model.decider.utility.actions[i] for i in model.decide(x)]
 
 
@@ -94,7 +94,7 @@ def replaced(folder: Path, requests: list[bytes], place: Path) -> list[Row]:
             time.sleep(1.3)
         done.set()
         thread.join()
-    x = np.array([json.loads(body.partition(b"\r\n\r\n")[2])["arrays"][0] for body in requests[:500]])
+    x = np.array([json.loads(body.partition(b"\r\n\r\n")[2])["arrays"][0] for body in requests[:500]], dtype=np.uint8)
     predicted = model.predict(x)
     values = {version: decider.explain(predicted).value for version, decider in known.items()}
     failed, wrong, seen = 0, 0, set()
