@@ -27,13 +27,13 @@ from rfdlc.integrations.watching import read_log
 from rfdlc.training.model import Model
 from rfdlc.training.train import train
 
-ROUNDS, CONCURRENCY, SWAPS = 10, 64, 10
+ROUNDS, CONCURRENCY, SWAPS = 20, 64, 10
 Row = dict[str, Any]
 
 
 def logged(folder: Path, requests: list[bytes], place: Path) -> list[Row]:
     """Time with a log and metrics, and without."""
-    with_log = without = 0.0
+    seconds: dict[str, list[float]] = {"plain": [], "log": []}
     replies: list[Reply] = []
     each = len(requests) // ROUNDS
     with server(folder) as (_, plain), server(folder, "--log-decisions", str(place / "log")) as (_, port):
@@ -43,23 +43,26 @@ def logged(folder: Path, requests: list[bytes], place: Path) -> list[Row]:
             some = requests[round_ * each : (round_ + 1) * each]
             order = ("plain", "log") if round_ % 2 else ("log", "plain")
             for kind in order:
-                if kind == "plain":
-                    without += load(plain, some, CONCURRENCY)[1]
-                else:
-                    found, seconds = load(port, some, CONCURRENCY)
-                    replies, with_log = replies + found, with_log + seconds
+                found, taken = load({"plain": plain, "log": port}[kind], some, CONCURRENCY)
+                seconds[kind].append(taken)
+                replies += found if kind == "log" else []
             urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read()
     answers = [json.loads(reply.body) for reply in replies if reply.status == 200]
     log = read_log(place / "log")
     actions = [log.decider.utility.actions[i] for i in log.decisions.actions]
     files = len(list((place / "log").glob("*.parquet")))
     what = f"digits, {len(requests):,} requests, {CONCURRENCY} at a time"
-    ratio = round(with_log / without, 3)
-    row = {"value": round(with_log, 2), "unit": "s", "reference": round(without, 2), "ratio": ratio}
+    with_log, without = (np.array(seconds[kind]) for kind in ("log", "plain"))
+    ratio = round(float(np.median(with_log / without)), 3)
+    row = {"value": round(with_log.sum(), 2), "unit": "s", "reference": round(without.sum(), 2), "ratio": ratio}
     same = sorted(actions) == sorted([each["action"][0] for each in answers] + actions_of(folder, requests[:300]))
     return [
         {"what": f"{what}: answered", "value": len(answers), "required": len(requests)},
-        {"what": f"{what}: time with a log and metrics against without", **row, "required": "ratio at most 1.1"},
+        {
+            "what": f"{what}: time with a log and metrics against without (ratio: median of rounds)",
+            **row,
+            "required": "ratio at most 1.1",
+        },
         {"what": f"{what}: logged decisions, in {files} files", "value": len(actions), "required": len(requests) + 300},
         {"what": f"{what}: actions in the log are those that were answered", "value": int(same), "required": 1},
     ]
