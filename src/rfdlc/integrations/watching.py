@@ -39,7 +39,7 @@ DECIDERS, LABELS = "deciders", "feedback.jsonl"  # in the folder of a log
 SECONDS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 MONTH = 30 * SECONDS["d"]
 WINDOWS, SHORTEST = 20, 1000  # by default: so many windows at most, and their shortest length
-TRAFFIC = 30_000  # samples of a month, if no times are known
+TRAFFIC = 30_000  # samples of a month, at least
 COLUMNS = ("id", "action", "reason", "decider")
 NOT_TRUSTED = "The estimates below are not to be trusted"
 
@@ -155,8 +155,8 @@ class Watch:
         for option in [each for each in self.options if each.pays][:1]:
             what = {"prior": "A new prior", "calibration": "A recalibration", "both": "A recalibration and a new prior"}
             ends = f"{readable(option.interval[0])} to {readable(option.interval[1])}"
-            more = f"{readable(option.gain)} more per sample ({ends})"
-            lines.append(f"{what[option.name]} pays: {more}: rfdlc recalibrate.")
+            more = f"{readable(option.gain)} per sample ({ends})"
+            lines.append(f"{what[option.name]} would gain {more}: rfdlc recalibrate.")
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,8 +231,8 @@ def watch(
     known = Reference.fit(log.decider, held)
     decisions, spans = log.decisions, list(_spans(log.decisions, window))
     if per_month is None:
-        seconds = 0.0 if decisions.times is None else float(np.ptp(decisions.times))
-        per_month = max(SHORTEST, round(len(decisions) * MONTH / seconds)) if seconds else max(TRAFFIC, len(decisions))
+        seconds = MONTH if decisions.times is None else max(float(np.ptp(decisions.times)), SECONDS["d"])
+        per_month = max(TRAFFIC, round(len(decisions) * MONTH / seconds))
     monitor = Monitor(known, per_month=per_month).update(decisions)
     windows = [assess(known, decisions[a:b], a) for a, b in track(spans, "Estimating windows")]
     whole = assess(known, decisions) if len(windows) > 1 else windows[0]

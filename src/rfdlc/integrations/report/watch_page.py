@@ -132,7 +132,8 @@ def chart(name: str, ends: Sequence[int], values: Sequence[float], reference: fl
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Cells are markup already."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    lines = [[f"<th>{first}</th>", *(f"<td>{cell}</td>" for cell in rest)] for first, *rest in rows]
+    body = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
     return f'<table class="numbers"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
 
 
