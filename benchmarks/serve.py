@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,12 @@ def termination(folder: Path, samples: NDArray[Any]) -> list[Row]:
 
 
 def resident(process: Any) -> float:
-    """Mebibytes of a process's memory."""
-    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    """Mebibytes of a server's memory, with its processes (the model, readers of bodies)."""
+    pids = [process.pid, *Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    pages = 0
+    for pid in pids:
+        with suppress(OSError):  # one that has just ended
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * 4096 / 2**20
 
 
