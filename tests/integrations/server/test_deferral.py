@@ -19,7 +19,7 @@ def folder(run, tmp_path):
     place = tmp_path / "run"
     shutil.copytree(run, place)
     decider, held = rfdlc.Decider.load(place), rfdlc.Predictions.load(place / "held-out.npz")
-    utility = rfdlc.Utility.one_hot(decider.utility.classes).with_expert("doctor", confusion=0.97, cost=0.02)
+    utility = rfdlc.Utility.one_hot(decider.utility.classes).with_expert("doctor", confusion=0.97, cost=0.1)
     decider = decider.replace(utility=utility).fit_budget(held, budget=0.4).fit_unfamiliar(held, false_alarm=0.1)
     decider.save(place / "decider.json")
     return place
