@@ -28,7 +28,7 @@ from rfdlc.training.methods import METHODS, resolve
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import TrainingInterrupted
 
-SMALL = {"epochs": 4, "widths": (16,), "batch_size": 128}
+SMALL = {"epochs": 4, "widths": (16,), "batch_size": 128, "calibration": "temperature"}
 TIMES = ("seconds", "samples_per_second")
 
 

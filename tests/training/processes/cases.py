@@ -263,7 +263,7 @@ def test_recomputed_activations_change_nothing_but_memory():
 
 # -- run folders ---------------------------------------------------------------------------------------------------
 
-SMALL = {"epochs": 2, "widths": (16,), "evaluate_every": 1}
+SMALL = {"epochs": 2, "widths": (16,), "evaluate_every": 1, "calibration": "temperature"}
 
 
 def odd():
