@@ -364,15 +364,17 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of all seeds, then their means and standard deviations."""
+    """The rows of all seeds, then their means and, of two seeds or more, sample standard deviations."""
     yield from rows
     keys = ("model", "score", "thresholds", "other")
     for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
         own = [row for row in rows if tuple(row[name] for name in keys) == key]
-        for what, function in (("mean", np.mean), ("deviation", np.std)):
-            measured = [name for name in COLUMNS[5:] if own[0][name]]
-            numbers = {name: f"{function([float(row[name]) for row in own]):.4f}" for name in measured}
-            yield {"seed": what, **dict(zip(keys, key, strict=True)), **numbers}
+        values = {name: [float(row[name]) for row in own] for name in COLUMNS[5:] if own[0][name]}
+        named = dict(zip(keys, key, strict=True))
+        yield {"seed": "mean", **named, **{name: f"{np.mean(each):.4f}" for name, each in values.items()}}
+        if len(own) > 1:
+            deviations = {name: f"{np.std(each, ddof=1):.4f}" for name, each in values.items()}
+            yield {"seed": "deviation", **named, **deviations}
 
 
 def main() -> None:
