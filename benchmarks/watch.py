@@ -12,6 +12,13 @@ Dirichlet distribution), `tail` (a part has a uniform prior), `factors` (each cl
 random, which moves the mean of no group). They come after 1,000 samples. Covariate shift: 30% of the samples are of 20
 classes that the decider does not have (`cifar100-lt`), or columns of the table move (`table`).
 Constants were chosen on another run's logits and other seeds (0 to 9; streams have seeds from 1,000).
+
+    python benchmarks/watch.py --oracle                                     writes benchmarks/results/watch-oracle.csv
+
+What tests find that see the true labels, know when the change comes and know the old class prior: the best that a
+monitor without labels can hope for. Thresholds are quantiles of 200,000 simulated unshifted windows, for one window
+(false alarms of 0.015) and for all windows of a month. `size known`: the likelihood ratio averaged over the signs of
+all factors, which is nearly the most powerful test for this kind of shift if only the signs are unknown.
 """
 
 import argparse
@@ -24,13 +31,14 @@ from numpy.typing import NDArray
 
 from recording import in_parallel, write
 from rfdlc import Classes, Decider, Utility
-from rfdlc.decide.monitor import MISFIT, PRIOR, STRANGE, UTILITY, Decided, Monitor, Reference, assess
+from rfdlc.decide.monitor import LEVELS, MISFIT, PRIOR, STRANGE, UTILITY, Decided, Monitor, Reference, assess
 from rfdlc.decide.unfamiliar import FeatureDistance
 
 MONTH, BEFORE, AFTER, WINDOW, NEAR = 30_000, 1000, 1000, 5000, 0.02
 KINDS = ("class", "prior", "tail", "factors")
 SHIFTS = (0.0, 0.1, 0.2, 0.3)
 ABSTAIN = 0.4
+COUNTS = np.array([int(500 * 0.01 ** (c / 99)) for c in range(100)])  # of CIFAR100-LT
 Array = NDArray[Any]
 Row = dict[str, Any]
 
@@ -42,9 +50,8 @@ class Photographs:
         file, self.rng = np.load(path), np.random.default_rng(seed)
         self.logits, y = file["test"].astype(np.float32), file["test_y"]
         self.places = np.array([np.flatnonzero(y == c) for c in range(100)])
-        counts = np.array([int(500 * 0.01 ** (c / 99)) for c in range(100)])
-        self.classes = Classes.from_counts(counts.tolist())
-        self.prior, self.held_out, self.unknown = counts / counts.sum(), int(counts.sum()), 0
+        self.classes = Classes.from_counts(COUNTS.tolist())
+        self.prior, self.held_out, self.unknown = COUNTS / COUNTS.sum(), int(COUNTS.sum()), 0
 
     def draw(self, prior: Array, samples: int) -> tuple[Row, Array]:
         y = self.rng.choice(len(prior), samples, p=prior)
@@ -124,12 +131,16 @@ WORLDS: Row = {"cifar100-lt": Photographs, "table": Table}
 
 def shifted(world: Any, kind: str, size: float) -> Array:
     """A class prior at a total variation from the world's, or as near to it as this kind gets."""
-    prior, classes = world.prior, len(world.prior)
+    return shifted_prior(world.prior, kind, size, world.rng)
+
+
+def shifted_prior(prior: Array, kind: str, size: float, rng: np.random.Generator) -> Array:
+    classes = len(prior)
     drawn = {
-        "class": np.eye(classes)[world.rng.integers(classes)],
-        "prior": world.rng.dirichlet(np.ones(classes)),
+        "class": np.eye(classes)[rng.integers(classes)],
+        "prior": rng.dirichlet(np.ones(classes)),
         "tail": np.full(classes, 1 / classes),
-        "factors": prior * np.exp(world.rng.choice([-1.0, 1.0], classes)),
+        "factors": prior * np.exp(rng.choice([-1.0, 1.0], classes)),
     }
     target = drawn[kind] / drawn[kind].sum()
     return prior + min(1.0, size / max(np.abs(target - prior).sum() / 2, 1e-9)) * (target - prior)
@@ -237,6 +248,35 @@ def summary(name: str, streams: list[Row]) -> list[Row]:
     return rows
 
 
+def oracle(name: str, prior: Array, streams: int = 10_000, unshifted: int = 200_000) -> list[Row]:
+    """The share of shifts that tests of true labels find."""
+    rng, rows = np.random.default_rng(0), list[Row]()
+
+    def chi_squared(counts: Array, samples: int) -> Array:
+        return np.asarray(((counts - samples * prior) ** 2 / (samples * prior)).sum(axis=-1))
+
+    def size_known(counts: Array, samples: int) -> Array:
+        change, expected = 0.2, samples * prior  # twice the total variation: all classes by 1.2 or 0.8
+        up, down = counts * np.log1p(change) - change * expected, counts * np.log1p(-change) + change * expected
+        return np.asarray(np.logaddexp(up, down).sum(axis=-1))
+
+    for samples in (1000, 2000, 3000):
+        quiet = rng.multinomial(samples, prior, unshifted)
+        for kind in KINDS:
+            priors = np.array([shifted_prior(prior, kind, 0.1, rng) for _ in range(streams)])
+            counts = rng.multinomial(samples, priors)
+            tests = {"chi-squared test": chi_squared}
+            if kind == "factors" and len(prior) > 10:  # signs are nearly independent of each other
+                tests["size known"] = size_known
+            for test, statistic in tests.items():
+                null, values = statistic(quiet, samples), statistic(counts, samples)
+                for looks, level in (("one window", 1.0), ("a month of windows", samples / MONTH)):
+                    found = float((values > np.quantile(null, 1 - LEVELS[PRIOR] * level)).mean())
+                    what = f"{name}, true labels: shift of 0.1 ({kind}) found in {samples:,} samples: {test}, {looks}"
+                    rows.append({"what": what, "value": round(found, 3)})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -247,7 +287,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--worlds", default=",".join(WORLDS))
     parser.add_argument("--commit", default="")
+    parser.add_argument("--oracle", action="store_true", help="only what tests of true labels find")
     given = parser.parse_args()
+    if given.oracle:
+        priors = {"cifar100-lt": COUNTS / COUNTS.sum(), "table": np.array(PRIOR_OF_TABLE)}
+        found = [row for name, prior in priors.items() for row in oracle(name, prior)]
+        write("watch-oracle", found, ["rfdlc", "numpy"], given.commit)
+        return
     rows: list[Row] = []
     for name in given.worlds.split(","):
         if name == "table" or given.logits:
