@@ -44,7 +44,7 @@ MOST_LINES, MOST_FILES, LONGEST_FILE = 28_000, 165, 400
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.
 SAME_INTERFACE = ("cli/", "data/sources/", "training/networks/fused/")
 OUR_OLD_WORDS = re.compile(
-    r"\bTravell?ers?\b|\bLanes?\b|\bTaken\b|\bWhole\(|\bDoors?\b|\banew\b|\brecipes?\b"
+    r"\bTravell?ers?\b|\bLanes?\b|\bTaken\b|\bWhole\(|\bDoors?\b|\banew\b|\brecipes?\b(?!\.yaml)"
     r"|\bone( \w+)? a (class|sample|particle|run|step|process)\b"
     r"|\b(?<!there )(is|are) no (class|classes|setting|number|file)\b|\b(is|are) told\b"
     r"|\btells no\b|\bleft alone\b|\bare brought\b|\ball right, or all wrong\b"
