@@ -23,7 +23,7 @@ tests:
 # What another type checker (pyright) sees of the package from outside: in the programs of the gallery.
 public-types: .venv/ready
 	$(PYTHON) -m venv build/tools
-	build/tools/bin/pip install --quiet --disable-pip-version-check basedpyright
+	build/tools/bin/pip install --quiet --disable-pip-version-check basedpyright==1.40.2
 	build/tools/bin/basedpyright --pythonpath $(BIN)/python
 
 # uv.lock: every package that the extras need, for all platforms and versions of Python; those in constraints.txt as there.

@@ -244,5 +244,16 @@ def test_the_source_distribution_can_be_tested(pytestconfig):
     """It has the conftest.py that the tests need."""
     text = (pytestconfig.rootpath / "pyproject.toml").read_text()
     listed = text[text.index("[tool.hatch.build.targets.sdist]") :].splitlines()[1]
-    needed = {"src", "tests", "conftest.py", "docs", "paper", "README.md", "constraints.txt", "SECURITY.md"}
+    needed = {
+        "src",
+        "tests",
+        "conftest.py",
+        "docs",
+        "paper",
+        "README.md",
+        "constraints.txt",
+        "SECURITY.md",
+        "conda",
+        "uv.lock",
+    }
     assert needed <= set(listed.replace('"', " ").replace(",", " ").split())
