@@ -87,13 +87,11 @@ def _ends(files: ImageFiles) -> Iterator[bytes]:
     """Size and last bytes of each file, or its place where no other has this size."""
     sizes = files.sizes()
     times = Counter(sizes)
-    for place, (name, size) in enumerate(zip(files.names, sizes, strict=True)):
+    for place, size in enumerate(sizes):
         if size < 0 or times[size] == 1:
             yield f"alone {place}".encode()
             continue
-        with (files.root / name).open("rb") as file:
-            file.seek(max(0, size - TAIL))
-            yield f"{size} ".encode() + file.read()
+        yield f"{size} ".encode() + files.end(place, size, TAIL)
 
 
 def _alike(images: NDArray[np.uint8], first: Indices) -> Indices:

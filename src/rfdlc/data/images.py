@@ -1,5 +1,6 @@
 """Image files: which are accepted, how they are decoded and resized, and compact sequences of many of them."""
 
+import io
 import json
 import math
 import os
@@ -7,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -96,8 +98,38 @@ CROPPED = Resizing()
 
 
 @dataclass(frozen=True, eq=False)
+class Packed:
+    """Where encoded images lie in shards: tars, or Parquet files with a `column` of them."""
+
+    files: tuple[Path, ...]
+    places: NDArray[np.int64]  # (N, 4): file, row group (0 of a tar), row in it or first byte, size in bytes
+    column: str = ""
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> "Packed":
+        return replace(self, places=self.places[positions])
+
+    def content(self, index: int) -> bytes:
+        number, group, start, size = self.places[index].tolist()
+        if self.column:
+            return bytes(_row_group(self.files[number], self.column, group)[start].as_py())
+        with self.files[number].open("rb") as file:
+            file.seek(start)
+            return file.read(size)
+
+
+@lru_cache(maxsize=8)  # neighbours are read in turn, by several threads
+def _row_group(file: Path, column: str, group: int) -> Any:
+    from pyarrow import types
+    from pyarrow.parquet import ParquetFile
+
+    (cells,) = ParquetFile(file).read_row_group(group, [column]).columns
+    cells = cells.combine_chunks()
+    return cells.field("bytes") if types.is_struct(cells.type) else cells
+
+
+@dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Image files under one root, decoded on demand to squares of side `size`."""
+    """Image files under one root, or packed in shards, decoded on demand to squares of side `size`."""
 
     root: Path
     names: PackedText  # paths relative to the root
@@ -105,13 +137,15 @@ class ImageFiles:
     channels: int = 3
     resizing: Resizing = CROPPED
     cache: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None  # decoded squares (all, channels, H, W), own rows
+    packed: Packed | None = None  # where these are not files of their own; then `names` are shard and member
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, positions: NDArray[np.int64]) -> "ImageFiles":
         cache = None if self.cache is None else (self.cache[0], self.cache[1][positions])
-        return replace(self, names=self.names.take(positions), cache=cache)
+        packed = None if self.packed is None else self.packed[positions]
+        return replace(self, names=self.names.take(positions), cache=cache, packed=packed)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -119,7 +153,8 @@ class ImageFiles:
 
     def open(self, index: int) -> "Image":
         if self.cache is None:
-            return open_image(self.root / self.names[index])
+            content = None if self.packed is None else self.packed.content(index)
+            return open_image(self.root / self.names[index], content)
         pixels, rows = self.cache
         return picture(pixels[rows[index]])
 
@@ -136,7 +171,17 @@ class ImageFiles:
 
     def sizes(self) -> list[int]:
         """Of the files in bytes; -1 for one that is missing."""
+        if self.packed is not None:
+            return list(self.packed.places[:, 3].tolist())
         return [_state(self.root / name)[0] for name in self.names]
+
+    def end(self, index: int, size: int, count: int) -> bytes:
+        """The last `count` bytes of a file of this size."""
+        if self.packed is not None:
+            return self.packed.content(index)[-count:]
+        with (self.root / self.names[index]).open("rb") as file:
+            file.seek(max(0, size - count))
+            return file.read()
 
     def cached(self, folder: Path, side: int) -> tuple["ImageFiles", dict[int, BrokenImage]]:
         """The same images, read from squares of this side in a file that is made once; and which are broken."""
@@ -155,10 +200,13 @@ class ImageFiles:
 
     def _digest(self) -> str:
         """Changes with the files and with how they are decoded."""
-        states = [_state(self.root / name) for name in self.names]
+        packed = self.packed
+        files = (self.root / name for name in self.names) if packed is None else packed.files
+        states = [_state(file) for file in files]
         digest = blake2b(repr((self.shape, asdict(self.resizing))).encode(), digest_size=16)
         digest.update(np.array(states, dtype=np.int64).tobytes())
         digest.update(b"".join(part.tobytes() for part in self.names.packed))
+        digest.update(b"" if packed is None else packed.places.tobytes())
         return digest.hexdigest()
 
 
@@ -191,22 +239,24 @@ def attempt(
     return {i: result for i, result in found.items() if not isinstance(result, BrokenImage)}, broken
 
 
-def open_image(path: Path) -> "Image":
-    """An image with a usable header; its pixels are not decoded yet."""
+def open_image(path: Path, content: bytes | None = None) -> "Image":
+    """An image with a usable header, of a file or its `content`; its pixels are not decoded yet."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        image = Image.open(path)
+        image = Image.open(path if content is None else io.BytesIO(content))
         trouble = unusable(image)
     except FileNotFoundError:
         trouble = "the file does not exist"
     except UnidentifiedImageError:
-        empty = not path.stat().st_size
+        empty = not (path.stat().st_size if content is None else content)
         trouble = "the file is empty (0 bytes)" if empty else "pillow cannot read this as an image, or it is corrupt"
     except Exception as error:  # a damaged file can fail in any way
         trouble = f"the image cannot be opened ({error})"
     if trouble:
         raise BrokenImage(f"{path}: {trouble}")
+    if content is not None:
+        image.filename = str(path)  # is named where its pixels are damaged
     return image
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from rfdlc.data.copies import hashes
 from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, Dataset, Normalisation, split_name
-from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, table
+from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
 from rfdlc.tables import is_table, read_columns
@@ -68,8 +68,10 @@ register_source(image_files.read_folder, recognises=Path.is_dir)
 register_source(arrays.read, recognises=lambda path: path.is_dir() and any(path.glob("*.npy")))
 register_source(table.read, recognises=is_table)
 register_source(image_table.read, recognises=lambda path: image_table.image_column(path) is not None)
+register_source(shards.read_parquet, recognises=shards.is_parquet)
 register_source(embedded.read, recognises=lambda path: embedded.metadata(path) is not None)
 register_source(image_lists.read_list, recognises=lambda path: path.is_dir() and bool(image_lists.find_lists(path)))
+register_source(shards.read_tars, recognises=shards.is_tars)
 named = _named(longtailed.find_cifar, longtailed.LAYOUTS)
 register_source(longtailed.read_cifar, names=named, recognises=longtailed.is_cifar)
 register_source(arrays.read, suffixes=[".npz"])

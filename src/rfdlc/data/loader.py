@@ -11,12 +11,15 @@ from torch import Tensor
 
 from rfdlc.data.augment import AUGMENTATION, ORDER, Augment, covering
 from rfdlc.data.dataset import Normalisation, Split
+from rfdlc.data.images import ImageFiles
 from rfdlc.data.policy import Draws
 from rfdlc.errors import choose, expect
 
 # A GPU prepares this much at once: it is idle between small kernels. A CPU does best with one batch in its cache.
 BYTES_AT_ONCE = 2**28
 SAMPLINGS = {"shuffle": 1.0, "balanced": 0.0, "sqrt": 0.5}  # the power of its count by which a class is drawn
+
+EVEN = 0.9  # of the samples at least lie where every reader has as many; the others are read by any rank
 
 
 def seeded(stream: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> torch.Generator:
@@ -58,6 +61,39 @@ class EpochOrder:
         sizes = self._sizes[classes]
         within = (torch.rand(self.count, generator=generator, device=device, dtype=torch.float64) * sizes).long()
         return self._by_class[self._starts[classes] + within]
+
+
+def readers_of(shards: NDArray[np.int64], batch_size: int, seed: int = 0) -> tuple[NDArray[np.int64], int]:
+    """(N,) which reader has the shard of each sample, and the number of readers, which divides the global batch.
+
+    As many readers as have nearly equally many samples; shards are dealt out by seed, the largest first.
+    """
+    sizes = np.bincount(shards)
+    order = np.random.default_rng([ORDER, seed]).permutation(len(sizes))
+    order = order[np.argsort(-sizes[order], kind="stable")]
+    for count in (own for own in range(min(len(sizes), batch_size), 0, -1) if batch_size % own == 0):
+        reader, load = np.zeros(len(sizes), dtype=np.int64), np.zeros(count, dtype=np.int64)
+        for one in order:
+            reader[one] = load.argmin()
+            load[reader[one]] += sizes[one]
+        if count * load.min() >= EVEN * len(shards):
+            break
+    return reader[shards], count
+
+
+def by_reader(order: Tensor, reader: Tensor, readers: int, batch_size: int) -> Tensor:
+    """The samples of an epoch, rearranged so that each reader has its place in every batch; what remains comes last.
+
+    A rank has the same places in all batches: it reads the shards of the same readers, however many ranks there are.
+    """
+    own, share = reader[order], batch_size // readers
+    sizes = torch.bincount(own, minlength=readers)
+    ranked = torch.argsort(own, stable=True)
+    within = torch.empty_like(own)  # place among the samples of the same reader
+    within[ranked] = torch.arange(len(own)) - (torch.cumsum(sizes, 0) - sizes)[own[ranked]]
+    steps = int(sizes.min()) // share
+    key = torch.where(within < steps * share, within // share * readers + own, steps * readers)
+    return order[torch.argsort(key, stable=True)]
 
 
 def batch_slices(
@@ -166,6 +202,9 @@ class EpochLoader:
         known = [EpochOrder(self.targets[at], sampling, None if weights is None else weights[at]) for at in own]
         self._orders = known * len(self.seeds) if self._chosen is None else known
         self.count = self._orders[0].count  # samples per run and epoch
+        packed = split.inputs.packed if isinstance(split.inputs, ImageFiles) else None
+        self._readers = None if packed is None else readers_of(packed.places[:, 0], batch_size * world_size, seeds[0])
+        self._across = batch_size * world_size
         self.slices = batch_slices(self.count, batch_size, rank=rank, world_size=world_size, drop_last=drop_last)
         self.steps = len(self.slices)  # batches per epoch, on every rank
         mine = shard(len(split), rank, world_size, batch_size)
@@ -177,7 +216,11 @@ class EpochLoader:
     def draw_order(self, epoch: int) -> Tensor:
         generators = [seeded(ORDER, seed, epoch, self.targets.device) for seed in self.seeds]
         orders = torch.stack([order.draw(g) for order, g in zip(self._orders, generators, strict=True)])
-        return orders if self._chosen is None else self._chosen.gather(1, orders)
+        orders = orders if self._chosen is None else self._chosen.gather(1, orders)
+        if self._readers is None:
+            return orders
+        reader, count = self._readers
+        return torch.stack([by_reader(order, torch.from_numpy(reader), count, self._across) for order in orders])
 
 
 class ResidentLoader(EpochLoader):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from rfdlc.data.dataset import Dataset, Split, as_inputs, choose_split
 from rfdlc.data.embedding import Embedding
-from rfdlc.data.images import CROPPED, ImageFiles, PackedText, Resizing
+from rfdlc.data.images import CROPPED, ImageFiles, Packed, PackedText, Resizing
 from rfdlc.data.load import find_reader, known_names, load, options_of
-from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table
+from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, shards
 from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, rows_of_splits, split_column
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
@@ -95,6 +95,9 @@ def open_samples(
         return of_files(*image_table.find_images(*given), spec, skip_broken)
     if (made := embedded.metadata(place)) is not None and spec.encoder is None:
         return _embedded(place, spec, split, made["embedding"])
+    if images and (shards.is_tars(place) or shards.is_parquet(place)):
+        where, names, labels, packed = shards.find_images(place, spec.target, split, spec.classes.names)
+        return of_files(where, names, labels, spec, skip_broken, packed)
     if is_table(place):
         wanted = "a folder, a list or an array of images" if images else ".npy or .npz"
         trained = f"{'images' if images else 'arrays'} of shape {spec.input_shape}"
@@ -143,6 +146,8 @@ def open_splits(
             skip, links = options.get("skip_broken", False), options.get("allow_links", False)
             lists = {split: image_lists.find_listed_images(file, names, links) for split, file in files.items()}
             return {split: of_files(*found, known, skip) for split, found in lists.items()}, tuple(names)
+        elif reader in (shards.read_tars, shards.read_parquet):
+            splits, names = shards.list_splits(found_at)
         elif reader in (arrays.read, arrays.read_npy):
             found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))
             given = found.get("", {}).pop("names", None)
@@ -178,7 +183,7 @@ def holds_features(source: str | Path, root: str | Path | None = None) -> bool:
     if place.is_file() and image_files.is_image(place.name):
         return False
     if is_table(place):
-        return image_table.image_column(place) is None
+        return image_table.image_column(place) is None and not shards.is_parquet(place)
     reader, found = find_reader(source, root)
     if reader not in (arrays.read, arrays.read_npy):
         return False
@@ -202,14 +207,15 @@ def _folder(path: Path, spec: InputSpec, split: str | None, skip_broken: bool, a
 
 
 def of_files(
-    root: Path, names: PackedText, labels: NDArray[np.int64], spec: InputSpec, skip_broken: bool = False
-) -> Samples:
+    root: Path, names: PackedText, labels: NDArray[np.int64], spec: InputSpec, skip_broken: bool = False,
+    packed: Packed | None = None,
+) -> Samples:  # fmt: skip
     shape = spec.input_shape
     expect(len(shape) == 3, f"{root} holds images, but this model was trained on samples of shape {shape}")
     trained = f"this model was trained on arrays of {shape[-2:][0]}x{shape[-1]} pixels"
     fix = "give it an array of such images (.npy, .npz)"
     expect(shape[-1] == shape[-2], f"{root} holds image files, which become squares, but {trained}: {fix}")
-    files = ImageFiles(root, names, shape[-1], shape[0], spec.resizing)
+    files = ImageFiles(root, names, shape[-1], shape[0], spec.resizing, packed=packed)
 
     def read(rows: range) -> Chunk:
         images, wrong = files[np.array(rows)].decode()

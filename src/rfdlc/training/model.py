@@ -148,7 +148,8 @@ class Model:
             return self.predict_samples(self.open_samples(inputs, skip_broken=skip_broken, **where))
         found = self._split(inputs, split)
         if isinstance(files := found.inputs, ImageFiles):
-            return self.predict_samples(of_files(files.root, files.names, found.labels, self.inputs, skip_broken))
+            given = files.root, files.names, found.labels, self.inputs, skip_broken, files.packed
+            return self.predict_samples(of_files(*given))
         return self._predict(found)
 
     def open_samples(self, source: str | Path, **options: Any) -> Samples:

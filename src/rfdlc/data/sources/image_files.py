@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, choose_split, split_name
-from rfdlc.data.images import GREY, SUFFIXES, BrokenImage, ImageFiles, PackedText, Resizing, attempt, open_image
+from rfdlc.data.images import GREY, SUFFIXES, BrokenImage, ImageFiles, Packed, PackedText, Resizing, attempt
 from rfdlc.errors import expect, listing
 from rfdlc.progress import track
 
@@ -166,18 +166,24 @@ class ImageOptions(NamedTuple):
 def read_images(
     name: str, root: Path, listed: Mapping[str, Sequence[Entry]], class_names: Sequence[str], how: ImageOptions,
     notes: Sequence[str], broken: Sequence[str], normalisation: Normalisation | None = None,
+    packed: Mapping[str, Packed] | None = None,
 ) -> Dataset:  # fmt: skip
     """Read the headers, choose size and channels, and decode what fits into memory; `broken` is what is known."""
     gone, usable, sizes, grey = list(broken), dict[str, list[Entry]](), dict[str, list[Size]](), True
+    files = dict[str, ImageFiles]()
     for split, entries in listed.items():
+        names = PackedText(entry.name for entry in entries)
+        files[split] = ImageFiles(root, names, 1, packed=packed[split] if packed else None)
 
-        def header(index: int, entries: Sequence[Entry] = entries) -> tuple[Size, bool]:
-            with open_image(root / entries[index].name) as image:
+        def header(index: int, files: ImageFiles = files[split]) -> tuple[Size, bool]:
+            with files.open(index) as image:
                 return image.size, image.mode in GREY
 
         some = np.unique(np.linspace(0, len(entries) - 1, min(len(entries), HEADERS_READ)).astype(int)).tolist()
         found, unread = attempt(header, some, "Looking at images")
         usable[split] = [entry for i, entry in enumerate(entries) if i not in unread]
+        if unread:
+            files[split] = files[split][np.setdiff1d(np.arange(len(entries)), [*unread])]
         gone += [f"{entries[i].origin}{unread[i]}" for i in sorted(unread)]
         sizes[split] = [size for size, _ in found.values()]
         grey = grey and all(is_grey for _, is_grey in found.values())
@@ -190,7 +196,7 @@ def read_images(
     index: dict[int | str, int] = {name: i for i, name in enumerate(class_names)}
     splits = {}
     for split, entries in usable.items():
-        own = ImageFiles(root, PackedText(entry.name for entry in entries), side, channels, resizing)
+        own = replace(files[split], size=side, channels=channels, resizing=resizing)
         wrong: dict[int, BrokenImage] = {}
         if how.cache is not None:  # more pixels than needed where they are cropped at random
             own, wrong = own.cached(how.cache.expanduser(), side if fits else round(side / CENTRE))

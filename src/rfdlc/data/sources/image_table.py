@@ -18,6 +18,7 @@ from rfdlc.data.sources.image_files import (
     listed_name,
     read_images,
 )
+from rfdlc.data.sources.shards import image_bytes
 from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_of_splits, split_column
 from rfdlc.data.table import text_column
 from rfdlc.errors import InputError, expect
@@ -28,7 +29,7 @@ PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_pa
 
 def image_column(path: Path) -> str | None:
     """The column of a table that holds paths of images, if there is one."""
-    if path.is_dir() or not is_table(path):
+    if path.is_dir() or not is_table(path) or image_bytes(path) is not None:
         return None
     file = open_table(path, of_samples=True)
     usual = [name for name in file.names if name.lower() in PATHS]
