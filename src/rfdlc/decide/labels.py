@@ -22,8 +22,9 @@ SHARED = 2.0  # samples by which the mean of a class is drawn to that of all cla
 
 @dataclass(frozen=True, eq=False)
 class Mislabelled:
-    """Positions `rows` of suspicious samples, the most suspicious first, with their `labels`, the `suggested` classes,
-    the `evidence` for these in nats, all `classes`, and the names of those with too few samples to judge, `unjudged`.
+    """Positions `rows` of suspicious samples, the most suspicious first, with their `labels` and `suggested` classes.
+
+    `evidence` for the latter is in nats. `classes` are all classes, `unjudged` the names of those with too few samples.
     """
 
     rows: Indices
