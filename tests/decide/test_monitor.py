@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rfdlc import Classes, Decider, InputError, Utility
+from rfdlc import Decider, InputError
 from rfdlc.decide.evidence import STAKES, Evidence, PriorBets, mean_bets
 from rfdlc.decide.monitor import (
     MISFIT,
@@ -16,16 +16,7 @@ from rfdlc.decide.monitor import (
     assess,
     label_shift_misfit,
 )
-
-MIX = np.array([0.8, 0.15, 0.05])
-CLASSES = Classes.from_counts([8000, 1500, 500], ["common", "seldom", "rare"])
-U = Utility([[1, 0, 0], [-1, 1, 0], [-5, -2, 1]], CLASSES).with_abstain(0.2)
-
-
-def model(rng, samples, mix=MIX, sharp=1.0):
-    """Logits whose softmax is the posterior for the class prior MIX if `sharp` is 1, and true classes."""
-    y = rng.choice(3, samples, p=mix)
-    return sharp * (2 * (rng.normal(size=(samples, 3)) + 2 * np.eye(3)[y]) - 2) + np.log(MIX), y
+from tests.decide.simulated_service import MIX, U, model
 
 
 @pytest.fixture(scope="module")

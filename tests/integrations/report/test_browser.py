@@ -468,15 +468,19 @@ def test_the_slider_of_sets(browser, tmp_path):
     assert page.browser.get_log("browser") == []
 
 
-def test_promises_are_shown_by_region(page):
+def test_promises_are_shown_once_by_region(page):
     result = rfdlc.evaluate(page.run.predictions, decider=page.run.decider)
     page.script("document.getElementById('promised-caption').scrollIntoView()")
     page.wait(lambda: page.element("#promised-caption").text != "")
-    shown, _, regions = page.element("#promised-caption").text.partition("By predicted region")
-    assert result.promise in shown
-    gap, (low, high) = result.utility_gap_by_region["head"], result.intervals["utility_gap_by_region.head"]
-    numbers = [float(text.replace("−", "-")) for text in re.findall(r"[−-]?\d+\.\d+", regions)]
-    assert numbers[:3] == pytest.approx([gap, low, high], abs=0.006)
+    said, _, met = page.element("#promised-caption").text.partition(" Met in predicted regions: ")
+    assert said.endswith(result.promise)
+    for region, gap in result.utility_gap_by_region.items():
+        low, high = result.intervals[f"utility_gap_by_region.{region}"]
+        in_sentence, in_list = (re.search(rf"\b{region} ([^)]*)\)", text) for text in (result.promise, met))
+        found = in_list if low <= 0 <= high else in_sentence
+        assert (in_sentence is None) != (in_list is None)
+        numbers = [float(text.replace("−", "-")) for text in re.findall(r"[−-]?\d+\.\d+", found[1])]
+        assert numbers == pytest.approx([gap, low, high], abs=0.006)
 
 
 def test_the_slider_of_the_budget(browser, tmp_path):

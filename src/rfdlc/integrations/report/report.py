@@ -220,8 +220,16 @@ def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str
         "data": text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
         "summary": "\n".join(f"<tr>{row}</tr>" for row in cells),
     }
-    # One pass: inserted text is not searched again, so no text of a user is taken for a placeholder.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("report.html"))
+    return filled("report.html", parts)
+
+
+def filled(name: str, parts: Mapping[str, str]) -> str:
+    """An HTML file below the head that all have, with its parts.
+
+    One pass: inserted text is not searched again, so no text of a user is taken for a placeholder.
+    """
+    page = asset(name).replace("{{head}}", asset("head.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
 
 
 def asset(name: str) -> str:

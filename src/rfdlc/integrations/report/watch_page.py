@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -14,7 +13,7 @@ from rfdlc import __version__
 from rfdlc.decide.metrics import readable
 from rfdlc.decide.monitor import LEVELS
 from rfdlc.files import replacing
-from rfdlc.integrations.report.report import asset
+from rfdlc.integrations.report.report import asset, filled
 from rfdlc.integrations.watching import NOT_TRUSTED, Watch, stamp
 
 WIDTH, HEIGHT, LEFT, LOW = 420, 170, 52, 22  # of a chart, and its margins
@@ -46,9 +45,8 @@ def write_page(watched: Watch, out: Path, source: str) -> None:
         "classes": _classes(watched),
         "windows": _windows(watched),
     }
-    page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset("watch.html"))  # one pass
     with replacing(out) as beside:
-        beside.write_text(page, encoding="utf-8", newline="\n")
+        beside.write_text(filled("watch.html", parts), encoding="utf-8", newline="\n")
 
 
 def _span(low: float, high: float) -> str:

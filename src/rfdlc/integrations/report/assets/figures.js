@@ -244,12 +244,16 @@ const CHARTS = {
       x: { label: "expected utility", domain, format: short },
       y: { label: "realised utility", domain, format: short },
     });
+    const unnamed = ([, name]) => {  // the sentence names the others
+      const [low, high] = run.intervals[name] ?? [0, 0];
+      return isNumber(run.metrics[name]) && low <= 0 && high >= 0;
+    };
     const regions = ["head", "med", "tail"]
       .map((region) => [region, `utility_gap_by_region.${region}`])
-      .filter(([, name]) => isNumber(run.metrics[name]))
+      .filter(unnamed)
       .map(([region, name]) => `${region} ${decimal(run.metrics[name])}${within(name)}`);
     byId("promised-caption").textContent =
-      `Each dot is a decided action. Below the diagonal it was worth less than expected. ${run.promise}${regions.length ? ` By predicted region: ${regions.join(", ")}.` : ""}`;
+      `Each dot is a decided action. Below the diagonal it was worth less than expected. ${run.promise}${regions.length ? ` Met in predicted regions: ${regions.join(", ")}.` : ""}`;
   },
 
   uncertainty(state) {
