@@ -2,7 +2,6 @@
 
     python benchmarks/frontier.py choose cifar100-lt --data DIR       rows of frontier-choice.csv, on training data
     python benchmarks/frontier.py measure cifar100-lt --data DIR      rows of frontier.csv, on the test split
-    python benchmarks/frontier.py table                               the latter as Markdown, beside published figures
 
 DIR holds cifar-100-python/ (and cifar-10-batches-py/ for cifar10-lt); any other source of `rfdlc.load` can take the
 place of cifar100-lt. `choose` never reads the test split. A fifth of long-tailed training data has one or two samples
@@ -12,17 +11,15 @@ as the presets say, calibrates on a tenth, then trains on everything, and evalua
 train as one stack (`choose`: all rows of a seed whose networks agree): seconds are those of the call divided by its
 runs, for all trainings of a run, with the start. `--only NAME ...` selects rows, `--set` adds settings to all,
 `--seeds` are 0 to 4 by default (0 and 1 for `choose`). Rows are appended as they
-come; without git, name the `--commit`.
+come; without git, name the `--commit`. `leaderboard.py` puts them beside published values.
 """
 
 import argparse
-import csv
 import json
 import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -78,13 +75,6 @@ MEASURED: dict[str, Row] = {
         {"epochs": 40, "augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "batch_size": 128},
     ),
 }
-PUBLISHED = (  # data, method, particles, epochs, accuracy, selected on
-    ("cifar100-lt", "BalPoE", 3, 400, 55.9, "last epoch, 5 seeds"),
-    ("cifar100-lt", "BalPoE", 7, 400, 57.0, "last epoch"),
-    ("cifar100-lt", "MDCS", 3, 400, 56.1, "best epoch on the test set"),
-    ("cifar100-lt", "SHIKE", 3, 200, 56.3, "best epoch on the test set"),
-    ("cifar10-lt", "BalPoE", 3, 400, 86.8, "last epoch"),
-)
 METRICS = ("accuracy", "head", "med", "tail", "false_head_rate", "ece", "nll")
 FIELDS = (
     "data", "row", "method", "seed", "split", "particles", "epochs", "parameters", *METRICS,
@@ -156,32 +146,10 @@ def train(
             print("  ".join(f"{key} {found[key]}" for key in shown), flush=True)
 
 
-def table(path: Path) -> str:
-    """Means and standard deviations over seeds, as Markdown; published figures below."""
-    groups = defaultdict(list)
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            groups[row["data"], row["row"], row["commit"]].append(row)
-    names = ("accuracy", "tail", "false_head_rate", "ece", *(f"utility{penalty:g}" for penalty in PENALTIES))
-    lines = [f"| data | row | {' | '.join(names)} | seconds | parameters | seeds |", "|---" * (5 + len(names)) + "|"]
-    for (data, name, _), rows in groups.items():
-        cells = []
-        for each in names:
-            values = [float(row[each]) for row in rows if row.get(each)]
-            scale = 1 if each.startswith("utility") else 100
-            spread = f" ± {scale * stdev(values):.{1 if scale > 1 else 3}f}" if len(values) > 1 else ""
-            cells.append(f"{scale * mean(values):.{1 if scale > 1 else 3}f}{spread}" if values else "")
-        seconds, weights = mean(float(row["seconds"]) for row in rows), int(rows[0]["parameters"])
-        lines.append(f"| {data} | {name} | {' | '.join(cells)} | {seconds:.0f} | {weights:,} | {len(rows)} |")
-    lines += ["", "| data | published | particles | epochs | accuracy | selected on |", "|---|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(map(str, row))} |" for row in PUBLISHED]
-    return "\n".join(lines)
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("choose", "measure", "table"))
+    parser.add_argument("command", choices=("choose", "measure"))
     parser.add_argument("source", nargs="?", default="cifar100-lt")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+")
@@ -194,9 +162,6 @@ def main() -> None:
     options = parser.parse_args()
     choosing = options.command == "choose"
     options.out = options.out or RESULTS / ("frontier-choice.csv" if choosing else "frontier.csv")
-    if options.command == "table":
-        print(table(options.out))
-        return
     options.seeds = options.seeds or ([0, 1] if choosing else [0, 1, 2, 3, 4])
     rows = CHOICES if choosing else MEASURED
     unknown = set(options.only) - set(rows)

@@ -1,0 +1,188 @@
+"""The leaderboard: methods for long-tailed images, published values beside measured ones, from the committed results.
+
+    python benchmarks/leaderboard.py            prints docs/leaderboard.md
+    python benchmarks/leaderboard.py --write    writes it
+
+Measured values are means over seeds of `paper/results` (the study), `results/frontier.csv` and `results/finetune.csv`.
+Published ones are those of `paper/published.toml` and of `published.csv`, which says what each was selected on.
+"""
+
+import csv
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import mean, stdev
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
+Row = dict[str, str]
+STUDY = {  # our run -> its title, the paper's row of accuracies, that of false head rates
+    "ce": ("Cross-entropy", "CE", "CE"),
+    "cb": ("CB loss", "CB Loss", "CB Loss"),
+    "cb+deferred=0.8": ("CB loss, weights after 80% of the epochs", "CB Loss", "CB Loss"),
+    "ldam-drw": ("LDAM-DRW", "LDAM", "LDAM"),
+    "la": ("Logit adjustment", "LA", ""),
+    "srepr": ("SRepr", "SRepr", ""),
+    "ace": ("ACE", "ACE", ""),
+    "ride": ("RIDE", "RIDE", "RIDE"),
+    "tlc": ("TLC", "TLC", "TLC"),
+    "rf-dlc-paper": ("RF-DLC as in its paper", "RF-DLC", ""),
+    "rf-dlc-paper+utility=tail-sensitive-by-rank": ("RF-DLC as in its paper, tail-sensitive", "", "RF-DLC"),
+    "rf-dlc": ("**`rf-dlc`**", "", ""),
+}
+COLUMNS = (
+    "method", "published", "selected on", "arg max", "accuracy", "tail", "FHR", "ECE", "utility", "seconds",
+    "parameters", "seeds",
+)  # fmt: skip
+INTRODUCTION = """<!-- python benchmarks/leaderboard.py --write -->
+# Leaderboard
+
+Here you can compare methods for long-tailed images: published values beside what this library measures.
+
+| column | |
+|---|---|
+| published | accuracy / tail accuracy / false head rate (FHR), in percent, as printed |
+| selected on | what the published value was selected on; some are of the best epoch on the test set |
+| arg max | the same three, measured here, with the decision of the method's authors |
+| accuracy, tail, FHR, ECE | measured here, calibrated on held-out training data and decided for balanced classes |
+| utility | mean utility of decisions for a penalty of -1 if a rare class is taken for a frequent one |
+| seconds | of one run on one H200 that no other job shared |
+
+Measured values are means and standard deviations over seeds, of the last epoch. `-`: not published, or not measured.
+Sources: [the study](evidence.md), `benchmarks/frontier.py` and `benchmarks/finetune.py` with their CSV files in
+`benchmarks/results`, and `benchmarks/published.csv`.
+"""
+SCALES = {"accuracy": 100, "tail": 100, "false_head_rate": 100, "ece": 100, "utility-1": 1}  # of frontier, finetune
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a CSV file, none where there is no file yet."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def shown(values: Iterable[float], digits: int = 1) -> str:
+    """Mean and standard deviation over seeds; `-` where nothing was measured."""
+    found = list(values)
+    spread = f" ± {stdev(found):.{digits}f}" if len(found) > 1 else ""
+    return f"{mean(found):.{digits}f}{spread}" if found else "-"
+
+
+def paper_values() -> dict[tuple[str, str, str], str]:
+    """What the paper prints, without deviations, by data set, row and metric."""
+    tables = tomllib.loads((ROOT / "paper/published.toml").read_text(encoding="utf-8"))["tables"]
+    return {
+        (table["data"], row, metric): f"{float(cell.partition('±')[0]):.1f}"
+        for table in tables
+        if table["name"] in ("accuracy-tail", "fhr")
+        for row, cells in table["rows"].items()
+        for metric, cell in zip(table["metrics"].split(), cells.split(), strict=True)
+        if cell != "-"
+    }
+
+
+def of_study(data: str) -> Iterator[list[str]]:
+    """Rows of the methods of the study."""
+    printed, values = paper_values(), defaultdict[tuple[str, str, str], list[float]](list)
+    for row in read(ROOT / f"paper/results/{data}/metrics.csv"):
+        if row["split"] == "test":
+            values[row["run"], row["decision"], row["metric"]].append(float(row["value"]))
+    runs = read(ROOT / f"paper/results/{data}/runs.csv")
+    for run, (title, theirs, heads) in STUDY.items():
+        names = ((theirs, "acc"), (theirs, "tail"), (heads, "fhr"))
+        published = [printed.get((data, name, metric), "-") for name, metric in names]
+        plain = [shown(values[run, "argmax", metric]).partition(" ±")[0] for metric in ("acc", "tail", "fhr")]
+        own = [each for each in runs if each["run"] == run]
+        # Seconds of trainings that had the machine to themselves.
+        seconds = [float(each["seconds"]) for each in own if each["seconds"] and each["beside"] == "0"]
+        yield [
+            title, triple(published), "not stated" if any(each != "-" for each in published) else "-", triple(plain),
+            *(shown(values[run, "calibrated", metric]) for metric in ("acc", "tail", "fhr", "ece")),
+            shown(values[run, "calibrated -1", "utility"], 3), f"{mean(seconds):.0f}" if seconds else "-",
+            parameters(own), str(len(own)),
+        ]  # fmt: skip
+
+
+def triple(cells: list[str]) -> str:
+    """`accuracy / tail / FHR`, or `-` where there is nothing."""
+    return "-" if all(cell == "-" for cell in cells) else " / ".join(cells)
+
+
+def parameters(rows: list[Row]) -> str:
+    known = [float(row["parameters"]) for row in rows if row.get("parameters")]
+    return f"{mean(known) / 1e6:.2f} M" if known else "-"
+
+
+def measured(name: str, data: str) -> dict[str, list[Row]]:
+    """Rows of a CSV file of one data set on its test split by `row`; of the latest commit where there are several."""
+    groups: dict[str, list[Row]] = {}
+    for row in read(RESULTS / f"{name}.csv"):
+        if row["data"] == data and row["split"] == "test":
+            same = groups.get(row["row"], [])
+            groups[row["row"]] = [*(old for old in same if old["commit"] == row["commit"]), row]
+    return groups
+
+
+def cells(rows: list[Row]) -> list[str]:
+    """What was measured of one row of `frontier.csv` or `finetune.csv`."""
+    values = [
+        shown((scale * float(row[name]) for row in rows if row.get(name)), 1 if scale > 1 else 3)
+        for name, scale in SCALES.items()
+    ]
+    accuracy, tail, heads, ece, utility = values
+    seconds = [float(row["seconds"]) for row in rows if row.get("seconds")]
+    took = f"{mean(seconds):.0f}" if seconds else "-"
+    return [accuracy, tail, heads, ece, utility, took, parameters(rows), str(len(rows) or "-")]
+
+
+def of_frontier(data: str) -> Iterator[list[str]]:
+    """Rows of `published.csv`, beside ours where one is measured; then the others of `frontier.csv`."""
+    groups = measured("frontier", data)
+    for row in read(ROOT / "benchmarks/published.csv"):
+        if row["data"] == data:
+            found = cells(groups.pop(row["row"], []))
+            if found[6] == "-" and row["parameters"]:
+                found[6] = f"{float(row['parameters']) / 1e6:.1f} M (published)"
+            yield [row["method"], f"{row['accuracy']} / - / -", row["selected on"], "-", *found]
+    for name, rows in groups.items():
+        method = rows[0]["method"]
+        title = f"`{method}`" if name == method else f"`{method}`, {name.removeprefix(method).lstrip(', ')}"
+        yield [f"**{title}**" if method.startswith("rf-dlc") else title, "-", "-", "-", *cells(rows)]
+
+
+def of_finetune(data: str) -> Iterator[list[str]]:
+    """Rows of pretrained networks."""
+    for name, rows in measured("finetune", data).items():
+        yield ["**preset `finetune`**" if name == "ours" else name, "-", "-", "-", *cells(rows)]
+
+
+def table(*sources: Callable[[str], Iterator[list[str]]], data: str) -> list[str]:
+    """Markdown; the highest measured accuracy comes first, rows without one come last."""
+    rows = [row for source in sources for row in source(data)]
+    rows.sort(key=lambda row: -float(row[4].split()[0]) if row[4] != "-" else 0.0)
+    lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
+    return [lines[0], "|---|---|---|" + "---:|" * (len(COLUMNS) - 3), *lines[1:], ""]
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [INTRODUCTION]
+    for title, *sources, data in (
+        ("CIFAR100-LT, factor 100, ResNet-32 from random weights", of_study, of_frontier, "cifar100-lt"),
+        ("CIFAR10-LT, factor 100, ResNet-32 from random weights", of_study, of_frontier, "cifar10-lt"),
+        ("CIFAR100-LT, pretrained network (preset `finetune`)", of_finetune, "cifar100-lt"),
+        ("Caltech101-LT, pretrained network (preset `finetune`)", of_finetune, "caltech101-lt"),
+    ):
+        lines += [f"## {title}", "", *table(*sources, data=data)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv[1:]:
+        (ROOT / "docs/leaderboard.md").write_text(page(), encoding="utf-8")
+    else:
+        print(page())
