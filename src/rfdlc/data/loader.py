@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,12 @@ class Normaliser:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return (inputs * self._scale).add_(self._shift).to(self._dtype)
+
+
+@lru_cache(maxsize=64)
+def normaliser(normalisation: Normalisation | None, shape: tuple[int, ...], device: torch.device) -> Normaliser:
+    """The one of a model, kept: making it costs a server more than using it."""
+    return Normaliser(normalisation, shape, device, torch.float32)
 
 
 class EpochLoader:

@@ -250,7 +250,7 @@ class Decider:
         return self._explained([(slice(None), p)], chosen, unfamiliar)
 
     def _explained(self, pieces: Iterable[tuple[slice, Floats]], *given: Any) -> Explanation:
-        chunks, rng = [], np.random.default_rng(0)
+        chunks, rng = [], None if self.sets is None else np.random.default_rng(0)
         for rows, p in pieces:
             sets = () if self.sets is None else (self.sets.members(p, self.utility, rng),)
             own, limited = (each[rows] for each in given), self.budget is not None
@@ -321,7 +321,7 @@ class Decider:
     def read(self, scores: Any, logits: bool = False) -> Scores:
         """Checked scores of any source, with one column per class in the order of the utility."""
         if isinstance(scores, Predictions):
-            checked = scores.with_classes(self.utility.classes).scores
+            checked = scores.scores_for(self.utility.classes)
         else:
             checked = as_scores(scores, self.utility.classes, logits=logits)
         changes = any(value is not None for value in (self.fitted, self.train_prior, self.target_prior))

@@ -105,6 +105,11 @@ class Predictions:
         plural = "" if particles == 1 else "s"
         return f"Predictions({particles} particle{plural}, {samples} samples, {classes} classes, {known})"
 
+    def scores_for(self, classes: Classes) -> Scores:
+        """Scores in the order of `classes`, as `with_classes` has them."""
+        alike = self.named and self.classes.names == classes.names
+        return self.scores if alike else self.with_classes(classes).scores
+
     def with_classes(self, classes: Classes) -> "Predictions":
         """The same predictions in the order of `classes`, matched by name where both have names."""
         values, targets = self.scores.values, self.targets

@@ -20,7 +20,7 @@ from torch.nn import functional
 from rfdlc.data.augment import AUGMENTATIONS, Augment, draw_shares
 from rfdlc.data.dataset import Dataset, Normalisation, Split
 from rfdlc.data.images import ImageFiles
-from rfdlc.data.loader import ResidentLoader, seeded
+from rfdlc.data.loader import ResidentLoader, normaliser, seeded, shard
 from rfdlc.data.streamed import StreamedLoader, View
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.utility import Utility
@@ -36,6 +36,7 @@ from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.optimisation import COLLECTED_FROM, rate, reinitialize_head
 from rfdlc.training.step import Step, reduced
 
+EVALUATED = 256  # samples that are evaluated together
 WHITENED_AT_ONCE = 2**29  # values of a training split
 SMALLEST_CROPPED = 16  # pixels: smaller images are cropped by less than others
 SHARES = 5  # a stream of random numbers beside those of order, augmentation, mixing, sampled weights and dropout
@@ -309,6 +310,21 @@ def stacked(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat(group) if group[0].ndim else group[0] for name, group in groups.items()}
 
 
+def _evaluated(
+    split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device, group: ProcessGroup
+) -> Iterator[Tensor]:
+    """Normalised samples (B, ...) of this rank in order; one that a server asks for must not pay for a loader."""
+    if isinstance(split.inputs, ImageFiles):
+        bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
+        loader = _loader(bare, normalisation, config, device, group, batch_size=EVALUATED)
+        yield from (inputs for inputs, _ in loader.in_order())
+        return
+    inputs, scaled = torch.from_numpy(split.array).to(device), normaliser(normalisation, split.array.shape[1:], device)
+    mine = shard(len(split), group.rank, group.world_size, EVALUATED)
+    for start in range(mine.start, mine.stop, EVALUATED):
+        yield scaled(inputs[start : min(start + EVALUATED, mine.stop)])
+
+
 @torch.no_grad()
 def split_outputs(
     net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device,
@@ -318,12 +334,11 @@ def split_outputs(
 
     Labels are not read. Each rank computes its shard of the samples.
     """
-    bare = Split(split.inputs, np.zeros(len(split), dtype=np.int64))
-    loader = _loader(bare, normalisation, config, device, group, batch_size=256)
     logits, unsure = [], []
-    net.eval()
+    if net.training:
+        net.eval()
     with torch.autocast(device.type, torch.bfloat16, enabled=reduced(config, device)):
-        for inputs, _ in loader.in_order():
+        for inputs in _evaluated(split, normalisation, config, device, group):
             particles = net.outputs(inputs.expand(net.runs, *inputs.shape))  # every run sees the same samples
             combined, found = net.combination(*particles)
             logits.append(combined.float())

@@ -166,15 +166,15 @@ def test_batches_are_smaller_after_a_late_one(backend):
         kill = close = staticmethod(lambda: None)
         start = staticmethod(lambda: True)
 
-    def compute(samples):
-        sizes.append(len(samples))
-        if fails:
-            fails.clear()
-            raise Unavailable
-        return np.full((len(samples), 10), 0.1), np.zeros(len(samples))
+        async def compute(self, samples):
+            sizes.append(len(samples))
+            if fails:
+                fails.clear()
+                raise Unavailable
+            return np.full((len(samples), 10), 0.1), np.zeros(len(samples))
 
     async def work():
-        batcher = Batcher(replace(backend, compute=compute, process=Process()), Limits(batch=8))
+        batcher = Batcher(replace(backend, process=Process()), Limits(batch=8))
         for _ in range(3):
             while not batcher.available:
                 await asyncio.sleep(0.01)

@@ -21,7 +21,6 @@ import numpy as np
 from fastapi import FastAPI, HTTPException, Request, Security
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
-from numpy.typing import NDArray
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
@@ -29,8 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rfdlc import __version__
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.feedback import decider_version, on_top, revised
-from rfdlc.decide.scores import Floats
+from rfdlc.decide.feedback import decider_version, on_top
 from rfdlc.decide.uncertainty import mutual_information
 from rfdlc.errors import InputError
 from rfdlc.integrations.onnx.model import check_rule
@@ -85,14 +83,9 @@ class Service:
 
     def take_up(self, decider: Decider) -> None:
         """Decide by another decider from the next batch on; batches that are computed keep theirs."""
-        scale, bias = on_top(self._loaded.decider, decider)
+        revision = on_top(self._loaded.decider, decider)
         check_rule(decider)
-
-        def compute(samples: NDArray[Any]) -> tuple[Floats, Floats, Any]:
-            p, disagreement, strange = self._loaded.compute(samples)
-            return revised(p, scale, bias), disagreement, strange
-
-        self.backend = replace(self._loaded, decider=decider, compute=compute)
+        self.backend = replace(self._loaded, decider=decider, revision=revision)
         if self.batcher is not None:
             self.batcher.backend = self.backend
         self.metrics.follow(decider)

@@ -1,9 +1,12 @@
 """Processes of the server: readers of what clients send, and the model. What takes too long is killed with them."""
 
+import asyncio
 import gc
 import os
 import pickle
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -128,7 +131,8 @@ class ModelProcess:
 
     def __init__(self, path: str | Path, utility: Utility | None, target_prior: PriorLike | None) -> None:
         self.child = Child("compute", (Path(path).absolute(), utility, target_prior), {})
-        self.kill, self.close = self.child.kill, self.child.close
+        self.kill = self.child.kill
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None  # of the event loop
 
     def open(self) -> Backend:
         """Load the model; raises what is wrong with it, and repeats warnings."""
@@ -143,26 +147,46 @@ class ModelProcess:
         backend, told = found
         for message in told:
             warnings.warn(message, stacklevel=2)
-        return replace(backend, compute=self.compute, process=self)
+        return replace(backend, process=self)
 
     def start(self) -> bool:
         """Load the model again, in a new process; False where that fails."""
-        self.close()
+        self.child.close()
         self.child.start()
         with suppress(OSError, EOFError):
             return self.child.pipe.poll(LOADING) and not isinstance(self.child.pipe.recv(), InputError)
         return False
 
-    def compute(self, samples: NDArray[Any]) -> Any:
+    async def compute(self, samples: NDArray[Any]) -> Any:
         """`Backend.compute`; raises `Unavailable` where the process has ended."""
         try:
-            self.child.pipe.send(samples)
-            found = self.child.pipe.recv()
+            if self._streams is None:
+                end = socket.socket(fileno=os.dup(self.child.pipe.fileno()))
+                self._streams = await asyncio.open_unix_connection(sock=end)
+            reader, writer = self._streams
+            content = pickle.dumps(samples, 5)
+            size = len(content)
+            head = struct.pack("!i", size) if size < 2**31 else struct.pack("!iQ", -1, size)  # as `Connection` does
+            writer.writelines((head, content))
+            await writer.drain()
+            (size,) = struct.unpack("!i", await reader.readexactly(4))
+            found = pickle.loads(await reader.readexactly(size))  # noqa: S301 - sent by our own process
         except (OSError, EOFError):
+            self._disconnect()
             raise Unavailable from None
         if isinstance(found, Exception):
             raise found
         return found
+
+    def close(self) -> None:
+        """End the process, and wait until it has."""
+        self._disconnect()
+        self.child.close()
+
+    def _disconnect(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
 
 def lightened(backend: Backend) -> Backend:
