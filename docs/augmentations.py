@@ -37,7 +37,7 @@ def main() -> None:
     for own, (name, config) in zip(axes, rows.items(), strict=False):
         augment = augmentation(config, "images", SIDE)
         assert augment is not None
-        shown = augment(image.expand(8, -1, -1, -1), augment.draw(8, torch.Generator().manual_seed(0)))
+        shown = augment(image.expand(8, -1, -1, -1), augment.draw(8, torch.Generator().manual_seed(6)))
         show(own, shown)
         own[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     policy, some = Policy(layers=1), len(OPERATIONS)
