@@ -29,7 +29,7 @@ def test_intervals_cover_the_mean_of_all_decisions_though_reviews_are_biased(str
     for _ in range(100):
         rows = np.flatnonzero(rng.random(len(y)) < chance)
         for name, known in (("estimated", None), ("given", chance[rows])):
-            found = realised_utility(values[rows], decisions.expected, group, rows, known)
+            found = realised_utility(U, values[rows], decisions.expected, group, rows, known)
             hits[name] += found.interval[0] <= values.mean() <= found.interval[1]
         naive += abs(values[rows].mean() - values.mean()) < abs(found.utility - values.mean())
     assert min(hits.values()) >= 88
@@ -39,11 +39,39 @@ def test_intervals_cover_the_mean_of_all_decisions_though_reviews_are_biased(str
 def test_all_labels_leave_nothing_open(stream):
     _, y, decisions = stream
     values, rows = U.matrix[y, decisions.actions], np.arange(len(y))
-    found = realised_utility(values, decisions.expected, strata(decisions), rows)
-    assert found.utility == pytest.approx(values.mean())
-    assert np.ptp(found.interval) == pytest.approx(0)
-    assert found.covered == 1
-    assert found.broken
+    for known in (None, np.ones(len(y))):
+        found = realised_utility(U, values, decisions.expected, strata(decisions), rows, known)
+        assert found.utility == pytest.approx(values.mean())
+        assert np.ptp(found.interval) == pytest.approx(0)
+        assert found.covered == 1
+        assert found.broken
+
+
+def test_few_labels_without_a_mistake_do_not_promise_that_there_is_none(stream):
+    _, y, decisions = stream
+    values, group, rng = U.matrix[y, decisions.actions], strata(decisions), np.random.default_rng(3)
+    right = np.flatnonzero(values == 1)[:30]
+    found = realised_utility(U, values[right], decisions.expected, group, right)
+    assert found.interval[0] < 0.8 < found.utility == found.interval[1] == 1
+    hits = {"estimated": 0, "given": 0}
+    for _ in range(200):  # 200 labels, of which a few are of costly mistakes
+        rows = np.flatnonzero(rng.random(len(y)) < 0.01)
+        for name, known in (("estimated", None), ("given", np.full(len(rows), 0.01))):
+            found = realised_utility(U, values[rows], decisions.expected, group, rows, known)
+            hits[name] += found.interval[0] <= values.mean() <= found.interval[1]
+    assert min(hits.values()) >= 185
+
+
+def test_a_budget_is_kept_after_a_recalibration(served, stream):
+    z, y, _ = stream
+    limited = served.fit_budget(*model(np.random.default_rng(4), 2000), budget=0.01, logits=True)
+    logged, rows = Decided.of(limited, z, logits=True), np.arange(0, 20_000, 40)
+    for option in options(limited, logged, rows, y[rows], np.ones(len(rows))):
+        chosen, unlimited = (d.decide(z, logits=True) for d in (option.decider, option.decider.replace(budget=None)))
+        handed, more = ((U.decided_class[each] < 0).mean() for each in (chosen, unlimited))
+        assert handed == pytest.approx(min(0.01, more), abs=0.0005)
+        gained = (U.matrix[y, chosen] - U.matrix[y, logged.actions]).mean()
+        assert option.interval[0] - 0.02 < gained < option.interval[1] + 0.02
 
 
 def test_recalibration_pays_where_scores_are_overconfident(served, stream):
@@ -76,6 +104,9 @@ def test_other_deciders_and_few_labels_are_refused(served, stream):
     other = other.fit(*model(np.random.default_rng(3), 2000), logits=True)
     with pytest.raises(InputError, match="not recalibrated from the one that is served"):
         on_top(served, other)
+    watchful = served.fit_unfamiliar(*model(np.random.default_rng(3), 2000))
+    with pytest.raises(InputError, match="not recalibrated from the one that is served"):
+        on_top(served, watchful)
     with pytest.raises(InputError, match="10 labels of logged decisions: expected at least 50"):
         options(served, decisions, np.arange(10), y[:10], np.ones(10))
     with pytest.raises(InputError, match="propensity: expected a probability above 0"):

@@ -116,9 +116,14 @@ def fitted_budget(decider: "Decider", scores: Scores, targets: Indices, budget: 
 def budget_of(decider: "Decider", p: Floats, targets: Indices, budget: Any, handed: Any = False) -> Budget:
     """Prices from corrected probabilities (N, C) of held-out samples."""
     expect(decider.rule == "expected-utility", f"a budget needs the rule 'expected-utility', not {decider.rule!r}")
-    utility, prior, shares = decider.utility, decider.decided_prior, as_shares(budget, decider.utility)
+    prior = decider.decided_prior
     weights = np.ones(len(p)) if prior is None else prior[targets] / np.bincount(targets)[targets]
-    worth = Worth.of(utility, p)
+    return priced(decider, p, weights, budget, handed)
+
+
+def priced(decider: "Decider", p: Floats, weights: NDArray[np.float64], budget: Any, handed: Any = False) -> Budget:
+    """Prices from corrected probabilities (N, C) of samples with weights (N,)."""
+    utility, shares, worth = decider.utility, as_shares(budget, decider.utility), Worth.of(decider.utility, p)
     worth.gains[np.broadcast_to(handed, len(p))] = -1.0
     names, groups = limited_actions(shares, worth, utility)
     _, prices = assign(worth.gains, groups, [shares[name] * float(weights.sum()) for name in names], weights)

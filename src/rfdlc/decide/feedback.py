@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from rfdlc.decide import budgets
 from rfdlc.decide.calibrators import CALIBRATORS, SAMPLES_NEEDED, Calibrator, MatrixScaling
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.intervals import Z
+from rfdlc.decide.intervals import Z, distances
 from rfdlc.decide.monitor import Decided
 from rfdlc.decide.priors import Prior, estimate_prior
 from rfdlc.decide.rules import corrected
 from rfdlc.decide.scores import Floats, safe_log, softmax
+from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
 STRATA = 5  # of the largest probability, apart for handed-over samples
@@ -58,25 +60,30 @@ def review_weights(group: Indices, rows: Indices, propensity: Any = None) -> Flo
 
 
 def realised_utility(
-    values: Floats, expected: Floats, group: Indices, rows: Indices, propensity: Any = None
+    utility: Utility, values: Floats, expected: Floats, group: Indices, rows: Indices, propensity: Any = None
 ) -> Realised:
     """The mean utility with its 95% interval, from the utilities (n,) of labelled rows among N decisions.
 
-    `expected` (N,) and `group` (N,) are expected utilities and strata of all decisions.
+    `expected` (N,) and `group` (N,) are expected utilities and strata of all decisions. The interval is that of a mean
+    of skewed values (`intervals.distances`), where a costly mistake may not have been labelled yet.
     """
-    weights = review_weights(group, rows, propensity)
-    mean = float(weights @ values / weights.sum())
-    own = group[rows]
+    weights, own = review_weights(group, rows, propensity), group[rows]
+    whole = float(weights.sum())
+    mean = float(weights @ values / whole)
     labelled, total = np.bincount(own, minlength=group.max() + 1), np.bincount(group)
-    middle = np.bincount(own, values, len(total)) / np.maximum(labelled, 1)
-    several = labelled[own] > 1
-    away = np.where(several, values - middle[own], values - mean)
-    scale = np.where(several, labelled[own] / np.maximum(labelled[own] - 1, 1), 1.0)
-    unseen = 1 - labelled[own] / total[own] if propensity is None else 1.0  # all labelled: nothing is left to chance
-    half = Z * float(np.sqrt((weights**2 * scale * unseen) @ away**2)) / float(weights.sum())
+    if propensity is None:  # each stratum has the weight that it should have: what varies is inside of it
+        middle, several = np.bincount(own, values, len(total)) / np.maximum(labelled, 1), labelled[own] > 1
+        scale = np.sqrt(labelled[own] / np.maximum(labelled[own] - 1, 1))
+        away, unseen = np.where(several, scale * (values - middle[own]), values - mean), 1 - labelled[own] / total[own]
+    else:
+        away, unseen = values - mean, 1 - np.asarray(propensity, dtype=np.float64)
+    another = float(np.sqrt(unseen.mean()) * (weights @ weights)) / whole**2  # what one more sample weighs
+    low, high = float(utility.matrix.min()), float(utility.matrix.max())
+    ends = max(0.0, mean - low) * another, max(0.0, high - mean) * another
+    below, above = distances(np.asarray(weights * np.sqrt(unseen) * away / whole, dtype=np.float64), *ends)
     known = labelled[group] > 0
     promised = float(expected[known].mean() if propensity is None else expected.mean())
-    return Realised(mean, (mean - half, mean + half), promised, len(rows), float(known.mean()))
+    return Realised(mean, (max(low, mean - below), min(high, mean + above)), promised, len(rows), float(known.mean()))
 
 
 def decider_version(decider: Decider) -> str:
@@ -102,10 +109,12 @@ def on_top(old: Decider, new: Decider) -> tuple[float, Floats]:
     Raises
     ------
     InputError
-        If the calibrators differ by more than a temperature and biases, or the deciders combine particles differently.
+        If the calibrators differ by more than a temperature and biases, or the deciders combine particles differently
+        or have other thresholds for unfamiliar input.
     """
     (W, b, power), (W_new, b_new, power_new) = _affine(old), _affine(new)
     same = old.combine == new.combine and np.array_equal(old.weights, new.weights) and power == power_new
+    same = same and old.unfamiliar == new.unfamiliar  # the model's own process applies these thresholds
     fits = same and np.shape(W) == np.shape(W_new)
     scale = float(np.sum(W_new) / np.sum(W)) if fits and np.sum(W) else np.nan
     fits = fits and bool(np.allclose(scale * np.asarray(W), W_new, rtol=1e-6, atol=1e-12)) and scale > 0
@@ -146,7 +155,7 @@ def options(decider: Decider, decisions: Decided, rows: Indices, targets: Indice
     """What a new prior, a recalibration, or both would gain, the best first.
 
     `decisions` are all that were logged, `rows` (n,) those with labels `targets`, and `weights` their inverse
-    propensities. The new prior is estimated from all of them without labels.
+    propensities. The new prior is estimated from all of them without labels; so are the prices of a budget.
     """
     expect(len(rows) >= FEWEST, f"{len(rows)} labels of logged decisions: expected at least {FEWEST} to learn from")
     served = _served_prior(decider, targets, weights)
@@ -154,18 +163,21 @@ def options(decider: Decider, decisions: Decided, rows: Indices, targets: Indice
     new = estimate_prior(p, np.maximum(served, 1e-12)).prior
     labelled, mine = p[rows], U[targets, decisions.actions[rows]]
     fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS
-    found = []
-    for name, fits, prior in (("prior", False, new), ("calibration", True, served), ("both", True, new)):
-        chosen = np.empty(len(rows), dtype=np.int64)
-        for inside in (fold == k for k in range(FOLDS)):
-            own = _calibrator(labelled[~inside], targets[~inside], weights[~inside], served) if fits else None
-            chosen[inside] = decider.decide_probabilities(_decided(labelled[inside], own, served, prior))
+    outside = [fold != k for k in (*range(FOLDS), FOLDS)]  # the last one: all
+    fits = [_calibrator(labelled[each], targets[each], weights[each], served) for each in outside]
+    found, none = [], [None] * (FOLDS + 1)
+    for name, calibrators, prior in (("prior", none, new), ("calibration", fits, served), ("both", fits, new)):
+        chosen, (*each_own, final), priced = np.empty(len(rows), dtype=np.int64), calibrators, decider
+        if decider.budget is not None:
+            given = _decided(p, final, served, prior), np.ones(len(p)), decider.budget.shares, decisions.unfamiliar
+            priced = decider.replace(budget=budgets.priced(decider, *given))
+        for k, own in enumerate(each_own):
+            chosen[fold == k] = priced.decide_probabilities(_decided(labelled[fold == k], own, served, prior))
         gains = U[targets, chosen] - mine
         gains[decisions.unfamiliar[rows]] = 0.0  # handed over in any case
         gain = float(weights @ gains / weights.sum())
         half = Z * float(np.sqrt(weights**2 @ (gains - gain) ** 2)) / float(weights.sum())
-        own = _calibrator(labelled, targets, weights, served) if fits else None
-        found.append(Revision(name, _composed(decider, own, served, prior), gain, (gain - half, gain + half)))
+        found.append(Revision(name, _composed(priced, final, served, prior), gain, (gain - half, gain + half)))
     return sorted(found, key=lambda option: -option.gain)
 
 
@@ -199,5 +211,5 @@ def _composed(decider: Decider, own: Calibrator | None, served: Prior, prior: Pr
     fitted = MatrixScaling(weight * scale, bias * scale + shift, tuple(carried.tolist()), power)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sets of coverage are left out: they promise nothing for other probabilities
-        changes: dict[str, Any] = {"fitted": fitted, "target_prior": prior, "budget": None, "joint": None}
+        changes: dict[str, Any] = {"fitted": fitted, "target_prior": prior, "budget": decider.budget, "joint": None}
         return decider.replace(**changes, calibrated_on=None)

@@ -91,7 +91,8 @@ def _labels(path: Path, ids: NDArray[np.str_], decider: Decider) -> tuple[Any, A
     if not path.is_file():
         return None, None, None
     where, found = {name: i for i, name in enumerate(ids.tolist())}, dict[int, tuple[str, float | None]]()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    text = path.read_text(encoding="utf-8")
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):  # a server may write the next one
         try:
             entry = parse_json(line)
             if entry["id"] in where:
@@ -271,7 +272,8 @@ def _from_labels(log: Log) -> tuple[feedback.Realised | None, list[feedback.Revi
         return None, []
     group, decisions = feedback.strata(log.decisions), log.decisions
     values = decisions.utility.matrix[log.targets, decisions.actions[log.rows]]
-    realised = feedback.realised_utility(values, decisions.expected, group, log.rows, log.propensity)
+    given = values, decisions.expected, group, log.rows, log.propensity
+    realised = feedback.realised_utility(decisions.utility, *given)
     weights = feedback.review_weights(group, log.rows, log.propensity)
     enough = len(log.rows) >= feedback.FEWEST
     return realised, feedback.options(log.decider, decisions, log.rows, log.targets, weights) if enough else []

@@ -1,5 +1,6 @@
 """Decisions that are logged, labels that come later, and deciders that are replaced under load."""
 
+import asyncio
 import json
 import re
 import threading
@@ -13,6 +14,7 @@ import rfdlc
 from rfdlc import Predictions
 from rfdlc.decide.feedback import decider_version
 from rfdlc.integrations.server import decision_log
+from rfdlc.integrations.server.backend import Answer
 from rfdlc.integrations.server.decision_log import DecisionLog
 from rfdlc.integrations.watching import read_log
 
@@ -107,6 +109,46 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, start, s
     assert realised.utility == pytest.approx(values.mean())
     assert {each.name for each in options} == {"prior", "calibration", "both"}
     assert decider_version(rfdlc.Decider.load(tmp_path / "new.json")) == decider_version(option.decider)
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write('{"id": "')  # the server is writing this line
+    assert len(read_log(tmp_path).rows) == 120
+
+
+def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(backend, run, scores, tmp_path, monkeypatch):
+    p, log = scores[0][:50], DecisionLog(tmp_path, Predictions.load(run / "held-out.npz"))
+    deciders = backend.decider, backend.decider.replace(target_prior=np.array([0.91] + [0.01] * 9), budget=None)
+
+    def fail(*given, **options):
+        raise OSError("no space left")
+
+    def write():
+        for decider in deciders:
+            log.add(Answer.of(decider, np.asarray(decider.probabilities(p)), np.zeros(50)))
+        log.flush().result()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(decision_log, "Monitor", fail)
+        write()
+        assert len(list(tmp_path.glob("*.parquet"))) == 2
+        assert (log.dropped, log.monitor) == (0, None)
+        broken.setattr(decision_log, "replacing", fail)
+        write()
+        assert (log.dropped, log._queued) == (100, 0)
+    write()
+    assert (log.dropped, log.monitor.evidence["class prior"].samples) == (100, 50)
+    log.close()
+
+
+def test_a_decider_file_that_cannot_be_looked_at_is_tried_again(tmp_path):
+    (tmp_path / "folder").write_text("a file")
+    found = []
+    live = decision_log.DeciderFile(tmp_path / "folder" / "decider.json", found.append)
+    asyncio.run(live.tend())
+    (tmp_path / "folder").unlink()
+    (tmp_path / "folder").mkdir()
+    rfdlc.Decider(rfdlc.Utility.one_hot(2)).save(tmp_path / "folder" / "decider.json")
+    asyncio.run(live.tend())
+    assert len(found) == 1
 
 
 def test_a_decider_is_replaced_under_load_and_no_request_fails(backend, start, model, samples, scores, tmp_path):

@@ -9,9 +9,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,8 @@ class DecisionLog:
         values = decider.utility.matrix[self._label[mine[rows]], self._action[mine[rows]]]
         chances = self._propensity[mine[rows]]
         known = None if np.isnan(chances).any() else chances
-        return realised_utility(values, self._expected[mine], self._group[mine].astype(np.int64), rows, known)
+        expected, group = self._expected[mine], self._group[mine].astype(np.int64)
+        return realised_utility(decider.utility, values, expected, group, rows, known)
 
     def _gather(self) -> None:
         """From answers to columns, for many answers at once."""
@@ -206,14 +207,15 @@ class DecisionLog:
         self._queued += size
 
         def write() -> None:
-            try:
-                for start in _runs(rows):
-                    self._write(start)
-            except Exception as error:  # a full disk must not stop the server
-                fields = {"error": type(error).__name__, "decisions": size}
-                LOGGER.error("decisions were not logged", extra={"fields": fields})
-            finally:
-                self._queued -= size
+            for run in _runs(rows):
+                with _reported("watched", run):
+                    with _reported("logged", run) as failed:
+                        self._write(run)
+                    if failed:
+                        self.dropped += sum(len(each["p"]) for each in run)
+                    else:
+                        self._watch(run)
+            self._queued -= size
 
         return self._thread.submit(write)
 
@@ -242,11 +244,11 @@ class DecisionLog:
             write_table(pyarrow.table(columns).replace_schema_metadata(known), beside)
         for old in sorted(self.folder.glob("decisions-*.parquet"))[:-FILES]:
             old.unlink(missing_ok=True)
-        self._watch(decider, p, rows)
 
-    def _watch(self, decider: Decider, p: Any, rows: list[dict[str, Any]]) -> None:
+    def _watch(self, rows: list[dict[str, Any]]) -> None:
         if self.held_out is None:
             return
+        decider, p = rows[0]["decider"], np.concatenate([each["p"] for each in rows])
         if self.monitor is None or self._monitored != decider_version(decider):
             self.monitor = Monitor(Reference.fit(decider, self.held_out), per_month=MONTH)
             self._monitored = decider_version(decider)
@@ -256,6 +258,18 @@ class DecisionLog:
         self.monitor.update(Decided(decider.utility, few / few.sum(axis=1, keepdims=True), index, strange))
 
     _monitored = ""
+
+
+@contextmanager
+def _reported(what: str, rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Log a failure, such as a full disk, which must not stop the server; its name is in the list afterwards."""
+    found: list[str] = []
+    try:
+        yield found
+    except Exception as error:
+        found.append(type(error).__name__)
+        fields = {"error": found[0], "decisions": sum(len(each["p"]) for each in rows)}
+        LOGGER.error(f"decisions were not {what}", extra={"fields": fields})
 
 
 def _runs(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -306,7 +320,7 @@ class DeciderFile:
             LOGGER.error("decider refused", extra={"fields": {"error": str(error)}})
 
     def _changed(self) -> Decider | None:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             found = self.path.stat()
             if (found.st_mtime_ns, found.st_size) != self._seen:
                 self._seen = found.st_mtime_ns, found.st_size
