@@ -6,6 +6,7 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
+from rfdlc.decide import fitting
 from rfdlc.decide.calibrators import CALIBRATORS, BiasCorrectedTemperature
 from rfdlc.decide.fitting import CAUTION, COLDEST, HOTTEST, LOG_T_MEAN, LOG_T_SPREAD, SPREADS, HeldOut
 from rfdlc.decide.scores import CorrectedProbabilities
@@ -202,17 +203,49 @@ def test_biases_are_as_large_as_held_out_samples_say():
     assert np.mean(found[1::2]) < 0.25
 
 
-def test_prior_misfit_has_the_derivative_of_finite_differences():
+@pytest.mark.parametrize("basis", [None, np.array([[1.0, -0.5, 0.2, 0.0]]), np.eye(4)[[0, 2]], np.zeros((0, 4))])
+@pytest.mark.parametrize("trust", [0.0, 0.3])
+def test_loss_and_misfit_have_the_derivatives_of_finite_differences(basis, trust):
     rng = np.random.default_rng(3)
-    z, y = sample(rng, 40, [0.5, 0.3, 0.2], sharpness=2)
-    held_out = HeldOut(log_softmax(z, axis=1), y, train_prior=np.array([0.2, 0.3, 0.5]))
-    value, slope, variance = held_out.prior_misfit(z)
-    mean = held_out.weights @ held_out.reweighted(z)
-    assert value == pytest.approx(((mean / held_out.train_prior - 1) ** 2 / variance).sum() / 2)
-    for _ in range(5):
-        step = 1e-5 * rng.normal(size=z.shape)
-        change = held_out.prior_misfit(z + step, variance)[0] - held_out.prior_misfit(z - step, variance)[0]
-        assert change == pytest.approx(2 * (slope * step).sum(), rel=1e-4)
+    z, y = sample(rng, 40, [0.4, 0.3, 0.2, 0.1], sharpness=2)
+    prior = np.array([0.1, 0.2, 0.3, 0.4])
+    held_out = HeldOut(log_softmax(z, axis=1), y, train_prior=prior, balanced=True)
+    _, variance = held_out.prior_misfit(softmax(z, axis=1))
+    spanned = np.eye(4) if basis is None else basis
+    at = rng.normal(size=1 + len(spanned)) / 2
+
+    def naive(parameters):
+        scores = z * np.exp(-parameters[0]) + parameters[1:] @ spanned
+        mean = held_out.weights @ held_out.reweighted(scores)
+        likelihood = nll(log_softmax(scores + held_out.offset, axis=1), y, held_out.weights)
+        return likelihood + trust * ((mean / prior - 1) ** 2 / variance).sum() / 2
+
+    def expansion(parameters):
+        return held_out.expansion(parameters[0], parameters[1:] @ spanned, trust, variance, basis)
+
+    value, slopes, curvature = expansion(at)
+    assert value == pytest.approx(naive(at))
+    for step, slope, bent in zip(1e-5 * np.eye(len(at)), slopes, curvature, strict=True):
+        assert slope == pytest.approx((naive(at + step) - naive(at - step)) / 2e-5, rel=1e-5, abs=1e-8)
+        assert bent == pytest.approx((expansion(at + step)[1] - expansion(at - step)[1]) / 2e-5, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("sharpness", [0.4, 2.0, 8.0])  # where the start is not convex, too
+@pytest.mark.parametrize("train_prior", [None, np.array([0.7, 0.2, 0.1])])
+def test_newton_finds_the_optimum_of_a_quasi_newton_method(monkeypatch, sharpness, train_prior):
+    z, y = sample(np.random.default_rng(14), 60, [0.4, 0.3, 0.3], sharpness)
+    held_out = HeldOut(log_softmax(z, axis=1), y, train_prior=train_prior)
+    directions = BiasCorrectedTemperature.directions(y, 3)
+    found, matrix = held_out._most_probable(directions, SPREADS), held_out.matrix_and_bias()
+    monkeypatch.setattr(fitting, "MOST_NEWTON", -1)
+    monkeypatch.setattr(fitting, "MOST_ENTRIES", -1)
+    for exact, other in zip(found, held_out._most_probable(directions, SPREADS), strict=True):
+        assert exact[0] == pytest.approx(other[0], abs=1e-5)
+        assert exact[1] == pytest.approx(other[1], rel=0.01)  # by differences there
+        assert exact[2] == pytest.approx(other[2], abs=1e-5)
+        assert exact[3] == pytest.approx(other[3], abs=1e-5)
+    for exact, other in zip(matrix, held_out.matrix_and_bias(), strict=True):
+        assert exact == pytest.approx(other, abs=2e-3)
 
 
 def test_prior_corrected_temperature_finds_how_far_a_model_leans_to_the_head():

@@ -1,11 +1,12 @@
 """Held-out data, and the parameters of calibrators that fit them best."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dposv
 from scipy.optimize import minimize
 from scipy.sparse import csr_array
 
@@ -22,6 +23,9 @@ STEEPEST = 4.0  # the largest power, and one over the least
 LOG_T_MEAN, LOG_T_SPREAD, CAUTION = 0.25, 0.5, 0.5
 SPREADS = (0.8, 0.2, 0.05)  # of Gaussians on biases: large ones to nearly none
 LEAST_CERTAIN, FEW_CLASSES = 0.1, 10  # of mean probabilities: many rare classes together would outweigh the labels
+MOST_NEWTON, MOST_ENTRIES = 1000, 250  # parameters, and entries of a matrix, that Newton's method fits
+NEWTON_STEPS = 100
+CONVERGED, MOST_DAMPED = 1e-8, 1e6  # in nats; beyond this damping no step gains anything
 MOVED = 0.1  # the least variance of what fitted biases do to a log prior
 MATRIX_STRENGTH = 30.0  # of a Gaussian on each entry of a matrix: there are C of them per class
 
@@ -37,6 +41,39 @@ def affine(log_p: Floats, weight: Any, bias: Any, power: float = 1.0) -> Floats:
         log_p = -(np.abs(log_p) ** log_p.dtype.type(power))
     scores: Floats = log_p @ W.T if W.ndim == 2 else log_p * W
     return scores + b if b.any() else scores
+
+
+def newton(
+    expansion: Callable[[Floats], tuple[float, Floats, Floats]], start: Floats, between: Floats
+) -> tuple[Floats, float, Floats]:
+    """The lowest value, where it is and its second derivative, by damped Newton steps from (value, slope, curvature).
+
+    The first parameter stays between two bounds; values are in nats.
+    """
+    best, damping = start.copy(), 0.0
+    value, slope, curvature = expansion(best)
+    for _ in range(NEWTON_STEPS):
+        convex, downhill = curvature.copy(), -slope
+        if best[0] == between[int(slope[0] < 0)]:  # at a bound, and the value falls beyond it
+            downhill[0] = convex[0, 1:] = convex[1:, 0] = 0
+            convex[0, 0] = 1
+        convex.flat[:: len(convex) + 1] *= 1 + damping
+        _, step, failed = dposv(convex, downhill)  # the wrappers in scipy.linalg cost more than small systems
+        if failed:  # not convex here
+            convex.flat[:: len(convex) + 1] = (1 + damping) * np.abs(curvature).sum(axis=0)  # diagonally dominant
+            step = np.linalg.solve(convex, downhill)
+        tried = best + step
+        tried[0] = min(max(tried[0], between[0]), between[1])
+        if step @ downhill < CONVERGED and damping == 0:  # the last step squares an error that is small already
+            return tried, value - step @ downhill / 2, curvature
+        found = expansion(tried)
+        if found[0] <= value:
+            best, (value, slope, curvature), damping = tried, found, damping / 10 if damping > 0.1 else 0.0
+        elif damping > MOST_DAMPED:  # rounding hides what is left to gain
+            break
+        else:
+            damping = max(10 * damping, 0.1)
+    return best, value, curvature
 
 
 class HeldOut:
@@ -59,6 +96,7 @@ class HeldOut:
         self.size = 1 / (repeats @ np.square(np.broadcast_to(each, len(targets))))  # effective sample size
         self.prior: Prior = np.bincount(targets, self.weights, minlength=log_p.shape[1]).astype(np.float64)
         self.train_prior = train_prior if train_prior is not None and train_prior.all() else None
+        self._shifted: Floats | None = None
         self.offset = np.zeros(log_p.shape[1])  # from the prior that the scores carry to that of the held-out data
         if train_prior is not None:
             self.prior = shrunk(self.size * self.prior, train_prior)
@@ -93,25 +131,84 @@ class HeldOut:
         slope[self.rows, self.targets] -= self.weights
         return float(loss), slope
 
-    def prior_misfit(self, scores: Floats, variance: Floats | None = None) -> tuple[float, Floats, Floats]:
+    def prior_misfit(self, p: Floats) -> tuple[float, Floats]:
         """How improbable it is that mean probabilities are as far from the prior that the scores carry (nearly -log).
 
         Probabilities have the prior that they carry as their mean: few samples tell more by that than by their labels.
-        Also the derivative by the scores (N, C), and the variance of each mean over its prior (C,) if it is not given:
-        that of hits, and larger for classes without a sample to expect.
+        Also the variance of each mean over its prior (C,): that of hits, larger for classes without a sample to expect.
         """
-        prior, p, shift = self.train_prior, softmax(scores + self.offset), np.exp(-self.offset)
-        total = max(float((self.weights @ p) @ shift), 1e-300)
-        mean = (self.weights @ p) * shift / total
-        if variance is None:
-            expected = self.size * prior
-            each = self.weights @ p**2 * (shift / total) ** 2 / np.maximum(mean, 1e-300)
-            few = np.sqrt(max(1.0, len(mean) / FEW_CLASSES))
-            variance = np.maximum(each, LEAST_CERTAIN) / expected * (1 + 1 / expected) * few
-        off = mean / prior - 1
-        slope = off / variance / prior
-        slope = self.weights[:, None] * (slope - slope @ mean) * shift / total  # by p
-        return float((off**2 / variance).sum() / 2), p * (slope - (p * slope).sum(axis=1, keepdims=True)), variance
+        mean = np.maximum(self.weights @ p, 1e-300) * np.exp(-self.offset)
+        total = mean.sum()
+        each = self.weights @ p**2 * np.exp(-2 * self.offset) / total / mean
+        expected, few = self.size * self.train_prior, np.sqrt(max(1.0, len(mean) / FEW_CLASSES))
+        variance = np.maximum(each, LEAST_CERTAIN) / expected * (1 + 1 / expected) * few
+        return float(((mean / total / self.train_prior - 1) ** 2 / variance).sum() / 2), variance
+
+    def scaled(self, log_t: float, bias: Floats) -> tuple[Floats, Floats]:
+        """log p / T, its largest at 0, and the probabilities of these scores and the bias (C,)."""
+        if self._shifted is None:
+            self._shifted = self.log_p - self.log_p.max(axis=1, keepdims=True)
+        scaled, bias = self._shifted * np.exp(-log_t), bias + self.offset
+        p = scaled + (bias - bias.max())
+        np.exp(p, out=p)
+        p /= np.maximum(p @ np.ones(len(bias)), 1e-300)[:, None]
+        return scaled, p
+
+    def expansion(
+        self, log_t: float, bias: Floats, trust: float, variance: Any, basis: Any, second: bool = True
+    ) -> tuple[float, Floats, Any]:
+        """The negative log-likelihood and `trust` times the misfit, and their derivatives by log T and along the basis.
+
+        The basis (parameters, C) spans the biases; None stands for one parameter per class.
+        """
+        (scaled, p), weights = self.scaled(log_t, bias), self.weights
+        own = self.rows, self.targets
+        by_t, mean, every = p * scaled, weights @ p, np.ones(len(bias))  # the derivative by log T is minus `scaled`
+        value = -weights @ np.log(np.maximum(p[own], 1e-300))
+        mean_t, each_t = weights @ by_t, by_t @ every
+        slope_t, slope = weights @ scaled[own] - mean_t.sum(), mean - np.bincount(self.targets, weights, len(mean))
+        bent, bent_t = mean, mean_t
+        if trust:
+            shift, prior = np.exp(-self.offset), np.asarray(self.train_prior)
+            total = max(float(mean @ shift), 1e-300)
+            share = mean * shift / total
+            off, sharp = share / prior - 1, trust / variance
+            value += off**2 @ sharp / 2
+            by_share = off * sharp / prior
+            by_p = shift * (by_share - by_share @ share) / total
+            each = p @ by_p
+            uneven = weights * each
+            bent, bent_t = mean + by_p * mean - uneven @ p, mean_t + by_p * mean_t - uneven @ by_t
+            slope_t, slope = slope_t - by_p @ mean_t + uneven @ each_t, slope + bent - mean
+        slopes = np.concatenate([[slope_t], slope if basis is None else basis @ slope])
+        if not second:
+            return float(value), slopes, None
+        along = np.empty((len(p), len(slopes)))  # the mean derivative of a sample's scores
+        along[:, 0], along[:, 1:] = -each_t, p if basis is None else p @ basis.T
+        weighted, squares = weights[:, None] * along, by_t * scaled
+        bent_tt = weights @ (squares @ every)
+        if trust:
+            moved = -p.T @ weighted  # the sums of probabilities (C, 1 + parameters)
+            moved[:, 0] -= mean_t
+            moved[:, 1:] += np.diag(mean) if basis is None else (basis * mean).T
+            moved *= shift[:, None]
+            all_moved = moved.sum(axis=0)
+            share_moved = (moved - share[:, None] * all_moved) / total
+            found = (share_moved.T * (sharp / prior**2)) @ share_moved
+            found -= 2 / total * ((by_p / shift) @ moved)[:, None] * all_moved
+            bent_tt += (weights @ squares) @ by_p - uneven @ (squares @ every)
+            doubled = along * (1 - 2 * each)[:, None]
+            doubled[:, 0] -= 2 * (by_t @ by_p)
+            doubled[:, 1:] += 2 * by_p * p if basis is None else p @ (2 * by_p * basis).T
+            found -= weighted.T @ doubled
+            found = (found + found.T) / 2
+        else:
+            found = -(along.T @ weighted)
+        found[0, 0] += bent_tt - slope_t
+        found[0, 1:] -= bent_t if basis is None else basis @ bent_t
+        found[1:, 0] = found[0, 1:]
+        found[1:, 1:] += np.diag(bent) if basis is None else (basis * bent) @ basis.T
+        return float(value), slopes, found
 
     def temperature(self) -> tuple[float, float]:
         """The most probable temperature and `CAUTION` standard errors more, and the standard error of its logarithm."""
@@ -142,41 +239,45 @@ class HeldOut:
         Under Gaussians on log T and, with these spreads, on the factors of the directions. Mean probabilities count as
         far as a temperature and biases of the first spread explain them.
         """
-        per_class, count = directions.T.tocsr(), directions.shape[0]
-        middle, options = np.r_[LOG_T_MEAN, np.zeros(count)], {"maxiter": 500, "ftol": 1e-11, "gtol": 1e-7}
-        plausible = np.log([COLDEST, HOTTEST])
+        count, plausible = directions.shape[0], np.log([COLDEST, HOTTEST])
+        basis = directions.toarray() if count <= MOST_NEWTON else directions  # sparse products of small arrays are slow
+        projection = None if count <= MOST_NEWTON and np.array_equal(basis, np.eye(len(self.prior))) else basis
+        middle = np.r_[LOG_T_MEAN, np.zeros(count)]
 
-        def scores(parameters: Floats) -> Floats:
-            return self.log_p * np.exp(-parameters[0]) + per_class @ parameters[1:]
+        def loss(parameters: Floats, precision: Floats, trust: float, variance: Any, *, second: bool = False) -> Any:
+            found = self.expansion(parameters[0], parameters[1:] @ basis, trust, variance, projection, second)
+            drift, (value, slopes, curvature) = parameters - middle, found
+            value, slopes = self.size * value + drift**2 @ precision / 2, self.size * slopes + drift * precision
+            return (value, slopes, self.size * curvature + np.diag(precision)) if second else (value, slopes)
 
-        def loss(parameters: Floats, spread: float, trust: float, variance: Floats | None) -> tuple[float, Floats]:
-            found, widths = scores(parameters), np.r_[LOG_T_SPREAD, np.full(count, spread)]
-            drift, (value, slope) = (parameters - middle) / widths, self.loss(found)
-            if trust:
-                misfit, more, _ = self.prior_misfit(found, variance)
-                value, slope = value + trust * misfit / self.size, slope + trust / self.size * more
-            by_log_t = -(slope * self.log_p).sum() * np.exp(-parameters[0])
-            slopes = np.r_[by_log_t, directions @ slope.sum(axis=0)]
-            return value + drift @ drift / 2 / self.size, slopes + drift / widths / self.size
-
-        def lowest(start: Floats, between: Floats, *given: Any) -> tuple[Floats, float]:
-            bounds = [tuple(between), *[(None, None)] * count]
+        def quasi_newton(start: Floats, between: Floats, *given: Any) -> tuple[Floats, float]:
+            bounds, options = [tuple(between), *[(None, None)] * count], {"maxiter": 500, "ftol": 1e-13, "gtol": 1e-5}
             found = minimize(loss, start, given, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-            return found.x, self.size * found.fun
+            return found.x, found.fun
 
-        best, trust, variance, fits = lowest(middle, plausible, spreads[0], 0.0, None)[0], 0.0, None, []
+        def lowest(start: Floats, *given: Any) -> tuple[Floats, float, float]:
+            """Where the loss is lowest, its value, and its curvature along log T if the other parameters follow."""
+            if count <= MOST_NEWTON:
+                best, least, bent = newton(lambda at: loss(at, *given, second=True), start, plausible)
+                return best, least, float(bent[0, 0] - bent[0, 1:] @ np.linalg.solve(bent[1:, 1:], bent[1:, 0]))
+            best, least = quasi_newton(start, plausible, *given)
+            sides = [quasi_newton(best, np.repeat(best[0] + side, 2), *given)[1] for side in (-STEP, STEP)]
+            return best, least, (sum(sides) - 2 * least) / STEP**2
+
+        def probabilities(parameters: Floats) -> Floats:
+            return self.scaled(parameters[0], parameters[1:] @ basis)[1]
+
+        precisions = [np.r_[LOG_T_SPREAD**-2, np.full(count, spread**-2)] for spread in spreads]
+        best, trust, variance, fits = lowest(middle, precisions[0], 0.0, None)[0], 0.0, None, []
         if self.train_prior is not None:
-            misfit, _, variance = self.prior_misfit(scores(best))
-            trust = min(1.0, len(self.prior) / max(misfit, 1e-9)) ** 2  # chance gives half a unit per class
-        for spread in spreads:
-            given = spread, trust, variance
-            best, least = lowest(best, plausible, *given)
-            around = [lowest(best, np.repeat(best[0] + side, 2), *given)[1] - least for side in (-STEP, STEP)]
-            p = softmax(scores(best) + self.offset)
-            known = self.size * (directions.power(2) @ (self.weights @ p) - self.weights @ (p @ per_class) ** 2)
+            misfit, variance = self.prior_misfit(probabilities(best))
+            trust = min(1.0, len(self.prior) / max(misfit, 1e-9)) ** 2 / self.size  # chance: half a unit per class
+        for spread, precision in zip(spreads, precisions, strict=True):
+            best, least, bent = lowest(best, precision, trust, variance)
+            p = probabilities(best)
+            known = self.size * (basis**2 @ (self.weights @ p) - self.weights @ (p @ basis.T) ** 2)
             evidence = least + np.log1p(spread**2 * known).sum() / 2
-            error = 1 / np.sqrt(max(sum(around) / STEP**2, LOG_T_SPREAD**-2))
-            fits.append((best[0], error, per_class @ best[1:], evidence))
+            fits.append((best[0], 1 / np.sqrt(max(bent, LOG_T_SPREAD**-2)), best[1:] @ basis, evidence))
         return fits
 
     def temperature_and_power(self, directions: csr_array) -> tuple[float, float, NDArray[np.float64]]:
@@ -203,15 +304,29 @@ class HeldOut:
 
     def matrix_and_bias(self) -> tuple[Floats, Floats]:
         """W (C, C) and b (C,), with a ridge penalty on their distance from 1/T and 0."""
-        classes, penalty = self.log_p.shape[1], MATRIX_STRENGTH / self.size
-        at_rest = np.vstack([np.eye(classes) / self.temperature()[0], np.zeros(classes)])  # (C + 1, C): W.T above b
+        classes, temperature = self.log_p.shape[1], self.temperature()[0]
+        inputs = np.column_stack([self.log_p, np.ones(len(self.rows))])  # the last column stands for b
+        weighted = np.sqrt(self.size * self.weights)[:, None] * inputs
+        rest, shape = self.log_p / temperature, (classes, classes + 1)  # W beside b
 
         def loss(flat: Floats) -> tuple[float, Floats]:
-            parameters = flat.reshape(at_rest.shape)
-            drift, (nll, slope) = parameters - at_rest, self.loss(self.log_p @ parameters[:-1] + parameters[-1])
-            slopes = np.vstack([self.log_p.T @ slope, slope.sum(axis=0)])
-            return nll + penalty / 2 * (drift**2).sum(), (slopes + penalty * drift).ravel()
+            drift = flat.reshape(shape)
+            nll, slope = self.loss(rest + inputs @ drift.T)
+            slopes = self.size * slope.T @ inputs + MATRIX_STRENGTH * drift
+            return self.size * nll + MATRIX_STRENGTH / 2 * (drift**2).sum(), slopes.ravel()
 
-        found = minimize(loss, at_rest.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
-        found = found.reshape(at_rest.shape)
-        return found[:-1].T, found[-1]
+        def expansion(flat: Floats) -> tuple[float, Floats, Floats]:
+            p = softmax(rest + inputs @ flat.reshape(shape).T + self.offset)
+            along = (p[:, :, None] * weighted[:, None]).reshape(len(p), -1)
+            bent = MATRIX_STRENGTH * np.eye(flat.size) - along.T @ along
+            own = (along.T @ weighted).reshape(*shape, classes + 1)
+            bent.reshape(*shape, *shape)[np.arange(classes), :, np.arange(classes)] += own
+            return *loss(flat), bent
+
+        start = np.zeros(classes * (classes + 1))
+        if len(start) <= MOST_ENTRIES:
+            found = newton(expansion, start, np.array([-np.inf, np.inf]))[0]
+        else:
+            found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
+        found = found.reshape(shape)
+        return np.eye(classes) / temperature + found[:, :-1], found[:, -1]
