@@ -62,6 +62,30 @@ def test_a_subset_has_the_names_of_the_whole_and_trains(tmp_path):
     assert model.predict(rfdlc.load(data).test).targets.tolist() == [0, 1, 2]
 
 
+def test_splits_that_number_their_classes_differently_are_matched_by_name():
+    class Fewer(Items):
+        classes = ["dog", "owl"]  # noqa: RUF012  # a folder of test images without cats
+
+    images = [Image.fromarray(x) for x in SQUARES]
+    data = rfdlc.load({"train": Items(images), "test": Fewer(images[:4], [0, 1, 1, 0])})
+    assert data.classes.names == ("cat", "dog", "owl")
+    assert data.test.labels.tolist() == [1, 2, 2, 1]
+    with pytest.raises(InputError, match="Fewer, test: a label is out of range: expected numbers from 0 to 1"):
+        rfdlc.load({"train": Items(images), "test": Fewer(images[:4], [0, 1, 1, -1])})
+    with pytest.raises(InputError, match="label 'cat' is not a class: expected one of dog, owl"):
+        rfdlc.load({"train": Fewer(images, LABELS % 2), "test": Items(images)})
+
+
+@pytest.mark.parametrize("label", [None, np.eye(3)[0]], ids=["none", "one-hot"])
+def test_labels_that_are_not_one_class(label):
+    class Labelled(Items):
+        def __getitem__(self, index):
+            return self.inputs[index], label
+
+    with pytest.raises(InputError, match=r"train sample 0: its label is .*: expected one class"):
+        rfdlc.load(Labelled(SQUARES))
+
+
 def test_torchvision_is_read_as_it_is():
     from rfdlc.training.networks.pretrained import _timm
 

@@ -61,7 +61,9 @@ def read(
         keys = _columns(one, target)
         names = one.features[keys[1]].names if keys and keys[1] in _of_kind(one, "ClassLabel") else _names(one)
         inputs, labels, image_size = _gather(one, keys, image_size, interpolation, split)
-        found |= {f"{split}_x": inputs, f"{split}_y": labels} | ({"names": names} if names else {})
+        if names and names != found.setdefault("names", names):  # another split numbers its classes differently
+            labels = _named(f"{type(one).__name__}, {split}", names, labels)
+        found |= {f"{split}_x": inputs, f"{split}_y": labels}
     data = [key for key in found if key.endswith("_x")]
     grey = all(found[key].ndim == 4 and (found[key] == found[key][:, :1]).all() for key in data)
     return arrays.from_arrays(
@@ -104,6 +106,15 @@ def _names(one: Any) -> list[str] | None:
     return None
 
 
+def _named(where: str, names: list[str], labels: NDArray[Any]) -> NDArray[Any]:
+    """The names of classes whose numbers are given; text stays as it is."""
+    if labels.dtype.kind not in "iu":
+        return labels
+    inside = bool(((labels >= 0) & (labels < len(names))).all())
+    expect(inside, f"{where}: a label is out of range: expected numbers from 0 to {len(names) - 1}")
+    return np.array(names)[labels]
+
+
 def _gather(
     one: Any, keys: tuple[str, str] | None, side: int | None, interpolation: str, split: str
 ) -> tuple[NDArray[Any], NDArray[Any], int | None]:
@@ -115,6 +126,8 @@ def _gather(
         pair = keys is not None or (isinstance(item, tuple | list) and len(item) == 2)
         expect(pair, f"{where}: is a {type(item).__name__}: expected a pair (image or features, label)")
         given, label = item if keys is None else (item[key] for key in keys)
+        one_class = label is not None and np.size(label) == 1
+        expect(one_class, f"{where}: its label is {label}: expected one class, as a number or a name")
         labels.append(label.item() if hasattr(label, "item") else label)
         values = given if hasattr(given, "getpixel") else np.asarray(given)
         if isinstance(values, np.ndarray) and values.ndim < 2:
