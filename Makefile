@@ -111,7 +111,7 @@ format: .venv/ready
 	touch .venv/trains
 
 .venv/ready: .venv/trains
-	$(PIP) -e ".[train,vision,tables,export,serve,sign,log,hub,dev]"
+	$(PIP) -e ".[train,vision,tables,export,serve,sign,log,hub,search,dev]"
 	touch .venv/ready
 
 .venv/docs: .venv/ready

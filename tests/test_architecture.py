@@ -38,7 +38,9 @@ ORDER_OF_TRAINING = (
     {"trainer"},
     {"tuning"},
     {"train"},
-    {"cross_validation"},
+    {"cross_validation", "plans"},
+    {"searching"},
+    {"sweep"},
 )
 MOST_LINES, MOST_FILES, LONGEST_FILE = 28_000, 165, 400
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.

@@ -30,6 +30,7 @@ from rfdlc.integrations.watching import watch as watch
 from rfdlc.training.config import TrainConfig as TrainConfig
 from rfdlc.training.cross_validation import cross_validate as cross_validate
 from rfdlc.training.model import Model as Model
+from rfdlc.training.sweep import sweep as sweep
 from rfdlc.training.train import RunSpec as RunSpec
 from rfdlc.training.train import fork as fork
 from rfdlc.training.train import resume as resume

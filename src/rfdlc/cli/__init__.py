@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rfdlc import __version__
-from rfdlc.cli import data, decide, demo, deploy, train, utility, watch
+from rfdlc.cli import data, decide, demo, deploy, sweep, train, utility, watch
 from rfdlc.errors import InputError, printable
 from rfdlc.progress import shown, speaks
 
@@ -29,6 +29,7 @@ COMMANDS = {
     data: ("inspect",),
     demo: ("demo",),
     train: ("methods", "train", "resume", "fork"),
+    sweep: ("sweep",),
     deploy: ("embed", "predict", "export", "sign", "verify", "serve"),
     watch: ("watch", "recalibrate"),
 }

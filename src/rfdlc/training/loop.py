@@ -43,11 +43,11 @@ SHARES = 5  # a stream of random numbers beside those of order, augmentation, mi
 
 
 class TrainingStopped(RuntimeError):
-    """The loss of a run is no longer a number."""
+    """The loss of a run is no longer a number; `path` is its folder, where it has one."""
 
-    def __init__(self, message: str, run: int = 0) -> None:
+    def __init__(self, message: str, run: int = 0, path: Path | None = None) -> None:
         super().__init__(message)
-        self.run = run
+        self.run, self.path = run, path
 
 
 class PreparedStage:

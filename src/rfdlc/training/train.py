@@ -80,7 +80,7 @@ def train(
         settings["backbone"] = backbone if own is None else "own"
     specs = [RunSpec(out, method, settings)]
     with process_group() as group:
-        trainer, runs = _prepare(data, specs, root, data_options or {}, own, group, again=under_torchrun())
+        trainer, runs = prepare_runs(data, specs, root, data_options or {}, own, group, again=under_torchrun())
         tune(trainer, runs[0])
         return trainer.fit(runs)[0]
 
@@ -180,13 +180,13 @@ def train_many(
     alone = "tune and budget are for a run that is trained alone: use train, or leave them out"
     expect(not any(_asks_for_trials(spec.settings) for spec in specs), alone)
     specs = [replace(spec, settings={**spec.settings, "tune": "off", "budget": 0}) for spec in specs]
-    trainer, runs = _prepare(data, specs, root, data_options or {}, networks=networks)
+    trainer, runs = prepare_runs(data, specs, root, data_options or {}, networks=networks)
     models = {run.path: Model.load(run.path, device=run.config.device) for run in runs if run.finished}
     models |= {model.path: model for model in trainer.fit([run for run in runs if run.path not in models])}
     return [models[run.path] for run in runs]
 
 
-def _prepare(
+def prepare_runs(
     data: Any, specs: Sequence[RunSpec], root: str | Path | None, options: Mapping[str, Any],
     backbone: OwnBackbone | None = None, group: ProcessGroup = SINGLE, networks: int = 24, again: bool = True,
 ) -> tuple[Trainer, list[Run]]:  # fmt: skip

@@ -61,6 +61,7 @@ class Trainer:
         self.data, self.group = data, group
         self.stacker = Stacker(data, backbone, group, networks)
         self.announced: dict[str, str] = {}
+        self.watch: Callable[[Run], None] = lambda run: None  # called after each epoch of a run; may raise to end it
 
     def check(self, run: Run, again: bool = True) -> None:
         """Raise for a run that cannot be trained here or whose folder holds a run (with `again`: another run)."""
@@ -129,6 +130,7 @@ class Trainer:
                         for run, member, own, leaves in present:
                             keep_best(run, member.model.net)
                             _checkpoint(run, member.model.net, own, stop or leaves or ended, due)
+                            self.watch(run)
                         where = f"epoch {epoch.epoch} of {stack.run.epochs}  loss {epoch.losses[0]:.3f}"
                         show(0, f"{where}  rate {epoch.rates[0]:.2g}  {epoch.samples_per_second:,.0f} samples/s")
                         last = ended or epoch.epoch == max(member.runs[0].epochs for member in stack.members)
@@ -375,7 +377,7 @@ def _reported(stack: Stack) -> Iterator[tuple[Callable[[int, str], None], list[i
     except TrainingStopped as error:
         run = stack.members[error.run].runs[0]
         good = (saved := run.checkpoint()) and f"the last good checkpoint is epoch {saved.epoch} in {run.path}"
-        raise TrainingStopped(f"{error}; {good or 'there is no checkpoint yet'}") from None
+        raise TrainingStopped(f"{error}; {good or 'there is no checkpoint yet'}", path=run.path) from None
     except KeyboardInterrupt:
         saved = first.checkpoint()
         way = "the same call of train_many" if several else f"`rfdlc resume {first.path}`"

@@ -1,0 +1,178 @@
+"""Sweeps: many trainings from one TOML file, each in a run folder of its own, here, on Ray or as a SLURM array.
+
+The run folders are all that a sweep remembers. Started again, it continues them, and its table is the same.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rfdlc.errors import InputError, choose, expect
+from rfdlc.files import replacing
+from rfdlc.training.plans import OF_DATA, TABLE, Job, Plan, Row, row_of, write_rows
+from rfdlc.training.searching import search
+from rfdlc.training.train import RunSpec
+
+ENGINES = ("local", "ray", "slurm")
+SCRIPT = "sweep.sbatch"
+APART = ("backbone", "pretrained", "backbone_options", "image_size")  # runs that differ in these are trained in turn
+MOST_RUNS, LONGEST_NAME = 10_000, 120
+RETRIES = 3  # of a job on Ray whose worker has died
+
+
+def sweep(
+    file: str | Path, out: str | Path | None = None, *, engine: str = "local", address: str | None = None,
+    runs_per_job: int = 1, job: int | None = None, networks: int = 24, collect: bool = False,
+) -> list[Row]:  # fmt: skip
+    """Train a grid of settings, or search among them; each run is in a folder of its own.
+
+    After an interruption, make the same call again: finished runs stay, unfinished ones are continued, and the table is
+    the same.
+
+    Parameters
+    ----------
+    file
+        A TOML file with `data`, `settings` of all runs, and a `grid`, a list of `runs` or a `search`.
+    out
+        The folder of the run folders and of `table.csv`; by default `out` of the file, or `runs/` and its name.
+    engine, address
+        `local`: side by side in this process. `ray`: as tasks of a cluster. `slurm`: write a script for an array.
+    runs_per_job, job
+        For `ray` and `slurm`: how many runs one job trains side by side. `job` trains one of them, here.
+    networks, collect
+        The largest number of networks of a stack; `collect` trains nothing.
+
+    Returns
+    -------
+    list of dict
+        One row per run: its name, state and settings, and its metrics on held-out and on test data.
+    """
+    path = Path(file).expanduser()
+    plan, folder = Plan.read(path), folder_of(path, out)
+    choose("engine", engine, ENGINES)
+    expect(runs_per_job >= 1, f"runs_per_job is {runs_per_job}: expected 1 or more")
+    if plan.search is not None:
+        expect(engine == "local" and job is None, "a search asks for one trial after another: use engine=local")
+        return search(plan, folder, collect=collect)
+    changes = plan.changes()
+    expect(len(changes) <= MOST_RUNS, f"{path}: has {len(changes):,} runs: expected at most {MOST_RUNS:,}")
+    names = names_of(changes)
+    groups = list(_groups(changes))
+    jobs = [group[at : at + runs_per_job] for group in groups for at in range(0, len(group), runs_per_job)]
+    many = partial(_jobs, plan, folder, changes, names)
+    if job is not None:
+        expect(0 <= job < len(jobs), f"job is {job}: expected 0 to {len(jobs) - 1}")
+        many(jobs[job : job + 1])[0].train(networks)
+    elif engine == "slurm":
+        write_script(folder, path, len(jobs), runs_per_job)
+    elif not collect:
+        run_jobs: Callable[[Sequence[Job]], None] = partial(_on_ray, address=address, networks=networks)
+        if engine == "local":
+            run_jobs, jobs = partial(_here, networks=networks), groups
+        run_jobs(many(jobs))
+    rows = [row_of(folder / name, own) for name, own in zip(names, changes, strict=True)]
+    if job is None and folder.is_dir():
+        write_rows(folder / TABLE, rows)
+    return rows
+
+
+def folder_of(file: str | Path, out: str | Path | None) -> Path:
+    """Where a sweep keeps its runs."""
+    path = Path(file).expanduser()
+    return Path(out or Plan.read(path).out or Path("runs") / path.stem)
+
+
+def names_of(changes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of run folders, by what is different in each run.
+
+    >>> names_of([{"method": "ce", "seed": 0}, {"method": "ce", "seed": 1}, {}])
+    ['method=ce,seed=0', 'method=ce,seed=1', 'run']
+    """
+    texts = [",".join(f"{name}={value}" for name, value in own.items()) or "run" for own in changes]
+    names = [re.sub(r"[^\w.,=+-]+", "_", text)[:LONGEST_NAME].lstrip(".") for text in texts]
+    return [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names)]
+
+
+def _groups(changes: Sequence[Mapping[str, Any]]) -> Iterator[list[int]]:
+    """Positions of runs that may be trained by one call: on the same data, with the same kind of network."""
+    found: dict[str, list[int]] = {}
+    for number, own in enumerate(changes):
+        key = str([(name, value) for name, value in sorted(own.items()) if name.startswith(OF_DATA) or name in APART])
+        found.setdefault(key, []).append(number)
+    yield from found.values()
+
+
+def _jobs(
+    plan: Plan, folder: Path, changes: Sequence[Mapping[str, Any]], names: Sequence[str], groups: Sequence[list[int]]
+) -> list[Job]:
+    return [plan.job(folder, [changes[i] for i in own], [names[i] for i in own]) for own in groups]
+
+
+def _here(jobs: Sequence[Job], networks: int) -> None:
+    for job in jobs:
+        job.train(networks)
+
+
+def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
+    """One task per job, with a GPU of its own where the cluster has any. Ray tries again where a worker has died."""
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise InputError('engine=ray needs ray: pip install "rfdlc[ray]"') from None
+    opened = not ray.is_initialized()
+    if opened:
+        ray.init(address=address, log_to_driver=False)
+    try:
+        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        task = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(Job.train)
+        ray.get([task.remote(_absolute(job), networks) for job in jobs])
+    except ray.exceptions.RayTaskError as error:
+        raise error.as_instanceof_cause() from None
+    finally:
+        if opened:
+            ray.shutdown()
+
+
+def _absolute(job: Job) -> Job:
+    """Workers of Ray may have another current folder."""
+    specs = [RunSpec(Path(spec.out).absolute(), spec.method, spec.settings) for spec in job.specs]
+    data = Path(job.root or "", job.data).expanduser()
+    root = None if job.root is None else str(Path(job.root).expanduser().absolute())
+    source = str(data.absolute()) if job.root is None and data.exists() else job.data
+    return Job(source, root, job.options, specs)
+
+
+def write_script(folder: Path, file: Path, jobs: int, runs_per_job: int) -> Path:
+    """The SLURM script of an array with one task per job; a task that is put back into the queue continues."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = shlex.join([str(file), "--out", str(folder), "--runs-per-job", str(runs_per_job)])
+    text = f"""#!/bin/bash
+#SBATCH --array=0-{jobs - 1} --requeue --job-name={re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)}
+#SBATCH --gpus-per-task=1 --cpus-per-task=8 --output={shlex.quote(str(folder / "slurm-%a.log"))}
+rfdlc sweep {given} --job "$SLURM_ARRAY_TASK_ID"
+"""
+    with replacing(folder / SCRIPT) as beside:
+        beside.write_text(text, "utf-8")
+    return folder / SCRIPT
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """Means over seeds of the finished runs, with their number, best first by the held-out loss.
+
+    >>> rows = [{"run": str(s), "state": "finished", "lr": 1, "seed": s, "held_out_nll": 1.0 + s} for s in (0, 1)]
+    >>> summary(rows)
+    [{'lr': 1, 'runs': 2, 'held_out_nll': 1.5}]
+    """
+    groups: dict[str, tuple[Row, list[Row]]] = {}
+    for row in (row for row in rows if row["state"] == "finished"):
+        own = {name: value for name, value in row.items() if name not in ("run", "state", "seed")}
+        numbers = {name: own.pop(name) for name in list(own) if name.startswith(("held_out_", "test_"))}
+        groups.setdefault(str(own), (own, []))[1].append(numbers)
+    found = list[Row]()
+    for own, each in groups.values():
+        means = {name: sum(numbers[name] for numbers in each) / len(each) for name in each[0]}
+        found.append({**own, "runs": len(each), **means})
+    return sorted(found, key=lambda row: row.get("held_out_nll", 0.0))

@@ -1,0 +1,206 @@
+"""Sweeps: a grid, a search and a SLURM array end with the same table, however often they are killed."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import rfdlc
+from rfdlc.errors import InputError
+from rfdlc.training.plans import Plan, Search, row_of
+from rfdlc.training.searching import ask
+from rfdlc.training.sweep import names_of, summary
+
+GRID = """
+data = "{data}"
+[settings]
+epochs = 3
+batch_size = 64
+widths = [4]
+calibration = "temperature"
+checkpoint_every = 1
+method = "ce"
+preset = "features"
+[grid]
+method = ["ce", "la"]
+learning_rate = [0.05, 0.2]
+"""
+SEARCH = """
+data = "{data}"
+[settings]
+epochs = 4
+widths = [4]
+calibration = "temperature"
+checkpoint_every = 1
+method = "ce"
+preset = "features"
+[search]
+trials = 5
+startup = 2
+space = {{ learning_rate = {{ low = 1e-3, high = 0.5, log = true }}, mixup = [0.0, 0.4] }}
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Three overlapping classes of 120, 40 and 12 samples, with a test split."""
+    rng, labels = np.random.default_rng(0), np.repeat(np.arange(3), [120, 40, 12])
+    centres = rng.normal(size=(3, 6))
+    file = tmp_path_factory.mktemp("data") / "blobs.npz"
+    parts = {}
+    for split in ("train", "test"):
+        inputs = centres[labels] + rng.normal(size=(len(labels), 6))
+        parts |= {f"{split}_x": inputs.astype(np.float32), f"{split}_y": labels}
+    np.savez(file, **parts)
+    return file
+
+
+def written(tmp_path, text, data):
+    file = tmp_path / "grid.toml"
+    file.write_text(text.format(data=data))
+    return file
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return {
+        name: (rfdlc.sweep(written(folder, text, data), folder / name), (folder / name / "table.csv").read_text())
+        for name, text in (("grid", GRID), ("search", SEARCH))
+    }
+
+
+def killed(work, seconds):
+    """Run `work` in a process that is killed after a while; whether it ended before."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(("name", "text", "longest"), [("grid", GRID, 1.2), ("search", SEARCH, 0.8)])
+def test_killed_at_random_it_ends_with_the_same_table(data, tmp_path, undisturbed, name, text, longest):
+    file, rng = written(tmp_path, text, data), random.Random(0)
+    for _ in range(3):
+        killed(lambda: rfdlc.sweep(file, tmp_path / "out"), rng.uniform(0.1, longest))
+    rows = rfdlc.sweep(file, tmp_path / "out")
+    assert rows == undisturbed[name][0]
+    assert (tmp_path / "out" / "table.csv").read_text() == undisturbed[name][1]
+
+
+def test_a_grid_is_every_combination_as_trained_alone(data, tmp_path, undisturbed):
+    rows = undisturbed["grid"][0]
+    expected = [(method, rate) for method in ("ce", "la") for rate in (0.05, 0.2)]
+    assert [(row["method"], row["learning_rate"]) for row in rows] == expected
+    assert {row["state"] for row in rows} == {"finished"}
+    plain = {"epochs": 3, "batch_size": 64, "widths": [4], "calibration": "temperature", "preset": "features"}
+    rfdlc.train(data, "la", tmp_path / "alone", **plain, learning_rate=0.2)
+    alone = row_of(tmp_path / "alone", {})
+    assert alone["test_nll"] == rows[-1]["test_nll"]
+    assert alone["held_out_accuracy"] == rows[-1]["held_out_accuracy"]
+    found = summary([{**row, "learning_rate": 0, "seed": number} for number, row in enumerate(rows)])  # as of seeds
+    means = {
+        method: np.mean([row["held_out_nll"] for row in rows if row["method"] == method]) for method in ("ce", "la")
+    }
+    assert [row["held_out_nll"] for row in found] == pytest.approx(sorted(means.values()))
+    assert [row["runs"] for row in found] == [2, 2]
+
+
+def test_a_search_prunes_what_is_worse_than_the_median(undisturbed, data, tmp_path):
+    rows = undisturbed["search"][0]
+    states = [row["state"] for row in rows]
+    assert set(states) == {"finished", "pruned"}
+    assert states[:2] == ["finished"] * 2
+    assert len({row["learning_rate"] for row in rows}) == 5
+    assert all("test_nll" in row for row in rows if row["state"] == "finished")
+    space = {"x": {"low": 0.0, "high": 1.0}, "n": {"low": 1, "high": 3, "integer": True}, "kind": ["a", "b"]}
+    search = Search.model_validate({"trials": 9, "space": space, "startup": 1})
+    records = [{"settings": {"x": 0.5, "n": 2, "kind": "a"}, "state": "finished", "values": {1: 0.5, 2: 0.4}}] * 3
+    trial = ask(search, records)
+    assert trial.params == ask(search, records).params  # by (seed, number), whoever asks
+    trial.report(0.45, 1)
+    assert not trial.should_prune()
+    trial.report(0.41, 2)
+    assert trial.should_prune()
+
+
+def test_the_jobs_of_a_slurm_array_give_the_same_table(data, tmp_path, undisturbed):
+    file, out = written(tmp_path, GRID, data), tmp_path / "out"
+    rows = rfdlc.sweep(file, out, engine="slurm", runs_per_job=2)
+    assert {row["state"] for row in rows} == {"waiting"}
+    script = (out / "sweep.sbatch").read_text()
+    assert "#SBATCH --array=0-1 --requeue --job-name=grid\n" in script
+    assert f'rfdlc sweep {file} --out {out} --runs-per-job 2 --job "$SLURM_ARRAY_TASK_ID"\n' in script
+    subprocess.run(["bash", "-n", out / "sweep.sbatch"], check=True)
+    rfdlc.sweep(file, out, runs_per_job=2, job=1)
+    states = [row["state"] for row in rfdlc.sweep(file, out, collect=True)]
+    assert states == ["waiting"] * 2 + ["finished"] * 2
+    rfdlc.sweep(file, out, runs_per_job=2, job=0)
+    assert rfdlc.sweep(file, out, collect=True) == undisturbed["grid"][0]
+    assert (out / "table.csv").read_text() == undisturbed["grid"][1]
+
+
+def test_a_run_that_diverges_does_not_end_the_sweep(data, tmp_path):
+    text = GRID.replace("[0.05, 0.2]", "[1e30, 0.05]").replace('["ce", "la"]', '["ce"]')
+    file = written(tmp_path, text, data)
+    rows = rfdlc.sweep(file, tmp_path / "out")
+    assert [row["state"] for row in rows] == ["diverged", "finished"]
+    assert rfdlc.sweep(file, tmp_path / "out") == rows
+
+
+def test_ray_gives_the_same_table(data, tmp_path, undisturbed):
+    ray = pytest.importorskip("ray", reason="ray is not installed")
+    file = written(tmp_path, GRID, data)
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    try:
+        rows = rfdlc.sweep(file, tmp_path / "out", engine="ray", runs_per_job=2)
+    finally:
+        ray.shutdown()
+    assert rows == undisturbed["grid"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid = 3", r"grid.toml: data: field required"),
+        ('data = "d"\nnetworks = 3', r"grid.toml: networks: extra inputs are not permitted"),
+        ('data = "d"\n[grid]\nseed = []', r"grid.seed has no values"),
+        ('data = "d', r"cannot be read as TOML"),
+        ('data = "d"\n[grid]\nseed=[1]\n[search]\ntrials=1\nspace={seed=[1]}', r"has a search beside a grid"),
+        ('data = "digits-lt"\n[grid]\nlearning_rat=[1]', r"setting 'learning_rat' is unknown.*learning_rate"),
+        (
+            'data = "digits-lt"\n[search]\ntrials=1\nmetric="test_nll"\nspace={seed=[1]}',
+            r"metric of a search.*test_nll",
+        ),
+        (
+            'data = "digits-lt"\n[search]\ntrials=1\n[search.space]\nlearning_rate={low=1,high=0}',
+            r"search.space.learning_rate: low 1.0, high 0.0: expected low < high",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path, text, message):
+    (tmp_path / "grid.toml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        rfdlc.sweep(tmp_path / "grid.toml", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_are_safe_and_different(data, tmp_path):
+    assert names_of([{"utility": "../a b.csv"}, {"utility": "../a/b.csv"}]) == [
+        "utility=.._a_b.csv-0",
+        "utility=.._a_b.csv-1",
+    ]
+    file = written(tmp_path, GRID, data)
+    plan = Plan.read(file)
+    assert len(plan.changes()) == 4
+    with pytest.raises(InputError, match="job is 4: expected 0 to 3"):
+        rfdlc.sweep(file, tmp_path / "out", job=4)
