@@ -20,7 +20,12 @@ __all__ = ["__version__", *sorted(_HOME)]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'rfdlc' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch" or "pip install" in str(error):
+            raise
+        raise ModuleNotFoundError(f'rfdlc.{name} needs torch: pip install "rfdlc[train]"', name="torch") from None
     globals()[name] = value
     return value
 

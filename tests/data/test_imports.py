@@ -15,7 +15,7 @@ import sys
 class Barred:
     def find_spec(name, path=None, target=None):
         if name.split(".")[0] in {barred}:
-            raise ImportError(name)
+            raise ModuleNotFoundError(name=name)
 sys.meta_path.insert(0, Barred)
 """
 LOADERS = """
@@ -36,3 +36,12 @@ next(ResidentLoader(data.train, data.normalisation, augment=Augment.paper()).epo
 def test_nothing_more_is_imported(code: str, barred: str) -> None:
     script = BAR.format(barred=barred.split()) + code
     subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_a_missing_torch_is_named_with_what_to_install() -> None:
+    script = BAR.format(barred=["torch"]) + "import rfdlc\nrfdlc.train"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == 'ModuleNotFoundError: rfdlc.train needs torch: pip install "rfdlc[train]"'
