@@ -98,6 +98,15 @@ def test_a_recalibrated_decider_acts_on_scores_as_on_served_probabilities(served
         assert decider_version(again) == decider_version(option.decider)
 
 
+def test_a_class_without_a_target_prior_stays_without_one(stream):
+    z, y, _ = (each[:2000] for each in stream)
+    decider = Decider(U, calibration=None, train_prior="train", target_prior=[0.7, 0.3, 0.0])
+    decisions, rows = Decided.of(decider, z, logits=True), np.arange(0, 2000, 4)
+    for option in options(decider, decisions, rows, y[rows] % 2, np.ones(len(rows))):
+        assert option.decider.decided_prior[2] == 0
+        assert (np.asarray(option.decider.probabilities(z, logits=True))[:, 2] == 0).all()
+
+
 def test_other_deciders_and_few_labels_are_refused(served, stream):
     _, y, decisions = stream
     other = Decider(U, calibration="matrix-scaling", train_prior="train")

@@ -1,5 +1,7 @@
 """Bets that hold at any time, windows beside the truth of a simulated world, and shifts that are not label shift."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -111,6 +113,16 @@ def test_windows_estimate_the_utility_that_is_realised(reference, decider):
             rows = decisions.decided == c
             assert window.accuracy[c] == pytest.approx((y[rows] == c).mean(), abs=0.05)
         assert window.handed_over["expected utility"] == pytest.approx((decisions.decided < 0).mean())
+
+
+def test_a_window_that_is_all_handed_over_is_certain_of_its_utility(reference, decider):
+    z = np.log(np.random.default_rng(11).dirichlet([50.0, 50.0, 50.0], 200)) + np.log(MIX)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        window = assess(reference, Decided.of(decider.replace(utility=U.with_abstain(0.9, "ask")), z, logits=True))
+    assert window.handed_over["expected utility"] == 1
+    assert window.expected_utility == pytest.approx(0.9)
+    assert np.ptp(window.interval) < 1
 
 
 def test_the_correction_of_expected_utilities_follows_another_prior(reference, decider):

@@ -160,7 +160,8 @@ def options(decider: Decider, decisions: Decided, rows: Indices, targets: Indice
     expect(len(rows) >= FEWEST, f"{len(rows)} labels of logged decisions: expected at least {FEWEST} to learn from")
     served = _served_prior(decider, targets, weights)
     p, U = decisions.probabilities, decider.utility.matrix
-    new = estimate_prior(p, np.maximum(served, 1e-12)).prior
+    new = estimate_prior(p, np.maximum(served, 1e-12)).prior * (served > 0)  # what has no probability stays so
+    new /= new.sum()
     labelled, mine = p[rows], U[targets, decisions.actions[rows]]
     fold = np.random.default_rng(0).permutation(len(rows)) % FOLDS
     outside = [fold != k for k in (*range(FOLDS), FOLDS)]  # the last one: all

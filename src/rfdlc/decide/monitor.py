@@ -220,7 +220,7 @@ def assess(reference: Reference, decisions: Decided, first: int = 0) -> Window:
     estimate = estimate_prior(p, carried, drawn=[p[few]])
     moved, values = corrected(p, estimate.prior / carried), decisions.utility.matrix.T[decisions.actions]
     each = np.einsum("nc,nc->n", moved, values)
-    chance = np.einsum("nc,nc->n", moved, values**2) - each**2
+    chance = np.maximum(np.einsum("nc,nc->n", moved, values**2) - each**2, 0)  # rounding may leave less than 0
     low, high = estimate.mean_interval(p, values, carried)
     parts = (high - low) / 2, Z * np.sqrt(chance.sum()) / len(p), Z * reference.promise_error(estimate.prior)
     middle, half = float(each.mean()), float(np.linalg.norm(parts))
