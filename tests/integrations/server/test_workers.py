@@ -1,6 +1,7 @@
 """Reading or computing that takes too long is killed with its process, and there is a new one afterwards."""
 
 import base64
+import errno
 import io
 import os
 import signal
@@ -153,6 +154,22 @@ def test_a_model_that_is_late_or_dies_is_loaded_again(start, run, backend, sampl
     assert last.poll() is not None
     with pytest.raises(rfdlc.InputError, match="cannot be served"):
         ModelProcess(run / "config.json", None, None).open()
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(run, monkeypatch):
+    """As where the machine has no memory for it: that must not end the attempts."""
+    from rfdlc.integrations.server import workers
+
+    process = workers.ModelProcess(run, None, None)
+
+    def fail(*given, **options):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(workers.subprocess, "Popen", fail)
+    with pytest.raises(rfdlc.InputError, match="there may not be enough memory"):
+        process.open()
+    assert [process.start(), process.start()] == [False, False]
+    process.close()
 
 
 def test_batches_are_smaller_after_a_late_one(backend):

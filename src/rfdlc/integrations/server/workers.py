@@ -136,8 +136,8 @@ class ModelProcess:
 
     def open(self) -> Backend:
         """Load the model; raises what is wrong with it, and repeats warnings."""
-        self.child.start()
         try:
+            self.child.start()
             found = self.child.pipe.recv()
         except (OSError, EOFError):
             found = InputError("the process of the model ended while it loaded: there may not be enough memory")
@@ -152,8 +152,8 @@ class ModelProcess:
     def start(self) -> bool:
         """Load the model again, in a new process; False where that fails."""
         self.child.close()
-        self.child.start()
-        with suppress(OSError, EOFError):
+        with suppress(OSError, EOFError):  # also of a machine without memory for a new process
+            self.child.start()
             return self.child.pipe.poll(LOADING) and not isinstance(self.child.pipe.recv(), InputError)
         return False
 
