@@ -13,6 +13,7 @@ from rfdlc.decide.predictions import Predictions as Predictions
 from rfdlc.decide.streams import StreamController as StreamController
 from rfdlc.decide.utility import Utility as Utility
 from rfdlc.errors import InputError as InputError
+from rfdlc.integrations.deciding import decide_lake as decide_lake
 from rfdlc.integrations.embedding import embed as embed
 from rfdlc.integrations.onnx.exporting import export as export
 from rfdlc.integrations.onnx.model import OnnxModel as OnnxModel

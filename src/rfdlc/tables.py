@@ -290,22 +290,32 @@ def read_columns(path: Path, *, of_samples: bool = False) -> dict[str, Any]:
 
 def read_numbers(
     file: ArrowFile | CsvFile, numbers: Sequence[str], texts: Sequence[str]
-) -> tuple[NDArray[np.float64], dict[str, NDArray[np.str_]]]:
+) -> tuple[NDArray[Any], dict[str, NDArray[np.str_]]]:
     """Read some columns as one matrix (rows, numbers), and others as text by their names."""
-    values, words = list[NDArray[np.float64]](), {name: list[str]() for name in texts}
+    values, words = list[NDArray[Any]](), {name: list[str]() for name in texts}
     total = file.path.stat().st_size // BLOCK_BYTES + 1
     for batch in track(file.batches(numbers), f"Reading {file.path.name}", total):
-        values.append(np.empty((batch.num_rows, len(numbers))))
-        for place, name in enumerate(numbers):
-            column, told = batch.column(name), f"{file.path}: column {name!r}"
-            expect(not column.null_count, f"{told} has {column.null_count} empty cells: expected a number in each")
-            cells = column.to_numpy(zero_copy_only=False)
-            expect(cells.dtype.kind in "fiub", f"{told} holds {column.type}, not numbers")
-            values[-1][:, place] = cells
+        values.append(matrix_of(batch, numbers, str(file.path)))
         for name, texts_of in words.items():
             texts_of += [str(cell).strip() for cell in batch.column(name).to_pylist()]
     expect(sum(map(len, values)), f"{file.path}: has column names but no rows: expected one row per sample")
     return np.concatenate(values), {name: np.array(cells) for name, cells in words.items()}
+
+
+def matrix_of(batch: Any, numbers: Sequence[str], where: str, *, by_columns: bool = False) -> NDArray[Any]:
+    """Columns of a batch as one matrix (rows, numbers): float32 where all of them are, float64 otherwise.
+
+    `by_columns` is the layout in memory: then a column is copied as it is, which is faster.
+    """
+    columns = list[NDArray[Any]]()
+    for name in numbers:
+        column, told = batch.column(name), f"{where}: column {name!r}"
+        expect(not column.null_count, f"{told} has {column.null_count} empty cells: expected a number in each")
+        columns.append(column.to_numpy(zero_copy_only=False))
+        expect(columns[-1].dtype.kind in "fiub", f"{told} holds {column.type}, not numbers")
+    single = all(column.dtype == np.float32 for column in columns)
+    kind: Any = {"dtype": np.float32 if single else np.float64, "casting": "unsafe"}
+    return np.stack(columns, **kind).T if by_columns else np.stack(columns, axis=1, **kind)
 
 
 def delimiter_of(lines: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
+from rfdlc.cli.lake import check_in_memory, decide_files, is_folder
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import check_other, check_writable, new_table, output
 from rfdlc.errors import expect, listing
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rfdlc.integrations.report.runs import ReportRun
 
 PREDICTIONS = "CSV or Parquet with one column per class (and `target`, `id`), `.npz` with scores, or a run folder."
+LAKE = "With --out FOLDER/: a folder, glob or URL of tables of any size."
+KEEP = "Copy a column to the decisions in a folder; may be repeated. A column `id` always is."
 SEVERAL = "Run folders, or predictions with a `target` column (CSV, Parquet, `.npz`), shown side by side."
 RATE = "`TRUE:DECIDED`, classes or groups: share of TRUE that is decided as DECIDED. May be repeated."
 UNCERTAINTIES = "decision-probability, max-probability, entropy, mutual-information, evidential or own."
@@ -28,9 +31,10 @@ Files = Annotated[list[Path], Argument(help=SEVERAL, show_default=False)]
 
 @takes_request
 def decide(
-    file: File,
+    file: Annotated[str, Argument(help=f"{PREDICTIONS} {LAKE}")],
     request: Request,
-    out: Annotated[Path | None, Option("--out", "-o", help="Write the decisions: CSV or Parquet.")] = None,
+    out: Annotated[str | None, Option("--out", "-o", help="Write the decisions: CSV, Parquet, or a folder.")] = None,
+    keep: Annotated[list[str] | None, Option(metavar="COLUMN", help=KEEP)] = None,
     save_decider: Annotated[Path | None, Option(help="Write the fitted decider (JSON).")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -43,22 +47,28 @@ def decide(
     - `rfdlc decide probs.npz -u U.csv --train-prior train --target-prior uniform -c counts.csv --json`
     - `rfdlc decide probs.csv --calibrate val.csv --expert radiologist.csv --budget 5% --out actions.csv`
     - `rfdlc decide probs.csv --calibrate val.csv --sets macro --coverage 0.9 --out sets.csv`
+    - `rfdlc decide lake/ --decider runs/a/decider.json --keep customer --out actions/`
     """
     import numpy as np
 
     from rfdlc.decide.metrics import readable
     from rfdlc.tables import write_table
 
-    check_writable(out, endings=(".csv", ".parquet"))
+    if out is not None and is_folder(out):
+        decide_files(file, request, out, keep or [], save_decider, json)
+        return
+    expect(not keep, f"--keep {listing(keep or ())} is for folders of results: give --out FOLDER/")
+    path, written = check_in_memory(file), None if out is None else Path(out)
+    check_writable(written, endings=(".csv", ".parquet"))
     check_writable(save_decider)
-    check_other(out, file)
-    predictions, decider = request.prepare(file)
+    check_other(written, path)
+    predictions, decider = request.prepare(path)
     found, columns = decider.explain(predictions, batch=True), dict[str, list[Any]]()
     if out is not None or json:
         ids = range(len(found)) if predictions.ids is None else predictions.ids.tolist()
         columns = _columns(decider, found, ids)
-    if out is not None:
-        write_table(out, columns)
+    if written is not None:
+        write_table(written, columns)
     if save_decider is not None:
         with replacing(save_decider) as beside:
             decider.save(beside)

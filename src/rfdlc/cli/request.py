@@ -50,8 +50,6 @@ UnfamiliarOption = Annotated[str | None, Option(metavar="SHARE", help=ALARM)]
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
 SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
-
-
 CoverageOption = Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
@@ -74,12 +72,14 @@ class UtilityRequest:
         if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain, self.expert)):
             return {"utility": None, "target_prior": prior}
         if model.suffix == ".onnx":
-            exported = rfdlc.OnnxModel.load(model)
-            return {"utility": self.read_utility(exported.classes, exported.decider), "target_prior": prior}
+            made = rfdlc.OnnxModel.load(model)
+            return {"utility": self.read_utility(made.classes, made.decider), "target_prior": prior}
         file = model / "classes.json"
         expect(file.is_file(), f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)")
-        utility = self.read_utility(rfdlc.Classes.from_json(file), folder_decider(model))
-        return {"utility": utility, "target_prior": prior}
+        return {
+            "utility": self.read_utility(rfdlc.Classes.from_json(file), folder_decider(model)),
+            "target_prior": prior,
+        }
 
     def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
         """The utility that the options name; `--abstain` or `--expert` alone adds to that of the `saved` decider."""
@@ -120,24 +120,31 @@ class Request(UtilityRequest):
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
-        fits = self.calibrate or not (self.calibration or self.balanced)
+        classes = self.checked_classes()
+        found = rfdlc.Predictions.load(file, classes, logits=self.logits)
+        return found, self.make_decider(file, classes, found.classes, found.named, lambda d: d.estimate_prior(found))
+
+    def checked_classes(self) -> "rfdlc.Classes | None":
+        """The classes that the options name; raises for options that do not fit together."""
+        fits, files = self.calibrate or not (self.calibration or self.balanced), len(self.calibrate or ())
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
-        once = len(self.calibrate or ()) < 2
-        expect(once, f"--calibrate is given {len(self.calibrate or ())} times: expected one file for the one input")
+        expect(files < 2, f"--calibrate is given {files} times: expected one file for the one input")
         check_sets(self.sets, self.coverage)
-        classes = None if self.classes is None else read_classes(self.classes)
-        predictions = rfdlc.Predictions.load(file, classes, logits=self.logits)
+        return None if self.classes is None else read_classes(self.classes)
+
+    def make_decider(self, file: Path, classes: Any, own: Any, named: bool, estimate: Any) -> "rfdlc.Decider":
+        """The decider that the options ask for, for scores of `own` classes; `estimate` gives their class prior."""
         saved = rfdlc.Decider.load(self.decider) if self.decider else folder_decider(file)
-        known = predictions.classes if predictions.named or saved is None else saved.utility.classes
+        known = own if named or saved is None else saved.utility.classes
         built = self.costs is None and self.utility in (None, *BUILDERS)
-        utility = self.read_utility(known if predictions.named or built else None, saved)
+        utility = self.read_utility(known if named or built else None, saved)
         prior = None if self.train_prior is None else read_prior(self.train_prior, "training prior")
         estimated = self.target_prior == "estimate"
         target = None if self.target_prior is None or estimated else read_prior(self.target_prior, "target prior")
         given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
         given = {k: v for k, v in (given | {"train_prior": prior, "target_prior": target}).items() if v is not None}
         if saved is None:
-            decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(predictions.classes), **given)
+            decider = rfdlc.Decider(utility or rfdlc.Utility.one_hot(own), **given)
         else:
             given |= {"budget": None} if self.budget or self.calibrate else {}
             decider = saved.replace(utility=utility, **given)
@@ -146,12 +153,12 @@ class Request(UtilityRequest):
             held = rfdlc.Predictions.load(self.calibrate[0], classes, logits=self.logits)
             decider = decider.fit(held, balanced=self.balanced)
         if estimated:
-            decider = decider.replace(target_prior=decider.estimate_prior(predictions))
-        own = (file if self.decider is None else self.decider) / "held-out.npz"  # of a run folder
+            decider = decider.replace(target_prior=estimate(decider))
+        beside = (file if self.decider is None else self.decider) / "held-out.npz"  # of a run folder
         needed = held is None and (self.sets or self.budget or self.unfamiliar)
-        held = rfdlc.Predictions.load(own) if needed and own.is_file() else held
+        held = rfdlc.Predictions.load(beside) if needed and beside.is_file() else held
         decider = with_sets(decider, self.sets, self.coverage, held)
-        return predictions, with_deferral(decider, self.budget, self.unfamiliar, held)
+        return with_deferral(decider, self.budget, self.unfamiliar, held)
 
     def of_each(self, count: int) -> "list[Self]":
         """The requests of several inputs, which share one calibration file or have one each."""
@@ -304,8 +311,8 @@ def read_classes(spec: str) -> "rfdlc.Classes":
         counts: Any = tuple(_numbers(names, columns.get("count", ()), "count", whole=True).values()) or None
         return rfdlc.Classes(tuple(names), counts, groups)
     except InputError as error:
-        hint = "training counts are read from a CSV with columns class,count"
-        raise InputError(f"{path}: {str(error).removeprefix(f'{path}: ')}; {hint}") from None
+        told = str(error).removeprefix(f"{path}: ")
+        raise InputError(f"{path}: {told}; training counts are read from a CSV with columns class,count") from None
 
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:
@@ -329,8 +336,7 @@ def _columns(path: Path, *needed: str) -> dict[str, list[str]]:
     from rfdlc.tables import read_columns
 
     columns = {name: [str(cell).strip() for cell in cells.to_pylist()] for name, cells in read_columns(path).items()}
-    found = all(columns.get(name) for name in needed)
-    expect(found, f"{path}: expected columns {', '.join(needed)} and one row per class")
+    expect(all(map(columns.get, needed)), f"{path}: expected columns {', '.join(needed)} and one row per class")
     return columns
 
 
@@ -368,8 +374,8 @@ def read_utility(
         raise InputError(f"utility {spec!r} needs the classes: give them with --classes")
     if spec == "one-hot":
         return rfdlc.Utility.one_hot(classes)
-    counted = classes.counts is not None
-    expect(counted, "utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count")
+    needs = "utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count"
+    expect(classes.counts is not None, needs)
     return rfdlc.Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
 
 

@@ -1,0 +1,69 @@
+"""`rfdlc decide` and `rfdlc evaluate` for tables in many files, which do not have to fit into memory."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rfdlc
+from rfdlc.cli.request import Request
+from rfdlc.cli.writing import check_writable, new_table, output
+from rfdlc.errors import expect
+from rfdlc.files import replacing
+
+if TYPE_CHECKING:
+    from rfdlc.data.lake import Lake
+
+SHOWN_ACTIONS = 25
+
+
+def check_in_memory(file: str) -> Path:
+    """The path of predictions that are read at once; raises for globs and URLs."""
+    many = "://" in file or (set(file) & {*"*?"} and not os.path.exists(file))
+    expect(not many, f"{file}: several files are decided into a folder: give --out FOLDER/")
+    return Path(file)
+
+
+def is_folder(out: str | None) -> bool:
+    """Whether decisions are written to a folder, file by file."""
+    return out is not None and ("://" in out or out.endswith("/") or not os.path.splitext(out)[1])
+
+
+def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.Decider":
+    """The decider that the options ask for; columns are the classes, unless options or a saved decider name them."""
+    from rfdlc.decide.scores import class_columns
+    from rfdlc.integrations.deciding import estimate_prior
+
+    classes = request.checked_classes()
+    saved = rfdlc.Decider.load(request.decider).utility.classes if request.decider and classes is None else classes
+    known = saved or rfdlc.Classes(tuple(class_columns([name for name in lake.names if name not in keep])))
+    estimate = partial(estimate_prior, lake, logits=request.logits)
+    return request.make_decider(Path(lake.source), classes, known, True, estimate)
+
+
+def decide_files(
+    source: str, request: Request, out: str, keep: Sequence[str], save_decider: Path | None, json: bool
+) -> None:
+    """Decide file by file."""
+    from rfdlc.data.lake import Lake
+    from rfdlc.decide.metrics import readable
+    from rfdlc.integrations.deciding import decide_lake
+
+    check_writable(save_decider)
+    lake = Lake(source)
+    decider = prepare_lake(request, lake, keep)
+    if save_decider is not None:
+        with replacing(save_decider) as beside:
+            decider.save(beside)
+    found = decide_lake(lake, out, decider, keep=keep, logits=request.logits)
+    summary: dict[str, Any] = {"samples": found.samples, "files": found.files, "actions": found.actions}
+    summary |= {"mean_expected_utility": found.mean_expected_utility, "decided_for": decider.decided_for}
+    table = new_table("action", "decided", "share", title=f"{found.samples:,} decisions by {decider.rule}")
+    ranked = sorted(found.actions.items(), key=lambda each: -each[1])
+    for name, count in ranked[:SHOWN_ACTIONS]:
+        table.add_row(name, f"{count:,}", f"{count / max(1, found.samples):.1%}")
+    lines = [f"Mean expected utility {readable(found.mean_expected_utility)}; d{decider.decided_for[1:]}."]
+    lines += ["Other processes have not finished their files yet."] * (not found.complete)
+    lines += [f"{found.files:,} files written to {out}."]
+    output(json, summary | {"out": out, "complete": found.complete}, table, *lines)

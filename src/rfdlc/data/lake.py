@@ -1,0 +1,180 @@
+"""Lakes: tables in many files of a folder, a glob or a URL, read file by file in batches of constant size."""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rfdlc.decide.classes import Classes
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.scores import CHUNK_ELEMENTS, CHUNK_ROWS, CORRECTED, KIND
+from rfdlc.errors import InputError, expect, listing
+from rfdlc.tables import PARQUET, SUFFIXES, bounded, check_names, matrix_of, open_table, reading
+
+UNIT_ROWS = 2**22  # a larger Parquet file is decided in several units, so that all cores work and a kill costs little
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows that are processed together: those of a file, or of some row groups of a large Parquet file."""
+
+    file: str
+    name: str  # of what is written for it, below the folder of the result
+    version: str  # changes with the content of the file
+    size: int  # bytes of the file
+    rows: int | None = None  # if known before reading
+    groups: tuple[int, ...] | None = None
+
+
+class Lake:
+    """Tables of one kind in many files: `source` is a folder, a file, a glob (`*`, `**`, `?`) or an fsspec URL.
+
+    Folders such as `year=2026/` are partitions: what is written for a file keeps its path. Names that begin with `_`
+    or `.` are skipped.
+    """
+
+    def __init__(self, source: str | Path) -> None:
+        self.source = str(source)
+        self.system, path = filesystem(self.source)
+        base, files = _files(self.system, path)
+        expect(files, f"{source}: no tables found: expected a folder, file or glob of {listing(SUFFIXES)}")
+        self._base = base
+        with ThreadPoolExecutor(cores()) as pool:
+            self.units = [unit for found in pool.map(self._units, files) for unit in found]
+        with self._local(self.units[0].file) as first:
+            self.names = open_table(first).names if first else self._parquet(self.units[0].file).schema_arrow.names
+        check_names(self.units[0].file, self.names)
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows, if it is known before reading: CSV files do not say it."""
+        known = [unit.rows for unit in self.units]
+        return None if None in known else sum(rows for rows in known if rows is not None)
+
+    def batches(self, unit: Unit, numbers: Sequence[str], others: Sequence[str] = ()) -> Iterator[Any]:
+        """The rows of a unit as `pyarrow.RecordBatch`: numbers (float64 in CSV files), and others as they are."""
+        from pyarrow import float64, schema, string
+
+        wanted = [*numbers, *others]
+        empty = schema([(name, float64() if name in numbers else string()) for name in wanted]).empty_table()
+        with reading(Path(unit.file), "a table"), self._local(unit.file) as local:
+            if local is not None:
+                table = open_table(local)
+                found, names = table.batches(numbers), table.names
+            else:
+                file = self._parquet(unit.file)
+                names, empty = file.schema_arrow.names, file.schema_arrow.empty_table()
+                options = {"row_groups": unit.groups, "columns": wanted, "use_threads": False}
+                found = file.iter_batches(max(CHUNK_ROWS, CHUNK_ELEMENTS // len(numbers)), **options)
+            missing = [name for name in wanted if name not in names]
+            expect(not missing, f"{unit.file}: no column {listing(missing)}: expected the columns of {self.source}")
+            batch = None
+            for batch in bounded(Path(unit.file), found, unit.size):
+                yield batch.select(wanted)
+            if batch is None:  # its columns are wanted nevertheless
+                yield empty.select(wanted)
+
+    def _units(self, info: Any) -> list[Unit]:
+        name, modified = info.path.removeprefix(f"{self._base}/"), info.mtime_ns
+        version = f"{info.size} bytes, {modified}"
+        if not _is_parquet(name):
+            return [Unit(info.path, f"{name}.parquet", version, info.size)]
+        with reading(Path(info.path), "Parquet"):
+            footer = self._parquet(info.path).metadata
+            sizes = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+        shares = list[list[int]]()
+        for group, size in enumerate(sizes):
+            if not shares or sum(sizes[i] for i in shares[-1]) + size > UNIT_ROWS:
+                shares.append([])
+            shares[-1].append(group)
+        stem, ending = os.path.splitext(name)
+        names = [name] if len(shares) < 2 else [f"{stem}-{i:05d}{ending}" for i in range(len(shares))]
+        each = zip(names, shares or [[]], strict=True)
+        return [Unit(info.path, n, version, info.size, sum(sizes[i] for i in g), tuple(g)) for n, g in each]
+
+    def _parquet(self, file: str) -> Any:
+        from pyarrow.parquet import ParquetFile
+
+        return ParquetFile(self.system.open_input_file(file))
+
+    @contextmanager
+    def _local(self, file: str) -> Iterator[Path | None]:
+        """A local copy of a CSV or Arrow file, which are read from the file system; None for Parquet."""
+        if _is_parquet(file):
+            yield None
+        elif self.system.type_name == "local":
+            yield Path(file)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                copy = Path(folder, PurePosixPath(file).name)
+                with self.system.open_input_stream(file) as stream, copy.open("wb") as target:
+                    while block := stream.read(2**24):
+                        target.write(block)
+                yield copy
+
+
+def predictions_of(
+    table: Any, classes: Classes, *, logits: bool = False, where: str = "table", by_columns: bool = False
+) -> Predictions:
+    """The scores of a `pyarrow.Table` or `RecordBatch`, columns matched with classes by name; not its other columns."""
+    scores = matrix_of(table, classes.names, where, by_columns=by_columns)
+    said = KIND in table.schema.names and KIND not in classes.names
+    corrected = said and CORRECTED in table.column(KIND).unique().to_pylist()
+    return Predictions(**{"logits" if logits else "probabilities": scores}, classes=classes, corrected=corrected)
+
+
+def is_lake(source: str) -> bool:
+    """Whether a source can only be read as a lake: a URL, a glob, or a folder of tables."""
+    if "://" in source or (set(source) & {*"*?"} and not os.path.exists(source)):
+        return True
+    return os.path.isdir(source) and bool(_files(*filesystem(source))[1])
+
+
+def filesystem(path: str) -> tuple[Any, str]:
+    """The file system of pyarrow for a path or a URL, and the path in it."""
+    from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
+
+    if "://" not in path:
+        return LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+    try:
+        from fsspec.core import url_to_fs
+
+        system, inside = url_to_fs(path)
+    except (ImportError, ValueError) as error:  # of fsspec, or of the package for this kind of URL
+        raise InputError(f"{path}: cannot be opened ({error}): install fsspec and the package for its kind") from None
+    return PyFileSystem(FSSpecHandler(system)), str(inside).rstrip("/")
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _files(system: Any, path: str) -> tuple[str, list[Any]]:
+    """The folder below which the names of files count, and the tables in it that are meant, sorted by path."""
+    from pyarrow.fs import FileSelector, FileType
+
+    match = re.compile("")
+    if set(path) & {*"*?"}:
+        plain = re.escape(path).replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+        match, base = re.compile(f"{plain}$"), re.split(r"[*?]", path)[0].rpartition("/")[0]
+    else:
+        info = system.get_file_info(path)
+        if info.type == FileType.File:
+            return path.rpartition("/")[0], [info]
+        expect(info.type == FileType.Directory, f"{path}: no such file or folder")
+        base = path
+    found = system.get_file_info(FileSelector(base, recursive=True, allow_not_found=True))
+    tables = [info for info in found if info.type == FileType.File and info.path.lower().endswith(SUFFIXES)]
+    hidden = re.compile(r"(^|/)[._]")
+    kept = [info for info in tables if match.match(info.path) and not hidden.search(info.path.removeprefix(f"{base}/"))]
+    return base, sorted(kept, key=lambda info: info.path)
+
+
+def _is_parquet(file: str) -> bool:
+    return file.lower().endswith(PARQUET)
