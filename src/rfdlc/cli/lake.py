@@ -33,12 +33,12 @@ def is_folder(out: str | None) -> bool:
 def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.Decider":
     """The decider that the options ask for; columns are the classes, unless options or a saved decider name them."""
     from rfdlc.decide.scores import class_columns
-    from rfdlc.integrations.deciding import estimate_prior
+    from rfdlc.integrations.deciding import lake_prior
 
     classes = request.checked_classes()
     saved = rfdlc.Decider.load(request.decider).utility.classes if request.decider and classes is None else classes
     known = saved or rfdlc.Classes(tuple(class_columns([name for name in lake.names if name not in keep])))
-    estimate = partial(estimate_prior, lake, logits=request.logits)
+    estimate = partial(lake_prior, lake, logits=request.logits)
     return request.make_decider(Path(lake.source), classes, known, True, estimate)
 
 

@@ -139,7 +139,7 @@ def decide_lake(
         A folder, file or glob of Parquet, Arrow or CSV files with one column per class, or an fsspec URL.
     out : str or Path
         The folder or URL for a Parquet file per file, with the same rows in the same order and below the same
-        partitions. Files that were decided before and have not changed are left alone.
+        partitions. Files that have not changed since they were decided are skipped.
     decider : Decider
         Budgets are kept to by their prices; `decide` with `batch=True` needs all samples at once.
     keep : sequence of str
@@ -173,7 +173,7 @@ def decide_lake(
     return LakeDecisions(str(out), samples, len(found), actions, total / max(1, samples), complete)
 
 
-def estimate_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEstimate:
+def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEstimate:
     """The class prior of a lake in one pass: of many rows, from rows at equal distances, `MOST_ESTIMATED` in all."""
     names, classes = decider.utility.classes.names, decider.utility.classes
     step = max(1, -(-_rows(lake, names) // MOST_ESTIMATED))
@@ -305,7 +305,10 @@ class Result:
                     "or remove the folder to start over",
                 )
             else:
-                expect(not there, f"{self.out} holds other files ({listing(there)}): choose another folder")
+                expect(
+                    not there,
+                    f"{self.out}: cannot be written, it holds other files ({listing(there)}): choose another folder",
+                )
             stale = [name for name in there if name not in names]
             expect(not stale, f"{self.out} holds decisions of files that are gone ({listing(stale)}): remove them")
             with self.replacing(JOB) as stream:

@@ -18,7 +18,7 @@ from rfdlc import Decider, InputError, Predictions, Utility
 from rfdlc.data import lake as lakes
 from rfdlc.data.lake import Lake
 from rfdlc.integrations import deciding
-from rfdlc.integrations.deciding import DecideTable, decide_lake, estimate_prior
+from rfdlc.integrations.deciding import DecideTable, decide_lake, lake_prior
 
 NAMES = ["cat", "dog", "newt", "owl"]
 
@@ -153,7 +153,7 @@ def test_continues_and_follows_the_lake(lake, tmp_path, monkeypatch):
     (lake / "year=2026" / "new.parquet").unlink()
     with pytest.raises(InputError, match=r"files that are gone \(year=2026/new.parquet\)"):
         decide_lake(lake, out, decider)
-    with pytest.raises(InputError, match="holds other files"):
+    with pytest.raises(InputError, match="cannot be written, it holds other files"):
         decide_lake(lake, lake, decider)
 
 
@@ -185,7 +185,7 @@ def test_prior_of_a_lake(lake, monkeypatch, most):
     if most == 100:  # every tenth row of each unit: 300, 300, 100 rows, one, and 250
         starts = np.array([0, 300, 600, 700, 701, 951])
         scores = np.concatenate([scores[a:b:10] for a, b in pairwise(starts)])
-    found = estimate_prior(Lake(lake), decider)
+    found = lake_prior(Lake(lake), decider)
     np.testing.assert_allclose(found.prior, decider.estimate_prior(scores).prior, atol=1e-7)
 
 
