@@ -11,7 +11,7 @@ import csv
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -32,27 +32,25 @@ STUDY = {  # our run -> its title, the paper's row of accuracies, that of false 
     "rf-dlc-paper+utility=tail-sensitive-by-rank": ("RF-DLC as in its paper, tail-sensitive", "", "RF-DLC"),
     "rf-dlc": ("**`rf-dlc`**", "", ""),
 }
-COLUMNS = (
-    "method", "published", "selected on", "arg max", "accuracy", "tail", "FHR", "ECE", "utility", "seconds",
-    "parameters", "seeds",
-)  # fmt: skip
+MEASURED = ("accuracy", "tail", "FHR", "ECE", "utility", "seconds", "parameters", "seeds")
+SPACE = "\N{NO-BREAK SPACE}"
 INTRODUCTION = """<!-- python benchmarks/leaderboard.py --write -->
 # Leaderboard
 
 Here you can compare methods for long-tailed images: published values beside what this library measures.
 
-| column | |
-|---|---|
-| published | accuracy / tail accuracy / false head rate (FHR), in percent, as printed |
-| selected on | what the published value was selected on; some are of the best epoch on the test set |
-| arg max | the same three, measured here, with the decision of the method's authors |
-| accuracy, tail, FHR, ECE | measured here, calibrated on held-out training data and decided for balanced classes |
-| utility | mean utility of decisions for a penalty of -1 if a rare class is taken for a frequent one |
-| seconds | of one run on one H200 that no other job shared |
+The first table of a data set is measured here. Values are means and standard deviations over seeds, of the last epoch.
 
-Measured values are means and standard deviations over seeds, of the last epoch. `-`: not published, or not measured.
-Sources: [the study](evidence.md), `benchmarks/frontier.py` and `benchmarks/finetune.py` with their CSV files in
-`benchmarks/results`, and `benchmarks/published.csv`.
+- **accuracy**, **tail**, false head rate (**FHR**) and **ECE**, in percent: calibrated on held-out training data and
+  decided for balanced classes.
+- **utility**: mean utility of decisions for a penalty of -1 if a rare class is taken for a frequent one.
+- **seconds**: of one run on one H200, its share where several seeds trained as one stack. Runs beside other jobs have none.
+
+The second table has accuracy / tail accuracy / false head rate as published, and beside them as measured here by arg
+max, the decision of the authors. It says what published values were selected on: some are of the best epoch on the test set.
+
+`-` means not published or not measured. Sources: [the study](evidence.md), `benchmarks/frontier.py` and
+`benchmarks/finetune.py` with their CSV files in `benchmarks/results`, and `benchmarks/published.csv`.
 """
 SCALES = {"accuracy": 100, "tail": 100, "false_head_rate": 100, "ece": 100, "utility-1": 1}  # of frontier, finetune
 
@@ -68,7 +66,7 @@ def read(path: Path) -> list[Row]:
 def shown(values: Iterable[float], digits: int = 1) -> str:
     """Mean and standard deviation over seeds; `-` where nothing was measured."""
     found = list(values)
-    spread = f" ± {stdev(found):.{digits}f}" if len(found) > 1 else ""
+    spread = f"{SPACE}±{SPACE}{stdev(found):.{digits}f}" if len(found) > 1 else ""
     return f"{mean(found):.{digits}f}{spread}" if found else "-"
 
 
@@ -95,7 +93,7 @@ def of_study(data: str) -> Iterator[list[str]]:
     for run, (title, theirs, heads) in STUDY.items():
         names = ((theirs, "acc"), (theirs, "tail"), (heads, "fhr"))
         published = [printed.get((data, name, metric), "-") for name, metric in names]
-        plain = [shown(values[run, "argmax", metric]).partition(" ±")[0] for metric in ("acc", "tail", "fhr")]
+        plain = [shown(values[run, "argmax", metric]).partition(SPACE)[0] for metric in ("acc", "tail", "fhr")]
         own = [each for each in runs if each["run"] == run]
         # Seconds of trainings that had the machine to themselves.
         seconds = [float(each["seconds"]) for each in own if each["seconds"] and each["beside"] == "0"]
@@ -109,12 +107,12 @@ def of_study(data: str) -> Iterator[list[str]]:
 
 def triple(cells: list[str]) -> str:
     """`accuracy / tail / FHR`, or `-` where there is nothing."""
-    return "-" if all(cell == "-" for cell in cells) else " / ".join(cells)
+    return "-" if all(cell == "-" for cell in cells) else f"{SPACE}/{SPACE}".join(cells)
 
 
 def parameters(rows: list[Row]) -> str:
     known = [float(row["parameters"]) for row in rows if row.get("parameters")]
-    return f"{mean(known) / 1e6:.2f} M" if known else "-"
+    return f"{mean(known) / 1e6:.2f}{SPACE}M" if known else "-"
 
 
 def measured(name: str, data: str) -> dict[str, list[Row]]:
@@ -146,8 +144,8 @@ def of_frontier(data: str) -> Iterator[list[str]]:
         if row["data"] == data:
             found = cells(groups.pop(row["row"], []))
             if found[6] == "-" and row["parameters"]:
-                found[6] = f"{float(row['parameters']) / 1e6:.1f} M (published)"
-            yield [row["method"], f"{row['accuracy']} / - / -", row["selected on"], "-", *found]
+                found[6] = f"{float(row['parameters']) / 1e6:.1f}{SPACE}M (published)"
+            yield [row["method"], triple([row["accuracy"], "-", "-"]), row["selected on"], "-", *found]
     for name, rows in groups.items():
         method = rows[0]["method"]
         title = f"`{method}`" if name == method else f"`{method}`, {name.removeprefix(method).lstrip(', ')}"
@@ -160,12 +158,26 @@ def of_finetune(data: str) -> Iterator[list[str]]:
         yield ["**preset `finetune`**" if name == "ours" else name, "-", "-", "-", *cells(rows)]
 
 
-def table(*sources: Callable[[str], Iterator[list[str]]], data: str) -> list[str]:
-    """Markdown; the highest measured accuracy comes first, rows without one come last."""
-    rows = [row for source in sources for row in source(data)]
-    rows.sort(key=lambda row: -float(row[4].split()[0]) if row[4] != "-" else 0.0)
-    lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
-    return [lines[0], "|---|---|---|" + "---:|" * (len(COLUMNS) - 3), *lines[1:], ""]
+def tables(rows: list[list[str]]) -> list[str]:
+    """Markdown: what was measured, the highest accuracy first; then what was published."""
+    measured = sorted((row for row in rows if row[4] != "-"), key=lambda row: -float(row[4].split(SPACE)[0]))
+    published = [row for row in rows if row[1] != "-"]
+    lines = markdown(("method", *MEASURED), [[row[0], *row[4:]] for row in measured])
+    if published:
+        titles = ("method", "published", "measured, arg max", "selected on", "parameters")
+        lines += markdown(titles, [[row[0], row[1], here(row), row[2], row[10]] for row in published])
+    return lines
+
+
+def here(row: list[str]) -> str:
+    """What stands beside a published value: by arg max, or calibrated where only that was recorded."""
+    plain = [cell.partition(SPACE)[0] for cell in row[4:7]]
+    return row[3] if row[3] != "-" or row[4] == "-" else f"{triple(plain)}{SPACE}(calibrated)"
+
+
+def markdown(titles: Iterable[str], rows: Iterable[list[str]]) -> list[str]:
+    lines = [f"| {' | '.join(row)} |" for row in (titles, *rows)]
+    return [lines[0], "|---" + "|---:" * (lines[0].count("|") - 2) + "|", *lines[1:], ""]
 
 
 def page() -> str:
@@ -177,7 +189,7 @@ def page() -> str:
         ("CIFAR100-LT, pretrained network (preset `finetune`)", of_finetune, "cifar100-lt"),
         ("Caltech101-LT, pretrained network (preset `finetune`)", of_finetune, "caltech101-lt"),
     ):
-        lines += [f"## {title}", "", *table(*sources, data=data)]
+        lines += [f"## {title}", "", *tables([row for source in sources for row in source(data)])]
     return "\n".join(lines)
 
 

@@ -66,7 +66,7 @@ html_theme_options = {
     "navbar_align": "left",
     "navbar_end": ["theme-switcher"],
     "show_prev_next": True,
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": {"**": ["page-toc"], "leaderboard": []},  # whose tables are wide
     "footer_start": ["copyright"],
     "footer_end": [],
 }

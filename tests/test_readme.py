@@ -38,10 +38,13 @@ def test_the_leaderboard_puts_measured_beside_published_and_invents_nothing(monk
     )
     (tmp_path / "frontier.csv").write_text(header + "\n".join(rows), encoding="utf-8")
     monkeypatch.setattr(leaderboard, "RESULTS", tmp_path)
-    found = {row[0]: row[1:] for row in leaderboard.of_frontier("cifar100-lt")}
+    found = {row[0]: [c.replace("\xa0", " ") for c in row[1:]] for row in leaderboard.of_frontier("cifar100-lt")}
     assert found["BalPoE, 3 experts, 400 epochs"] == [
         "55.9 / - / -", "last epoch, 5 seeds", "-", "56.0 ± 1.4", "39.0 ± 1.4", "30.0 ± 0.0", "-", "0.400 ± 0.000",
         "51", "1.40 M", "2",
     ]  # fmt: skip
+    beside = "\n".join(leaderboard.tables(list(leaderboard.of_frontier("cifar100-lt")))).replace("\xa0", " ")
+    assert "| BalPoE, 3 experts, 400 epochs | 55.9 / - / - | 56.0 / 39.0 / 30.0 (calibrated) | last epoch" in beside
+    assert "| SHIKE, 3 experts | 56.3 / - / - | - | best epoch on the test set | - |" in beside
     assert found["SHIKE, 3 experts"] == ["56.3 / - / -", "best epoch on the test set", *["-"] * 9]
     assert found["**`rf-dlc-strong`, 3 particles, 20 epochs**"] == [*["-"] * 3, "50.0", *["-"] * 6, "1"]
