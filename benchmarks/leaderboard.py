@@ -44,10 +44,12 @@ The first table of a data set is measured here. Values are means and standard de
 - **accuracy**, **tail**, false head rate (**FHR**) and **ECE**, in percent: calibrated on held-out training data and
   decided for balanced classes.
 - **utility**: mean utility of decisions for a penalty of -1 if a rare class is taken for a frequent one.
-- **seconds**: of one run on one H200, its share where several seeds trained as one stack. Runs beside other jobs have none.
+- **seconds**: of one run on one H200, its share where several seeds trained as one stack. Runs beside other jobs
+  have none.
 
 The second table has accuracy / tail accuracy / false head rate as published, and beside them as measured here by arg
-max, the decision of the authors. It says what published values were selected on: some are of the best epoch on the test set.
+max, the decision of the authors. It says what published values were selected on: some are of the best epoch on
+the test set.
 
 `-` means not published or not measured. Sources: [the study](evidence.md), `benchmarks/frontier.py` and
 `benchmarks/finetune.py` with their CSV files in `benchmarks/results`, and `benchmarks/published.csv`.
