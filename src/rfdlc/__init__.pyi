@@ -15,6 +15,7 @@ from rfdlc.decide.utility import Utility as Utility
 from rfdlc.errors import InputError as InputError
 from rfdlc.integrations.deciding import decide_lake as decide_lake
 from rfdlc.integrations.embedding import embed as embed
+from rfdlc.integrations.evaluating import evaluate_lake as evaluate_lake
 from rfdlc.integrations.onnx.exporting import export as export
 from rfdlc.integrations.onnx.model import OnnxModel as OnnxModel
 from rfdlc.integrations.predicting import predict as predict

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.lake import check_in_memory, decide_files, is_folder
+from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_folder, is_large
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import check_other, check_writable, new_table, output
 from rfdlc.errors import expect, listing
@@ -96,7 +96,7 @@ def decide(
 
 @takes_request
 def evaluate(
-    file: File,
+    file: Annotated[str, Argument(help=f"{PREDICTIONS} Also a folder, glob or URL of tables of any size.")],
     request: LabelledRequest,
     rate: Annotated[list[str] | None, Option(help=RATE)] = None,
     uncertainty: Annotated[str, Option(help=UNCERTAINTIES)] = "decision-probability",
@@ -113,12 +113,17 @@ def evaluate(
     - `rfdlc evaluate probs.csv --labels labels.csv --json`
     - `rfdlc evaluate runs/a --costs costs.csv`
     - `rfdlc evaluate probs.csv --calibrate val.csv --sets class --coverage 0.9`
+    - `rfdlc evaluate "lake/*/*.parquet" --decider runs/a/decider.json`
     """
-    predictions, decider = request.prepare(file)
-    known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
     pairs = [text.partition(":")[::2] for text in rate or []]
     for text, pair in zip(rate or [], pairs, strict=True):
         expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
+    if is_large(file):
+        expect(request.labels is None, "--labels is for files in memory: tables of any size need a column target")
+        evaluate_files(file, request, pairs, uncertainty, json)
+        return
+    predictions, decider = request.prepare(Path(file))
+    known = predictions.classes if predictions.named and predictions.classes.counts is not None else None
     options: dict[str, Any] = {"uncertainty": uncertainty, "bootstrap": bootstrap, "seed": seed}
     result = rfdlc.evaluate(predictions, decider=decider, classes=known, groups=pairs, **options)
     if json:

@@ -21,7 +21,7 @@ from rfdlc.cli.request import (
 )
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import check_writable, output
-from rfdlc.errors import InputError, counted, expect, listing, repeated
+from rfdlc.errors import InputError, choose, counted, expect, listing, repeated
 
 BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in backbone such as resnet50."
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
@@ -107,6 +107,8 @@ def predict(
     raw: Annotated[bool, Option("--raw", help="Write the model's own probabilities, not corrected.")] = False,
     skip_broken: SkipBroken = False,
     allow_links: AllowLinks = False,
+    engine: Annotated[str, Option("--engine", help="local, or ray: Parquet files in a folder --out.")] = "local",
+    address: Annotated[str | None, Option("--address", help="For ray: the cluster, such as auto.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Predict a data set with a trained model; `rfdlc decide`, `evaluate` and `report` read the result.
@@ -123,14 +125,23 @@ def predict(
     - `rfdlc predict runs/a list.txt --out predictions.parquet --skip-broken`
     - `torchrun --nproc-per-node 8 -m rfdlc predict runs/a photos/ --out predictions.parquet`
     - `rfdlc predict runs/a patients.csv --out probabilities.csv`
+    - `rfdlc predict runs/a photos/ --out predictions/ --engine ray --address auto`
     """
-    check_writable(out)
+    on_ray = choose("engine", engine, ("local", "ray")) == "ray"
+    expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
+    if not on_ray:
+        check_writable(out)
     with ready():
         options: dict[str, Any] = {"split": split, "root": root, "skip_broken": skip_broken}
         options |= {"allow_links": allow_links, "raw": raw}
         options |= request.for_model(run)
         try:
-            done = rfdlc.predict(run, source, out, **options)
+            if on_ray:
+                from rfdlc.integrations.ray import predict_source
+
+                done = predict_source(run, source, out, address=address, **options)
+            else:
+                done = rfdlc.predict(run, source, out, **options)
         except KeyboardInterrupt:
             if out.suffix.lower() != ".npz":
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rfdlc.data.lake import Lake
 
 SHOWN_ACTIONS = 25
+MOST_BYTES = 2**28  # of Parquet files that are evaluated in memory, with intervals of every metric
 
 
 def check_in_memory(file: str) -> Path:
@@ -23,6 +24,28 @@ def check_in_memory(file: str) -> Path:
     many = "://" in file or (set(file) & {*"*?"} and not os.path.exists(file))
     expect(not many, f"{file}: several files are decided into a folder: give --out FOLDER/")
     return Path(file)
+
+
+def is_large(file: str) -> bool:
+    """Whether predictions are evaluated from sums: globs, URLs, and folders with partitions or of many bytes."""
+    from rfdlc.data.lake import Lake, is_lake
+
+    if not is_lake(file):
+        return False
+    lake = Lake(file)
+    nested = any("/" in unit.name or unit.name.count(".") > 1 for unit in lake.units)
+    return nested or not os.path.isdir(file) or sum(unit.size for unit in lake.units) > MOST_BYTES
+
+
+def evaluate_files(source: str, request: Request, groups: Any, uncertainty: str, json: bool) -> None:
+    """Evaluate from sums."""
+    from rfdlc.data.lake import Lake
+    from rfdlc.integrations.evaluating import evaluate_lake
+
+    lake = Lake(source)
+    decider = prepare_lake(request, lake, ())
+    found = evaluate_lake(lake, decider, logits=request.logits, groups=groups, uncertainty=uncertainty)
+    output(json, found.to_dict() | {"decided_for": decider.decided_for}, found, found.promise, repr(decider))
 
 
 def is_folder(out: str | None) -> bool:

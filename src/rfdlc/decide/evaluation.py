@@ -80,11 +80,12 @@ class Evaluation:
     outcomes: Outcomes | None = field(default=None, repr=False, compare=False)
     bootstrap: tuple[int, int] = field(default=(0, 0), repr=False)
     calibration_overlap: float = 0.0
+    merged: dict[str, Interval] = field(default_factory=dict, repr=False, compare=False)  # intervals, of sums alone
 
     @cached_property
     def intervals(self) -> dict[str, Interval]:
         if self.outcomes is None:
-            return {}
+            return self.merged
         estimates = [metric.estimates(self.outcomes, *self.bootstrap) for metric in METRICS.values()]
         bounds = {name: estimate.interval() for each in estimates for name, estimate in each.items()}
         return {name: found for name, found in bounds.items() if found is not None}

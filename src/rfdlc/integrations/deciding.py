@@ -164,7 +164,7 @@ def decide_lake(
         mine = [unit for unit in lake.units[rank::world_size] if unit.name not in done]
         before = sum(known["samples"] for known in done.values())
         with live(lake.rows, "Deciding", before) as show:
-            found = {**done, **_in_threads(lambda unit, report: _decide(lake, table, result, unit, report), mine, show)}
+            found = {**done, **in_threads(lambda unit, report: _decide(lake, table, result, unit, report), mine, show)}
         result.finish()
     counts = np.sum([each["actions"] for each in found.values()], axis=0).tolist()
     samples, total = sum(each["samples"] for each in found.values()), sum(each["value"] for each in found.values())
@@ -190,7 +190,7 @@ def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEs
         return [predictions.scores for predictions in found if predictions is not None]
 
     with live(lake.rows, "Estimating the prior") as show:
-        by_unit = _in_threads(some, lake.units, show)
+        by_unit = in_threads(some, lake.units, show)
     scores = [each for unit in lake.units for each in by_unit[unit.name]]
     expect(scores, f"{lake.source}: has no rows, from which a class prior could be estimated")
     values, corrected = np.concatenate([each.values for each in scores], axis=1), any(e.corrected for e in scores)
@@ -207,7 +207,7 @@ def _rows(lake: Lake, names: Sequence[str]) -> int:
     return int(share * sum(unit.size for unit in lake.units))
 
 
-def _in_threads(
+def in_threads(
     task: Callable[[Unit, Report], Any], units: Sequence[Unit], show: Callable[[int, str], None]
 ) -> dict[str, Any]:
     """The task of each unit by name, one thread per core; the first error ends all."""

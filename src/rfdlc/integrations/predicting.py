@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -85,13 +86,15 @@ def predict(
     samples = model.open_samples(source, skip_broken=skip_broken, **where)
     if target_prior is not None:
         estimated = isinstance(target_prior, str) and target_prior == "estimate"
-        model.decider = model.decider.replace(target_prior=_estimated(model, samples) if estimated else target_prior)
+        model.decider = model.decider.replace(
+            target_prior=estimated_prior(model, samples) if estimated else target_prior
+        )
     if kind == ".npz":
         found = model.predict_samples(samples)
         with replacing(path) as beside:
             found.save(beside)
         return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for)
-    table = Table(model, samples, utility, raw)
+    table = Table(model, utility, raw, named=samples.named, labelled=samples.labelled)
     job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
     prior = model.decider.decided_prior  # to four digits: an estimated one has the rounding of the device
     job |= {"prior": None if prior is None else [float(f"{share:.4g}") for share in prior]}
@@ -100,7 +103,7 @@ def predict(
     job |= {"columns": table.schema.names, "kind of scores": table.kind}
     store = TableStore(table.schema, kind, REPEATED)
     parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
-    complete = parts.fill(table.compute, "Predicting")
+    complete = parts.fill(partial(table.compute, samples), "Predicting")
     skipped, listed = parts.skipped if complete else (0, None)
     return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed)
 
@@ -108,10 +111,10 @@ def predict(
 class Table:
     """From samples to the columns of the file."""
 
-    def __init__(self, model: Model, samples: Samples, utility: Utility | None, raw: bool) -> None:
+    def __init__(self, model: Model, utility: Utility | None, raw: bool, *, named: bool, labelled: bool) -> None:
         import pyarrow
 
-        self.model, self.samples, self.kind = model, samples, RAW if raw else CORRECTED
+        self.model, self.kind = model, RAW if raw else CORRECTED
         self.decider = decider = model.decider.replace(utility=utility)
         plain = dict.fromkeys(("fitted", "train_prior", "target_prior", "sets", "budget"))
         self.written = decider.replace(**plain) if raw else decider
@@ -122,7 +125,7 @@ class Table:
         details = [name for name in DETAILS if given.get(name, decider.sets is not None)]
         clash = listing(set(classes) & {*BOOK_KEEPING, *DECIDED, *details, KIND})
         expect(not clash, f"a class is called {clash}, as a column of the table is: write .npz instead")
-        known = {"id": samples.named, "target": samples.labelled}
+        known = {"id": named, "target": labelled}
         names = [name for name in ("id", *classes, "target", *DECIDED, *details, KIND) if known.get(name, True)]
         prior = decider.train_prior if raw else decider.decided_prior
         carried = None if prior is None else dict(zip(classes, prior.tolist(), strict=True))
@@ -131,20 +134,21 @@ class Table:
             {"rfdlc.scores": json.dumps({"scores": self.kind, "prior": carried}, ensure_ascii=False)},
         )
 
-    def compute(self, parts: Sequence[range], report: Report) -> Iterator[Computed]:
+    def compute(self, samples: Samples, parts: Sequence[range], report: Report) -> Iterator[Computed]:
         """Each part as a `pyarrow.Table`, and what was wrong with the samples that were left out."""
         import pyarrow
 
-        for _, found in groupby(self.model.predict_pieces(self.samples, parts), lambda piece: piece[0]):
+        for _, found in groupby(self.model.predict_pieces(samples, parts), lambda piece: piece[0]):
             pieces, broken = [self.schema.empty_table()], list[str]()
             for _, predictions, piece in found:
                 broken += piece.broken
                 report(len(piece.split) + len(piece.broken))
                 if predictions is not None:
-                    pieces.append(pyarrow.table(self._columns(predictions), self.schema))
+                    pieces.append(pyarrow.table(self.columns(predictions), self.schema))
             yield pyarrow.concat_tables(pieces), broken
 
-    def _columns(self, found: Predictions) -> dict[str, Any]:
+    def columns(self, found: Predictions) -> dict[str, Any]:
+        """What is written for some samples."""
         corrected = np.asarray(self.decider.probabilities(found))
         written = corrected if self.written is self.decider else np.asarray(self.written.probabilities(found))
         chosen, values, reason = largest(corrected), corrected.max(axis=1), list[str]()
@@ -163,7 +167,7 @@ class Table:
         return {name: columns[name] for name in self.schema.names}
 
 
-def _estimated(model: Model, samples: Samples) -> PriorEstimate:
+def estimated_prior(model: Model, samples: Samples) -> PriorEstimate:
     """The class prior of the samples; of many, from blocks that are spread evenly."""
     blocks = 1 if len(samples) <= MOST_ESTIMATED else BLOCKS
     size = min(len(samples), MOST_ESTIMATED) // blocks

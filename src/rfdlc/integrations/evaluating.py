@@ -1,0 +1,84 @@
+"""evaluate_lake: every metric of tables of any size, from sums that all cores add up."""
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rfdlc.data.lake import Lake, Unit, predictions_of
+from rfdlc.decide.classes import Classes, Indices
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.evaluation import Evaluation
+from rfdlc.decide.merging import Sums
+from rfdlc.decide.outcomes import UNCERTAINTIES, observe
+from rfdlc.decide.predictions import encode_targets
+from rfdlc.decide.scores import KIND
+from rfdlc.errors import InputError, choose, expect, listing
+from rfdlc.integrations.deciding import Report, in_threads
+from rfdlc.progress import live
+
+TARGET = "target"
+
+
+def evaluate_lake(
+    source: str | Path | Lake, decider: Decider, *, logits: bool = False, groups: Sequence[tuple[str, str]] = (),
+    uncertainty: str = "decision-probability",
+) -> Evaluation:  # fmt: skip
+    """Decide labelled tables of any size, and compute every metric from sums, in constant memory.
+
+    Sums are exact. `error_auc` and `risk_coverage_area` come from a histogram (see `rfdlc.decide.merging`), and
+    metrics that need all samples at once (`utility_by_budget`, `ece_debiased`, metrics of your own) are left out.
+
+    Parameters
+    ----------
+    source : str or Path
+        A folder, file, glob or URL of tables, as of `decide_lake`, with a column `target`.
+    decider : Decider
+    logits : bool
+        Whether the columns of the classes hold logits.
+    groups, uncertainty
+        As of `evaluate`.
+
+    Returns
+    -------
+    Evaluation
+        With intervals of means.
+    """
+    choose("uncertainty", uncertainty, [name for name in UNCERTAINTIES if name != "own"])
+    lake, classes = source if isinstance(source, Lake) else Lake(source), decider.utility.classes
+    missing = [name for name in (*classes.names, TARGET) if name not in lake.names]
+    expect(not missing, f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}")
+    others = [name for name in (TARGET, KIND) if name in lake.names and name not in classes.names]
+    probabilities = uncertainty == "decision-probability"
+
+    def sums(unit: Unit, report: Report) -> Sums | None:
+        found, first = None, 0
+        for batch in lake.batches(unit, classes.names, others):
+            if batch.num_rows:
+                try:
+                    predictions = predictions_of(batch, classes, logits=logits, where=unit.file)
+                    scores, y = decider.read_labelled(predictions, _targets(batch.column(TARGET), classes))
+                    own = Sums.of(observe(scores, y, decider, uncertainty), probabilities)
+                except InputError as error:
+                    raise InputError(f"{unit.file}, rows from {first:,} on: {error}") from None
+                found = own if found is None else found + own
+            first += batch.num_rows
+            report(batch.num_rows)
+        return found
+
+    with live(lake.rows, "Evaluating") as show:
+        by_unit = in_threads(sums, lake.units, show)
+    known = [by_unit[unit.name] for unit in lake.units if by_unit[unit.name] is not None]
+    expect(known, f"{lake.source}: has no rows")
+    return reduce(add, known).evaluation(decider, groups, uncertainty)
+
+
+def _targets(column: Any, classes: Classes) -> Indices:
+    """Targets as indices; each text is looked up once."""
+    coded = column.dictionary_encode()
+    expect(not column.null_count, f"column {TARGET} has {column.null_count} empty cells: expected a class in each")
+    texts = [str(cell).strip() for cell in coded.dictionary.to_pylist()]
+    return np.asarray(encode_targets(texts, classes)[coded.indices.to_numpy()])

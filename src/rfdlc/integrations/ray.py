@@ -1,0 +1,226 @@
+"""Ray Data: deciding, predicting and embedding as stages of a dataset; reading, retries and writing are Ray's.
+
+A stage is `dataset.map_batches`. Deciding is a function that any worker calls; a model is loaded once per actor, of
+which each has a GPU where the cluster has some. Ray starts actors that died again, and repeats their blocks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.priors import PriorLike
+from rfdlc.decide.utility import Utility
+from rfdlc.errors import InputError, expect, listing
+from rfdlc.integrations.deciding import DecideTable
+
+if TYPE_CHECKING:
+    from rfdlc.integrations.predicting import Predicted, Table
+    from rfdlc.training.model import Model
+
+PART_ROWS = 1024  # samples of a source that an actor predicts at a time
+
+
+def decide(dataset: Any, decider: Decider, *, keep: Sequence[str] = (), logits: bool = False, **options: Any) -> Any:
+    """The decisions of a Ray dataset with one column per class.
+
+    Parameters
+    ----------
+    dataset : ray.data.Dataset
+    decider, keep, logits
+        As of `DecideTable`.
+    **options
+        Of `map_batches`, such as `batch_size` and `num_cpus`.
+
+    Returns
+    -------
+    ray.data.Dataset
+        Columns `action` and `expected_utility`, beside those that are kept.
+    """
+    given = {"batch_format": "pyarrow", "zero_copy_batch": True} | options
+    return dataset.map_batches(DecideTable(decider, tuple(keep), logits), **given)
+
+
+def predict(
+    dataset: Any, run: str | Path, *, inputs: str | None = None, keep: Sequence[str] = (),
+    utility: Utility | None = None, raw: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """The predictions of a trained model for a Ray dataset, as `rfdlc.predict` writes them to tables.
+
+    Parameters
+    ----------
+    dataset : ray.data.Dataset
+        Rows of a table with the columns that the model was trained on; or a column of arrays, images or features.
+    run : str or Path
+        The run folder, at a place that all machines of the cluster can read.
+    inputs : str, optional
+        The column of arrays; by default the rows of the table are the samples.
+    keep : sequence of str
+        Columns that are copied.
+    utility, raw
+        As of `rfdlc.predict`.
+    **options
+        Of `map_batches`, such as `concurrency` (actors), `num_gpus` and `batch_size`.
+    """
+    given = {"run": str(run), "inputs": inputs, "keep": tuple(keep), "utility": utility, "raw": raw}
+    return dataset.map_batches(PredictBatch, fn_constructor_kwargs=given, **_actors(options))
+
+
+def embed(
+    dataset: Any, backbone: str, *, inputs: str = "image", features: str = "features", keep: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None, **options: Any,
+) -> Any:  # fmt: skip
+    """The features of images in a Ray dataset by any network.
+
+    Parameters
+    ----------
+    dataset : ray.data.Dataset
+        With a column of images, uint8 arrays (height, width, channels) of the size that the network needs.
+    backbone : str
+        As of `rfdlc.embed`.
+    inputs, features, keep
+        The column of images, the column that is written, and columns that are copied.
+    settings : mapping
+        Further arguments of `rfdlc.embed` about the network: `pretrained`, `layers`, `image_size`, `half`, ...
+    **options
+        Of `map_batches`, such as `concurrency` (actors), `num_gpus` and `batch_size`.
+    """
+    given = {"backbone": backbone, "inputs": inputs, "features": features, "keep": tuple(keep)}
+    given |= {"settings": dict(settings or {})}
+    return dataset.map_batches(EmbedBatch, fn_constructor_kwargs=given, **_actors(options))
+
+
+@dataclass
+class PredictBatch:
+    """Predicts batches of columns (arrays by name); the model is loaded when the first one comes."""
+
+    run: str
+    inputs: str | None = None
+    keep: Sequence[str] = ()
+    utility: Utility | None = None
+    raw: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @cached_property
+    def model(self) -> "Model":
+        from rfdlc.training.model import Model
+
+        return Model.load(self.run)
+
+    @cached_property
+    def table(self) -> "Table":
+        from rfdlc.integrations.predicting import Table
+
+        return Table(self.model, self.utility, self.raw, named=False, labelled=False)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: batch[name] for name in self.keep}
+        if not len(next(iter(batch.values()))):
+            return kept | {name: np.empty(0, dtype=np.float32) for name in self.table.schema.names}
+        samples = {name: batch[name] for name in batch if name not in self.keep} if self.inputs is None else None
+        found: Predictions = self.model.predict(batch[self.inputs] if samples is None else samples)
+        clash = [name for name in self.keep if name in self.table.schema.names]
+        expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
+        return kept | {name: np.asarray(column) for name, column in self.table.columns(found).items()}
+
+
+class EmbedBatch:
+    """Embeds batches of columns (arrays by name)."""
+
+    def __init__(
+        self, backbone: str, inputs: str, features: str, keep: Sequence[str], settings: Mapping[str, Any]
+    ) -> None:
+        from rfdlc.training.embedding import new_embedder
+        from rfdlc.training.model import choose_device
+
+        self.inputs, self.features, self.keep = inputs, features, keep
+        given = {"pretrained": "none", "device": choose_device("auto"), **settings}
+        self.embedder = new_embedder(backbone, given.pop("pretrained"), **given)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {name: batch[name] for name in self.keep}
+        return kept | {self.features: np.asarray(self.embedder(np.stack(list(batch[self.inputs]))))}
+
+
+def predict_source(
+    run: str | Path, source: str | Path, out: str | Path, *, address: str | None = None, actors: int | None = None,
+    utility: Utility | None = None, target_prior: PriorLike | None = None, raw: bool = False, **where: Any,
+) -> "Predicted":  # fmt: skip
+    """Like `rfdlc.predict`, on a Ray cluster: Parquet files in the folder `out`, one or more per block.
+
+    Actors read their samples themselves: the run folder and the source must be readable on all machines.
+    """
+    from rfdlc.integrations.predicting import Predicted, estimated_prior
+    from rfdlc.training.model import Model
+
+    ray = start(address)
+    model = Model.load(run)
+    samples = model.open_samples(source, **where)
+    if target_prior is not None:
+        estimated = isinstance(target_prior, str) and target_prior == "estimate"
+        target_prior = estimated_prior(model, samples).prior if estimated else target_prior
+        model.decider = model.decider.replace(target_prior=target_prior)
+    starts = range(0, len(samples), PART_ROWS)
+    given = {"run": str(Path(run).absolute()), "source": _absolute(source, where), "utility": utility, "raw": raw}
+    given |= {"target_prior": None if target_prior is None else model.decider.target_prior, "where": where}
+    parts = ray.data.from_items([{"start": first} for first in starts], override_num_blocks=len(starts))
+    options = _actors({"batch_size": 1} | ({} if actors is None else {"concurrency": actors}))
+    found = parts.map_batches(PredictPart, fn_constructor_kwargs=given, **options)
+    folder = str(out) if "://" in str(out) else str(Path(out).absolute())
+    found.write_parquet(folder, mode="error")
+    written = ray.data.read_parquet(folder).count()
+    return Predicted(Path(out), written, len(samples) - written, model.decider.decided_for)
+
+
+class PredictPart:
+    """Predicts parts of a source by their first sample, as `rfdlc.predict` does."""
+
+    def __init__(
+        self, run: str, source: str, utility: Utility | None, target_prior: Any, raw: bool, where: Mapping[str, Any]
+    ) -> None:
+        from rfdlc.integrations.predicting import Table
+        from rfdlc.training.model import Model
+
+        model = Model.load(run)
+        if target_prior is not None:
+            model.decider = model.decider.replace(target_prior=target_prior)
+        self.samples = model.open_samples(source, **where)
+        self.table = Table(model, utility, raw, named=self.samples.named, labelled=self.samples.labelled)
+
+    def __call__(self, batch: Mapping[str, Any]) -> Any:
+        from pyarrow import concat_tables
+
+        rows = [range(first, min(first + PART_ROWS, len(self.samples))) for first in batch["start"].tolist()]
+        return concat_tables(part for part, _ in self.table.compute(self.samples, rows, lambda count: None))
+
+
+def start(address: str | None = None) -> Any:
+    """Ray, connected to the cluster at an address, or to a new one on this machine; one that is connected is kept."""
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise InputError('engine ray needs Ray Data: pip install "rfdlc[ray]"') from None
+    if not ray.is_initialized():
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    return ray
+
+
+def _actors(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `map_batches` for actors: as many as there are GPUs, one each, or else one per two cores."""
+    ray = start()
+    gpus, cpus = (int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU"))
+    usual = {"concurrency": gpus or max(1, cpus // 2), "num_gpus": 1 if gpus else 0, "batch_format": "numpy"}
+    return usual | dict(options)
+
+
+def _absolute(source: str | Path, where: Mapping[str, Any]) -> str:
+    """A path that means the same on all workers; names of data sets stay."""
+    return str(Path(source).absolute()) if where.get("root") is None and Path(source).exists() else str(source)
