@@ -21,7 +21,7 @@ from rfdlc.decide.utility import Utility
 
 DROPPED_BITS = 14  # of 32: sign, exponent and 9 bits of the fraction remain
 BINS = 2 ** (32 - DROPPED_BITS)
-Array = NDArray[np.float64]
+Array = NDArray[Any]  # of counts and sums
 
 
 @dataclass

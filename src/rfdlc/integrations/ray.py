@@ -90,7 +90,7 @@ def embed(
     **options
         Of `map_batches`, such as `concurrency` (actors), `num_gpus` and `batch_size`.
     """
-    given = {"backbone": backbone, "inputs": inputs, "features": features, "keep": tuple(keep)}
+    given: dict[str, Any] = {"backbone": backbone, "inputs": inputs, "features": features, "keep": tuple(keep)}
     given |= {"settings": dict(settings or {})}
     return dataset.map_batches(EmbedBatch, fn_constructor_kwargs=given, **_actors(options))
 
@@ -124,8 +124,8 @@ class PredictBatch:
         kept = {name: batch[name] for name in self.keep}
         if not len(next(iter(batch.values()))):
             return kept | {name: np.empty(0, dtype=np.float32) for name in self.table.schema.names}
-        samples = {name: batch[name] for name in batch if name not in self.keep} if self.inputs is None else None
-        found: Predictions = self.model.predict(batch[self.inputs] if samples is None else samples)
+        rows = {name: batch[name] for name in batch if name not in self.keep}
+        found: Predictions = self.model.predict(rows if self.inputs is None else batch[self.inputs])
         clash = [name for name in self.keep if name in self.table.schema.names]
         expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
         return kept | {name: np.asarray(column) for name, column in self.table.columns(found).items()}
@@ -168,7 +168,12 @@ def predict_source(
         target_prior = estimated_prior(model, samples).prior if estimated else target_prior
         model.decider = model.decider.replace(target_prior=target_prior)
     starts = range(0, len(samples), PART_ROWS)
-    given = {"run": str(Path(run).absolute()), "source": _absolute(source, where), "utility": utility, "raw": raw}
+    given: dict[str, Any] = {
+        "run": str(Path(run).absolute()),
+        "source": _absolute(source, where),
+        "utility": utility,
+        "raw": raw,
+    }
     given |= {"target_prior": None if target_prior is None else model.decider.target_prior, "where": where}
     parts = ray.data.from_items([{"start": first} for first in starts], override_num_blocks=len(starts))
     options = _actors({"batch_size": 1} | ({} if actors is None else {"concurrency": actors}))
