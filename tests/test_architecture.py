@@ -44,7 +44,7 @@ ORDER_OF_TRAINING = (
 )
 MOST_LINES, MOST_FILES, LONGEST_FILE = 29_000, 170, 400
 # Modules that implement one interface several times, and commands, which are named after the functions that they call.
-SAME_INTERFACE = ("cli/", "data/sources/", "training/networks/fused/")
+SAME_INTERFACE = ("cli/", "data/sources/", "integrations/ray.py", "training/networks/fused/")
 OUR_OLD_WORDS = re.compile(
     r"\bTravell?ers?\b|\bLanes?\b|\bTaken\b|\bWhole\(|\bDoors?\b|\banew\b|\brecipes?\b(?!\.yaml)"
     r"|\bone( \w+)? a (class|sample|particle|run|step|process)\b"

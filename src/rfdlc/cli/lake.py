@@ -3,13 +3,14 @@
 import os
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
-from rfdlc.cli.request import Request
+from rfdlc.cli.request import BUILDERS, Request
 from rfdlc.cli.writing import check_writable, new_table, output
-from rfdlc.errors import expect
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import replacing
 
 if TYPE_CHECKING:
@@ -55,14 +56,38 @@ def is_folder(out: str | None) -> bool:
 
 def prepare_lake(request: Request, lake: "Lake", keep: Sequence[str]) -> "rfdlc.Decider":
     """The decider that the options ask for; columns are the classes, unless options or a saved decider name them."""
-    from rfdlc.decide.scores import class_columns
     from rfdlc.integrations.deciding import lake_prior
 
     classes = request.checked_classes()
-    saved = rfdlc.Decider.load(request.decider).utility.classes if request.decider and classes is None else classes
-    known = saved or rfdlc.Classes(tuple(class_columns([name for name in lake.names if name not in keep])))
+    known = classes or _named_classes(request, lake) or _class_columns(lake, keep)
     estimate = partial(lake_prior, lake, logits=request.logits)
     return request.make_decider(Path(lake.source), classes, known, True, estimate)
+
+
+def _named_classes(request: Request, lake: "Lake") -> "rfdlc.Classes | None":
+    """Those of a saved decider or of a table of utilities, if all have a column: then other columns are not classes."""
+    table, known = request.costs or request.utility, None
+    if request.decider is not None:
+        known = rfdlc.Decider.load(request.decider).utility.classes
+    elif table is not None and str(table) not in BUILDERS and Path(table).is_file():
+        known = rfdlc.Utility.read_csv(table).classes
+    return known if known is not None and {*known.names} <= {*lake.names} else None
+
+
+def _class_columns(lake: "Lake", keep: Sequence[str]) -> "rfdlc.Classes":
+    """Every column but `id`, `target` and those that are kept; raises for one that does not hold numbers."""
+    from rfdlc.decide.scores import BOOK_KEEPING, class_columns
+    from rfdlc.tables import matrix_of
+
+    names, first = class_columns([name for name in lake.names if name not in keep]), lake.units[0]
+    expect(len(names) > 1, f"{lake.source}: the class columns are {listing(names) or 'none'}: expected one per class")
+    try:
+        for batch in islice(lake.batches(first, names), 1):
+            matrix_of(batch, names, first.file)
+    except InputError as error:
+        others = f"every column but {' and '.join(BOOK_KEEPING)} is a class: name the classes by --classes"
+        raise InputError(f"{error}; {others}, or keep the column by --keep") from None
+    return rfdlc.Classes(tuple(names))
 
 
 def decide_files(
@@ -82,11 +107,13 @@ def decide_files(
     found = decide_lake(lake, out, decider, keep=keep, logits=request.logits)
     summary: dict[str, Any] = {"samples": found.samples, "files": found.files, "actions": found.actions}
     summary |= {"mean_expected_utility": found.mean_expected_utility, "decided_for": decider.decided_for}
+    summary |= {"files_before": found.before}
     table = new_table("action", "decided", "share", title=f"{found.samples:,} decisions by {decider.rule}")
     ranked = sorted(found.actions.items(), key=lambda each: -each[1])
     for name, count in ranked[:SHOWN_ACTIONS]:
         table.add_row(name, f"{count:,}", f"{count / max(1, found.samples):.1%}")
     lines = [f"Mean expected utility {readable(found.mean_expected_utility)}; d{decider.decided_for[1:]}."]
     lines += ["Other processes have not finished their files yet."] * (not found.complete)
-    lines += [f"{found.files:,} files written to {out}."]
+    new, place = found.files - found.before, f"{found.files:,} files in {out}"
+    lines += [f"{place}: all had been decided already." if not new else f"{place}: {new:,} decided now."]
     output(json, summary | {"out": out, "complete": found.complete}, table, *lines)

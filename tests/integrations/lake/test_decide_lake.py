@@ -143,7 +143,7 @@ def test_continues_and_follows_the_lake(lake, tmp_path, monkeypatch):
     decide_lake(lake, out, decider)
     assert len(decided) == 6
     first = decide_lake(lake, out, decider)
-    assert len(decided) == 6
+    assert len(decided) == first.before == 6
     pq.write_table(pa.table(rows(3, 5)), lake / "year=2026" / "new.parquet")
     pq.write_table(pa.table(rows(4, 7)), lake / "year=2025" / "1.parquet")
     assert decide_lake(lake, out, decider).samples == first.samples + 5 + 6
@@ -222,3 +222,30 @@ def test_float32_tables_are_read_as_such(tmp_path):
     values = Predictions.load(tmp_path / "p.parquet").scores.values
     assert values.dtype == np.float32
     np.testing.assert_array_equal(values[0, :, 1], table["dog"].to_numpy())
+
+
+def test_which_columns_are_classes(tmp_path, capsys, monkeypatch):
+    """Those that a utility or decider names, if all are there; otherwise all, which must hold numbers."""
+    from rfdlc.cli import main
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["rfdlc", "decide", str(tmp_path / "lake"), "--out", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, "".join(capsys.readouterr())
+
+    (tmp_path / "lake").mkdir()
+    table = pa.table({**rows(1, 9), "price": np.arange(9.0), "label": ["a"] * 9})
+    pq.write_table(table, tmp_path / "lake" / "0.parquet")
+    deciders()["plain"].utility.to_csv(tmp_path / "U.csv")
+    code, said = call(str(tmp_path / "named"), "--utility", str(tmp_path / "U.csv"), "--keep", "price")
+    assert not code
+    assert "1 files in" in said
+    assert "1 decided now" in said
+    assert "price" in pq.read_schema(tmp_path / "named" / "0.parquet").names
+    code, said = call(str(tmp_path / "named"), "--utility", str(tmp_path / "U.csv"), "--keep", "price")
+    assert "all had been decided already" in said
+    code, said = call(str(tmp_path / "other"))
+    assert code == 2
+    assert "column 'label' holds string, not numbers; every column but id and target is a class" in said
+    assert not (tmp_path / "other").exists()
