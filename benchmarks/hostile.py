@@ -1,7 +1,7 @@
 """Hostile input: fuzzed parsers, mixed load on the server, kills and racing writers, tests of each known defect.
 
     python benchmarks/hostile.py fuzz --count 100000 --workers 2      every parser of strangers' bytes (`fuzzing.py`)
-    python benchmarks/hostile.py load --minutes 30                    honest and hostile clients of one server
+    python benchmarks/hostile.py load --minutes 30                    honest and hostile clients (`hostile_load.py`)
     python benchmarks/hostile.py kills --count 100 --workers 2        kill -9 at random instants; two writers at once
     python benchmarks/hostile.py lines                                tests of each defect that was found
 
@@ -10,11 +10,8 @@ that broke something are kept in build/hostile. The server listens on 127.0.0.1 
 """
 
 import argparse
-import asyncio
 import hashlib
 import json
-import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -22,22 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fuzzing import PARSERS, fuzz
-from load import request, server
-from malformed import malformed
+from hostile_load import mixed_load
 from recording import RESULTS, append, commit, hardware, in_parallel, versions
-from serve import resident
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "build" / "hostile"
@@ -54,10 +46,6 @@ COLUMNS: tuple[str, ...] = (
     "memory_mb",
 )
 COLUMNS += ("seconds", "value", "required", "holds", "hardware", "versions", "commit", "date")
-TOKEN = "0123456789abcdef-hostile"
-CONNECTIONS, PAUSE = 8, 0.02  # of honest clients, seconds between the requests of each
-HOSTILE, HOSTILE_PAUSE = 16, 0.05
-QUIET = 20.0  # seconds, for the reference
 # The tests of each defect that a review of hostile input found, by its number there, and of what was promised.
 LINES = {
     "1 CIFAR files are parsed, never unpickled": "tests/data/test_cifar.py",
@@ -101,150 +89,6 @@ def lines() -> Iterator[Row]:
         row: Row = {"what": f"line {what}", "inputs": counted, "seconds": round(time.perf_counter() - began)}
         print(done.stdout[-2000:] if done.returncode else "", end="")
         yield row | {"value": f"exit code {done.returncode}", "required": "exit code 0", "holds": done.returncode == 0}
-
-
-# The server: honest clients in one process, hostile ones in another, so that neither waits for the other.
-
-
-async def ask(port: int, content: bytes) -> tuple[int, float]:
-    """Status and seconds of one request on a connection of its own; 0 where there is no answer."""
-    began = time.perf_counter()
-    try:
-        async with asyncio.timeout(30):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(content)
-            await writer.drain()
-            status = int((await reader.readuntil(b"\r\n"))[9:12])
-            await reader.readuntil(b"\r\n\r\n")
-            writer.close()
-            return status, time.perf_counter() - began
-    except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-        return 0, time.perf_counter() - began
-
-
-def honest(port: int, seconds: float, pipe: Any) -> None:
-    """Statuses and latencies of honest clients."""
-    sample = json.dumps({"arrays": np.zeros((1, 1, 8, 8), int).tolist()}).encode()
-    found: list[tuple[int, float]] = []
-
-    async def client() -> None:
-        while time.monotonic() < until:
-            found.append(await ask(port, request(sample, token=TOKEN)))
-            await asyncio.sleep(PAUSE)
-
-    async def run() -> None:
-        await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
-
-    until = time.monotonic() + seconds
-    asyncio.run(run())
-    pipe.send((Counter(status for status, _ in found), sorted(took for status, took in found if status == 200)))
-
-
-def attacks(rng: random.Random) -> list[Callable[[int], Any]]:
-    """What hostile clients do, each with a port."""
-    known = f"Host: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
-    head = f"POST /decide HTTP/1.1\r\n{known}".encode()
-    wide = {"matrix": [[float(i) for i in range(1000)]] * 10, "actions": [f"a{i}" for i in range(1000)]}
-    costly = json.dumps({"probabilities": [[0.1] * 10] * 256, "utility": wide}).encode()
-    wrong = malformed(66, rng.randrange(10**6), TOKEN)
-
-    async def send(port: int, content: bytes, then: bytes = b"", reads: bool = True, hold: float = 0.0) -> None:
-        try:
-            async with asyncio.timeout(15):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(content)
-                for _ in range(int(hold / 0.5)):
-                    await asyncio.sleep(0.5)
-                    writer.write(then)
-                if reads:
-                    await reader.read(4096)
-                writer.transport.abort()
-        except (OSError, TimeoutError):
-            pass
-
-    return [
-        *(partial(send, content=content) for content in wrong),
-        partial(send, content=head + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 5000),
-        partial(send, content=b"POST /decide HTTP/1.1\r\n", then=b"x: y\r\n", hold=12.0),
-        partial(send, content=b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", then=b"\r\n", hold=12.0),
-        partial(send, content=head + b"Content-Length: 16000000\r\n\r\n" + b" " * 500_000, reads=False, hold=2.0),
-        partial(send, content=request(costly, path="/decide?full=true", token=TOKEN), reads=False, hold=3.0),
-        partial(send, content=request(costly, token=TOKEN)),
-        partial(send, content=request(b'{"inputs": [' * 2000, path="/v2/models/run/infer", token=TOKEN)),
-        partial(send, content=os.urandom(3000)),
-    ]
-
-
-def hostile(port: int, seconds: float, count: Any) -> None:
-    rng = random.Random(0)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # of connections that the server closed
-
-    async def client(rng: random.Random) -> None:
-        while time.monotonic() < until:
-            for attack in rng.sample(attacks(rng), 60):
-                await attack(port)
-                count.value += 1
-                await asyncio.sleep(HOSTILE_PAUSE)
-                if time.monotonic() > until:
-                    return
-
-    async def run() -> None:
-        await asyncio.gather(*(client(random.Random(rng.random())) for _ in range(HOSTILE)))
-
-    until = time.monotonic() + seconds
-    asyncio.run(run())
-
-
-def mixed_load(minutes: float) -> Iterator[Row]:
-    from rfdlc.training.train import train
-
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as place:
-        folder, token = Path(place) / "run", Path(place) / "token.txt"
-        token.write_text(TOKEN)
-        with warnings.catch_warnings(action="ignore"):
-            train("digits-lt", out=folder, epochs=2, device="cpu")
-        with server(folder, "--token-file", str(token)) as (process, port):
-
-            def clients(seconds: float) -> tuple[Any, Any]:
-                ours, theirs = context.Pipe()
-                worker = context.Process(target=honest, args=(port, seconds, theirs))
-                worker.start()
-                return worker, ours
-
-            worker, pipe = clients(min(5.0, QUIET))  # warm-up
-            pipe.recv(), worker.join()
-            worker, pipe = clients(QUIET)
-            (_, quiet), before = pipe.recv(), resident(process)
-            worker.join()
-            count = context.Value("q", 0)
-            enemy = context.Process(target=hostile, args=(port, 60 * minutes + 5, count))
-            enemy.start()
-            worker, pipe = clients(60 * minutes)
-            most = before
-            while not pipe.poll(1.0):
-                most = max(most, resident(process))
-            statuses, loud = pipe.recv()
-            after, began = resident(process), time.perf_counter()
-            process.send_signal(signal.SIGTERM)
-            assert process.stderr is not None
-            stopped = next(line for line in map(json.loads, process.stderr) if line["event"] == "stopped")
-            process.wait(60)
-            ended = time.perf_counter() - began
-            for each in (worker, enemy):
-                each.join(90)
-    p99 = [1000 * values[int(0.99 * (len(values) - 1))] for values in (quiet, loud)]
-    what = f"load of {minutes:g} min, {count.value:,} hostile requests"
-    bad = {status: n for status, n in statuses.items() if status not in (200, 503, 429)}
-    yield {"what": f"{what}: honest requests", "inputs": statuses.total(), "value": dict(statuses), "holds": not bad}
-    ratio = p99[1] / p99[0]
-    told = f"{p99[1]:.1f} ms, quiet {p99[0]:.1f}"
-    yield {"what": f"{what}: p99", "value": told, "required": "ratio at most 3", "holds": ratio <= 3}
-    grown = f"{before:.0f} to {after:.0f} MiB, at most {most:.0f}"
-    yield {"what": f"{what}: memory", "value": grown, "required": "within 20%", "holds": after <= 1.2 * before}
-    answered = f"{ended:.1f} s, {stopped['answered']} of {stopped['accepted']} answered"
-    good = ended <= 10 and stopped["answered"] == stopped["accepted"]
-    yield {"what": f"{what}: SIGTERM", "value": answered, "required": "10 s, all answered", "holds": good}
 
 
 # Kills: a command is killed at a random instant, run again until it is done, and its result compared with a whole one.

@@ -61,6 +61,26 @@ def test_chunked_bodies_and_their_trailers(start, backend):
         assert closed_after(connection, b"a: b\r\n" * 1000) is not None
 
 
+def test_trailers_and_many_headers_are_not_parsed(start, backend):
+    """Trailers count as headers where they are parsed (60 KB give 431); a valid request with a body follows."""
+    chunked = HEAD + b"transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 10_000
+    with start(backend) as served:
+        for pieces in ((chunked,), (chunked[:90], chunked[90:]), (chunked[:105], chunked[105:])):
+            with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+                for piece in pieces:
+                    connection.sendall(piece)
+                    time.sleep(0.1)
+                assert connection.recv(4096).startswith(b"HTTP/1.1 411")
+        with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+            connection.sendall(HEALTH + b"a: b\r\n" * 200 + b"\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            connection.sendall(HEALTH + b"a: b\r\n" * 300)
+            assert closed_after(connection) is not None
+        lines = json.dumps({"probabilities": [[0.1] * 10] * 40}, indent=1).encode()
+        assert lines.count(b"\n") > 256
+        assert served.ask(lines, X="transfer-encoding: chunked")[0] == 200
+
+
 def test_a_body_where_none_is_expected(served):
     assert served.ask(b"x" * 1000, method="GET", path="/health")[0] == 413
 

@@ -18,7 +18,7 @@ import pytest
 import rfdlc
 from rfdlc.cli import main
 from rfdlc.integrations.server.backend import Limits
-from rfdlc.integrations.server.serving import check_host, listen, read_token, serve
+from rfdlc.integrations.server.serving import HEADER_LINES, check_host, listen, read_token, serve
 
 pytest.importorskip("fastapi", reason='server tests need pip install "rfdlc[serve]"')
 
@@ -146,6 +146,7 @@ def test_the_page_of_limits_has_their_defaults(pytestconfig):
     assert row["pixels per image, per request"] == ", ".join(millions)
     assert row["actions of a utility in a request"].startswith(f"{limits.actions:,},")
     assert row["headers"] == f"{limits.headers >> 10} KiB"
+    assert row["lines of headers"] == str(HEADER_LINES)
     for name in ("send a body", "answer", "compute a batch", "read an answer, and until the next request"):
         assert row[f"time to {name}"] == f"{limits.seconds:g} s"
     assert row["idle connections"] == str(limits.connections)

@@ -107,6 +107,33 @@ def test_a_failure_of_ours_is_a_500_and_logged(start, backend, worker, monkeypat
     assert [record.getMessage() for record in caplog.records] == ["failure", "request"]
 
 
+def test_large_answers_are_decided_and_written_in_a_process(start, backend, monkeypatch):
+    """With the same bytes as on the event loop, which is free meanwhile; what takes too long is killed."""
+    from rfdlc.integrations.server.backend import Answer
+    from rfdlc.integrations.server.workers import Worker
+
+    rng, kinds, call = np.random.default_rng(0), [], Worker.call
+    monkeypatch.setattr(Worker, "starts", lambda self: False)
+    monkeypatch.setattr(Worker, "call", lambda self, kind, *given: kinds.append(kind) or call(self, kind, *given))
+    question = {"probabilities": rng.dirichlet(np.ones(10), 40).tolist()}
+    utility = {"matrix": rng.normal(size=(10, 900)).tolist(), "actions": [f"a{i}" for i in range(900)]}
+    wide = {**question, "utility": utility}
+    tensor = {"name": "probabilities", "shape": [40, 10], "datatype": "FP64", "data": question["probabilities"]}
+    asked = (wide, "/decide?full=true"), (wide, "/decide"), ({"inputs": [tensor]}, "/v2/models/digits/infer")
+    with start(backend) as served:
+        found = []
+        for limit in (10**9, 0):
+            monkeypatch.setattr("rfdlc.integrations.server.backend.SMALL", limit)
+            found.append([served.ask(body, path) for body, path in asked])
+    assert kinds.count("encode") == 3
+    assert [each[2] for each in found[0]] == [each[2] for each in found[1]]
+    assert {each[0] for each in found[0]} == {200}
+    monkeypatch.undo()
+    answer = Answer.of(backend.decider, np.full((256, 10), 0.1), np.zeros(256))
+    assert answer.is_small(None, False)
+    assert not answer.is_small(rfdlc.Utility(utility["matrix"], actions=utility["actions"]), False)
+
+
 QUESTION = {"arrays": [[[[0] * 8] * 8]]}
 
 

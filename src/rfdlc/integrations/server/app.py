@@ -22,7 +22,6 @@ from fastapi import FastAPI, HTTPException, Request, Security
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,7 +45,7 @@ INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 PORT, LOCAL_HOSTS = re.compile(rb":\d+$"), (b"localhost", b"127.0.0.1", b"[::1]")
 PARSED_INLINE = 32_768  # bytes of JSON that are parsed on the event loop; larger bodies are parsed in a process
 DRAINED = 3  # times the largest body: an upload up to this size is read and dropped, so that the client sees the 413
-DECODERS = 2  # processes that decode images and parse large bodies
+DECODERS = 2  # processes that decode images, parse large bodies and write large answers
 STATUSES = (400, 401, 408, 411, 413, 415, 422, 429, 503)  # of refusals
 TOO_LARGE = "the samples hold numbers too large to compute with: expected numbers like the training data's"
 NOTHING_LEFT = ", and samples that have some probability for a class whose target prior is not 0"
@@ -141,12 +140,21 @@ class Service:
                 timeout.reschedule(loop.time() + limits.seconds)
                 late = 503, "no answer"
                 if length <= PARSED_INLINE and kind == JSON and b'"images"' not in body:
-                    question = self.inference.reads[how](body, 0.0)
+                    question = self.inference.work[how](body, 0.0)
                 else:
-                    reading = self._decoders.submit(self._read, how, body, time.monotonic() + limits.seconds)
+                    reading = self._decoders.submit(self._work, how, body, time.monotonic() + limits.seconds)
                     question = await asyncio.wrap_future(reading)
-                asked, own = question.pop("infer", None), "utility" not in question
-                answer, decider = await self._answer(question)
+                asked, utility = question.pop("infer", None), question.pop("utility", None)
+                answer = await self._answer(question)
+                named: dict[str, Any] = {"decider": decider_version(answer.decider)}
+                if self.log is not None and utility is None:  # others are not decisions of the decider
+                    named["id"] = self.log.add(answer)
+                given = answer, utility, full, asked, named
+                if answer.is_small(utility, full or infer):
+                    answer, content = self.inference.encode(given, 0.0)
+                else:
+                    reading = self._decoders.submit(self._work, "encode", given, time.monotonic() + limits.seconds)
+                    answer, content = await asyncio.wrap_future(reading)
         except ClientDisconnect:
             raise HTTPException(400, "the connection was closed before the body was complete") from None
         except TimeoutError:
@@ -165,31 +173,21 @@ class Service:
             else:  # a request that is given up counts as held until the thread drops its body
                 reading.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, length))
         metrics.count_decisions(answer)
-        named: dict[str, Any] = {"decider": decider_version(decider)}
-        if self.log is not None and own:  # decisions for a request's own utility are not those of the decider
-            named["id"] = self.log.add(answer)
-        table = self.inference.render(answer, asked, named) if infer else {**answer.to_dict(full), **named}
-        return Response(to_json(table), media_type="application/json")
+        return Response(content, media_type="application/json")
 
-    async def _answer(self, question: dict[str, Any]) -> tuple[Answer, Decider]:
-        utility, decider = question.pop("utility", None), self.backend.decider
+    async def _answer(self, question: dict[str, Any]) -> Answer:
         ((kind, values),) = question.items()
-        if kind == "probabilities":
-            answer = Answer.of(decider, np.asarray(decider.probabilities(values)), mutual_information(values))
-        else:
+        if kind != "probabilities":
             assert self.batcher is not None
-            answer = await self.batcher.submit(values)
-        used = answer.decider
-        if utility is None:
-            return answer, used
-        other = used.replace(utility=utility, budget=None)  # a budget is for the utility that it was fitted with
-        return Answer.of(other, answer.probabilities, answer.disagreement, answer.unfamiliar), used
+            return await self.batcher.submit(values)
+        decider = self.backend.decider
+        return Answer.of(decider, np.asarray(decider.probabilities(values)), mutual_information(values))
 
-    def _read(self, kind: str, body: bytes, deadline: float) -> dict[str, Any]:
+    def _work(self, kind: str, given: Any, deadline: float) -> Any:
         worker = self._free.get()
         try:
-            read = self.inference.reads[kind] if worker.starts() else partial(worker.call, kind)
-            return read(body, deadline)
+            work = self.inference.work[kind] if worker.starts() else partial(worker.call, kind)
+            return work(given, deadline)
         finally:
             self._free.put(worker)
 
@@ -225,7 +223,8 @@ class AccessMiddleware:
             await send(message)
 
         if connection is not None:
-            connection.begin_request(min(_content_length(headers), DRAINED * self.service.limits.body))
+            most = DRAINED * self.service.limits.body
+            connection.begin_request(min(_content_length(headers), most), b"transfer-encoding" in headers)
         try:
             self._check(path, headers, sum(map(len, chain.from_iterable(scope["headers"]))))
             if path == "/decide" and scope["method"] == "POST":  # past the router, whose layers cost a third
@@ -262,6 +261,8 @@ class AccessMiddleware:
         return service
 
     def _check(self, path: str, headers: dict[bytes, bytes], size: int) -> None:
+        # A chunked body has no announced size, and trailers without a bound.
+        require(b"transfer-encoding" not in headers, "expected a Content-Length, not a chunked body", 411)
         most = self.service.limits.headers
         require(size <= most, f"expected at most {most:,} bytes of headers", 431)
         if self._expected is None:  # or a web page could point its own name at this machine
@@ -270,8 +271,6 @@ class AccessMiddleware:
         elif path not in OPEN:
             known = hmac.compare_digest(headers.get(b"authorization", b""), self._expected)
             require(known, "expected the header Authorization: Bearer TOKEN, with the server's token", 401)
-        # A chunked body has no announced size, and trailers without a bound.
-        require(b"transfer-encoding" not in headers, "expected a Content-Length, not a chunked body", 411)
         takes = path in ("/decide", "/feedback") or INFER.fullmatch(path)
         bodiless = not takes and (path in PATHS or path.startswith("/v2/"))
         only = "expected no body: only POST /decide, /feedback and /v2/models/NAME/infer accept one"

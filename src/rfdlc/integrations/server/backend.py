@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 DIGITS = 7  # after the decimal point, in answers
 PAUSE = 1.0  # seconds between attempts to load a model again
-SMALL = 2**15  # samples x (classes + actions) of a batch that is decided on the event loop, within a millisecond
+DECIDED_INLINE = 2**15  # samples x (classes + actions) of a batch that is decided on the event loop, in a millisecond
+SMALL = 2**13  # cells of the tables of an answer that is written on the event loop, in a millisecond
+CHECKED = 50  # cells: what it costs to check an action of a utility
 TURNS = 3  # of the event loop before a batch is formed, so that requests that have arrived are read first
 Batch = list[tuple["asyncio.Future[Answer]", NDArray[Any]]]  # samples of requests and their answers
 LOGGER = logging.getLogger("rfdlc.serve")
@@ -140,6 +142,19 @@ class Answer:
         strange = None if self.unfamiliar is None else self.unfamiliar[rows]
         return Answer(self.decider, self.probabilities[rows], self.disagreement[rows], strange, columns)
 
+    def by(self, utility: Utility | None) -> "Answer":
+        """The same samples decided for another utility; a budget is for the one that it was fitted with."""
+        if utility is None:
+            return self
+        decider = self.decider.replace(utility=utility, budget=None)
+        return Answer.of(decider, self.probabilities, self.disagreement, self.unfamiliar)
+
+    def is_small(self, utility: Utility | None, full: bool) -> bool:
+        """Whether it is decided for another utility and written within a millisecond or so."""
+        classes, actions = (utility or self.decider.utility).matrix.shape
+        written = len(self.probabilities) * (classes + actions) * full
+        return written + (0 if utility is None else actions * (CHECKED + len(self.probabilities) // 4)) <= SMALL
+
     def to_dict(self, full: bool) -> dict[str, Any]:
         """Ready for JSON; `full` adds the tables that were decided from."""
         if not full:
@@ -238,7 +253,7 @@ class Batcher:
         found = await (run(self._thread, backend.compute, samples) if process is None else process.compute(samples))
         p, utility = found[0], backend.decider.utility
         given = backend.decider, p if backend.revision is None else revised(p, *backend.revision), *found[1:]
-        small = len(p) * (len(utility.classes) + len(utility.actions)) <= SMALL
+        small = len(p) * (len(utility.classes) + len(utility.actions)) <= DECIDED_INLINE
         return Answer.of(*given) if small else await run(self._thread, Answer.of, *given)
 
     async def _restart(self, batch: Batch) -> None:

@@ -3,7 +3,7 @@
 https://github.com/kserve/open-inference-protocol, REST, without the binary extension.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import HTTPException
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from rfdlc import __version__
 from rfdlc.integrations.server.backend import Answer
@@ -65,7 +65,12 @@ class Inference:
         tables = {"probabilities": count, "expected_utilities": -1}
         self.outputs += [_described(name, "FP64", -1, side) for name, side in tables.items()]
         self.outputs += [_described("set", "BOOL", -1, count)] if reader.sets else []
-        self.reads = {"infer": self.read, "json": reader.read_json, "image": reader.read_image}
+        self.work: dict[str, Callable[[Any, float], Any]] = {  # what large requests have done in a process
+            "infer": self.read,
+            "json": reader.read_json,
+            "image": reader.read_image,
+            "encode": self.encode,
+        }
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
         """What a client needs to know of the model."""
@@ -92,6 +97,13 @@ class Inference:
         known = [each["name"] for each in self.outputs]
         require(wanted is None or set(wanted) <= set(known), f"outputs: expected some of {', '.join(known)}", 400)
         return self.reader.read_question(question, deadline) | {"infer": (given.id, wanted)}
+
+    def encode(self, given: tuple[Any, ...], deadline: float) -> tuple[Answer, bytes]:
+        """An answer for a utility, if one is given, and its JSON: full or not, or what tensors were asked for."""
+        answer, utility, full, asked, named = given
+        decided = answer.by(utility)
+        table = {**decided.to_dict(full), **named} if asked is None else self.render(decided, asked, named)
+        return decided, to_json(table)
 
     def render(
         self, answer: Answer, asked: tuple[str | None, list[str] | None], named: Mapping[str, Any]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-DEFERRED = 128  # answers that are counted together: a numpy call costs the same for one as for many
+DEFERRED = 128  # samples that are counted together: a numpy call costs the same for one as for many
 WINDOW = 1000  # samples: how far back the estimate of the class prior looks
 
 
@@ -41,6 +41,7 @@ class Metrics:
         prior = Gauge("rfdlc_class_prior", f"By EM, about {WINDOW} samples.", ("class",), registry=registry)
         self._shares = [prior.labels(name) for name in self.classes]
         self._deferred: list[Answer] = []
+        self._samples = 0  # of these
         self._utility = Gauge("rfdlc_expected_utility", f"Mean, about {WINDOW} samples.", registry=registry)
         self._reference = Gauge("rfdlc_reference_utility", "Realised by held-out data.", registry=registry)
         self._shift = Gauge("rfdlc_class_prior_shift", "Total variation from the prior decided for.", registry=registry)
@@ -88,7 +89,8 @@ class Metrics:
     def count_decisions(self, answer: Answer) -> None:
         """Decisions that were made; they are counted a little later."""
         self._deferred.append(answer)
-        if len(self._deferred) >= DEFERRED:
+        self._samples += len(answer.probabilities)
+        if self._samples >= DEFERRED:
             self._flush()
 
     def text(self, log: "DecisionLog | None" = None) -> bytes:
@@ -110,7 +112,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def _flush(self) -> None:
-        answers, self._deferred = self._deferred, []
+        answers, self._deferred, self._samples = self._deferred, [], 0
         columns = [answer.columns for answer in answers]
         for name, count in Counts(chain.from_iterable(table["action"] for table in columns)).items():
             self._actions.get(name, self._other).inc(count)

@@ -28,6 +28,7 @@ from rfdlc.integrations.server.backend import Limits
 SHORTEST_TOKEN = 16
 URL_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 READ_AHEAD = 2**16  # bytes of a body that uvicorn reads before the application runs
+HEADER_LINES, CHUNKED = 256, b"\ntransfer-encoding:"
 LOG_LINES = 10_000  # that wait to be written; more are dropped, so that an unread pipe cannot stop the server
 
 
@@ -181,7 +182,8 @@ class Connection(asyncio.Protocol):
         self.http = HttpToolsProtocol(app_state={**app_state, "connection": self}, **uvicorn)
         self.limits, self.idle = limits, idle  # `idle` is shared by all connections, in the order they became idle
         self._allowance = self._body = 0  # bytes that the client may still send, and those of the body
-        self._lost = False
+        self._lines, self._tail, self._chunked = 0, b"", False  # of the headers that are being sent
+        self._outside, self._drops, self._lost = True, False, False  # between requests; after a chunked body's headers
         self._timers: dict[str, asyncio.TimerHandle] = {}  # each ends the connection
 
     def connection_made(self, transport: Any) -> None:
@@ -203,6 +205,19 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         self._allowance -= len(data)
+        if self._drops:
+            return
+        if self._outside:
+            seen, before = self._tail + data, len(self._tail)
+            end = seen.find(b"\r\n\r\n")
+            head = seen if end < 0 else seen[: end + 4]
+            self._tail, self._lines = head[-len(CHUNKED) :], self._lines + head.count(b"\n", before)
+            self._chunked = self._chunked or CHUNKED in head.lower()
+            if self._lines > HEADER_LINES:  # each would be parsed before the request can be refused
+                self.transport.abort()
+                return
+            if end >= 0 and self._chunked:  # refused: the parser must not see its trailers
+                self._drops, data = True, head[before:]
         self.http.data_received(data)
 
     def pause_writing(self) -> None:
@@ -213,8 +228,9 @@ class Connection(asyncio.Protocol):
         self._time("stalled", False)
         self.http.resume_writing()
 
-    def begin_request(self, body: int) -> None:
-        """Headers are complete, and `body` bytes follow."""
+    def begin_request(self, body: int, chunked: bool) -> None:
+        """Headers are complete, and `body` bytes follow; those of a chunked body are dropped."""
+        self._outside, self._drops = False, chunked
         self._time("idle", False)
         self.idle.pop(self, None)
         self._body = body
@@ -222,6 +238,7 @@ class Connection(asyncio.Protocol):
 
     def end_request(self) -> None:
         """The answer was written; what is left of the body is read and dropped."""
+        self._outside, self._lines, self._tail, self._chunked = True, 0, b"", False
         self._allowance = self.limits.headers + READ_AHEAD + min(max(self._allowance, 0), self._body)
         if not self._lost:
             self._time("idle", True)

@@ -1,4 +1,7 @@
-"""Processes of the server: readers of what clients send, and the model. What takes too long is killed with them."""
+"""Processes of the server: readers of bodies, which also write large answers, and the model.
+
+What takes too long is killed with them.
+"""
 
 import asyncio
 import gc
@@ -29,7 +32,8 @@ from rfdlc.integrations.server.backend import Backend, Limits, Unavailable, open
 from rfdlc.integrations.server.requests import Reader
 
 MOST_MEMORY = 2**32  # bytes of address space that a reader may take; a larger request gets 422
-LATE, FAILED, TOO_MUCH = 0, 1, "the body needs more memory than a request may take"
+LATE, FAILED, INVALID, TOO_MUCH = 0, 1, 2, "the body needs more memory than a request may take"
+NICE = 5  # of readers: what one large request costs must not keep small ones waiting
 LOADING = 300.0  # seconds, to load a model again
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -83,8 +87,8 @@ class Worker:
         self.child = Child("read", (lightened(backend), limits, name, version), ONE_THREAD)
         self.close = self.child.close
 
-    def call(self, kind: str, body: bytes, deadline: float) -> dict[str, Any]:
-        """The question in a body; raises TimeoutError at the deadline, and kills the process that still reads it."""
+    def call(self, kind: str, given: Any, deadline: float) -> Any:
+        """The question in a body, or an answer as JSON; raises TimeoutError at the deadline, and kills the process."""
         found: Any
         child = self.child
         if time.monotonic() >= deadline:  # the request has been answered with 503
@@ -96,7 +100,7 @@ class Worker:
                 if not child.pipe.poll(deadline - time.monotonic()):
                     raise TimeoutError
                 self._ready = self._known = bool(child.pipe.recv())
-            child.pipe.send((kind, body, deadline - time.monotonic()))
+            child.pipe.send((kind, given, deadline - time.monotonic()))
             done = child.pipe.poll(max(0.0, deadline - time.monotonic()))
             status, found = child.pipe.recv() if done else (LATE, None)
         except TimeoutError:  # which is an OSError
@@ -108,6 +112,8 @@ class Worker:
             if not done:
                 child.close()
             raise TimeoutError
+        if status == INVALID:
+            raise InputError("the samples or the utility cannot be used")
         if status == FAILED:
             raise RuntimeError(found)  # logged, and answered with 500
         if status != 200:
@@ -229,28 +235,32 @@ def compute(pipe: Any) -> None:
 
 
 def read(pipe: Any) -> None:
-    """Read bodies."""
+    """Read bodies and write large answers, after what other requests need of the processors."""
     from rfdlc.integrations.server.inference import Inference
 
+    with suppress(AttributeError, OSError):
+        os.nice(NICE)
     with suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     backend, limits, name, version = pickle.loads(pipe.recv_bytes())  # noqa: S301 - sent by the server
-    reads = Inference(name, version, Reader(backend, limits)).reads
+    work = Inference(name, version, Reader(backend, limits)).work
     pipe.send(True)
     while True:
-        kind, body, seconds = pipe.recv()
+        kind, given, seconds = pipe.recv()
         answer: tuple[int, Any]
         try:
-            answer = 200, reads[kind](body, time.monotonic() + seconds)
+            answer = 200, work[kind](given, time.monotonic() + seconds)
         except HTTPException as error:
             answer = error.status_code, error.detail
         except TimeoutError:
             answer = LATE, None
         except MemoryError:
             answer = 422, TOO_MUCH
+        except InputError:
+            answer = INVALID, None
         except Exception as error:  # a failure of ours
             answer = FAILED, type(error).__name__
-        del body
+        del given
         pipe.send(answer)
