@@ -6,9 +6,10 @@
 
 Every run trains the network of the preset `images` for images of this size (an MLP for digits, ResNet-32), calibrates
 on held-out training samples, and decides for a uniform prior, as the test splits are balanced. `tune` spends its budget
-on trials and training; the others have the epochs that the budget gives without trials. On a GPU they train side by
-side. Accuracy and that of tail classes are those of the test split, which no choice has seen. Rows are appended to
-benchmarks/results/tune.csv. `share` is the share of the time of `tune` that its trials took.
+on trials and training; the others have the epochs that the budget gives without trials, and train again on all samples
+where it does. On a GPU they train side by side. Accuracy and that of tail classes are those of the test split, which no
+choice has seen. Rows are appended to benchmarks/results/tune.csv. `share` is the share of the time of `tune` that its
+trials took.
 """
 
 import argparse
@@ -33,14 +34,17 @@ FIELDS = (
 )  # fmt: skip
 
 
-def fixed_rows() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Name, method and settings of what `tune` is compared with."""
+def fixed_rows(names: str = "") -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name, method and settings of what `tune` is compared with, of those with one of the names in it."""
+    ours: dict[str, tuple[str, dict[str, Any]]]
     ours = {f"{own['augment']}, mixup {own['mixup']:g}": ("rf-dlc", dict(own)) for own in tuning.AUGMENTED}
-    plain = {f"cross-entropy, {name}": ("ce", {"augment": name}) for name in ("none", "crop", "crop-flip")}
-    return {**ours, **plain}
+    ours |= {f"cross-entropy, {name}": ("ce", {"augment": name}) for name in ("none", "crop", "crop-flip")}
+    return {row: own for row, own in ours.items() if any(name in row for name in names.split("|"))}
 
 
-def measure(source: str, root: str | None, budget: str, seed: int, more: dict[str, Any]) -> list[dict[str, Any]]:
+def measure(
+    source: str, root: str | None, budget: str, seed: int, more: dict[str, Any], rows: str
+) -> list[dict[str, Any]]:
     """All rows of a seed."""
     data = rfdlc.load(source, root=root)
     common = {**COMMON, **more, "seed": seed}
@@ -62,16 +66,17 @@ def measure(source: str, root: str | None, budget: str, seed: int, more: dict[st
         chosen = json.loads(Path(folder, "tune", "tuning.json").read_text())
         print(json.dumps(chosen), flush=True)
         length = round((1 + tuning.SHARE) * chosen["epochs"])
+        alike = {**common, "epochs": length, "tune": "off", **chosen.get("trainings", {})}  # as a budget gives them
         specs = [
-            rfdlc.RunSpec(f"{folder}/{number}", method, {**common, "epochs": length, "tune": "off", **settings})
-            for number, (method, settings) in enumerate(fixed_rows().values())
+            rfdlc.RunSpec(f"{folder}/{number}", method, {**alike, **settings})
+            for number, (method, settings) in enumerate(fixed_rows(rows).values())
         ]
         began = time.perf_counter()
         rfdlc.train_many(data, specs, networks=24 if torch.cuda.is_available() else 3)
         each = f"{(time.perf_counter() - began) / len(specs):.1f}"
         others = [
             {"row": name, "epochs": length, "seconds": each, **scores(Path(folder, str(number)))}
-            for number, name in enumerate(fixed_rows())
+            for number, name in enumerate(fixed_rows(rows))
         ]
     return [row | own for own in (first, *others)]
 
@@ -89,6 +94,7 @@ if __name__ == "__main__":
     parser.add_argument("--budget", nargs="+", default=["30s"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of all runs")
+    parser.add_argument("--rows", default="", help="fixed settings with one of these texts: none|crop, mixup 0")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "tune.csv")
     parser.add_argument("--commit", default="")
@@ -96,7 +102,8 @@ if __name__ == "__main__":
     stamp = {"hardware": hardware(), "versions": versions(["torch"]), "commit": options.commit or commit()}
     more = dict(pair.split("=", 1) for pair in options.set)
     jobs = [
-        (options.source, options.root, budget, seed, more) for budget, seed in product(options.budget, options.seeds)
+        (options.source, options.root, budget, seed, more, options.rows)
+        for budget, seed in product(options.budget, options.seeds)
     ]
     for found in in_parallel(measure, jobs, options.workers):
         append(options.out, [own | stamp for own in found], FIELDS)

@@ -127,17 +127,39 @@ def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
         assert read(path)["seconds_per_epoch"] == 0.51
 
 
+def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.1 * len(runs))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
+    folds = {"refit": True, "calibration_folds": 3}
+    for number, (budget, more, length, refit) in enumerate(
+        (
+            (35, {}, 160, False),  # 315 epochs: too few for four trainings of twice the usual 40
+            (40, {}, 90, True),  # 360 epochs
+            (400, {}, 160, True),
+            (400, {"hold_out": 0.2}, 160, False),  # the user's
+            (400, {"calibration_folds": 5}, 160, False),
+        )
+    ):
+        path = tmp_path / str(number)
+        run = tuned(path, places(200), budget=budget, tune="off", **more)
+        assert (run.config.epochs, run.config.refit) == (length, refit)
+        assert (read(path)["chosen"].items() >= folds.items()) == refit
+        assert Run(path).config.trainings == (4 if refit else 1)
+
+
 def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.1 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     now = iter(np.arange(0, 10_000, 5.0))
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(now)))  # every rung takes 5 s
     monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [1.0 + i for i in range(len(trials))])
-    for budget, expected in ((60, 3), (30, 1)):  # of 9 seconds, one rung takes 5
+    for budget, expected in ((80, 3), (60, 2), (30, 1)):  # of 18 seconds, measuring takes 5 and two rungs 10
         run = tuned(tmp_path / f"run-{budget}", places(300), budget=budget, epochs=100)
         plan = read(tmp_path / f"run-{budget}")
         assert plan["seconds"] == [5.0] * expected
         assert len(plan["rungs"]) == expected
+        assert plan["measured"] + sum(plan["seconds"]) <= max(0.3 * budget, 10)  # one rung is always made
         assert plan["chosen"]["augment"] == run.config.augment == "crop"
 
 
@@ -157,9 +179,45 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     for loss, expected in ((0.9, slow), (0.97, fast)):  # a variation must be clearly better
         varied = {"epochs": 8, "trials": [fast, slow], "losses": [1.0, loss], "varies": True}
         assert tuning._best({"rungs": [{**first, "losses": [9.0, 2.0, None]}, varied]}) == [expected]
+    late = {"epochs": 8, "trials": [fast, slow], "losses": [0.8, 1.2]}  # near chance at first, then at a factor of 0.4
+    assert tuning._best({"rungs": [{**first, "losses": [0.9, 3.0, None]}, late]}) == [fast, slow]
     plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
     assert tuning._chosen(plan) == {"augment": "none", "epochs": 4}  # more epochs raised its loss
     assert tuning._chosen({"epochs": 50, "rungs": [first, second]})["epochs"] == 50
+
+
+def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
+    configs = []
+
+    def losses(trainer, trials):
+        configs.extend(trial.config for trial in trials)
+        return [1.0] * len(trials)
+
+    monkeypatch.setattr(tuning, "_losses", losses)
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    run = tuned(tmp_path / "run", places(300), epochs=100)
+    trial = configs[0]
+    assert {config.learning_rate for config in configs} == {0.05 / 4}
+    assert tuning._trial(run, 5, {"learning_rate": 0.02}).config.learning_rate == 0.02 / 4
+    starts, curves = torch.randn(4, 3), torch.rand(4, 3)
+    together = [start.clone().requires_grad_() for start in starts]
+    alone = starts[0].clone().requires_grad_()
+    options = {"momentum": run.config.momentum, "nesterov": True}
+    many = torch.optim.SGD(together, run.config.learning_rate, weight_decay=run.config.weight_decay, **options)
+    one = torch.optim.SGD([alone], trial.learning_rate, weight_decay=trial.weight_decay, **options)
+    for _ in range(20):
+        losses = [(curve * (w - 1).abs() ** 1.5).sum() for w, curve in zip(together, curves, strict=True)]
+        many.zero_grad()
+        torch.stack(losses).mean().backward()  # as a step takes it
+        many.step()
+        one.zero_grad()
+        (curves[0] * (alone - 1).abs() ** 1.5).sum().backward()
+        one.step()
+    torch.testing.assert_close(together[0], alone)
+    adaptive = rfdlc.TrainConfig(
+        optimiser="adamw", particles=3, learning_rate=0.01
+    )  # which no factor of a loss changes
+    assert tuning._as_a_particle(adaptive)["learning_rate"] == 0.01
 
 
 def test_losses_weigh_classes_equally_at_the_best_temperature():

@@ -25,6 +25,7 @@ from rfdlc.progress import announce, live
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import TrainingStopped, epochs
+from rfdlc.training.methods import FOLDS, MOST_FOLDED
 from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
@@ -35,10 +36,12 @@ MOST_TRIALS = 8  # of tune=auto
 SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
+PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
 MEASURING = 0.02  # of a budget, for the time of a step
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
 CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
+STEEPEST = 0.7  # the least factor by which a loss is expected to fall again: those near chance fall fast for a while
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
 # In the order in which they are tried where there is no time for all of them.
 AUGMENTED = (
@@ -98,7 +101,7 @@ def tune(trainer: Trainer, run: Run) -> None:
             chosen["epochs"] = run.config.epochs
         run.write_json(FILE, {**plan, "chosen": chosen})
     run.config = run.config.replace(**chosen)
-    if plan["rungs"]:
+    if plan["rungs"] or len(chosen) > 1:
         announce(f"chosen     {_words(chosen)}")
 
 
@@ -107,6 +110,7 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet) -> dict[str, Any]:
     config, given = run.config, set(run.metadata.get("given", ()))
     candidates = _candidates(trainer, run, given) if config.tune != "off" else []
     seconds, cost, length = None, _relative_cost(trainer, run, net), config.epochs
+    measured, more = 0.0, dict[str, Any]()
     if config.budget:
         announce(f"measuring  steps, for a budget of {config.budget:g} s")
         began = time.perf_counter()
@@ -115,9 +119,12 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet) -> dict[str, Any]:
             trials = [_trial(run, config.epochs, own) for own in candidates]
             apart = _seconds_per_epoch(trainer, trials)
             cost = apart / (len(candidates) * seconds)
-        left = config.budget - (time.perf_counter() - began)
-        possible = SAFETY * left / (seconds * config.trainings * (1 + SHARE * bool(candidates)))
-        length = int(min(max(1, possible), LONGEST * config.epochs))
+        measured = time.perf_counter() - began
+        left = config.budget - measured
+        possible = SAFETY * left / (seconds * (1 + SHARE * bool(candidates)))
+        more = _trainings(trainer, config, given, possible)
+        config = config.replace(**more)
+        length = int(min(max(1, possible / config.trainings), LONGEST * config.epochs))
     work = SHARE * length * config.trainings / cost  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
@@ -130,8 +137,22 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet) -> dict[str, Any]:
     rungs: list[dict[str, Any]] = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
     if rungs and varied:
         rungs.append({"epochs": rungs[-1]["epochs"], "varies": True})
-    plan = {"epochs": length, "seconds_per_epoch": seconds, "candidates": candidates[:count], "rungs": rungs}
-    return plan | ({"seconds": []} if config.budget else {})  # of the rungs
+    plan: dict[str, Any] = {
+        "epochs": length,
+        "seconds_per_epoch": seconds,
+        "candidates": candidates[:count],
+        "rungs": rungs,
+    }
+    plan |= {"trainings": more} if more else {}
+    return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
+
+
+def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible: float) -> Settings:
+    """Where a budget has time for them: folds that calibrate, then a training on all samples."""
+    found = {"refit": True, "calibration_folds": FOLDS}
+    free = trainer.data.val is None and config.hold_out and not config.refit and not given & {*found, "hold_out"}
+    few, enough = len(trainer.data.train) <= MOST_FOLDED, possible >= (FOLDS + 1) * PLENTY * config.epochs
+    return found if free and few and enough else {}
 
 
 def _most_trials(count: int, possible: float, varied: float) -> int:
@@ -172,7 +193,8 @@ def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[st
     if not run.config.budget or "losses" in rung:
         return _try(trainer, run, plan, rung)
     began, before = time.perf_counter(), plan["seconds"]
-    if before and before[-1] + sum(before) > SHARE * run.config.budget:  # rungs take equally long
+    spent = plan.get("measured", 0.0) + sum(before)
+    if before and spent + before[-1] > SHARE * run.config.budget:  # rungs take equally long
         plan["rungs"].remove(rung)
     else:
         _try(trainer, run, plan, rung)
@@ -213,7 +235,7 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
         other = int(np.argmin(losses))
         return [last["trials"][other if losses[other] < CLEARLY * losses[0] else 0]]
     known = {str(own): loss for rung in earlier for own, loss in _pairs(rung) if loss < math.inf}  # the latest rung's
-    factors = [min(1.0, loss / max(known.get(str(own), loss), 1e-12)) for own, loss in _pairs(last)]
+    factors = [min(1.0, max(loss / max(known.get(str(own), loss), 1e-12), STEEPEST)) for own, loss in _pairs(last)]
     expected = [math.inf if math.isinf(loss) else loss * f for (_, loss), f in zip(_pairs(last), factors, strict=True)]
     return [last["trials"][i] for i in np.argsort(expected, kind="stable")]
 
@@ -225,13 +247,14 @@ def _pairs(rung: dict[str, Any]) -> list[tuple[Settings, float]]:
 
 def _chosen(plan: dict[str, Any]) -> Settings:
     """The settings of the best trial, and the epochs: fewer where more of them raised its loss."""
+    more = plan.get("trainings", {})
     if not plan["rungs"]:
-        return {"epochs": plan["epochs"]}
+        return {"epochs": plan["epochs"], **more}
     best = _best(plan)[0]
     tried = [(loss, rung["epochs"]) for rung in plan["rungs"] for own, loss in _pairs(rung) if own == best]
     lowest, longest = min(tried), max(tried, key=lambda pair: pair[1])
     fewer = longest[0] > RISE * lowest[0]
-    return {**best, "epochs": lowest[1] if fewer else plan["epochs"]}
+    return {**best, "epochs": lowest[1] if fewer else plan["epochs"], **more}
 
 
 def _copy(run: Run, config: TrainConfig) -> Run:
@@ -248,9 +271,16 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     enough = min(MOST_HELD_OUT, ENOUGH / sum(run.classes.counts or (1,)))  # of few samples, more are held out
     shorter: Settings = {"epochs": length, "warmup": warmup, "hold_out": max(config.hold_out, enough), "refit": False}
     shorter |= {"keep": (), "evaluate_every": 0, "patience": 0, "tune": "off", "log": ()}
+    found = config.replace(**{**shorter, **settings})
     if run.method.combination is as_they_are:
-        shorter |= {"particles": 1, "prior_tau": config.prior_tau[:1], "repulsion": "none"}
-    return _copy(run, config.replace(**{**shorter, **settings}))
+        found = found.replace(particles=1, prior_tau=config.prior_tau[:1], repulsion="none", **_as_a_particle(found))
+    return _copy(run, found)
+
+
+def _as_a_particle(config: TrainConfig) -> Settings:
+    """The mean loss of M particles has 1/M of the gradient for each, as sgd with a lower rate and more decay has."""
+    many = config.particles if config.optimiser == "sgd" else 1
+    return {"learning_rate": config.learning_rate / many, "weight_decay": config.weight_decay * many}
 
 
 def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
