@@ -10,10 +10,11 @@ for _package in ("fastapi", "onnx", "PIL"):
     pytest.importorskip(_package)
 
 CODE = """
-import json, sys, tempfile
+import json, sys, tempfile, time
 from pathlib import Path
-from fuzzing import PARSERS, fuzz
+from fuzzing import PARSERS, alone, fuzz
 
+assert alone(lambda: time.sleep(0.05)) > 0.045  # a parser that waits is slow, whatever else the machine does
 with tempfile.TemporaryDirectory() as place:
     names = [name for name in PARSERS if name not in ("onnx", "run")]
     print(json.dumps([fuzz(name, 20, 7, 1, Path(place), Path(sys.argv[1])) for name in names]))
@@ -26,7 +27,7 @@ def test_no_parser_breaks(tmp_path, pytestconfig):
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout.splitlines()[-1])
-    broken = [row for row in rows if row["tracebacks"] or row["crashes"] or row["stuck"]]
+    broken = [row for row in rows if not row["holds"]]
     kept = "\n".join(file.read_text()[-600:] for file in (tmp_path / "kept").glob("*.txt")) if broken else ""
     assert not broken, kept
     assert all(row["inputs"] == 20 and row["refused"] > 2 for row in rows)

@@ -50,6 +50,25 @@ def test_a_full_queue_gives_429(start, by_hand):
         assert served.ask(QUESTION)[0] == 200
 
 
+def test_bodies_that_are_given_up_count_as_held_until_they_are_dropped(start, backend, monkeypatch):
+    """A client that asks again and again after a 503 cannot fill the memory with bodies that are still read."""
+    from rfdlc.integrations.server.workers import Worker
+
+    go, body = threading.Event(), json.dumps({"arrays": QUESTION["arrays"] * 250}).encode()
+    monkeypatch.setattr(Worker, "starts", lambda self: False)
+    monkeypatch.setattr(Worker, "call", lambda *_: go.wait(10) or {})
+    with start(backend, Limits(seconds=0.3, held=5 * len(body) // 2)) as served:
+        assert [served.ask(body)[0] for _ in range(4)] == [503, 503, 429, 429]
+        assert b"rfdlc_waiting_requests 0.0" in served.ask(method="GET", path="/metrics")[2]
+        monkeypatch.undo()
+        go.set()
+        for _ in range(100):
+            if (status := served.ask(body)[0]) != 429:
+                break
+            time.sleep(0.05)
+        assert status in (200, 503)
+
+
 def test_the_client_asks_again(start, by_hand):
     go = threading.Event()
     with start(by_hand(lambda: go.wait(10)), Limits(requests=1)) as served:
@@ -330,8 +349,12 @@ def test_tls_and_a_drain_phase_that_answers_new_connections(run, tmp_path):
         serve(run, key=tmp_path / "key.pem")
 
 
-def test_logs_are_json_without_payloads(run):
-    process = subprocess.Popen(command(run, "--port", "0"), stderr=subprocess.PIPE, text=True)
+def test_logs_are_json_without_payloads(run, tmp_path):
+    """Nor with a client's words in warnings: of an action that is named almost like a class, for example."""
+    shutil.copytree(run, tmp_path / "run")
+    for file in (tmp_path / "run" / "classes.json", tmp_path / "run" / "decider.json"):
+        file.write_text(file.read_text().replace('"9"', '"a secre"'))
+    process = subprocess.Popen(command(tmp_path / "run", "--port", "0"), stderr=subprocess.PIPE, text=True)
     try:
         port = json.loads(process.stderr.readline())["port"]
         assert json.loads(process.stderr.readline())["event"] == "ready"
@@ -342,6 +365,12 @@ def test_logs_are_json_without_payloads(run):
         connection.recv(4096)
         connection.sendall(b"GET /secret HTTP/1.1\r\nHost: localhost\r\n\r\n")
         connection.recv(4096)
+        utility = {"matrix": [[0.0]] * 10, "actions": ["a secret"]}
+        body = json.dumps({"probabilities": [[0.1] * 10], "utility": utility}).encode()
+        connection.sendall(head.replace(b"full=secret", b"") + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        received = b""
+        while b'"a secret"' not in received:
+            received += connection.recv(4096)
         connection.close()
         process.terminate()
         text = process.communicate(timeout=20)[1]
@@ -352,4 +381,5 @@ def test_logs_are_json_without_payloads(run):
     assert [(line["path"], line["status"]) for line in told if line["event"] == "request"] == [
         ("/decide", 422),
         ("other", 404),
+        ("/decide", 200),
     ]
