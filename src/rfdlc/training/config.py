@@ -19,6 +19,7 @@ from rfdlc.data.sources.image_lists import plain_name
 from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.decider import COMBINATIONS
 from rfdlc.errors import InputError, choose, expect
+from rfdlc.training.distributed import PARALLEL
 from rfdlc.training.losses.consistency import TARGETS, VIEWS
 from rfdlc.training.losses.terms import REPULSIONS, WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
@@ -39,6 +40,7 @@ CHOICES: dict[str, tuple[Collection[str], ...]] = {
     "consistency_target": (TARGETS,), "consistency_view": (VIEWS,),
     "combine": (COMBINATIONS,), "calibration": (("none",), CALIBRATORS),
     "precision": (("auto", "bf16", "float32"),), "execution": (EXECUTIONS,), "batch_norm": (("local", "sync"),),
+    "parallel": (PARALLEL,),
 }  # fmt: skip
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -161,6 +163,9 @@ class TrainConfig(BaseModel):
     compile: bool = Field(False, description="compile the networks (GPU); pays off in long trainings")
     execution: str = Field("auto", description="networks stacked, or separate, one after another; auto: by their width")
     checkpoint_activations: bool = Field(False, description="recompute activations to save memory; not with compile")
+    parallel: str = Field(
+        "auto", description="how processes share gradients: sum after the backward pass, ddp during it"
+    )
     batch_norm: str = Field("local", description="statistics: local to each process, or sync, of the global batch")
 
     def __init__(self, **values: Any) -> None:

@@ -6,7 +6,7 @@ With one process every method returns what it was given. Tensors on GPUs are red
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,14 +14,17 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 
 from rfdlc.errors import InputError, end_with_parent, expect, listing
 
 TIMEOUT = timedelta(minutes=30)  # machines of a large job start minutes apart
 UNREACHABLE = re.compile(r"[Tt]imed out|[Tt]imeout|Connection (closed|reset|refused)")
+PARALLEL = ("auto", "sum", "ddp")
+BUCKET = 25  # megabytes of gradients that are summed at once
 AGAIN = "start the same command again to continue the run"
 
 
@@ -154,6 +157,37 @@ class ProcessGroup:
 
 
 SINGLE = ProcessGroup()
+
+
+class _Called(nn.Module):
+    """A network, called by a function of it."""
+
+    def __init__(self, net: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.function = net, function
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.function(inputs)
+
+
+def overlapped(net: nn.Module, function: Callable[[Tensor], Tensor], some_unused: bool) -> DistributedDataParallel:
+    """The function, after which a backward pass sums gradients over all ranks, bucket by bucket, while it goes on.
+
+    Losses are divided by sums over the global batch, so gradients are summed and not averaged. Buffers stay local.
+    """
+    called = _Called(net, function)
+    local = [name for name, _ in called.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(called, local)
+    options: dict[str, Any] = {"gradient_as_bucket_view": True, "init_sync": False, "bucket_cap_mb": BUCKET}
+    found = DistributedDataParallel(called, find_unused_parameters=some_unused, **options)
+    found.register_comm_hook(None, _summed)
+    return found
+
+
+def _summed(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def under_torchrun() -> bool:

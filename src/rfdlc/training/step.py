@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from rfdlc.data.augment import Mixed, cutmix, mixup
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.distributed import SINGLE, ProcessGroup
+from rfdlc.training.distributed import SINGLE, ProcessGroup, overlapped
 from rfdlc.training.losses import GlobalBatch, RunLosses, reduce
 from rfdlc.training.losses.consistency import Consistency
 from rfdlc.training.losses.terms import Repulsions
@@ -59,6 +60,10 @@ class Step:
         self.sampled = SampledNetworks(net, deviations, samples) if samples else None
         plain = net.routing if stage.trains == "router" else net.particle_logits
         self.forward: Callable[[Tensor], Tensor] = self.sampled or plain
+        # where networks run as modules, gradients are summed over processes while the backward pass goes on
+        shares = settings.parallel == "ddp" or (settings.parallel == "auto" and net.as_modules)
+        self.overlaps = shares and not processes.single and stage.trains == "all"
+        self.replica: DistributedDataParallel | None = None
         self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
         self.total, self.ones = torch.zeros_like(self.rates), torch.ones_like(self.rates)
         self.steps = 0  # of this epoch
@@ -88,17 +93,29 @@ class Step:
         if self.settings.accumulate > 1:  # as many on every process: they may exchange numbers inside of a micro-batch
             count = self.processes.all_min(count)
         losses, gradients, batch = list[Tensor](), list[Tensor](), None
-        mixed = self.mixed(inputs, targets, mix)
+        mixed, replica = self.mixed(inputs, targets, mix), self.replica
         aims = self.aims(weak[0], mixed, count).tensor_split(count, 2) if weak else [None] * count
-        for micro, aim in zip(mixed.micro_batches(count), aims, strict=True):
-            logits = self.logits(micro.inputs)
-            if batch is None and (count > 1 or not self.processes.single):
-                batch = self.losses.global_batch(logits.detach(), targets, self.epoch, count)
-            found = self.loss(logits, micro, batch, aim)
-            new = self.gradients(found)
-            gradients = list(torch._foreach_add(gradients, new)) if gradients else new
+        for number, (micro, aim) in enumerate(zip(mixed.micro_batches(count), aims, strict=True), start=1):
+            with nullcontext() if replica is None or number == count else replica.no_sync():
+                logits = self.logits(micro.inputs, replica)
+                if batch is None and (count > 1 or not self.processes.single):
+                    batch = self.losses.global_batch(logits.detach(), targets, self.epoch, count)
+                found = self.loss(logits, micro, batch, aim)
+                if replica is not None:
+                    found.backward(self.ones)
+                else:
+                    new = self.gradients(found)
+                    gradients = list(torch._foreach_add(gradients, new)) if gradients else new
             losses.append(found.detach())
-        self._update(fold(torch.add, losses), gradients)
+        total = fold(torch.add, losses)
+        if replica is None:
+            self.processes.all_reduce_([*gradients, total])
+        else:
+            self.processes.all_reduce_([total])
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self._update(total, gradients)
+        for parameter in self.parameters if replica is not None else ():
+            parameter.grad = None
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)
@@ -112,9 +129,9 @@ class Step:
         lam = mixed.lam[:, None, None, None]
         return aims if self.mixing is None else lam * aims + (1 - lam) * aims.roll(1, 2)
 
-    def logits(self, inputs: Tensor) -> Tensor:
+    def logits(self, inputs: Tensor, replica: DistributedDataParallel | None = None) -> Tensor:
         with self.autocast():
-            logits = self.forward(inputs)  # (R,M,B,C)
+            logits = (replica or self.forward)(inputs)  # (R,M,B,C)
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def loss(
@@ -138,13 +155,16 @@ class Step:
 
     def gradients(self, losses: Tensor) -> list[Tensor]:
         """In the memory layout of their parameters: multi-tensor operations are fast only where layouts agree."""
-        found = torch.autograd.grad(losses, self.parameters, self.ones, allow_unused=True, materialize_grads=True)
+        given = torch.autograd.grad(losses, self.parameters, self.ones, allow_unused=True)
+        if self.overlaps and self.replica is None:  # from the second step on: this one shows which weights are used
+            unused = self.processes.all_any(any(g is None for g in given))
+            self.replica = overlapped(self.net, lambda inputs: self.forward(inputs), unused)
+        found = [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, given, strict=True)]
         pairs = zip(self.parameters, found, strict=True)
         return [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for p, g in pairs]
 
     @torch.no_grad()
     def _update(self, losses: Tensor, gradients: list[Tensor]) -> None:
-        self.processes.all_reduce_([*gradients, losses])
         if self.settings.clip:
             clip(gradients, self.settings.clip, self.net.runs)
         self.optimiser.step(self.parameters, gradients, self.rates)

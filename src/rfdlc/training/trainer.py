@@ -42,7 +42,7 @@ from rfdlc.training.run import PREVIOUS, Checkpoint, Run, checksummed, data_of
 from rfdlc.training.sinks import Write, check_sinks, open_sinks, step_of
 from rfdlc.training.tabular import check_table, describe_table, fit_table, unused_settings
 
-MAY_CHANGE = ("device", "workers", "compile", "execution", "log")  # between the calls that train a run
+MAY_CHANGE = ("device", "workers", "compile", "execution", "parallel", "log")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
 OTHERS = {"features": "; preset=table for a table", "table": "; preset=features for those of a network"}

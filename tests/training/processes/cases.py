@@ -17,7 +17,7 @@ import rfdlc
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.decide.classes import as_classes
 from rfdlc.errors import InputError
-from rfdlc.training import loop
+from rfdlc.training import distributed, loop, step
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group
 from rfdlc.training.loop import build_stages, epochs
@@ -49,13 +49,24 @@ def pictures():
     return Dataset.of("few", data.classes.names, {"train": data.train.take(np.arange(0, len(data.train), 12))})
 
 
-def trained(data, method="cb", group=SINGLE, seeds=(3,), **changes):
+class Small(torch.nn.Module):
+    """A network of the user's own, with weights that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.unused, self.norm = torch.nn.Linear(6, 16), torch.nn.Linear(3, 3), torch.nn.LayerNorm(16)
+
+    def forward(self, inputs):
+        return self.norm(self.first(inputs)).relu()
+
+
+def trained(data, method="cb", group=SINGLE, seeds=(3,), network=None, **changes):
     """Losses of the epochs and the state after three, of 7 steps each."""
     defaults = {"epochs": 3, "batch_size": 16, "widths": (16,), "warmup": 1, "learning_rate": 0.02, "mixup": 0.0}
     row, settings = resolve(method, data.name, {**defaults, **changes})
-    net = method_net(row, settings, data.input_shape, data.classes, seeds)
-    if settings.batch_norm == "sync" and not group.single:
-        share_statistics(net, group)
+    net = method_net(row, settings, data.input_shape, data.classes, seeds, network)
+    for module in (net, *net.single) if settings.batch_norm == "sync" and not group.single else ():
+        share_statistics(module, group)
     parts = build_stages(row, settings, data, seeds, CPU, group)
     losses = [epoch.losses[0] for epoch in epochs(net, parts, {}, 0, group)]
     return losses, {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -86,20 +97,65 @@ CASES = {
 }
 
 
-def test_two_processes_equal_one_with_the_same_batch(two_processes):
-    data = blobs()
+def test_two_processes_equal_one_with_the_same_batch(two_processes, monkeypatch):
+    """As a stack, whose gradients are summed, and as modules, whose gradients are summed by DDP: 21 steps."""
+    data, modules = blobs(), {"network": Small, "backbone": "own"}
+    every = {(name, str(own)): (method, {**changes, **own}) for name, (method, changes) in CASES.items()
+             for own in ({}, modules)}  # fmt: skip
+    every["as modules, in micro-batches"] = "rf-dlc", {**modules, "accumulate": 3}
+    every["a stack under DDP"] = "rf-dlc", {"parallel": "ddp"}
 
     def work():
+        replicas = []
+        monkeypatch.setattr(step, "overlapped", lambda *given: replicas.append(given) or distributed.overlapped(*given))
         with process_group() as group:
             assert group.world_size == 2
-            return {name: trained(data, method, group, **changes) for name, (method, changes) in CASES.items()}
+            results, counts = {}, {}
+            for name, (method, changes) in every.items():
+                before = len(replicas)
+                results[name] = trained(data, method, group, **changes)
+                counts[name] = [unused for _, _, unused in replicas[before:]]
+            return results, counts
 
-    first, second = two_processes(work)
-    for name, (method, changes) in CASES.items():
+    (first, counts), (second, _) = two_processes(work)
+    for name, (method, changes) in every.items():
         alone = trained(data, method, **changes)
         assert alone[0][0] != alone[0][-1]
         assert gap(first[name], second[name]) == 0, name
         assert gap(alone, first[name]) < 1e-5, name
+        assert set(counts[name]) == ({True} if "network" in changes else {False} if "parallel" in changes else set())
+
+
+def test_gradients_are_summed_during_the_backward_pass(two_processes, monkeypatch):
+    """A trace of two ResNet-8 that are computed separately: with DDP, and for comparison without it."""
+    data, network = pictures(), {"backbone": "resnet8", "execution": "separate", "particles": 2, "batch_norm": "sync"}
+    network |= {"learning_rate": 0.005, "epochs": 2}
+    monkeypatch.setattr(distributed, "BUCKET", 0.05)  # megabytes: a small network has several buckets, too
+
+    def work():
+        found = {}
+        with process_group() as group:
+            for how in ("auto", "sum"):
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+                    found[how] = [trained(data, "la", group, parallel=how, **network | {"batch_norm": "local"})]
+                found[how].append(hidden(trace.events()))
+            return found, trained(data, "la", group, **network)
+
+    (first, shared), _ = two_processes(work)
+    assert gap(trained(data, "la", **network), shared) < 1e-5
+    assert gap(first["auto"][0], first["sum"][0]) < 1e-5
+    assert first["auto"][1] >= 4
+    assert first["sum"][1] == 0
+
+
+def hidden(events):
+    """All-reductions during which convolutions are differentiated."""
+    spans = {"gloo:all_reduce": [], "autograd::engine::evaluate_function: ConvolutionBackward0": []}
+    for event in events:
+        if event.name in spans:
+            spans[event.name].append((event.time_range.start, event.time_range.end))
+    reductions, backward = spans.values()
+    return sum(any(max(a, c) < min(b, d) for c, d in backward) for a, b in reductions)
 
 
 def test_batch_norm_needs_the_statistics_of_the_whole_batch(two_processes):

@@ -36,7 +36,7 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path):
     out = tmp_path / "run"
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     command = ["-m", "rfdlc", "train", "digits-lt", "-o", str(out), "-m", "cb", "epochs=40", "widths=16"]
-    command += ["checkpoint_every=1", "--json"]
+    command += ["checkpoint_every=1", "parallel=ddp", "--json"]
     running = subprocess.Popen(
         [sys.executable, "-m", *torchrun, *command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
-from rfdlc.training.networks.backbones import Backbone
+from rfdlc.training.networks.backbones import Backbone, Copies
 from rfdlc.training.networks.fused.stages import usable
 from rfdlc.training.networks.stack import (
     IMAGES_IN_FRONT,
@@ -246,6 +246,11 @@ class ParticleNet(nn.Module):
 
     def _by_run(self, values: Tensor) -> Tensor:
         return values.view(self.runs, self.particles, *values.shape[1:])  # (R*M, ...) -> (R, M, ...)
+
+    @property
+    def as_modules(self) -> bool:
+        """Whether networks are computed one after another, and not as one stack."""
+        return bool(self.single) or any(isinstance(module, Copies) for module in self.modules())
 
     @property
     def head_weights(self) -> Tensor:
