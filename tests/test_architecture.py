@@ -26,7 +26,7 @@ SHARED = {"errors", "files", "progress", "style", "tables"}
 ORDER_OF_TRAINING = (
     {"distributed", "hub"},
     {"networks"},
-    {"losses", "optimisation", "embedding"},
+    {"losses", "optimisation", "embedding", "sharding"},
     {"config"},
     {"factories"},
     {"methods"},

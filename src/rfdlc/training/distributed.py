@@ -23,7 +23,7 @@ from rfdlc.errors import InputError, end_with_parent, expect, listing
 
 TIMEOUT = timedelta(minutes=30)  # machines of a large job start minutes apart
 UNREACHABLE = re.compile(r"[Tt]imed out|[Tt]imeout|Connection (closed|reset|refused)")
-PARALLEL = ("auto", "sum", "ddp")
+PARALLEL = ("auto", "sum", "ddp", "fsdp")
 BUCKET = 25  # megabytes of gradients that are summed at once
 AGAIN = "start the same command again to continue the run"
 

@@ -197,9 +197,8 @@ def epochs(
             white = _whitened_once(net, stage)
             step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
             execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps)
-            for name, tensor in step.state.items() if done > stage.start else ():
-                if name in state or not name.startswith("average."):  # a fork may begin to average
-                    tensor.detach().copy_(state[name])
+            if done > stage.start:
+                step.load(state)
             for epoch in range(max(done, stage.start) + 1, stage.end + 1):
                 rates, mixes = stage.rates(epoch), stage.mixing(net.seeds, epoch)
                 seed_all(step.device, (hash((net.seeds, epoch)) + processes.rank) % 2**63)
@@ -216,6 +215,8 @@ def epochs(
                     layer.skipped = False
                 losses = step.mean_losses()  # the one wait of the epoch
                 _check_numbers(step, epoch, stage.loader.steps)
+                if step.shards is not None:
+                    step.shards.store()
                 processes.average_(list(net.buffers()))  # batch norm's statistics, where they are local
                 if step.epoch_mean and epoch - stage.start > COLLECTED_FROM * (stage.end - stage.start):
                     step.epoch_mean.collect()

@@ -5,7 +5,7 @@ Losses and gradients of micro-batches add up to those of a shard, and over proce
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce as fold
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rfdlc.data.augment import Mixed, cutmix, mixup
+from rfdlc.errors import expect
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, overlapped
 from rfdlc.training.losses import GlobalBatch, RunLosses, reduce
@@ -34,6 +35,13 @@ class Step:
         each: Sequence[TrainConfig] = (),  # of every run, where they differ in what a run may have of its own
         processes: ProcessGroup = SINGLE,
     ) -> None:  # fmt: skip
+        several = not processes.single and stage.trains == "all"
+        self.shards = None
+        if settings.parallel == "fsdp" and several:
+            from rfdlc.training.sharding import ShardedCopy
+
+            self.shards = ShardedCopy(net, processes)
+            net = self.shards.net
         self.net, self.losses, self.settings, self.stage, self.processes = net, losses, settings, stage, processes
         losses.share(processes)
         each = each or [settings] * net.runs
@@ -45,7 +53,8 @@ class Step:
         options: dict[str, Any] = {"momentum": settings.momentum} if settings.optimiser == "sgd" else {}
         known = net.rate_factors(settings.backbone_rate, settings.layer_decay)
         options["factors"] = [known.get(parameter, 1.0) for parameter in self.parameters]
-        self.optimiser = OPTIMISERS[settings.optimiser](self.parameters, _decays(each), **options)
+        self.weights = self.parameters if self.shards is None else self.shards.local  # which are updated
+        self.optimiser = OPTIMISERS[settings.optimiser](self.weights, _decays(each), **options)
         repulsions = [(own.repulsion, own.repulsion_tau, own.repulsion_strength) for own in each]
         repelled = net.particles > 1 and any(kind != "none" for kind, _, _ in repulsions)
         self.repulsions = Repulsions(repulsions, self.device) if repelled else None
@@ -54,7 +63,7 @@ class Step:
         given = settings.consistency, settings.consistency_target, settings.consistency_temperature, ramp
         self.consistency = Consistency(*given) if taught else None
         self.mixing = cutmix if settings.cutmix else mixup if any(own.mixup for own in each) else None
-        self.average = [p.detach().clone() for p in self.parameters] if settings.average else []
+        self.average = [p.detach().clone() for p in self.weights] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.weight_averaging else None
         samples = stage.number("swag_samples", settings)
         self.sampled = SampledNetworks(net, deviations, samples) if samples else None
@@ -62,7 +71,7 @@ class Step:
         self.forward: Callable[[Tensor], Tensor] = self.sampled or plain
         # where networks run as modules, gradients are summed over processes while the backward pass goes on
         shares = settings.parallel == "ddp" or (settings.parallel == "auto" and net.as_modules)
-        self.overlaps = shares and not processes.single and stage.trains == "all"
+        self.overlaps = shares and several
         self.replica: DistributedDataParallel | None = None
         self.rates, self.epoch = torch.zeros(net.runs, device=self.device), torch.zeros((), device=self.device)
         self.total, self.ones = torch.zeros_like(self.rates), torch.ones_like(self.rates)
@@ -77,6 +86,8 @@ class Step:
         self.total.zero_()
         self.good.zero_()
         self.net.train()
+        if self.shards is not None:
+            self.shards.begin()
         self.net.dropout.seed(self.net.seeds, epoch, self.processes.rank)
         if self.stage.trains != "all":  # frozen layers keep their statistics too
             self.net.trunk.eval()
@@ -101,21 +112,26 @@ class Step:
                 if batch is None and (count > 1 or not self.processes.single):
                     batch = self.losses.global_batch(logits.detach(), targets, self.epoch, count)
                 found = self.loss(logits, micro, batch, aim)
-                if replica is not None:
+                if replica is not None or self.shards is not None:
                     found.backward(self.ones)
                 else:
                     new = self.gradients(found)
                     gradients = list(torch._foreach_add(gradients, new)) if gradients else new
             losses.append(found.detach())
         total = fold(torch.add, losses)
-        if replica is None:
+        if replica is None and self.shards is None:
             self.processes.all_reduce_([*gradients, total])
         else:
             self.processes.all_reduce_([total])
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+            gradients = self._summed() if self.shards is None else self.shards.gradients()
         self._update(total, gradients)
-        for parameter in self.parameters if replica is not None else ():
+
+    def _summed(self) -> list[Tensor]:
+        """What a backward pass under DDP has left."""
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        for parameter in self.parameters:
             parameter.grad = None
+        return found
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)
@@ -167,9 +183,9 @@ class Step:
     def _update(self, losses: Tensor, gradients: list[Tensor]) -> None:
         if self.settings.clip:
             clip(gradients, self.settings.clip, self.net.runs)
-        self.optimiser.step(self.parameters, gradients, self.rates)
+        self.optimiser.step(self.weights, gradients, self.rates)
         if self.average:
-            torch._foreach_lerp_(self.average, self.parameters, 1 - self.settings.average)
+            torch._foreach_lerp_(self.average, self.weights, 1 - self.settings.average)
         self.total += losses
         self.good += self.total.abs() < math.inf  # a sum that is not a number stays so
 
@@ -178,23 +194,48 @@ class Step:
         return list((self.total / max(1, self.steps)).tolist())
 
     @property
-    def state(self) -> dict[str, Tensor]:
-        """Every tensor that continues the training beside the networks' own: optimiser and averages, by name."""
+    def _groups(self) -> dict[str, Sequence[Tensor]]:
         means = self.epoch_mean.state if self.epoch_mean else {}
         deviations = {"deviation": self.sampled.deviations} if self.sampled else {}
-        groups = {**self.optimiser.state, "average": self.average, **means, **deviations}
+        return {**self.optimiser.state, "average": self.average, **means, **deviations}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that continues the training beside the networks' own: optimiser and averages, by name."""
+        groups = self._groups if self.shards is None else self.shards.gathered(self._groups)
         return {f"{name}.{i}": tensor for name, group in groups.items() for i, tensor in enumerate(group)}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from the state of a checkpoint; a fork may begin to average."""
+        known = {name: own for name, own in self._groups.items() if name != "average" or "average.0" in state}
+        if self.shards is not None:
+            return self.shards.load(known, state)
+        for name, group in known.items():
+            for number, tensor in enumerate(group):
+                tensor.detach().copy_(state[f"{name}.{number}"])
+        return None
 
     @torch.no_grad()
     def finalize(self) -> list[Tensor]:
         """At the end of a stage, replace weights by their averages. The deviations of the weights, if measured."""
         if self.average:
-            torch._foreach_copy_(self.parameters, self.average)
+            torch._foreach_copy_(self.weights, self.average)
+        if self.shards is not None:
+            self.shards.store()
         return self.epoch_mean.finalize() if self.epoch_mean else []
 
     def autocast(self) -> AbstractContextManager[object]:
         half = reduced(self.settings, self.device)
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if half else nullcontext()
+
+
+def check_sharding(settings: TrainConfig, stages: Sequence[Stage]) -> None:
+    """Raise for what needs all weights at once, where they are to be sharded."""
+    averaged = any(stage.weight_averaging or stage.number("swag_samples", settings) for stage in stages)
+    plain = settings.parallel != "fsdp" or not (settings.clip or settings.compile or averaged)
+    fix = "set clip=0 and compile=false, choose a method without SWA, or leave parallel=fsdp out"
+    expect(plain, f"parallel=fsdp is not for clipped gradients, compiled networks and averages over epochs: {fix}")
 
 
 def reduced(settings: TrainConfig, device: torch.device) -> bool:

@@ -40,6 +40,7 @@ from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.pretrained import PREFIX
 from rfdlc.training.run import PREVIOUS, Checkpoint, Run, checksummed, data_of
 from rfdlc.training.sinks import Write, check_sinks, open_sinks, step_of
+from rfdlc.training.step import check_sharding
 from rfdlc.training.tabular import check_table, describe_table, fit_table, unused_settings
 
 MAY_CHANGE = ("device", "workers", "compile", "execution", "parallel", "log")  # between the calls that train a run
@@ -80,6 +81,7 @@ class Trainer:
         check_sinks(run)
         views_of(config, data.kind)
         check_patience(run, data, group.single)
+        check_sharding(config, run.method.stages)
         group.shard_size(config.batch_size, config.accumulate)
         group.local_device(choose_device(config.device))
         own = config.backbone == "own" or ":" in config.backbone
