@@ -6,6 +6,7 @@ The network itself stays whole on every rank, for evaluations and checkpoints. I
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ class ShardedCopy:
     def _gather(self, part: Tensor, owner: Tensor | None) -> Tensor:
         if not isinstance(owner, DTensor):
             return part
-        shape = {"shape": owner.shape, "stride": owner.stride()}
+        shape: dict[str, Any] = {"shape": owner.shape, "stride": owner.stride()}
         return DTensor.from_local(part, owner.device_mesh, owner.placements, run_check=False, **shape).full_tensor()
 
     def load(self, groups: Mapping[str, Sequence[Tensor]], state: Mapping[str, Tensor]) -> None:
@@ -84,4 +85,5 @@ def _longest(ranks: int, parameter: nn.Parameter) -> Shard | None:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    own: Any = tensor.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
