@@ -1,15 +1,19 @@
 """Sweeps: a grid, a search and a SLURM array end with the same table, however often they are killed."""
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import rfdlc
+from rfdlc.cli import app
 from rfdlc.errors import InputError
 from rfdlc.training.plans import Plan, Search, row_of
 from rfdlc.training.searching import ask
@@ -68,10 +72,11 @@ def written(tmp_path, text, data):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    return {
-        name: (rfdlc.sweep(written(folder, text, data), folder / name), (folder / name / "table.csv").read_text())
-        for name, text in (("grid", GRID), ("search", SEARCH))
-    }
+    found = {"folder": folder}
+    for name, text in (("grid", GRID), ("search", SEARCH)):
+        rows = rfdlc.sweep(written(folder, text, data), folder / name)
+        found[name] = rows, (folder / name / "table.csv").read_text()
+    return found
 
 
 def killed(work, seconds):
@@ -172,7 +177,10 @@ def test_ray_gives_the_same_table(data, tmp_path, undisturbed):
     ("text", "message"),
     [
         ("grid = 3", r"grid.toml: data: field required"),
-        ('data = "d"\nnetworks = 3', r"grid.toml: networks: extra inputs are not permitted"),
+        (
+            'data = "d"\nmethod = "ce"',
+            r"grid.toml: method: is not known here: expected .*under \[settings\], or as lists",
+        ),
         ('data = "d"\n[grid]\nseed = []', r"grid.seed has no values"),
         ('data = "d', r"cannot be read as TOML"),
         ('data = "d"\n[grid]\nseed=[1]\n[search]\ntrials=1\nspace={seed=[1]}', r"has a search beside a grid"),
@@ -192,6 +200,18 @@ def test_what_is_wrong_with_a_file(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         rfdlc.sweep(tmp_path / "grid.toml", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_shows_what_fits(data, tmp_path, undisturbed, monkeypatch):
+    file, out = written(tmp_path, GRID, data), tmp_path / "out"
+    shutil.copytree(undisturbed["folder"] / "grid", out)
+    for width, shown in (("80", "loss  accuracy  ECE  test accuracy"), ("44", "loss")):
+        monkeypatch.setenv("COLUMNS", width)
+        done = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out), "--collect"])
+        heading = next(line for line in done.stdout.splitlines() if "learning_rate" in line)
+        assert " ".join(heading.split()) == " ".join(f"method learning_rate runs {shown}".split())
+        assert "4 runs: 4 finished" in done.stdout
+    assert len(json.loads(CliRunner().invoke(app, ["sweep", str(file), "-o", str(out), "--json"]).stdout)["rows"]) == 4
 
 
 def test_names_are_safe_and_different(data, tmp_path):

@@ -11,6 +11,9 @@ from rfdlc.cli.train import ready
 from rfdlc.cli.writing import new_table, output
 
 MOST_SHOWN = 20  # rows; the others are in table.csv
+METRICS = {"held_out_nll": "loss", "held_out_accuracy": "accuracy", "held_out_ece": "ECE"}  # and their headings
+METRICS |= {"test_accuracy": "test accuracy", "test_tail_sensitive_utility": "test utility", "test_nll": "test loss"}
+METRICS["test_ece"] = "test ECE"
 
 
 def sweep(
@@ -46,11 +49,25 @@ def sweep(
     lines, found = [f"{len(rows)} runs: {counts}; {folder / 'table.csv'}"], summary(rows)
     if engine == "slurm":
         lines.append(f"next: sbatch {folder / SCRIPT}; then rfdlc sweep {grid} --out {folder} --collect")
-    columns = list(dict.fromkeys(name for row in found for name in row))
-    table = new_table(*columns, title="Means over seeds, by the held-out loss")
-    for row in found[:MOST_SHOWN]:
-        table.add_row(*(_cell(row.get(name, "")) for name in columns))
-    output(json, {"folder": str(folder), "rows": rows}, *([table] if found else []), *lines)
+    output(json, {"folder": str(folder), "rows": rows}, *([_means(found)] if found else []), *lines)
+
+
+def _means(found: list[dict[str, Any]]) -> Any:
+    """The settings that differ and as many metrics as the terminal has columns for."""
+    from rich.console import Console
+
+    own = [name for name in found[0] if name not in METRICS]
+    names = [*own, *(name for name in METRICS if name in found[0])]
+    cells = {
+        name: [METRICS.get(name, name), *(_cell(row.get(name, "")) for row in found[:MOST_SHOWN])] for name in names
+    }
+    while len(names) > len(own) + 1 and sum(max(map(len, cells[name])) + 3 for name in names) > Console().width:
+        names.pop()
+    title = "Means over seeds, on held-out data as if classes were equally frequent; the lowest loss first"
+    table = new_table(*(cells[name][0] for name in names), title=title)
+    for row in zip(*(cells[name][1:] for name in names), strict=True):
+        table.add_row(*row)
+    return table
 
 
 def _cell(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
-from rfdlc.errors import InputError, expect
+from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import read_json, replacing
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.run import Run
@@ -22,20 +22,22 @@ METRICS_SHOWN = ("accuracy", "nll", "ece")
 Row = dict[str, Any]
 
 
-class Range(BaseModel):
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Range(_Section):
     """What a search may choose a number from."""
 
-    model_config = ConfigDict(extra="forbid")
     low: float
     high: float
     log: bool = False
     integer: bool = False
 
 
-class Search(BaseModel):
+class Search(_Section):
     """A search by Optuna instead of a grid; `space` has lists of values, and ranges."""
 
-    model_config = ConfigDict(extra="forbid")
     trials: PositiveInt
     space: dict[str, list[Any] | Range]
     metric: str = "held_out_nll"
@@ -44,10 +46,9 @@ class Search(BaseModel):
     prune: bool = True
 
 
-class Plan(BaseModel):
+class Plan(_Section):
     """What a file asks for: settings of all runs, and those that differ."""
 
-    model_config = ConfigDict(extra="forbid")
     data: str
     root: str | None = None
     data_options: dict[str, Any] = {}
@@ -65,7 +66,11 @@ class Plan(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
-            raise InputError(f"{path}: {place}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+            problem = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+            if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+                known = f"expected one of {listing(cls.model_fields, 20)}"
+                problem = f"is not known here: {known}; settings are under [settings], or as lists under [grid]"
+            raise InputError(f"{path}: {place}: {problem}") from None
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: cannot be read as TOML ({error})") from None
         for name, values in found.grid.items():
