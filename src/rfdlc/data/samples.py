@@ -95,7 +95,7 @@ def open_samples(
         return of_files(*image_table.find_images(*given), spec, skip_broken)
     if (made := embedded.metadata(place)) is not None and spec.encoder is None:
         return _embedded(place, spec, split, made["embedding"])
-    if images and (shards.is_tars(place) or shards.is_parquet(place)):
+    if images and shards.holds_shards(place):
         where, names, labels, packed = shards.find_images(place, spec.target, split, spec.classes.names)
         return of_files(where, names, labels, spec, skip_broken, packed)
     if is_table(place):
@@ -146,7 +146,7 @@ def open_splits(
             skip, links = options.get("skip_broken", False), options.get("allow_links", False)
             lists = {split: image_lists.find_listed_images(file, names, links) for split, file in files.items()}
             return {split: of_files(*found, known, skip) for split, found in lists.items()}, tuple(names)
-        elif reader in (shards.read_tars, shards.read_parquet):
+        elif reader is shards.read:
             splits, names = shards.list_splits(found_at)
         elif reader in (arrays.read, arrays.read_npy):
             found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))
@@ -183,7 +183,7 @@ def holds_features(source: str | Path, root: str | Path | None = None) -> bool:
     if place.is_file() and image_files.is_image(place.name):
         return False
     if is_table(place):
-        return image_table.image_column(place) is None and not shards.is_parquet(place)
+        return image_table.image_column(place) is None and not shards.holds_shards(place)
     reader, found = find_reader(source, root)
     if reader not in (arrays.read, arrays.read_npy):
         return False

@@ -41,10 +41,10 @@ def is_tars(path: Path) -> bool:
     return any(shard_files(path, TAR).values())
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether the first Parquet file has a column of encoded images."""
-    files = shard_files(path, PARQUET)
-    return any(files.values()) and image_bytes(next(filter(None, files.values()))[0]) is not None
+def holds_shards(path: Path) -> bool:
+    """Whether there are tars, or Parquet files of which the first has a column of encoded images."""
+    files = next(filter(None, shard_files(path, PARQUET).values()), None)
+    return is_tars(path) or (files is not None and image_bytes(files[0]) is not None)
 
 
 def shard_files(path: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
@@ -64,23 +64,28 @@ def shard_files(path: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
     return {split or ("train" if len(splits) == 1 else ""): files for split, files in splits.items()}
 
 
-def read_tars(
+def read(
     path: Path, *, target: str | None = None, image_size: PositiveInt | None = None, fit: Fit = "auto",
     interpolation: Interpolation = "bilinear", cache: Path | None = None, skip_broken: bool = False,
 ) -> Dataset:  # fmt: skip
-    """WebDataset tars. A label is `KEY.cls`, the field `target` of `KEY.json`, or else the folder of an image."""
-    how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
-    return _read(path, TAR, open_shards(path, target, split=None), class_names_of(path), how)
+    """WebDataset tars, with labels `KEY.cls`, the field `target` of `KEY.json`, or else the folder of an image.
 
-
-def read_parquet(
-    path: Path, *, target: str | None = None, image_size: PositiveInt | None = None, fit: Fit = "auto",
-    interpolation: Interpolation = "bilinear", cache: Path | None = None, skip_broken: bool = False,
-) -> Dataset:  # fmt: skip
-    """Parquet files with a column of encoded images, as Hugging Face writes them, and the label column `target`."""
+    Or Parquet files with a column of encoded images, as Hugging Face writes them, and the label column `target`.
+    """
+    splits, named, broken = open_shards(path, target, split=None), class_names_of(path), list[str]()
+    listed, packed, labels = dict[str, list[Entry]](), dict[str, Packed](), list[Any]()
+    for split, found in splits.items():
+        missing = [name for name, label in zip(found.names, found.labels, strict=True) if label is None]
+        broken += [f"{path}: {name} has no label, or its label cannot be read" for name in missing]
+        usable = [i for i, label in enumerate(found.labels) if label is not None]
+        listed[split] = [Entry(found.names[i], _named(found.labels[i], named)) for i in usable]
+        packed[split] = found.packed[np.array(usable, dtype=np.int64)]
+        labels += [found.labels[i] for i in usable]
+    names, root = _class_names(path, labels, named), (path if path.is_dir() else path.parent).resolve()
+    notes = [f"shards: {', '.join(f'{len(found.packed.files)} of {split}' for split, found in splits.items())}"]
     how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
-    data = _read(path, PARQUET, open_shards(path, target, split=None), class_names_of(path), how)
-    inside = isinstance(data.train.inputs, ImageFiles) and cache is None
+    data = read_images(path.stem, root, listed, names, how, notes, broken, packed=packed)
+    inside = isinstance(data.train.inputs, ImageFiles) and cache is None and packed["train"].column
     large = f"{path}: the decoded images do not fit into memory, and rows of Parquet files cannot be read at random"
     expect(not inside, f"{large}: name a folder for them with cache (data.cache=FOLDER), or a smaller image_size")
     return data
@@ -126,26 +131,6 @@ def class_names_of(path: Path) -> list[str]:
         kinds = [own["names"] for own in features.values() if own.get("_type") == "ClassLabel"]
         return [str(name) for name in kinds[0]] if len(kinds) == 1 else []
     return []
-
-
-def _read(
-    path: Path, suffixes: Sequence[str], splits: dict[str, Shards], named: Sequence[str], how: ImageOptions
-) -> Dataset:
-    broken: list[str] = []
-    listed: dict[str, list[Entry]] = {}
-    packed: dict[str, Packed] = {}
-    root = (path if path.is_dir() else path.parent).resolve()
-    for split, found in splits.items():
-        usable = [i for i, label in enumerate(found.labels) if label is not None]
-        missing = sorted(set(range(len(found.labels))) - set(usable))
-        broken += [f"{path}: {found.names[i]} has no label, or its label cannot be read" for i in missing]
-        listed[split] = [Entry(found.names[i], _named(found.labels[i], named)) for i in usable]
-        packed[split] = found.packed[np.array(usable, dtype=np.int64)]
-    labels = [label for found in splits.values() for label in found.labels if label is not None]
-    names = _class_names(path, labels, named)
-    shards = ", ".join(f"{len(found.packed.files)} of {split}" for split, found in splits.items())
-    kind = "tars" if suffixes == TAR else "Parquet files"
-    return read_images(path.stem, root, listed, names, how, [f"images in {kind}: {shards}"], broken, packed=packed)
 
 
 def _class_names(path: Path, labels: Sequence[Any], named: Sequence[str]) -> list[str]:
