@@ -162,17 +162,6 @@ def test_a_run_that_diverges_does_not_end_the_sweep(data, tmp_path):
     assert rfdlc.sweep(file, tmp_path / "out") == rows
 
 
-def test_ray_gives_the_same_table(data, tmp_path, undisturbed):
-    ray = pytest.importorskip("ray", reason="ray is not installed")
-    file = written(tmp_path, GRID, data)
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
-    try:
-        rows = rfdlc.sweep(file, tmp_path / "out", engine="ray", runs_per_job=2)
-    finally:
-        ray.shutdown()
-    assert rows == undisturbed["grid"][0]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -15,7 +15,7 @@ from pyarrow import csv, dataset
 from pyarrow import parquet as pq
 
 import rfdlc
-from rfdlc import Decider, Utility
+from rfdlc import Decider, InputError, Utility
 from rfdlc.integrations.deciding import DecideTable
 from rfdlc.integrations.frames import on_batches, on_frame, on_frames
 
@@ -135,3 +135,18 @@ def test_functions_for_spark_on_spark(scores, decide):
         assert found.to_dict("list") == decide(scores).to_pydict()
     finally:
         spark.stop()
+
+
+# -- many trainings ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_on_ray_gives_the_table_of_one_process(ray, tmp_path):
+    settings = 'epochs = 2\nwidths = [4]\ncalibration = "temperature"\npreset = "features"\nmethod = "ce"\n'
+    text = f'data = "digits-lt"\n[settings]\n{settings}[grid]\nlearning_rate = [0.1, 1e30]\n'
+    (tmp_path / "grid.toml").write_text(text)
+    expected = rfdlc.sweep(tmp_path / "grid.toml", tmp_path / "here")
+    assert rfdlc.sweep(tmp_path / "grid.toml", tmp_path / "there", engine="ray") == expected
+    assert [row["state"] for row in expected] == ["finished", "diverged"]
+    (tmp_path / "grid.toml").write_text(text.replace("epochs", "epoch"))
+    with pytest.raises(InputError, match="setting 'epoch' is unknown"):
+        rfdlc.sweep(tmp_path / "grid.toml", tmp_path / "no", engine="ray")
