@@ -12,11 +12,12 @@ from typing import Any
 
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import CHUNK_ELEMENTS, CHUNK_ROWS, CORRECTED, KIND
+from rfdlc.decide.scores import CHUNK_ROWS, CORRECTED, KIND
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.tables import PARQUET, SUFFIXES, bounded, check_names, matrix_of, open_table, reading
 
 UNIT_ROWS = 2**22  # a larger Parquet file is decided in several units, so that all cores work and a kill costs little
+BATCH_ELEMENTS = 2**21  # numbers that are read at a time
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Lake:
                 file = self._parquet(unit.file)
                 names, empty = file.schema_arrow.names, file.schema_arrow.empty_table()
                 options = {"row_groups": unit.groups, "columns": wanted, "use_threads": False}
-                found = file.iter_batches(max(CHUNK_ROWS, CHUNK_ELEMENTS // len(numbers)), **options)
+                found = file.iter_batches(max(CHUNK_ROWS, BATCH_ELEMENTS // len(numbers)), **options)
             missing = [name for name in wanted if name not in names]
             expect(not missing, f"{unit.file}: no column {listing(missing)}: expected the columns of {self.source}")
             batch = None
