@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from benchmarks.recording import write
+from recording import write
 from rfdlc import Classes, Decider, Utility
 
 NAMES = tuple(f"class_{i:02d}" for i in range(20))
