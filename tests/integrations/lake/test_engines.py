@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,6 @@ from rfdlc.integrations.frames import on_batches, on_frame, on_frames
 
 TABLE = Path(__file__).parents[2] / "compatibility" / "table-v1"
 NAMES = ["cat", "dog", "newt"]
-CLUSTER = {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 * 2**20}
 STARTS_WITHIN = 60  # seconds
 
 
@@ -43,12 +40,22 @@ def ray():
     """A cluster of this machine with two CPUs; skipped where none can be started."""
     ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "rfdlc[ray]"')
     pytest.importorskip("ray.data", reason='Ray Data is not installed: pip install "rfdlc[ray]"')
-    program = [sys.executable, "-c", f"import ray; ray.init(**{CLUSTER}); ray.get(ray.remote(int).remote())"]
-    try:  # in another process, which can be killed
-        subprocess.run(program, check=True, capture_output=True, timeout=STARTS_WITHIN)
-        ray.init(**CLUSTER)
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        pytest.skip(f"Ray cannot start a cluster on this machine: {error}")
+
+    def late(*_):
+        raise TimeoutError(f"not within {STARTS_WITHIN} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(STARTS_WITHIN)
+    given = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100 * 2**20}
+    try:
+        ray.init(address="local", num_cpus=2, **given)
+        ray.get(ray.remote(lambda: None).remote())
+    except (OSError, RuntimeError, ray.exceptions.RayError) as error:  # no ports, processes or shared memory
+        ray.shutdown()
+        pytest.skip(f"Ray cannot start a cluster on this machine: {error!r}")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield ray
     ray.shutdown()
