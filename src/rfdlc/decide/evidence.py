@@ -14,8 +14,7 @@ from rfdlc.decide.scores import Floats
 RICHEST, LEAST = 1e200, 1e-12
 STAKES = 2.0 ** -np.arange(1, 9)  # shares of the wealth that bets on a mean can lose
 SHIFT, MOST_OF = 0.1, 0.5  # total variation of the shifts that fixed bets are on, and the most that one class gains
-MEMORIES = {300: 0.125, 1000: 0.125, 5000: 0.05}  # samples behind a learned bet, and its part of the wealth
-SHRUNK, STEPS = 0.3, 10  # pseudo-counts per sample, steps of EM
+MEMORIES, SHRUNK, STEPS = (300, 1000), 0.3, 10  # samples behind a learned bet, pseudo-counts per sample, steps of EM
 UNSURE = 0.01  # probability that held-out data mislead about where nothing has changed
 
 
@@ -67,13 +66,12 @@ class PriorBets:
         part = np.minimum(SHIFT / np.maximum(apart, LEAST), MOST_OF)
         self._fixed = (1 - part) + part * onto / self.mean  # (C + 2, C)
         kinds = np.array([0.35 / classes] * classes + [0.3, 0.1])
-        shares = np.concatenate([kinds, list(MEMORIES.values())])
-        self.shares = shares / shares.sum()
-        self._means = [self._allowed(w, share) for w, share in zip(self._fixed, self.shares, strict=False)]
+        self.shares = np.concatenate([kinds, np.full(len(MEMORIES), 0.25 / len(MEMORIES))])
+        self._means = [self._allowed(w, share) for w, share in zip(self._fixed, kinds, strict=True)]
         # A bet learned from few samples follows the error of held-out data only as far as these samples show it.
-        memories = np.array(list(MEMORIES))
+        memories = np.array(MEMORIES)
         self._correlated = np.sqrt((classes - 1) * memories / (memories + held_out))
-        self._recent, self._learned, self._seen = np.zeros((0, classes)), [self.mean for _ in MEMORIES], 0
+        self._recent, self._learned = np.zeros((0, classes)), [self.mean for _ in MEMORIES]
 
     def factors(self, p: Floats) -> Floats:
         """Log factors (n, bets) of a block of probabilities (n, C); bets are learned from the blocks before."""
@@ -81,11 +79,8 @@ class PriorBets:
         learned = zip(weights, self.shares[-len(weights) :], self._correlated, strict=True)
         ratios = p @ np.vstack([self._fixed, weights]).T / [*self._means, *(self._allowed(*each) for each in learned)]
         self._recent = np.concatenate([self._recent, p])[-max(MEMORIES) :]
-        before, self._seen = self._seen, self._seen + len(p)
         self._learned = [
             self.estimated(self._recent[-size:], new, SHRUNK * size / len(self._recent[-size:]), STEPS)
-            if before // (size // 20) < self._seen // (size // 20)  # long memories change slowly
-            else new
             for new, size in zip(self._learned, MEMORIES, strict=True)
         ]
         return np.log(np.maximum(ratios, 1e-300))
