@@ -11,6 +11,7 @@ import multiprocessing
 import pickle
 import resource
 import shutil
+import tarfile
 import time
 import traceback
 import warnings
@@ -218,6 +219,29 @@ def _lists(folder: Path) -> Inputs:
     return byte_inputs("".join(f"{name} {i % 2}\n" for i, name in enumerate(names)).encode())
 
 
+def _tar(folder: Path) -> Inputs:
+    """A tar with images of four pixels and their labels: most of its bytes are headers."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for i in range(6):
+            for name, content in (
+                (f"{i}.ppm", b"P6 2 2 255\n" + bytes(range(i, i + 12))),
+                (f"{i}.cls", b"01"[i % 2 :][:1]),
+            ):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return byte_inputs(buffer.getvalue())
+
+
+def _parquet_images(folder: Path) -> Inputs:
+    from pyarrow import table
+
+    cells = [b"P6 2 2 255\n" + bytes(range(i, i + 12)) for i in range(8)]
+    _parquet(table({"image": cells, "label": [i % 2 for i in range(8)]}), folder / "seed")
+    return byte_inputs((folder / "seed").read_bytes())
+
+
 @cache
 def _run() -> Path:
     """A trained run of digits, shared by the parsers that need one."""
@@ -395,6 +419,8 @@ PARSERS = {
         "scores.csv", lambda folder: byte_inputs(b"id,a,b,target\n1,.9,.1,a\n2,.2,.8,b\n"), _predictions
     ),
     "list": Parser("train.txt", _lists, _load),
+    "tar": Parser("data.tar", _tar, _load),
+    "parquet-images": Parser("images.parquet", _parquet_images, _load),
     "utility": Parser("U.csv", lambda folder: byte_inputs(UTILITY), _utility),
     "classes": Parser("classes.json", lambda folder: json_inputs(NAMES), _classes),
     "decider": Parser("decider.json", _decider, _read_decider),
