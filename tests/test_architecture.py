@@ -117,7 +117,8 @@ def test_the_study_is_not_imported():
     ]
 
 
-HEAVY = ("torch", "pandas", "matplotlib", "pyarrow", "pydantic", "sklearn", "scipy", "rich", "typer")
+ENGINES = ("ray", "dask", "fsspec")
+HEAVY = ("torch", "pandas", "matplotlib", "pyarrow", "pydantic", "sklearn", "scipy", "rich", "typer", *ENGINES)
 
 
 def test_import_loads_nothing_heavy():

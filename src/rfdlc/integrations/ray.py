@@ -80,7 +80,7 @@ def embed(
     Parameters
     ----------
     dataset : ray.data.Dataset
-        With a column of images, uint8 arrays (height, width, channels) of the size that the network needs.
+        With a column of images of the size that the network needs: uint8, channels last, as Ray reads them, or first.
     backbone : str
         As of `rfdlc.embed`.
     inputs, features, keep
@@ -125,7 +125,9 @@ class PredictBatch:
         if not len(next(iter(batch.values()))):
             return kept | {name: np.empty(0, dtype=np.float32) for name in self.table.schema.names}
         rows = {name: batch[name] for name in batch if name not in self.keep}
-        found: Predictions = self.model.predict(rows if self.inputs is None else batch[self.inputs])
+        shape = self.model.inputs.input_shape
+        given = rows if self.inputs is None else stacked(batch[self.inputs], shape)
+        found: Predictions = self.model.predict(given)
         clash = [name for name in self.keep if name in self.table.schema.names]
         expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
         return kept | {name: np.asarray(column) for name, column in self.table.columns(found).items()}
@@ -146,7 +148,20 @@ class EmbedBatch:
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         kept = {name: batch[name] for name in self.keep}
-        return kept | {self.features: np.asarray(self.embedder(np.stack(list(batch[self.inputs]))))}
+        images = stacked(batch[self.inputs], self.embedder.embedding.input_shape)
+        return kept | {self.features: np.asarray(self.embedder(images))}
+
+
+def stacked(samples: Any, shape: Sequence[int]) -> Any:
+    """Samples as one array (N, *shape); images with the channels last, as Ray reads them, or without, are turned.
+
+    >>> stacked(np.zeros((2, 8, 9, 3)), (3, 8, 9)).shape, stacked(np.zeros((5, 8, 9)), (1, 8, 9)).shape
+    ((2, 3, 8, 9), (5, 1, 8, 9))
+    """
+    array = np.stack(list(samples))
+    if len(shape) == 3 and array.shape[1:] != tuple(shape):
+        array = array[:, None] if array.ndim == 3 else np.ascontiguousarray(np.moveaxis(array, -1, 1))
+    return array
 
 
 def predict_source(

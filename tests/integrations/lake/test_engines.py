@@ -120,6 +120,19 @@ def test_ray_as_an_engine_of_the_command(ray, tmp_path, monkeypatch, capsys):
     assert table.to_pydict() == local.to_pydict()
 
 
+def test_the_embedding_stage_computes_what_embed_writes(tmp_path):
+    """On its batches, without a cluster; images have their channels last, as Ray reads them."""
+    pytest.importorskip("torch")
+    from rfdlc.integrations.ray import EmbedBatch
+
+    network = {"channels": 1, "image_size": 8}
+    rfdlc.embed("digits-lt", tmp_path / "features.npz", backbone="resnet8", **network)
+    images = np.moveaxis(rfdlc.load("digits-lt").test.array[:40], 1, -1)
+    found = EmbedBatch("resnet8", "image", "x", ("row",), network)({"image": images, "row": np.arange(40)})
+    np.testing.assert_array_equal(found["x"], np.load(tmp_path / "features.npz")["test_x"][:40])
+    assert found["row"].tolist() == list(range(40))
+
+
 def test_dask_decides_as_the_library(scores, decide):
     frames = pytest.importorskip("dask.dataframe", reason='Dask is not installed: pip install "dask[dataframe]"')
     frame = scores.to_pandas().set_index("id", drop=False)
