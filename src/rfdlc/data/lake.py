@@ -130,10 +130,13 @@ def predictions_of(
 
 
 def is_lake(source: str) -> bool:
-    """Whether a source can only be read as a lake: a URL, a glob, or a folder of tables."""
+    """Whether a source can only be read as a lake: a URL, a glob, or a folder of tables, but not of a run."""
     if "://" in source or (set(source) & {*"*?"} and not os.path.exists(source)):
         return True
-    return os.path.isdir(source) and bool(_files(*filesystem(source))[1])
+    run = any(os.path.exists(os.path.join(source, name)) for name in ("config.json", "predictions.npz"))
+    if run or not os.path.isdir(source):
+        return False
+    return bool(_files(*filesystem(source))[1])
 
 
 def filesystem(path: str) -> tuple[Any, str]:
