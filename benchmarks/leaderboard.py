@@ -58,7 +58,7 @@ SCALES = {"accuracy": 100, "tail": 100, "false_head_rate": 100, "ece": 100, "uti
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a CSV file, none where there is no file yet."""
+    """The rows of a CSV file; an empty list if the file does not exist."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_folder, is_large
+from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_folder, large_lake
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
 from rfdlc.cli.writing import check_other, check_writable, new_table, output
 from rfdlc.errors import expect, listing
@@ -118,9 +118,9 @@ def evaluate(
     pairs = [text.partition(":")[::2] for text in rate or []]
     for text, pair in zip(rate or [], pairs, strict=True):
         expect(all(pair), f"rate {text!r}: expected TRUE:DECIDED, such as bird:airplane")
-    if is_large(file):
+    if (lake := large_lake(file)) is not None:
         expect(request.labels is None, "--labels is for files in memory: tables of any size need a column target")
-        evaluate_files(file, request, pairs, uncertainty, json)
+        evaluate_files(lake, request, pairs, uncertainty, json)
         return
     predictions, decider = request.prepare(Path(file))
     known = predictions.classes if predictions.named and predictions.classes.counts is not None else None

@@ -12,6 +12,7 @@ from rfdlc.cli.request import BUILDERS, Request
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import replacing
+from rfdlc.tables import PARQUET
 
 if TYPE_CHECKING:
     from rfdlc.data.lake import Lake
@@ -22,28 +23,28 @@ MOST_BYTES = 2**28  # of Parquet files that are evaluated in memory, with interv
 
 def check_in_memory(file: str) -> Path:
     """The path of predictions that are read at once; raises for globs and URLs."""
-    many = "://" in file or (set(file) & {*"*?"} and not os.path.exists(file))
-    expect(not many, f"{file}: several files are decided into a folder: give --out FOLDER/")
+    from rfdlc.data.lake import names_many
+
+    expect(not names_many(file), f"{file}: several files are decided into a folder: give --out FOLDER/")
     return Path(file)
 
 
-def is_large(file: str) -> bool:
-    """Whether predictions are evaluated from sums: globs, URLs, and folders with partitions or of many bytes."""
-    from rfdlc.data.lake import Lake, is_lake
+def large_lake(file: str) -> "Lake | None":
+    """Predictions that are evaluated from sums: globs, URLs, folders with partitions, other files or many bytes."""
+    from rfdlc.data.lake import Lake, is_lake, names_many
 
     if not is_lake(file):
-        return False
+        return None
     lake = Lake(file)
-    nested = any("/" in unit.name or unit.name.count(".") > 1 for unit in lake.units)
-    return nested or not os.path.isdir(file) or sum(unit.size for unit in lake.units) > MOST_BYTES
+    plain = all("/" not in unit.name and unit.file.lower().endswith(PARQUET) for unit in lake.units)
+    small = plain and not names_many(file) and sum(unit.size for unit in lake.units) <= MOST_BYTES
+    return None if small else lake
 
 
-def evaluate_files(source: str, request: Request, groups: Any, uncertainty: str, json: bool) -> None:
+def evaluate_files(lake: "Lake", request: Request, groups: Any, uncertainty: str, json: bool) -> None:
     """Evaluate from sums."""
-    from rfdlc.data.lake import Lake
     from rfdlc.integrations.evaluating import evaluate_lake
 
-    lake = Lake(source)
     decider = prepare_lake(request, lake, ())
     found = evaluate_lake(lake, decider, logits=request.logits, groups=groups, uncertainty=uncertainty)
     output(json, found.to_dict() | {"decided_for": decider.decided_for}, found, found.promise, repr(decider))

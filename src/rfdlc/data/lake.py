@@ -131,12 +131,17 @@ def predictions_of(
 
 def is_lake(source: str) -> bool:
     """Whether a source can only be read as a lake: a URL, a glob, or a folder of tables, but not of a run."""
-    if "://" in source or (set(source) & {*"*?"} and not os.path.exists(source)):
+    if names_many(source):
         return True
     run = any(os.path.exists(os.path.join(source, name)) for name in ("config.json", "predictions.npz"))
     if run or not os.path.isdir(source):
         return False
     return bool(_files(*filesystem(source))[1])
+
+
+def names_many(source: str) -> bool:
+    """Whether a source is a URL or a glob."""
+    return "://" in source or (bool(set(source) & {*"*?"}) and not os.path.exists(source))
 
 
 def filesystem(path: str) -> tuple[Any, str]:

@@ -32,8 +32,6 @@ from rfdlc.tables import BLOCK_BYTES, open_writer
 JOB = "_rfdlc.json"  # beside the files of a result; readers of data sets skip names that begin so
 WRITTEN = b"rfdlc.decided"  # key of the metadata of what is written
 GROUP_ROWS = 2**20  # of a row group
-
-
 MOST_ESTIMATED = 100_000  # rows from which a class prior is estimated
 Report = Callable[[int], None]
 
@@ -166,7 +164,6 @@ def decide_lake(
         before = sum(known["samples"] for known in done.values())
         with live(lake.rows, "Deciding", before) as show:
             found = {**done, **in_threads(lambda unit, report: _decide(lake, table, result, unit, report), mine, show)}
-        result.finish()
     counts = np.sum([each["actions"] for each in found.values()], axis=0).tolist()
     samples, total = sum(each["samples"] for each in found.values()), sum(each["value"] for each in found.values())
     actions = dict(zip(decider.utility.actions, counts, strict=True))
@@ -292,6 +289,8 @@ class Result:
             if local:
                 granted = stack.enter_context(locked(Path(self.path), wait=False, shared=shared))
                 expect(granted, f"{self.out}: another process is writing it; wait, or choose another folder")
+            if not shared:  # other ranks may be writing theirs
+                self._remove_parts()
             names = {unit.name: unit for unit in units}
             expect(len(names) == len(units), f"{self.out}: two files would be written to one name: rename one of them")
             there = self._there()
@@ -334,7 +333,7 @@ class Result:
                 raise InputError(f"{self.out}/{name}: cannot be written ({error})") from None
             raise
 
-    def finish(self) -> None:
+    def _remove_parts(self) -> None:
         """Remove what killed processes left."""
         for info in self._infos():
             if info.path.endswith(".part"):

@@ -118,19 +118,20 @@ class PredictBatch:
     def table(self) -> "Table":
         from rfdlc.integrations.predicting import Table
 
-        return Table(self.model, self.utility, self.raw, named=False, labelled=False)
+        table = Table(self.model, self.utility, self.raw, named=False, labelled=False)
+        clash = [name for name in self.keep if name in table.schema.names]
+        expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
+        return table
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {name: batch[name] for name in self.keep}
+        kept, table = {name: batch[name] for name in self.keep}, self.table
         if not len(next(iter(batch.values()))):
-            return kept | {name: np.empty(0, dtype=np.float32) for name in self.table.schema.names}
+            return kept | {name: np.empty(0, dtype=np.float32) for name in table.schema.names}
         rows = {name: batch[name] for name in batch if name not in self.keep}
         shape = self.model.inputs.input_shape
         given = rows if self.inputs is None else stacked(batch[self.inputs], shape)
         found: Predictions = self.model.predict(given)
-        clash = [name for name in self.keep if name in self.table.schema.names]
-        expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
-        return kept | {name: np.asarray(column) for name, column in self.table.columns(found).items()}
+        return kept | {name: np.asarray(column) for name, column in table.columns(found).items()}
 
 
 class EmbedBatch:
@@ -175,6 +176,9 @@ def predict_source(
     from rfdlc.integrations.predicting import Predicted, estimated_prior
     from rfdlc.training.model import Model
 
+    remote, folder = "://" in str(out), Path(out)
+    fresh = remote or not (folder.suffix or folder.exists())
+    expect(fresh, f"{out}: engine ray writes Parquet files into a new folder: choose one that does not exist")
     ray = start(address)
     model = Model.load(run)
     samples = model.open_samples(source, **where)
@@ -193,9 +197,9 @@ def predict_source(
     parts = ray.data.from_items([{"start": first} for first in starts], override_num_blocks=len(starts))
     options = _actors({"batch_size": 1} | ({} if actors is None else {"concurrency": actors}))
     found = parts.map_batches(PredictPart, fn_constructor_kwargs=given, **options)
-    folder = str(out) if "://" in str(out) else str(Path(out).absolute())
-    found.write_parquet(folder, mode="error")
-    written = ray.data.read_parquet(folder).count()
+    place = str(out) if remote else str(folder.absolute())
+    found.write_parquet(place, mode="error")
+    written = ray.data.read_parquet(place).count()
     return Predicted(Path(out), written, len(samples) - written, model.decider.decided_for)
 
 

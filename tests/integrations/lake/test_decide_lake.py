@@ -216,6 +216,23 @@ def test_killed_processes_lose_and_repeat_nothing(tmp_path):
     assert tables[0]["id"].to_pylist() == [f"{number}-{i}" for number in range(12) for i in range(3000)]
 
 
+def test_ranks_leave_what_others_are_writing(lake, tmp_path, monkeypatch):
+    """A rank that is done first removes nothing; a process alone removes what killed ones left."""
+    decider, out = deciders()["plain"], tmp_path / "out"
+    out.mkdir()
+    being_written = out / ".0.parquet.1.part"
+    being_written.touch()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, files in ((0, 3), (1, 6)):
+        monkeypatch.setenv("RANK", str(rank))
+        found = decide_lake(lake, out, decider)
+        assert (found.files, found.complete, being_written.exists()) == (files, rank == 1, True)
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("RANK", "0")
+    assert decide_lake(lake, out, decider).before == 6
+    assert not being_written.exists()
+
+
 def test_float32_tables_are_read_as_such(tmp_path):
     table = pa.table(rows(1, 10))
     pq.write_table(table, tmp_path / "p.parquet")

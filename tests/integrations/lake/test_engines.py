@@ -120,6 +120,17 @@ def test_ray_as_an_engine_of_the_command(ray, tmp_path, monkeypatch, capsys):
     assert table.to_pydict() == local.to_pydict()
 
 
+@pytest.mark.parametrize("name", ["predictions.npz", "there"])
+def test_ray_needs_a_new_folder(name, tmp_path):
+    """Before anything is started."""
+    pytest.importorskip("torch")
+    from rfdlc.integrations.ray import predict_source
+
+    (tmp_path / "there").mkdir()
+    with pytest.raises(rfdlc.InputError, match=f"{name}: engine ray writes Parquet files into a new folder"):
+        predict_source(TABLE / "run", TABLE / "new.csv", tmp_path / name)
+
+
 def test_the_embedding_stage_computes_what_embed_writes(tmp_path):
     """On its batches, without a cluster; images have their channels last, as Ray reads them."""
     pytest.importorskip("torch")

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import csv
 from pyarrow import parquet as pq
 
 from rfdlc import Classes, Decider, InputError, Utility, evaluate, evaluate_lake
@@ -91,6 +92,21 @@ def test_command(lake, capsys, monkeypatch):
     assert not ended.value.code
     p, y = samples()
     assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(evaluate(p, y).accuracy)
+
+
+def test_which_folders_are_evaluated_from_sums(lake, tmp_path):
+    """Few Parquet files are read at once, whatever their names; partitions, globs and CSV files are not."""
+    from rfdlc.cli.lake import large_lake
+
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    table = pa.table({"a": [0.5], "b": [0.5]})
+    pq.write_table(table, flat / "part.0.parquet")
+    assert large_lake(str(flat)) is None
+    assert len(large_lake(f"{flat}/*.parquet").units) == 1
+    assert large_lake(str(lake)) is not None
+    csv.write_csv(table, flat / "1.csv")
+    assert len(large_lake(str(flat)).units) == 2
 
 
 def test_errors_name_the_file(tmp_path):

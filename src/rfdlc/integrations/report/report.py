@@ -226,7 +226,7 @@ def _page(title: str, data: Mapping[str, Any], summary: list[tuple[str, str, str
 def filled(name: str, parts: Mapping[str, str]) -> str:
     """An HTML file below the head that all have, with its parts.
 
-    One pass: inserted text is not searched again, so no text of a user is taken for a placeholder.
+    One pass: inserted text is not searched again, so that a name in the text of a user is never replaced.
     """
     page = asset(name).replace("{{head}}", asset("head.html"))
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
