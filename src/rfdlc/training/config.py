@@ -164,7 +164,8 @@ class TrainConfig(BaseModel):
     execution: str = Field("auto", description="networks stacked, or separate, one after another; auto: by their width")
     checkpoint_activations: bool = Field(False, description="recompute activations to save memory; not with compile")
     parallel: str = Field(
-        "auto", description="how processes share gradients: sum after the backward pass, ddp during it"
+        "auto",
+        description="gradients are summed after the backward pass (sum), during it (ddp), or sharded (fsdp)",
     )
     batch_norm: str = Field("local", description="statistics: local to each process, or sync, of the global batch")
 

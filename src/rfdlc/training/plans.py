@@ -89,7 +89,7 @@ class Plan(_Section):
         options, specs = dict(self.data_options), list[RunSpec]()
         for own, name in zip(changes, names, strict=True):
             settings = {**self.settings, **own}
-            options |= {key.removeprefix(OF_DATA): settings.pop(key) for key in list(settings) if key[:5] == OF_DATA}
+            options |= {key.removeprefix(OF_DATA): settings.pop(key) for key in [*settings] if key.startswith(OF_DATA)}
             specs.append(RunSpec(out / name, str(settings.pop("method", "rf-dlc")), settings))
         return Job(self.data, self.root, options, specs)
 

@@ -5,6 +5,7 @@ The run folders are all that a sweep remembers. Started again, it continues them
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -93,7 +94,8 @@ def names_of(changes: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     texts = [",".join(f"{name}={value}" for name, value in own.items()) or "run" for own in changes]
     names = [re.sub(r"[^\w.,=+-]+", "_", text)[:LONGEST_NAME].lstrip(".") for text in texts]
-    return [name if names.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(names)]
+    times = Counter(names)
+    return [name if times[name] == 1 else f"{name}-{number}" for number, name in enumerate(names)]
 
 
 def _groups(changes: Sequence[Mapping[str, Any]]) -> Iterator[list[int]]:
