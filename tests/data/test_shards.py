@@ -245,6 +245,42 @@ def test_what_is_wrong_in_a_tar(folder: Path, tmp_path: Path, kind: str, message
         rfdlc.load(tmp_path / "a.tar", test_fraction=0)
 
 
+def test_labels_beside_other_metadata(folder: Path, tmp_path: Path) -> None:
+    """A label file comes before fields of JSON, unless one is asked for; JSON without a label is not one."""
+    image = next((folder / "train" / "ant").glob("*.png")).read_bytes()
+    with tarfile.open(tmp_path / "both.tar", "w") as both, tarfile.open(tmp_path / "plain.tar", "w") as plain:
+        for name in ("ant", "bee"):
+            add(both, f"{name}/1.cls", name[1:].encode())
+            for tar, fields in ((both, {"label": "c", "camera": name[:1]}), (plain, {"camera": 8})):
+                add(tar, f"{name}/1.png", image)
+                add(tar, f"{name}/1.json", json.dumps(fields).encode())
+
+    def names(file: str, **given: Any) -> tuple[str, ...]:
+        return rfdlc.load(tmp_path / file, test_fraction=0, **given).classes.names
+
+    assert names("both.tar") == ("ee", "nt")
+    assert names("both.tar", target="camera") == ("a", "b")
+    assert names("plain.tar") == ("ant", "bee")
+
+
+def test_class_names_are_those_of_the_label_column(folder: Path, tmp_path: Path) -> None:
+    image = next((folder / "train" / "ant").glob("*.png")).read_bytes()
+    kinds = {"fine_label": ["x", "y"], "coarse_label": ["u", "v"]}
+    features = {name: {"_type": "ClassLabel", "names": names} for name, names in kinds.items()}
+    columns = {"image": [image] * 4, "fine_label": [0, 1, 0, 1], "coarse_label": [0, 0, 1, 1], "age": [0, 1, 2, 3]}
+    known = {"huggingface": json.dumps({"info": {"features": features}})}
+    parquet.write_table(pa.table(columns).replace_schema_metadata(known), tmp_path / "a.parquet")
+    for target, names in {**kinds, "age": ["0", "1", "2", "3"]}.items():
+        found = rfdlc.load(tmp_path / "a.parquet", target=target, test_fraction=0).classes.names
+        assert list(found) == names
+        assert (
+            open_splits(tmp_path / "a.parquet", InputSpec(rfdlc.Classes(("0", "1")), (3, 16, 16)), target=target)[1]
+            == found
+        )
+    with pytest.raises(InputError, match=r"no sample has a label; .* name one with target"):
+        rfdlc.load(tmp_path / "a.parquet", test_fraction=0)
+
+
 def test_a_damaged_parquet_file_is_named(folder: Path, tmp_path: Path) -> None:
     out = pack_parquet(folder, tmp_path / "tables")
     file = out / "train-00001-of-00003.parquet"

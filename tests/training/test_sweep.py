@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 import rfdlc
 from rfdlc.cli import app
 from rfdlc.errors import InputError
+from rfdlc.training import searching
 from rfdlc.training.plans import Plan, Search, row_of
+from rfdlc.training.run import Run
 from rfdlc.training.searching import ask
 from rfdlc.training.sweep import names_of, summary
 
@@ -136,6 +139,27 @@ def test_a_search_prunes_what_is_worse_than_the_median(undisturbed, data, tmp_pa
     assert not trial.should_prune()
     trial.report(0.41, 2)
     assert trial.should_prune()
+
+
+def test_a_search_among_trees_which_have_no_epochs(tmp_path, monkeypatch):
+    """Their value is the metric of the finished run; without one, Optuna would refuse the trial."""
+    config, out = rfdlc.TrainConfig(hold_out=0.1), tmp_path / "out"
+
+    def prepare(data, specs, *given):
+        run = Run(specs[0].out)
+        run.path.mkdir(parents=True)
+        run.config, nll = config, 0.5 + specs[0].settings["seed"] / 10
+        metrics = {"held_out_balanced": {"nll": nll}}
+        fitted = SimpleNamespace(data=None, fit=lambda runs: run.write_json("metrics.json", metrics))
+        return fitted, [run]
+
+    monkeypatch.setattr(searching, "prepare_runs", prepare)
+    plan = Plan.model_validate({"data": "d", "search": {"trials": 3, "space": {"seed": [1, 2]}}})
+    rows = searching.search(plan, out)
+    assert [row["state"] for row in rows] == ["finished"] * 3
+    for row in rows:
+        (value,) = json.loads((out / row["run"] / "trial.json").read_text())["values"].values()
+        assert value == row["held_out_nll"] == 0.5 + row["seed"] / 10
 
 
 def test_the_jobs_of_a_slurm_array_give_the_same_table(data, tmp_path, undisturbed):

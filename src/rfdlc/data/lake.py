@@ -18,6 +18,7 @@ from rfdlc.tables import PARQUET, SUFFIXES, bounded, check_names, matrix_of, ope
 
 UNIT_ROWS = 2**22  # a larger Parquet file is decided in several units, so that all cores work and a kill costs little
 BATCH_ELEMENTS = 2**21  # numbers that are read at a time
+JOB = "_rfdlc.json"  # in a folder of decisions; readers of data sets skip names that begin so
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Lake:
     """Tables of one kind in many files: `source` is a folder, a file, a glob (`*`, `**`, `?`) or an fsspec URL.
 
     Folders such as `year=2026/` are partitions: what is written for a file keeps its path. Names that begin with `_`
-    or `.` are skipped.
+    or `.` are skipped, and so are folders of decisions inside of it.
     """
 
     def __init__(self, source: str | Path) -> None:
@@ -180,8 +181,10 @@ def _files(system: Any, path: str) -> tuple[str, list[Any]]:
         base = path
     found = system.get_file_info(FileSelector(base, recursive=True, allow_not_found=True))
     tables = [info for info in found if info.type == FileType.File and info.path.lower().endswith(SUFFIXES)]
+    folders = {info.path.removesuffix(JOB) for info in found if info.base_name == JOB} - {f"{base}/"}
+    tables = [info for info in tables if match.match(info.path) and not info.path.startswith(tuple(folders))]
     hidden = re.compile(r"(^|/)[._]")
-    kept = [info for info in tables if match.match(info.path) and not hidden.search(info.path.removeprefix(f"{base}/"))]
+    kept = [info for info in tables if not hidden.search(info.path.removeprefix(f"{base}/"))]
     return base, sorted(kept, key=lambda info: info.path)
 
 

@@ -126,7 +126,8 @@ def open_splits(
     place = (Path() if root is None else Path(root).expanduser()) / Path(source).expanduser()
     splits, names, features = [""], list[str](), f"{source}: holds features, not images: there is nothing to embed"
     table = image_table.image_column(place) is not None
-    expect(table or target is None, f"target {target!r} is a column of a table of images, but {source} is not one")
+    named = table or target is None or shards.holds_shards(place)
+    expect(named, f"target {target!r} is a column of a table of images, but {source} is not one")
     if table:
         file = open_table(place, of_samples=True)
         target = target or _target(place, spec, [])
@@ -147,7 +148,7 @@ def open_splits(
             lists = {split: image_lists.find_listed_images(file, names, links) for split, file in files.items()}
             return {split: of_files(*found, known, skip) for split, found in lists.items()}, tuple(names)
         elif reader is shards.read:
-            splits, names = shards.list_splits(found_at)
+            splits, names = shards.list_splits(found_at, target)
         elif reader in (arrays.read, arrays.read_npy):
             found = arrays.by_split(place.name, arrays.open_arrays(found_at, streamed=True))
             given = found.get("", {}).pop("names", None)

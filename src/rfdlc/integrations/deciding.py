@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.data.lake import Lake, Unit, cores, filesystem, predictions_of
+from rfdlc.data.lake import JOB, Lake, Unit, cores, filesystem, predictions_of
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.explaining import gains_tell
 from rfdlc.decide.predictions import Predictions
@@ -29,7 +29,6 @@ from rfdlc.integrations.parts import ranks
 from rfdlc.progress import live
 from rfdlc.tables import BLOCK_BYTES, open_writer
 
-JOB = "_rfdlc.json"  # beside the files of a result; readers of data sets skip names that begin so
 WRITTEN = b"rfdlc.decided"  # key of the metadata of what is written
 GROUP_ROWS = 2**20  # of a row group
 MOST_ESTIMATED = 100_000  # rows from which a class prior is estimated
@@ -289,8 +288,6 @@ class Result:
             if local:
                 granted = stack.enter_context(locked(Path(self.path), wait=False, shared=shared))
                 expect(granted, f"{self.out}: another process is writing it; wait, or choose another folder")
-            if not shared:  # other ranks may be writing theirs
-                self._remove_parts()
             names = {unit.name: unit for unit in units}
             expect(len(names) == len(units), f"{self.out}: two files would be written to one name: rename one of them")
             there = self._there()
@@ -299,18 +296,16 @@ class Result:
                 with self.system.open_input_stream(place) as stream:
                     begun = parse_json(stream.read())
                 other = ", another ".join(name for name in self.job if begun.get(name) != self.job[name])
-                expect(
-                    not other,
-                    f"{self.out} was begun with another {other}: run the command that it was begun with to continue, "
-                    "or remove the folder to start over",
-                )
+                begun_with = f"{self.out} was begun with another {other}: run that command to continue"
+                expect(not other, f"{begun_with}, or remove the folder to start over")
             else:
-                expect(
-                    not there,
-                    f"{self.out}: cannot be written, it holds other files ({listing(there)}): choose another folder",
-                )
+                foreign = f"it holds other files ({listing(there)}): choose another folder"
+                expect(not there, f"{self.out}: cannot be written, {foreign}")
             stale = [name for name in there if name not in names]
             expect(not stale, f"{self.out} holds decisions of files that are gone ({listing(stale)}): remove them")
+            for info in () if shared else self._infos():  # of killed processes; other ranks may be writing theirs
+                if info.base_name.startswith(".") and info.base_name.endswith(".part"):
+                    self.system.delete_file(info.path)
             with self.replacing(JOB) as stream:
                 stream.write(json.dumps(self.job, ensure_ascii=False).encode())
             known = {name: self._known(name) for name in there}
@@ -332,12 +327,6 @@ class Result:
             if isinstance(error, OSError) and not isinstance(error, InterruptedError):
                 raise InputError(f"{self.out}/{name}: cannot be written ({error})") from None
             raise
-
-    def _remove_parts(self) -> None:
-        """Remove what killed processes left."""
-        for info in self._infos():
-            if info.path.endswith(".part"):
-                self.system.delete_file(info.path)
 
     def _there(self) -> list[str]:
         """The files that are written already."""

@@ -97,7 +97,7 @@ def _labels(path: Path, ids: NDArray[np.str_], decider: Decider) -> tuple[Any, A
             entry = parse_json(line)
             if entry["id"] in where:
                 found[where[entry["id"]]] = str(entry["label"]), entry.get("propensity")
-        except (InputError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             raise InputError(f"{path}: line {number} is not an object with id and label: remove it") from None
     if not found:
         return None, None, None

@@ -67,6 +67,8 @@ def _train(plan: Plan, asked: Search, path: Path, records: Sequence[dict[str, An
     try:
         trainer.fit([run])
         report(run)  # of a trial that had only to be recorded
+        if not reported:  # trees have no epochs
+            reported[0] = row_of(path, {})[asked.metric]
     except _Pruned:
         state = "pruned"
     except TrainingStopped as error:

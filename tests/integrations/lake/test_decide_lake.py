@@ -155,6 +155,17 @@ def test_continues_and_follows_the_lake(lake, tmp_path, monkeypatch):
         decide_lake(lake, out, decider)
     with pytest.raises(InputError, match="cannot be written, it holds other files"):
         decide_lake(lake, lake, decider)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "download.part").touch()
+    with pytest.raises(InputError, match=r"holds other files \(download.part\)"):
+        decide_lake(lake, tmp_path / "mine", decider)
+    assert (tmp_path / "mine" / "download.part").exists()
+
+
+def test_decisions_inside_of_the_lake_are_not_decided(lake):
+    first, again = (decide_lake(lake, lake / "actions", deciders()["plain"]) for _ in range(2))
+    assert (again.before, again.samples) == (first.files, first.samples)
+    assert Lake(lake / "actions").rows == first.samples
 
 
 def test_errors_name_the_file(lake, tmp_path):

@@ -112,6 +112,10 @@ def test_feedback_gives_the_realised_utility_and_a_new_decider(backend, start, s
     with (tmp_path / "feedback.jsonl").open("a") as file:
         file.write('{"id": "')  # the server is writing this line
     assert len(read_log(tmp_path).rows) == 120
+    with (tmp_path / "feedback.jsonl").open("a") as file:
+        file.write('{"id": "a"}\n')  # a server was killed there, and the next one went on
+    with pytest.raises(rfdlc.InputError, match=r"feedback.jsonl: line 122 is not an object with id and label"):
+        read_log(tmp_path)
 
 
 def test_a_failure_of_the_monitor_or_the_disk_loses_nothing_else(backend, run, scores, tmp_path, monkeypatch):

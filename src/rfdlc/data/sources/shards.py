@@ -72,7 +72,7 @@ def read(
 
     Or Parquet files with a column of encoded images, as Hugging Face writes them, and the label column `target`.
     """
-    splits, named, broken = open_shards(path, target, split=None), class_names_of(path), list[str]()
+    splits, named, broken = open_shards(path, target, split=None), class_names_of(path, target), list[str]()
     listed, packed, labels = dict[str, list[Entry]](), dict[str, Packed](), list[Any]()
     for split, found in splits.items():
         missing = [name for name, label in zip(found.names, found.labels, strict=True) if label is None]
@@ -81,6 +81,7 @@ def read(
         listed[split] = [Entry(found.names[i], _named(found.labels[i], named)) for i in usable]
         packed[split] = found.packed[np.array(usable, dtype=np.int64)]
         labels += [found.labels[i] for i in usable]
+    expect(labels, f"{path}: no sample has a label; where several columns or fields may be it, name one with target")
     names, root = _class_names(path, labels, named), (path if path.is_dir() else path.parent).resolve()
     notes = [f"shards: {', '.join(f'{len(found.packed.files)} of {split}' for split, found in splits.items())}"]
     how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
@@ -107,20 +108,20 @@ def find_images(
     """Images to predict: root, names, labels (-1: none), and where the images lie."""
     chosen = choose_split(str(path), shard_files(path, TAR if is_tars(path) else PARQUET), split)
     found = open_shards(path, target, chosen)[chosen]
-    named, index = class_names_of(path), {name: i for i, name in enumerate(class_names)}
+    named, index = class_names_of(path, target), {name: i for i, name in enumerate(class_names)}
     labels = [index.get(_named(label, named), -1) for label in found.labels]
     root = (path if path.is_dir() else path.parent).resolve()
     return root, PackedText(found.names), np.array(labels, dtype=np.int64), found.packed
 
 
-def list_splits(path: Path) -> tuple[list[str], list[str]]:
+def list_splits(path: Path, target: str | None) -> tuple[list[str], list[str]]:
     """The splits, and the names of all classes in them."""
-    splits = open_shards(path, None, split=None)
+    splits = open_shards(path, target, split=None)
     labels = [label for found in splits.values() for label in found.labels if label is not None]
-    return list(splits), _class_names(path, labels, class_names_of(path))
+    return list(splits), _class_names(path, labels, class_names_of(path, target))
 
 
-def class_names_of(path: Path) -> list[str]:
+def class_names_of(path: Path, target: str | None) -> list[str]:
     """Names of numbered classes: of `classes.txt`, or as Hugging Face keeps them; none where they are not known."""
     file = (path if path.is_dir() else path.parent) / CLASS_FILE
     if file.is_file():
@@ -128,9 +129,14 @@ def class_names_of(path: Path) -> list[str]:
     parquet = next(filter(None, shard_files(path, PARQUET).values()), [])
     with suppress(KeyError, TypeError, AttributeError, ValueError, InputError):
         features = parse_json(_schema(parquet[0]).metadata[b"huggingface"])["info"]["features"] if parquet else {}
-        kinds = [own["names"] for own in features.values() if own.get("_type") == "ClassLabel"]
-        return [str(name) for name in kinds[0]] if len(kinds) == 1 else []
+        labels = [own for name, own in features.items() if is_label(name, target)]
+        return [str(name) for name in labels[0]["names"]] if len(labels) == 1 else []
     return []
+
+
+def is_label(name: str, target: str | None) -> bool:
+    """Whether a column or field holds labels: the one that is asked for, or one with a usual name."""
+    return name == target if target else name.lower() in TARGETS
 
 
 def _class_names(path: Path, labels: Sequence[Any], named: Sequence[str]) -> list[str]:
@@ -184,7 +190,11 @@ def _tar_samples(file: Path, target: str | None) -> Iterator[tuple[str, Any, int
             elif suffix in LABELS:
                 expect(size <= LARGEST_LABEL, f"{file}: {name} has {size:,} bytes: expected at most {LARGEST_LABEL:,}")
                 opened.seek(start)
-                labels[key] = _label(opened.read(size), suffix, target)
+                found = _label(opened.read(size), suffix, target)
+                if suffix == ".json" and not target and found is None:
+                    continue  # other metadata
+                if labels.setdefault(key, found) is None or suffix == (".json" if target else ".cls"):
+                    labels[key] = found
     alone = sorted(labels.keys() - images.keys())
     expect(not alone, f"{file}: {len(alone)} samples have a label but no image, the first is {''.join(alone[:1])!r}")
     for key, (name, start, size) in images.items():
@@ -231,7 +241,7 @@ def _label(content: bytes, suffix: str, target: str | None) -> Any:
         found: Any = content.decode("utf-8").strip()
         if suffix == ".json":
             table = parse_json(content)
-            keys = [target] if target else [key for key in table if key.lower() in TARGETS]
+            keys = [key for key in table if is_label(key, target)]
             found = table.get(keys[0]) if len(keys) == 1 else None
     except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, InputError):
         return None
@@ -274,7 +284,7 @@ def _rows(file: Path, column: str, target: str | None) -> Iterator[tuple[str, An
     with reading(file, "Parquet"):
         opened, row = ParquetFile(file), 0
         names = opened.schema_arrow.names
-        usual = [name for name in names if name == target or (target is None and name.lower() in TARGETS)]
+        usual = [name for name in names if is_label(name, target)]
         known = column in names and (len(usual) == 1 or target is None)
         expect(known, f"{file}: has the columns {listing(names)}: expected {column!r} and {target or 'a label'!r}")
         for group in range(opened.num_row_groups):
