@@ -43,7 +43,7 @@ conda:
 
 # Every path of a user on a GPU, a few steps each. Needs an environment whose torch finds one: PYTHON=... make gpu-test
 gpu-test:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -v -n 4 -p no:cacheprovider
+	OMP_NUM_THREADS=2 PYTHONPATH=src $(PYTHON) -m pytest tests/gpu -v -n 4 -p no:cacheprovider
 
 # The estimators with the oldest scikit-learn that is supported, in an environment of its own.
 oldest:

@@ -31,7 +31,7 @@ class Convolutions(nn.Module):
 class Sharing(distributed.ProcessGroup):
     """Processes that use the same GPU; one alone also reduces."""
 
-    single = False  # type: ignore[assignment]
+    single = False
 
     def local_device(self, device: torch.device) -> torch.device:
         return torch.device("cuda", 0)
@@ -43,9 +43,9 @@ def main(data: str, out: str, parallel: str, backbone: str) -> None:
         backend = "cpu:gloo,cuda:nccl" if os.environ["WORLD_SIZE"] == "1" else "cpu:gloo,cuda:gloo"
         joined = distributed.rendezvous
         distributed.rendezvous = lambda _, rank, world_size: joined(backend, rank, world_size)
-        distributed.ProcessGroup = Sharing  # type: ignore[misc]
+        distributed.ProcessGroup = Sharing
         distributed.started_processes = lambda: 2
-    rfdlc.train(data, out=out, parallel=parallel, device="cuda", **network, **PLAIN)  # type: ignore[arg-type]
+    rfdlc.train(data, out=out, parallel=parallel, device="cuda", **network, **PLAIN)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def weights(source: Path, out: Path, parallel: str, backbone: str, processes: in
 @pytest.mark.parametrize("backbone", ["own", "stack"])
 def test_equal_to_one_process(backbone: str, data: dict[str, Path], tmp_path: Path) -> None:
     plain = weights(data[backbone], tmp_path / "plain", "auto", backbone, 0)
-    for parallel, processes in product(("sum", "ddp", "fsdp"), (1, 2)):
+    for parallel, processes in (*product(("sum", "ddp"), (1, 2)), ("fsdp", 1)):  # gloo cannot shard on a GPU
         found = weights(data[backbone], tmp_path / f"{parallel}-{processes}", parallel, backbone, processes)
         assert found.keys() == plain.keys()
         for name, tensor in plain.items():

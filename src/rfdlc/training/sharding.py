@@ -25,6 +25,8 @@ class ShardedCopy:
         self.whole, self.net, self.processes = net, deepcopy(net), processes
         self.net.single = []  # slices of weights are not taken outside of a stage
         device = net.head_weights.device.type
+        for parameter in self.net.parameters():  # FSDP2 takes no other memory layout, such as channels last
+            parameter.data = parameter.data.contiguous()
         mesh: DeviceMesh = init_device_mesh(device, (processes.world_size,))
         for stage in (*self.net.trunk, *self.net.branches):
             fully_shard(stage, mesh=mesh, shard_placement_fn=partial(_longest, processes.world_size))

@@ -25,6 +25,7 @@ from rfdlc.training.losses import RunLosses, mean_loss
 from rfdlc.training.losses.terms import Routing, SelfDistillation
 from rfdlc.training.methods import METHODS, Method, resolve
 from rfdlc.training.model import method_net
+from rfdlc.training.networks.particles import place
 from rfdlc.training.networks.stack import BatchNorm, share_statistics
 from rfdlc.training.sharding import ShardedCopy
 from rfdlc.training.train import RunSpec, train_many
@@ -61,11 +62,11 @@ class Small(torch.nn.Module):
         return self.norm(self.first(inputs)).relu()
 
 
-def trained(data, method="cb", group=SINGLE, seeds=(3,), network=None, **changes):
+def trained(data, method="cb", group=SINGLE, seeds=(3,), network=None, channels_last=False, **changes):
     """Losses of the epochs and the state after three, of 7 steps each."""
     defaults = {"epochs": 3, "batch_size": 16, "widths": (16,), "warmup": 1, "learning_rate": 0.02, "mixup": 0.0}
     row, settings = resolve(method, data.name, {**defaults, **changes})
-    net = method_net(row, settings, data.input_shape, data.classes, seeds, network)
+    net = place(method_net(row, settings, data.input_shape, data.classes, seeds, network), CPU, channels_last)
     for module in (net, *net.single) if settings.batch_norm == "sync" and not group.single else ():
         share_statistics(module, group)
     parts = build_stages(row, settings, data, seeds, CPU, group)
@@ -391,6 +392,17 @@ def test_sharded_weights_are_whole_in_the_folder(tmp_path, two_processes):
     for method, changes in (("ce", {"clip": 1.0}), ("ce", {"compile": True}), ("srepr", {})):
         with pytest.raises(InputError, match="parallel=fsdp is not for clipped gradients"):
             rfdlc.train("digits-lt", method, tmp_path / "no", parallel="fsdp", **changes)
+
+
+def test_sharded_convolutions_with_channels_last(two_processes):
+    """Their memory layout on a GPU, which FSDP2 does not take."""
+    network = {"backbone": "resnet8", "particles": 2, "epochs": 1, "channels_last": True}
+
+    def work():
+        with process_group() as group:
+            return trained(pictures(), "la", group, parallel="fsdp", batch_norm="sync", **network)
+
+    assert gap(trained(pictures(), "la", **network), two_processes(work)[0]) < 1e-5
 
 
 def test_what_is_wrong_is_said_once(tmp_path, two_processes):
