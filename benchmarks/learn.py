@@ -83,7 +83,7 @@ class Bench:
         method, settings, data = self.ready(name)
         net, seconds = self.trained(name, method, settings, data)
         assert data.test is not None
-        found, unsure = split_outputs(net, data.test, data.normalisation, settings, self.device)
+        found, unsure, _ = split_outputs(net, data.test, data.normalisation, settings, self.device)
         assert found is not None
         logits = found.numpy()
         fitted = deciders or [self.decider(name, settings)] * net.runs

@@ -3,7 +3,7 @@
     python benchmarks/unfamiliar.py choose OUT              OUT/MODELS/KIND-SEED.npz: benchmarks/unfamiliar_networks.py
     python benchmarks/unfamiliar.py test OUT
 
-choose: writes results/unfamiliar-choice.csv. No sample of the test is used. Samples of classes that a model does not
+choose: writes results/unfamiliar-choice.csv. No image of the test is used. Samples of classes that a model does not
 know are unfamiliar: heads on features of CIFAR100-LT and of Caltech101-LT were trained without some classes; of
 fine-tuned networks of CIFAR100-LT, out-of-fold logits of some classes are not looked at; logistic regressions of tables
 of scikit-learn. Families: one class of each superclass left out (`siblings`), classes at random, superclasses; for
@@ -12,7 +12,9 @@ The rule for scores of logits: the highest mean over all families of the AUROC, 
 an exported graph computes. For scores with features: the highest mean over the families of heads, since
 `FeatureDistance` is for features of networks (rows `mean of heads`). A + B is the sum of two scores, each divided by
 its standard deviation on held-out samples; A * B that of the logarithms of their upper tail probabilities there
-(Fisher). Classes count equally.
+(Fisher). Classes count equally. `familiarity` is what networks with this setting give. Its parts were chosen on their
+families, the rows `fine-tuned`: the smallest regret, the most that the best of energy, largest probability and
+Mahalanobis distance is above a score in any of them.
 
 test: writes results/unfamiliar.csv, from models of all classes, KIND `none`: the AUROC of test images of the same
 classes against each other data set, and false alarms of the former in head and tail (thirds by rank), at thresholds
@@ -47,6 +49,7 @@ Array = NDArray[Any]
 Parts = dict[str, Array]
 RATE, SHRINKAGE, NEIGHBOURS = 0.05, 1e-3, 5
 COLUMNS = ("model", "seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
+REGRET = "regret of fine-tuned"
 CHOICE = ("score", "input", "family", "auroc", "deviation", "tasks")
 PACKAGES = ("rfdlc", "numpy", "torch", "scikit-learn")
 SUPERCLASS = np.array(  # of the classes of CIFAR-100 in alphabetical order
@@ -62,8 +65,11 @@ LOGITS = (
     "energy", "largest logit", "largest probability", "log probability", "entropy", "generalised entropy",
     "generalised entropy of each", "disagreement",
 )  # fmt: skip
+SIMULATED, FINE_TUNED = ("noise", "blobs", "digits"), "fine-tuned"
+MODELS = {"networks": "network", "fine-tuned": "refitted network"}
 LEFT_OUT = {"siblings": "siblings left out", "random": "classes left out", "super": "superclasses left out"}
-OURS, RIVALS = ("energy + entropy", "distance + energy"), ("energy", "largest probability", "Mahalanobis", "distance")
+OURS = ("familiarity + energy + entropy", "energy + entropy", "distance + energy + entropy")
+RIVALS = ("energy", "largest probability", "Mahalanobis", "distance")
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
@@ -173,11 +179,14 @@ def combined(scores: dict[str, Parts], weights: Array) -> dict[str, Parts]:
         }
     found = dict(scores)
     logits = [name for name in scores if name in LOGITS]
-    features = [name for name in scaled if name.startswith("distance") or name == "neighbours"]
+    features = [name for name in scaled if name.startswith(("distance", "familiarity")) or name == "neighbours"]
     for a, b in [*combinations(logits, 2), *((a, b) for a in features for b in logits)]:
         found[f"{a} + {b}"] = {part: scaled[a][part] + scaled[b][part] for part in scores[a]}
         if a in features:
             found[f"{a} * {b}"] = {part: tails[a][part] + tails[b][part] for part in scores[a]}
+    for a in features:
+        both = {part: scaled["energy"][part] + scaled["entropy"][part] for part in scores[a]}
+        found[f"{a} + energy + entropy"] = {part: 2 * scaled[a][part] + both[part] for part in scores[a]}
     return found
 
 
@@ -239,10 +248,13 @@ def model_task(file: Path) -> dict[tuple[str, str], float]:
     """AUROC by score and family of a model without some classes."""
     scores, labels, _ = read(file)
     kind = file.stem.partition("-")[0]
-    families = {"left out": f"heads, {LEFT_OUT[kind]}", "simulated": "heads, simulated images"}
+    families = {"left out": LEFT_OUT[kind], "simulated": "simulated images", **{name: name for name in SIMULATED}}
+    start = FINE_TUNED if file.parent.name == "networks" else "heads"
     weights = {part: np.ones(len(y)) if part == "simulated" else _equal(y) for part, y in labels.items()}
     found = aurocs(scores, labels["held-out"], weights)
-    return {(name, families.get(part, "heads, another data set")): auroc for (name, part), auroc in found.items()}
+    return {
+        (name, f"{start}, {families.get(part, 'another data set')}"): auroc for (name, part), auroc in found.items()
+    }
 
 
 def masked_task(file: Path, kind: str, seed: int) -> dict[tuple[str, str], float]:
@@ -293,22 +305,29 @@ def choice_rows(out: Path, workers: int) -> Iterator[dict[str, Any]]:
     families = defaultdict[str, list[str]](list)
     for part in sorted({part for _, part in values}):
         families["tables" if part.startswith("tables") else part].append(part)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in {score: None for score, _ in values}:
         own = "logits" if all(word in LOGITS for word in re.split(r" [+*] ", name)) else "features"
-        known = {family: parts for family, parts in families.items() if own == "logits" or "networks" not in family}
+        known = {family: parts for family, parts in families.items() if all((name, part) in values for part in parts)}
         means = {family: np.mean([np.mean(values[name, part]) for part in parts]) for family, parts in known.items()}
-        heads = [family for family in known if family.startswith("heads")]
-        for what, members in (("mean", list(known)), ("mean of heads", heads)):
-            mean = np.mean([means[family] for family in members])
-            rows.append({"score": name, "input": own, "family": what, "auroc": mean, "deviation": "", "tasks": ""})
+        tuned = [family for family in known if family.startswith(FINE_TUNED)]
+        best = {family: max(np.mean(values[rival, family]) for rival in RIVALS[:3]) for family in tuned}
+        found = {
+            "mean": [means[family] for family in known if family not in tuned],
+            "mean of heads": [means[family] for family in known if family.startswith("heads")],
+            "mean of fine-tuned": [means[family] for family in tuned],
+        }
+        summaries = {what: float(np.mean(each)) for what, each in found.items() if each}
+        summaries |= {REGRET: max(best[family] - means[family] for family in tuned)} if tuned else {}
+        for what, value in summaries.items():
+            rows.append({"score": name, "input": own, "family": what, "auroc": value, "deviation": "", "tasks": ""})
         rows += [
             {"score": name, "input": own, "family": family, "auroc": means[family],
              "deviation": f"{np.mean([np.std(values[name, part]) for part in parts]):.4f}",
              "tasks": sum(len(values[name, part]) for part in parts)}
             for family, parts in known.items()
         ]  # fmt: skip
-    rows.sort(key=lambda row: (not row["family"].startswith("mean"), row["family"], -row["auroc"]))
+    rows.sort(key=lambda row: (not row["family"].startswith(("mean", "regret")), row["family"], -row["auroc"]))
     return ({**row, "auroc": f"{row['auroc']:.4f}"} for row in rows)
 
 
@@ -342,7 +361,7 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
     with np.load(file) as found:
         likeliest = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1)
                      for part in labels}  # fmt: skip
-    every, model = combined(scores, _equal(held_y)), "network" if file.parent.name == "fine-tuned" else "head"
+    every, model = combined(scores, _equal(held_y)), MODELS.get(file.parent.name, "head")
     for name in [name for name in (*OURS, *RIVALS) if name in every]:
         each = every[name]
         alarms: dict[str, Any] = {"one": None}

@@ -4,6 +4,11 @@
     python benchmarks/unfamiliar_networks.py images images.npz --data DIR --simulated FOLDER
     python benchmarks/unfamiliar_networks.py runs OUT/fine-tuned RUN0 RUN1 RUN2 --images images.npz
     python benchmarks/unfamiliar_networks.py heads OUT/cifar100 --features cifar100-lt.npz --others caltech101=x.npz ...
+    python benchmarks/unfamiliar_networks.py finetune OUT/networks --images images.npz --weights lite0.safetensors
+
+finetune: EfficientNet-Lite0 (ImageNet weights) with the preset `finetune` at 160 pixels and `familiarity=true`, without
+some classes of CIFAR100-LT as heads are, with seed 0, or of all classes (`--kinds none --seeds 0 1 2`). Networks
+without some classes see no images of the test, those of all classes no others beside their own.
 
 heads: `rfdlc train` on features without some classes: one class of each superclass of CIFAR-100 (`--kinds siblings`), a
 fifth of all classes (`random`), four superclasses (`super`); or of all classes, for the test (`none`). A fifth of the
@@ -41,12 +46,13 @@ from rfdlc.data.longtail import hold_out_indices
 from rfdlc.decide.unfamiliar import FeatureDistance
 from rfdlc.training.loop import split_outputs
 from rfdlc.training.model import Model
-from unfamiliar import LEFT_OUT, left_out, mahalanobis, of_features
+from unfamiliar import LEFT_OUT, SIMULATED, left_out, mahalanobis, of_features
 
 Array = NDArray[Any]
 COUNT, SIDE = 2000, 32  # of images of each kind, and their pixels
 KINDS = {"siblings": 0.2, "random": 0.2, "super": 0.2, "none": 0.1}  # with the share of held-out samples
 TEST = ("cifar100", "cifar10", "dermamnist")
+BACKBONE = "timm:tf_efficientnet_lite0"
 
 
 def outputs(model: Model, images: Array) -> tuple[Array, Array]:
@@ -69,6 +75,43 @@ def outputs(model: Model, images: Array) -> tuple[Array, Array]:
     return logits[0].numpy(), np.concatenate(found, axis=1)
 
 
+def without(x: Array, y: Array, kind: str, seed: int) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
+    """Data to train on without some classes, classes counted from 0; and the held-out and the left-out samples."""
+    inside = ~np.isin(y, left_out(kind, seed, np.unique(y)))
+    kept, held = hold_out_indices(y[inside], KINDS[kind], seed)
+    codes = np.unique(y[inside], return_inverse=True)[1]
+    own = {"train_x": x[inside][kept], "train_y": codes[kept], "val_x": x[inside][held], "val_y": codes[held]}
+    parts = {"held-out": (own["val_x"], own["val_y"])}
+    return own, parts | ({} if inside.all() else {"left out": (x[~inside], y[~inside])})
+
+
+def finetune(kind: str, seed: int, options: argparse.Namespace) -> None:
+    """A network without some classes, with its own unfamiliarity beside distances of its last features."""
+    with np.load(options.images) as file:
+        own, parts = without(file["train_x"], file["train_y"].astype(int), kind, seed)
+        if kind == "none":
+            parts |= {name: (file[f"{name}_x"], file[f"{name}_y"]) for name in TEST}
+        else:
+            parts["caltech101"] = file["caltech101_x"], file["caltech101_y"]
+            images, labels = file["simulated_x"], file["simulated_y"]
+            parts |= {name: (images[labels == name], labels[labels == name]) for name in SIMULATED}
+    given: dict[str, Any] = {"backbone": BACKBONE, "pretrained": str(options.weights), "image_size": 160}
+    given |= {"familiarity": True, **dict(pair.split("=", 1) for pair in options.set)}
+    with TemporaryDirectory() as place:
+        model = rfdlc.train(own, "rf-dlc", f"{place}/run", seed=seed, **given)
+    known = outputs(model, own["train_x"])[1]
+    fits: dict[str, Any] = {"Mahalanobis": mahalanobis, "distance": FeatureDistance.fit}
+    measures = {name: [fit(each, own["train_y"]) for each in known] for name, fit in fits.items()}
+    arrays: dict[str, Any] = {"counts": np.bincount(own["train_y"])}
+    for part, (images, labels) in parts.items():
+        found, features = model.predict(images), outputs(model, images)[1]
+        for name, each in measures.items():
+            arrays[f"{part}/{name}"] = np.mean([fit(x) for fit, x in zip(each, features, strict=True)], axis=0)
+        arrays |= {f"{part}/familiarity": found.unfamiliarity, f"{part}/y": labels}
+        arrays[f"{part}/logits"] = found.scores.values.astype(np.float16)
+    save(options.folder / f"{kind}-{seed}.npz", arrays)
+
+
 def heads(kind: str, seed: int, options: argparse.Namespace) -> None:
     """A model of features without some classes, and the file with its scores by part and name."""
     with np.load(options.features) as file:
@@ -79,17 +122,12 @@ def heads(kind: str, seed: int, options: argparse.Namespace) -> None:
             start = "train_" if "train_x" in file else ""
             rows = np.sort(np.random.default_rng(seed).permutation(len(file[start + "x"]))[:COUNT])
             parts[name] = file[start + "x"][rows].astype(np.float32), file[start + "y"][rows]
-    inside = ~np.isin(y, left_out(kind, seed, np.unique(y)))
-    kept, held = hold_out_indices(y[inside], KINDS[kind], seed)
-    codes = np.unique(y[inside], return_inverse=True)[1]
-    own = {"train_x": x[inside][kept], "train_y": codes[kept], "val_x": x[inside][held], "val_y": codes[held]}
-    parts |= {"held-out": (own["val_x"], codes[held])} | (
-        {} if inside.all() else {"left out": (x[~inside], y[~inside])}
-    )
+    own, others = without(x, y, kind, seed)
+    parts |= others
     with TemporaryDirectory() as place:
         model = rfdlc.train(own, "rf-dlc", f"{place}/run", seed=seed)
         logits = {part: model.predict(each).scores.values for part, (each, _) in parts.items()}
-    measure, arrays = of_features(own["train_x"], codes[kept]), {"counts": np.bincount(codes[kept])}
+    measure, arrays = of_features(own["train_x"], own["train_y"]), {"counts": np.bincount(own["train_y"])}
     for part, (each, labels) in parts.items():
         arrays |= {f"{part}/{name}": values for name, values in measure(each).items()}
         arrays |= {f"{part}/logits": logits[part].astype(np.float16), f"{part}/y": labels}
@@ -174,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("simulated").add_argument("folder", type=Path)
-    first, second, third = (commands.add_parser(name) for name in ("images", "runs", "heads"))
+    first, second, third, fourth = (commands.add_parser(name) for name in ("images", "runs", "heads", "finetune"))
     first.add_argument("out", type=Path)
     first.add_argument("--data", type=Path, required=True)
     first.add_argument("--simulated", type=Path, required=True)
@@ -183,11 +221,15 @@ def main() -> None:
     second.add_argument("--images", type=Path, required=True)
     second.add_argument("--count", type=int, default=600, help="images of each kind")
     second.add_argument("--known", type=int, default=12, help="training images per class for distances")
-    third.add_argument("folder", type=Path)
     third.add_argument("--features", type=Path, required=True)
     third.add_argument("--others", nargs="+", required=True, metavar="NAME=FILE")
-    third.add_argument("--kinds", nargs="+", choices=KINDS, default=list(LEFT_OUT))
-    third.add_argument("--seeds", type=int, nargs="+", default=[0])
+    fourth.add_argument("--images", type=Path, required=True)
+    fourth.add_argument("--weights", type=Path, required=True)
+    fourth.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    for command in (third, fourth):
+        command.add_argument("folder", type=Path)
+        command.add_argument("--kinds", nargs="+", choices=KINDS, default=list(LEFT_OUT))
+        command.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
     if options.command == "simulated":
         simulated_images(options.folder)
@@ -199,7 +241,7 @@ def main() -> None:
     else:
         for seed in options.seeds:
             for kind in options.kinds:
-                heads(kind, seed, options)
+                {"heads": heads, "finetune": finetune}[options.command](kind, seed, options)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ ORDER_OF_TRAINING = (
     {"config"},
     {"factories"},
     {"methods"},
-    {"step"},
+    {"step", "familiarity"},
     {"execution"},
     {"loop", "run"},
     {"model"},

@@ -118,7 +118,7 @@ def test_scores_of_features_come_with_predictions(world, tmp_path):
                           classes=CLASSES)
         for name, (x, y) in world.items()
     }  # fmt: skip
-    assert Decider(utility).fit_unfamiliar(made["held"]).unfamiliar.kind == "given + energy"
+    assert Decider(utility).fit_unfamiliar(made["held"]).unfamiliar.kind == "given + energy + entropy"
     decider = Decider(utility).fit_unfamiliar(made["held"], score="given")
     flagged = decider.unfamiliar.above(distance(world["new"][0]), logits_of(world["new"][0]).argmax(axis=1), CLASSES)
     made["new"].save(tmp_path / "new.npz")
@@ -127,6 +127,29 @@ def test_scores_of_features_come_with_predictions(world, tmp_path):
     assert flagged.mean() > 0.8
     with pytest.raises(InputError, match="have no 'unfamiliarity', on which the decider was fitted"):
         decider.decide(logits_of(world["new"][0]), logits=True)
+
+
+def test_a_given_score_weighs_as_much_as_all_other_terms(world):
+    rng, (x, y) = np.random.default_rng(0), world["held"]
+    held = Predictions(logits=logits_of(x), targets=y, unfamiliarity=rng.normal(size=len(x)), classes=CLASSES)
+    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0)).fit_unfamiliar(held)
+    each = {"given": held.unfamiliarity, "energy": energy(held.scores), "entropy": predictive_entropy(held.scores)}
+    weights, total = 1 / np.bincount(y)[y], 0
+    for name, values in each.items():
+        mean = (weights * values).sum() / weights.sum()
+        scale = np.sqrt((weights * (values - mean) ** 2).sum() / weights.sum())
+        total += (2 if name == "given" else 1) * values / scale
+    assert decider.unfamiliar.score(held.scores) == pytest.approx(total)
+
+
+def test_new_samples_exceed_the_threshold_as_often_as_promised():
+    classes, rng = Classes.from_counts([50, 50]), np.random.default_rng(0)
+    rates = []
+    for _ in range(300):
+        values, y = rng.normal(size=59), np.zeros(59, dtype=int)
+        found = Unfamiliar.fit(values, y, y, classes, false_alarm=0.05)
+        rates.append((rng.normal(size=1000) > found.limits(classes)[0]).mean())
+    assert np.mean(rates) == pytest.approx(0.05, abs=0.004)  # the 57th of 59; the 56th would give 0.067
 
 
 def test_what_cannot_be_fitted_is_named(world):
@@ -138,7 +161,7 @@ def test_what_cannot_be_fitted_is_named(world):
         decider.fit_unfamiliar(logits_of(x), y, false_alarm=2)
     with pytest.raises(InputError, match=r"10 held-out samples cannot show a false-alarm rate of 0\.01"):
         decider.fit_unfamiliar(logits_of(x)[:10], y[:10], false_alarm=0.01)
-    with pytest.raises(InputError, match="score 'doubt' is not known: expected auto, or one or two of energy, entropy"):
+    with pytest.raises(InputError, match="score 'doubt' is not known: expected auto, or one or a sum of energy"):
         decider.fit_unfamiliar(logits_of(x), y, score="doubt")
     with pytest.raises(InputError, match="energy needs logits, but these are probabilities"):
         decider.fit_unfamiliar(np.full((len(y), 6), 1 / 6), y, score="energy", logits=False)

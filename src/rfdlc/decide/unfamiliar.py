@@ -46,7 +46,8 @@ class Unfamiliar:
         What the score is: `energy` and `entropy` are computed from scores, `given` comes with the predictions; or
         the sum of two, such as `energy + entropy`.
     scales : dict
-        What each term of a sum is divided by: its standard deviation on held-out samples.
+        What each term of a sum is divided by: its standard deviation on held-out samples; `given` has the weight of
+        all other terms together.
     """
 
     false_alarm: float
@@ -72,12 +73,12 @@ class Unfamiliar:
         few = f"{len(values)} held-out samples cannot show a false-alarm rate of {false_alarm:g}"
         expect(len(values) >= needed, f"{few}: expected at least {needed}, or a higher rate")
         weights = 1 / np.bincount(targets, minlength=len(classes))[targets]  # tails have few samples and count as much
-        everywhere = _quantile(values, weights, 1 - false_alarm)
+        everywhere = _promised(values, weights, false_alarm)
         places, thresholds = _regions(classes), {}
         for name, members in places.items():
             rows = np.isin(likeliest, members)
             enough = rows.sum() >= max(LEAST, needed)
-            thresholds[name] = _quantile(values[rows], weights[rows], 1 - false_alarm) if enough else everywhere
+            thresholds[name] = _promised(values[rows], weights[rows], false_alarm) if enough else everywhere
         found = cls(false_alarm, thresholds, {}, kind, dict(scales or {}))
         above = found.above(values, likeliest, classes)
         inside = {name: np.isin(targets, members) for name, members in places.items()}
@@ -172,7 +173,7 @@ class FeatureDistance:
         means = np.zeros((len(counts), x.shape[1]))
         np.add.at(means, y, x)
         means /= counts[:, None]
-        within, overall = _whitening(x - means[y]), _whitening(x - x.mean(axis=0))
+        within, overall = whitening(x - means[y]), whitening(x - x.mean(axis=0))
         spread = float((((x - means[y]) @ within) ** 2).sum(axis=1).mean())
         return cls(means @ within, within, x.mean(axis=0) @ overall, overall, spread / 2 / counts)
 
@@ -192,12 +193,14 @@ def fitted_unfamiliar(
     handing = decider.utility.decided_class < 0
     expect(handing.any(), "unfamiliar samples are handed over, but every action decides for a class: add one (abstain)")
     names = (_usual(scores) if kind == AUTO else kind).split(PLUS)
-    allowed = f"expected {AUTO}, or one or two of {', '.join(TERMS)}, such as 'energy + entropy'"
+    allowed = f"expected {AUTO}, or one or a sum of {', '.join(TERMS)}, such as 'energy + entropy'"
     expect(set(names) <= set(TERMS) and len({*names}) == len(names), f"score {kind!r} is not known: {allowed}")
     weights = 1 / np.bincount(targets)[targets]  # tails have few samples and count as much
     found = Unfamiliar(false_alarm, {}, {}, PLUS.join(names))
     if len(names) > 1:
-        found = replace(found, scales={name: _deviation(TERMS[name](scores), weights) for name in names})
+        scales = {name: deviation(TERMS[name](scores), weights) for name in names}
+        scales |= {GIVEN: scales[GIVEN] / (len(names) - 1)} if GIVEN in names else {}  # as much as all others together
+        found = replace(found, scales=scales)
     likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
     options: dict[str, Any] = {"false_alarm": false_alarm, "kind": found.kind, "scales": found.scales}
     return Unfamiliar.fit(found.score(scores), likeliest, targets, decider.utility.classes, **options)
@@ -208,10 +211,11 @@ def _usual(scores: Scores) -> str:
     energetic = scores.logits and float(np.abs(energy(scores)).max(initial=0)) > NORMALISED
     if scores.unfamiliarity is None:
         return "energy + entropy" if energetic else "entropy"
-    return "given + energy" if energetic else GIVEN
+    return "given + energy + entropy" if energetic else GIVEN
 
 
-def _deviation(values: Floats, weights: Floats) -> float:
+def deviation(values: Floats, weights: Floats) -> float:
+    """The weighted standard deviation."""
     mean = np.average(values, weights=weights)
     return max(float(np.sqrt(np.average((values - mean) ** 2, weights=weights))), 1e-12)
 
@@ -261,7 +265,13 @@ def _regions(classes: Classes) -> Mapping[str, Any]:
     return {EVERYWHERE: np.arange(len(classes))} if classes.counts is None else classes.thirds
 
 
-def _quantile(values: Floats, weights: Floats, level: float) -> float:
+def _promised(values: Floats, weights: Floats, false_alarm: float) -> float:
+    """The threshold that new samples exceed with this probability: one more than the held-out samples counts."""
+    count = weights.sum() ** 2 / (weights**2).sum()  # of samples of equal weight that are worth as much
+    return quantile(values, weights, min(1.0, (1 - false_alarm) * (1 + 1 / count)))
+
+
+def quantile(values: Floats, weights: Floats, level: float) -> float:
     """The smallest value that at least this share of the weight does not exceed."""
     order = np.argsort(values, kind="stable")
     share = np.cumsum(weights[order]) / weights.sum()
@@ -273,10 +283,10 @@ def _unit(features: ArrayLike) -> NDArray[np.float64]:
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
-def _whitening(centred: NDArray[np.float64]) -> NDArray[np.float64]:
+def whitening(centred: NDArray[np.float64], shrinkage: float = SHRINKAGE) -> NDArray[np.float64]:
     """L with L L^T the inverse of the shrunk covariance."""
     covariance = centred.T @ centred / len(centred)
     size = len(covariance)
-    shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * max(np.trace(covariance) / size, 1e-12) * np.eye(size)
-    whitening: NDArray[np.float64] = np.linalg.inv(np.linalg.cholesky(shrunk)).T
-    return whitening
+    shrunk = (1 - shrinkage) * covariance + shrinkage * max(np.trace(covariance) / size, 1e-12) * np.eye(size)
+    found: NDArray[np.float64] = np.linalg.inv(np.linalg.cholesky(shrunk)).T
+    return found

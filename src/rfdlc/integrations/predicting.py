@@ -186,5 +186,5 @@ def local_device() -> str:
 def _fingerprint(run: Path) -> str:
     """Of all that a run's predictions depend on."""
     weights = "model.safetensors" if (run / "model.safetensors").exists() else "last.ckpt"
-    files = [run / name for name in (weights, "decider.json", "config.json")]
+    files = [run / name for name in (weights, "decider.json", "config.json", "familiarity.safetensors")]
     return sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()[:32]

@@ -33,7 +33,7 @@ LATE = frozenset({
 })  # fmt: skip
 # Settings that change nothing in what a network learns.
 BOOKKEEPING = {"combine", "target_prior", "calibration", "evaluate_every", "checkpoint_every", "keep", "refit"}
-BOOKKEEPING |= {"calibration_folds", "log"}
+BOOKKEEPING |= {"calibration_folds", "familiarity", "log"}
 EARLY = LATE | BOOKKEEPING | {"method_options"}  # all that two runs may differ in that begin as one training
 # Settings that may differ between the runs of a stack.
 OWN = LATE | BOOKKEEPING | {

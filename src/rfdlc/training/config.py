@@ -143,6 +143,7 @@ class TrainConfig(BaseModel):
         1, ge=1, le=20, description="trainings before a refit, each without a fold, that calibrate; 1: hold_out alone"
     )
     # decisions
+    familiarity: bool = Field(False, description="learn from features how far samples are from the training data")
     combine: str = Field("mean-probabilities", description="how particles are combined")
     target_prior: str = Field("train", description="prior to decide for: train, uniform, a=0.9,b=0.1; scores: as is")
     calibration: str = Field("auto", description="calibrator fitted on held-out data")

@@ -10,7 +10,7 @@ from rfdlc.errors import InputError, expect
 
 # All that `Model.load` reads, and what people look for; no checkpoints, predictions or training samples.
 NEEDED = ("config.json", "classes.json", "model.safetensors", "decider.json")
-OTHERS = ("embedding.*", "tuning.json", "environment.json", "metrics.json", "choice.json", "README.md")
+OTHERS = ("embedding.*", "familiarity.*", "tuning.json", "environment.json", "metrics.json", "choice.json", "README.md")
 CARD = """---
 library_name: rfdlc
 tags: [rfdlc, long-tailed, cost-sensitive, calibration]

@@ -8,6 +8,7 @@ training continued from the end of any epoch is the training that was never inte
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.execution import Execution, seed_all, torch_settings
 from rfdlc.training.factories import Matrix
+from rfdlc.training.familiarity import first_stages
 from rfdlc.training.losses import RunLosses
 from rfdlc.training.methods import Method
 from rfdlc.training.networks.backbones import Whitening
@@ -329,21 +331,26 @@ def _evaluated(
 @torch.no_grad()
 def split_outputs(
     net: ParticleNet, split: Split, normalisation: Normalisation | None, config: TrainConfig, device: torch.device,
-    group: ProcessGroup = SINGLE,
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    group: ProcessGroup = SINGLE, measure: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Logits (R, M, N, C) and, if its combination states it, the uncertainty (R, N) of a split, on the CPU of rank 0.
 
+    And what `measure` finds (N, ...) in features (M, B, F) of the first run and statistics of its first stages (B, S).
     Labels are not read. Each rank computes its shard of the samples.
     """
-    logits, unsure = [], []
+    logits, unsure, measured = [], [], []
     if net.training:
         net.eval()
-    with torch.autocast(device.type, torch.bfloat16, enabled=reduced(config, device)):
+    half = torch.autocast(device.type, torch.bfloat16, enabled=reduced(config, device))
+    with half, first_stages(net) if measure else nullcontext() as statistics:
         for inputs in _evaluated(split, normalisation, config, device, group):
             particles = net.outputs(inputs.expand(net.runs, *inputs.shape))  # every run sees the same samples
             combined, found = net.combination(*particles)
             logits.append(combined.float())
             unsure += [] if found is None else [found.float()]
-    both = ((logits, 2), (unsure, 1))
-    of_samples, of_uncertainty = (group.gather(torch.cat(t, dim).cpu() if t else None, dim) for t, dim in both)
-    return of_samples, of_uncertainty
+            if measure and statistics:
+                with torch.autocast(device.type, enabled=False):
+                    measured.append(measure(particles[1][0], statistics(inputs)))
+    parts = ((logits, 2), (unsure, 1), (measured, 0))
+    first, second, third = (group.gather(torch.cat(t, dim).cpu() if t else None, dim) for t, dim in parts)
+    return first, second, third

@@ -27,13 +27,14 @@ from rfdlc.training import hub
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup
 from rfdlc.training.embedding import Embedder, load_embedder
+from rfdlc.training.familiarity import FILE, MOST, Familiarity
 from rfdlc.training.loop import split_outputs
 from rfdlc.training.methods import NETWORKS, Method, find_method
 from rfdlc.training.networks.backbones import backbone, imported, own
 from rfdlc.training.networks.mixture import Mixture, Networks, rebuilt_member
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.pretrained import PREFIX, Resize, Start, Weights, starting_point, timm_backbone
-from rfdlc.training.run import Run
+from rfdlc.training.run import Run, checksummed
 
 OwnBackbone = Callable[[], nn.Module] | nn.Module
 
@@ -73,6 +74,9 @@ class Model:
         saved = run.path / "decider.json"  # before calibration, a Decider that leaves probabilities alone
         found = Decider.load(saved).replace(classes=run.classes) if saved.exists() else None
         self.decider = found or new_decider(run.method_name, run.config, run.classes)
+        done = (run.path / "model.safetensors").exists()  # before, the file may be of the fold before
+        known = run.weights(FILE) if done and (run.path / FILE).exists() else None
+        self.familiarity = None if known is None else Familiarity(known).to(self.device)
 
     @classmethod
     def load(cls, path: str | Path, *, backbone: OwnBackbone | None = None, device: str = "auto") -> "Model":
@@ -191,7 +195,7 @@ class Model:
         expect(found, f"none of the samples can be read, the first: {''.join(pieces[0][2].broken[:1])}")
         labels = np.concatenate([piece.split.labels for _, _, piece in pieces])
         known: dict[str, Any] = {"targets": labels} if labels.min() >= 0 else {}
-        for name in ("ids", "uncertainty"):
+        for name in ("ids", "uncertainty", "unfamiliarity"):
             if getattr(found[0], name) is not None:
                 known[name] = np.concatenate([getattr(predictions, name) for predictions in found])
         logits = np.concatenate([predictions.scores.values for predictions in found], axis=1)
@@ -199,13 +203,29 @@ class Model:
 
     def predict_split(self, split: Split | None, group: ProcessGroup = SINGLE) -> Predictions | None:
         """Predictions of a split, if there is one, with labels where they are known; on rank 0 of several processes."""
-        given = self.normalisation, self.config, self.device, group
-        logits, unsure = (None, None) if split is None else split_outputs(self.net, split, *given)
+        given = self.normalisation, self.config, self.device, group, self.familiarity
+        logits, unsure, strange = (None,) * 3 if split is None else split_outputs(self.net, split, *given)
         if split is None or logits is None:
             return None
         known: dict[str, Any] = {"targets": split.labels} if split.labels.min(initial=0) >= 0 else {}
         known |= {"ids": None if split.ids is None else list(split.ids), "classes": self.classes}
+        known |= {"unfamiliarity": None if strange is None else strange.numpy()}
         return Predictions(logits=logits[0].numpy(), uncertainty=None if unsure is None else unsure[0].numpy(), **known)
+
+    def fit_familiarity(self, run: Run, split: Split) -> None:
+        """Fit the `Familiarity` of training samples, with which predictions have an unfamiliarity, and write it."""
+        some = split.take(np.sort(np.random.default_rng(0).permutation(len(split))[:MOST]))
+
+        def both(features: Tensor, first: Tensor) -> Tensor:
+            return torch.cat([features.movedim(0, 1).flatten(1), first], 1)
+
+        found = split_outputs(self.net, some, self.normalisation, self.config, self.device, measure=both)[2]
+        assert found is not None  # every process looks at all of them
+        particles, width = self.net.head_weights.shape[1:3]
+        features, first = np.split(found.double().numpy(), [particles * width], axis=1)
+        features = features.reshape(-1, particles, width).swapaxes(0, 1)
+        self.familiarity = Familiarity.fit(features, first, some.labels).to(self.device)
+        run.write(FILE, checksummed(self.familiarity.state_dict()))
 
     def decide(self, inputs: Any, utility: Utility | None = None, **where: Any) -> Indices:
         """Actions of highest expected utility, by the calibrated Decider, for this utility or the Decider's own."""

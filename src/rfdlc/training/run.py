@@ -7,7 +7,7 @@ model.safetensors  the trained weights                             decider.json 
 predictions.npz    particle logits of the test split               metrics.json       their metrics
 environment.json   versions and hardware                           pretrained.safetensors  the weights it started from
 embedding.*        the weights that made its features              choice.json        of a table: candidates, weights
-tuning.json        trials before it, and what they chose
+tuning.json        trials before it, and what they chose           familiarity.safetensors  fitted to training samples
 """
 
 import csv
@@ -198,9 +198,9 @@ class Run:
                 warnings.warn(f"{error}: continuing from {PREVIOUS}", stacklevel=2)
         return None
 
-    def weights(self) -> dict[str, Tensor]:
-        """The trained weights, or those of the last checkpoint while training goes on."""
-        path, fix = self.path / "model.safetensors", f"`rfdlc resume {self.path}`"
+    def weights(self, name: str = "model.safetensors") -> dict[str, Tensor]:
+        """The trained weights, or those of the last checkpoint while training goes on; or what another file holds."""
+        path, fix = self.path / name, f"`rfdlc resume {self.path}`"
         if path.exists():
             with _readable(path, "a file of weights"):
                 return read_weights(path)[0]

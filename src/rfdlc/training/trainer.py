@@ -179,6 +179,8 @@ class Trainer:
         """Calibrate where samples were held out; after the last phase, write and score the model."""
         run, model = member.runs[0], member.model
         restore_best(run, model.net)
+        if run.config.familiarity:
+            model.fit_familiarity(run, member.data.train)
         predictions = model.predict_split(member.data.val, self.group)
         if predictions is not None:
             fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
@@ -225,7 +227,7 @@ def _joined(run: Run, predictions: Predictions, before: int) -> Predictions:
         return predictions
     earlier: Any = Predictions.load(run.path / "held-out.npz")  # a resumed run may have written this fold already
     both: dict[str, Any] = {}
-    for name in ("targets", "ids", "uncertainty"):
+    for name in ("targets", "ids", "uncertainty", "unfamiliarity"):
         if (own := getattr(predictions, name)) is not None:
             both[name] = np.concatenate([getattr(earlier, name)[:before], own])
     logits = np.concatenate([earlier.scores.values[:, :before], predictions.scores.values], axis=1)

@@ -134,7 +134,7 @@ def export(
     model = Model.load(run, backbone=backbone, device="cpu")
     prior = model.decider.target_prior if target_prior is None else target_prior
     model.decider = model.decider.replace(utility=utility, target_prior=prior)
-    check_exportable(model.decider, utility_input)
+    check_exportable(model.decider, utility_input, model.familiarity is not None)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
@@ -220,7 +220,8 @@ def _samples(model: Model) -> tuple[NDArray[Any], Predictions | None]:
         recorded, test = Predictions.load(model.path / "predictions.npz"), data_of(Run(model.path)).splits["test"]
         if len(test) == len(recorded):
             spread = np.linspace(0, len(test) - 1, min(SAMPLES, len(test))).astype(int)  # often sorted by class
-            few = Predictions(logits=recorded.scores.values[:, spread], classes=recorded.classes)
+            own = {} if recorded.unfamiliarity is None else {"unfamiliarity": recorded.unfamiliarity[spread]}
+            few = Predictions(logits=recorded.scores.values[:, spread], classes=recorded.classes, **own)
             inputs = test.take(spread).inputs
             return inputs.decode()[0] if isinstance(inputs, ImageFiles) else inputs, few
     return random_samples(model, SAMPLES), None

@@ -16,11 +16,12 @@ from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.decide.sets import PredictionSets, SetUtility
-from rfdlc.decide.unfamiliar import actions_for
+from rfdlc.decide.unfamiliar import GIVEN, actions_for
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import METADATA_KEY, check_rule, outputs_of, with_checksum
 from rfdlc.integrations.onnx.trees import replace_trees, translation
+from rfdlc.training.familiarity import first_stages
 from rfdlc.training.model import Model
 from rfdlc.training.networks.backbones import Copies
 
@@ -44,11 +45,17 @@ class DecisionGraph(nn.Module):
         with torch.no_grad():  # particles may be combined inside the network
             particles = self.net(torch.zeros(1, 2, *shape, dtype=kind)).shape[1]  # (1, M, 2, C)
         self.head = DecisionHead(model.decider, particles)
+        self.familiarity = deepcopy(model.familiarity) if GIVEN in self.head.terms else None
 
     def forward(self, inputs: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
         samples = inputs.to(torch.float32)
         samples = self.normalise(as_squares(samples, *self.square) if self.square else samples)
-        return self.head(self.net(samples.unsqueeze(0))[0].float(), utility)
+        if self.familiarity is None:
+            return self.head(self.net(samples.unsqueeze(0))[0].float(), utility)
+        with first_stages(self.net) as statistics:
+            logits, features = self.net.outputs(samples.unsqueeze(0))
+            given = self.familiarity(features[0].float(), statistics(samples))
+        return self.head(self.net.combination(logits, features)[0][0].float(), utility, given)
 
 
 class DecisionHead(nn.Module):
@@ -76,7 +83,7 @@ class DecisionHead(nn.Module):
         self.handing = nn.Buffer(torch.tensor(actions_for(decider.utility)))
         self.sets = None if decider.sets is None else SETS[type(decider.sets)](decider.sets, decider.utility)
 
-    def forward(self, logits: Tensor, utility: Tensor | None = None) -> tuple[Tensor, ...]:
+    def forward(self, logits: Tensor, utility: Tensor | None = None, given: Any = None) -> tuple[Tensor, ...]:
         matrix, common = (self.utility, self.common) if utility is None else centred(utility)
         each = logits.softmax(-1)  # (M, B, C)
         combined = (logits * self.weights).sum(0) if self.mean_logits else _safe_log((each * self.weights).sum(0))
@@ -94,6 +101,7 @@ class DecisionHead(nn.Module):
         if self.limits is None:
             return probabilities, expected, action, uncertainty, disagreement, *sets
         terms = {"energy": lambda: -logits.logsumexp(-1).mean(0), "entropy": lambda: _entropy(each.mean(0))}
+        terms[GIVEN] = lambda: given
         score = torch.stack([terms[name]() / scale for name, scale in self.terms.items()]).sum(0)
         strange = score > self.limits[probabilities.argmax(-1)]
         action = torch.where(strange, self.handing[gains[:, self.handing].argmax(-1)], action)

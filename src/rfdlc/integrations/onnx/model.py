@@ -179,11 +179,11 @@ def outputs_of(decider: Decider) -> tuple[str, ...]:
     return (*OUTPUTS, *added)
 
 
-def check_exportable(decider: Decider, utility_input: bool) -> None:
+def check_exportable(decider: Decider, utility_input: bool, familiarity: bool = False) -> None:
     """Graphs are deterministic, and know how to answer with sets, a budget or unfamiliar samples for one utility."""
     limited = utility_input and (decider.budget is not None or decider.unfamiliar is not None)
     expect(not limited, "a budget and unfamiliar samples need the utility in the graph: export without utility_input")
-    given = decider.unfamiliar is not None and GIVEN in decider.unfamiliar.terms
+    given = decider.unfamiliar is not None and GIVEN in decider.unfamiliar.terms and not familiarity
     expect(not given, "unfamiliar samples are found by scores of your own, which a graph has not: fit them to logits")
     random = isinstance(decider.sets, PredictionSets) and decider.sets.ties is not None
     expect(not random, "sets are randomised, but an exported graph is not: fit them again without randomised=True")
