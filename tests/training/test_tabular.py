@@ -1,6 +1,7 @@
 """Trees, linear models and mixtures: computed as scikit-learn does, weighed, and a run from end to end."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import assign_folds
 from rfdlc.progress import shown
 from rfdlc.training import tabular
+from rfdlc.training.methods import resolve
 from rfdlc.training.networks.mixture import Forest, Mixture, boosting, forest, linear, perceptron, products
 
 
@@ -137,6 +139,36 @@ def test_weights_have_the_highest_likelihood(monkeypatch):
     assert tabular._weights(np.stack([log_p[0], noise]), labels, shares)[1] == 0
     monkeypatch.setattr(tabular, "PRIOR_SAMPLES", 1e6)
     np.testing.assert_allclose(tabular._weights(log_p, labels, shares), 0.5, atol=1e-3)
+
+
+def test_the_prior_of_weights_knows_as_much_as_one_sample(monkeypatch):
+    """Its precision is the mean information of a sample, by hand: the covariance of log p under the mean prediction."""
+    monkeypatch.setattr(tabular, "RIDGE", 0)
+    rng = np.random.default_rng(0)
+    labels, shares = rng.integers(0, 3, 40), rng.dirichlet(np.ones(40))
+    log_p = log_softmax(np.eye(3)[labels] + rng.normal(0, 1, (2, 40, 3)), axis=2)
+    seen = {}
+
+    def minimize(loss, start, **given):
+        seen["value"] = lambda weights: loss(np.array(weights))[0]
+        return found(loss, start, **given)
+
+    found = tabular.minimize
+    monkeypatch.setattr(tabular, "minimize", minimize)
+
+    def likelihood(weights):
+        p = log_softmax(np.tensordot(weights, log_p, axes=1), axis=1)
+        return -p[np.arange(40), labels] @ shares
+
+    tabular._weights(log_p, labels, shares)
+    p = np.exp(log_softmax(log_p.mean(0), axis=1))
+    information = sum(
+        s * np.cov(z, aweights=q, ddof=0) for s, q, z in zip(shares, p, log_p.swapaxes(0, 1), strict=True)
+    )
+    for weights in ([0.5, 0.5], [0.9, 0.2], [0.0, 1.5]):
+        away = np.array(weights) - 0.5
+        expected = likelihood(weights) + shares @ shares * away @ information @ away / 2
+        assert seen["value"](weights) == pytest.approx(expected)
 
 
 def test_a_table_from_end_to_end(tmp_path, monkeypatch):
@@ -277,3 +309,24 @@ def test_members_that_are_worse_than_chance_get_equal_weights():
     wrong = np.log(np.tile([0.2, 0.8], (3, 40, 1)))
     weights = tabular._weights(wrong, np.zeros(40, dtype=np.int64), np.full(40, 1 / 40))
     np.testing.assert_allclose(weights, 1 / 3)
+
+
+def test_members_that_know_more_together_are_more_certain_together(monkeypatch):
+    """The sum of the fitted weights scales the logits; the weights of the decider sum to one."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 3)).astype(np.float32), rng.integers(0, 2, 90)
+    data = Dataset.of("table", ["a", "b"], {"train": Split(x + y[:, None], y)})
+    row, config = resolve("rf-dlc", "table", {"device": "cpu"}, "table", 90)
+    candidates = {"linear": partial(tabular._fit_linear, 1.0, 2), "linear-small": partial(tabular._fit_linear, 0.1, 2)}
+    monkeypatch.setattr(tabular, "_candidates", lambda *_: candidates)
+    found = []
+    for total in (1.0, 2.5):
+        monkeypatch.setattr(tabular, "_weights", lambda *_, total=total: total * np.array([0.7, 0.3]))
+        found.append(tabular.fit_table(data, row, config))
+    once, more = found
+    np.testing.assert_allclose(more.weights, once.weights)
+    np.testing.assert_allclose(more.weights, [0.7, 0.3])
+    differences = [fitted.logits[..., 1] - fitted.logits[..., 0] for fitted in found]
+    np.testing.assert_allclose(differences[1], 2.5 * differences[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(more.net.slope, 2.5 * once.net.slope)
+    torch.testing.assert_close(more.net.bias, 2.5 * once.net.bias)

@@ -44,7 +44,7 @@ MOST_PRODUCTS = 3e6  # samples x products x classes of a quadratic model
 SMALL, MEDIUM, LARGE = 500, 2_000, 50_000  # samples up to which: two perceptrons; no stack of networks; perceptrons
 MOST_VALUES = 10_000_000  # in the leaves of a forest
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
-PRIOR_SAMPLES = 1.0  # that favour equal weights
+PRIOR_SAMPLES, RIDGE = 1.0, 0.05  # that favour equal weights, also those of members that are the same
 OF_NETWORKS = (
     "epochs", "learning_rate", "batch_size", "particles", "widths", "head", "optimiser", "schedule", "weight_decay",
     "mixup", "weights", "prior_tau", "sampling",
@@ -121,14 +121,14 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     scaled = [logits * slope + bias for (_, logits), (slope, bias) in zip(found.values(), scales, strict=True)]
     calibrated = safe_log(softmax(np.array(scaled, dtype=np.float64)))  # (M, n, C)
     shares = _shares(data.classes, held, config)
-    weights, mixture_loss = _choose(calibrated, held.labels, shares, [len(rows) for _, rows in splits])
+    weights, power, mixture_loss = _choose(calibrated, held.labels, shares, [len(rows) for _, rows in splits])
     likelihoods = calibrated[:, np.arange(len(held)), held.labels]
     losses, shown = (dict(zip(found, v.tolist(), strict=True)) for v in (-likelihoods @ shares, weights))
     choice = Choice(losses, shown, mixture_loss)
     kept = np.flatnonzero(weights)
     members = {name: found[name][0] for i, name in enumerate(found) if weights[i]}
-    net = Mixture(members, *(torch.tensor(np.array([s[i] for s in scales])[kept]).float() for i in (0, 1)))
-    logits = calibrated[kept].astype(np.float32)
+    net = Mixture(members, *(torch.tensor(power * np.array([s[i] for s in scales])[kept]).float() for i in (0, 1)))
+    logits = safe_log(softmax(power * calibrated[kept])).astype(np.float32)
     return FittedTable(place(net, choose_device(config.device)), weights[kept], logits, held, choice)
 
 
@@ -139,8 +139,11 @@ def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: Tra
     return 1 / fitted.temperature, np.log(carried_prior(config, classes)) - np.log(carried)
 
 
-def _choose(log_p: Floats, labels: Indices, shares: Floats, sizes: Sequence[int]) -> tuple[Floats, float]:
-    """Weights (M,) from log p (M, n, C); and the loss of a mixture that is weighed by other folds."""
+def _choose(log_p: Floats, labels: Indices, shares: Floats, sizes: Sequence[int]) -> tuple[Floats, float, float]:
+    """Weights (M,) from log p (M, n, C), their sum before it was one; and the loss if they are weighed by other folds.
+
+    Members that err in different samples know more together than each alone: their sum is above one.
+    """
     fold = np.repeat(np.arange(len(sizes)), sizes) if len(sizes) > 1 else np.arange(len(labels)) % FOLDS
     loss = 0.0
     for inside in (fold == k for k in np.unique(fold)):
@@ -149,7 +152,7 @@ def _choose(log_p: Floats, labels: Indices, shares: Floats, sizes: Sequence[int]
         loss -= float(pooled[np.arange(inside.sum()), labels[inside]] @ shares[inside])
     weights = _weights(log_p, labels, shares)
     weights = np.where(weights < SMALLEST * weights.sum(), 0, weights)
-    return weights / weights.sum(), loss
+    return weights / weights.sum(), float(weights.sum()), loss
 
 
 def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indices, Indices]]]:
@@ -292,16 +295,22 @@ def _shares(classes: Classes, held: Split, config: TrainConfig) -> Floats:
 
 
 def _weights(log_p: Floats, labels: Indices, shares: Floats) -> Floats:
-    """Weights (M,) of highest likelihood of the product of powers of p, from log p (M, n, C); shrunk to equal ones."""
+    """Weights (M,) of highest likelihood of the product of powers of p, from log p (M, n, C); shrunk to equal ones.
+
+    The prior knows as much as so many samples do (a unit information prior): also where all members are nearly certain.
+    """
     members, rows, equal = len(log_p), np.arange(len(labels)), 1 / len(log_p)
-    penalty, true = PRIOR_SAMPLES * members * float(shares @ shares), log_p[:, rows, labels]
+    true, p = log_p[:, rows, labels], softmax(log_p.mean(axis=0))
+    means, flat = np.einsum("mnc,nc->mn", log_p, p), log_p.reshape(members, -1)
+    information = (flat * (p * shares[:, None]).ravel()) @ flat.T - (means * shares) @ means.T  # of equal weights
+    penalty = PRIOR_SAMPLES * float(shares @ shares) * (information + RIDGE * members * np.eye(members))
 
     def loss(weights: Floats) -> tuple[float, Floats]:
         p = softmax(np.tensordot(weights, log_p, axes=1))
         away = weights - equal
-        slope = np.tensordot(log_p, p * shares[:, None], axes=([1, 2], [0, 1])) - true @ shares + penalty * away
+        slope = np.tensordot(log_p, p * shares[:, None], axes=([1, 2], [0, 1])) - true @ shares + penalty @ away
         value = -float(np.log(np.maximum(p[rows, labels], 1e-300)) @ shares)
-        return value + penalty * float(away @ away) / 2, slope
+        return value + float(away @ penalty @ away) / 2, slope
 
     bounds = [(0.0, None)] * members
     found: Floats = minimize(loss, np.full(members, equal), jac=True, method="L-BFGS-B", bounds=bounds).x
