@@ -7,9 +7,9 @@
 Every run trains the network of the preset `images` for images of this size (an MLP for digits, ResNet-32), calibrates
 on held-out training samples, and decides for a uniform prior, as the test splits are balanced. `tune` spends its budget
 on trials and training; the others have the epochs that the budget gives without trials, and train again on all samples
-where it does. On a GPU they train side by side. Accuracy and that of tail classes are those of the test split, which no
-choice has seen. Rows are appended to benchmarks/results/tune.csv. `share` is the share of the time of `tune` that its
-trials took.
+where it does. What is left of a long budget trains more networks in `tune` alone (`particles`). On a GPU the others
+train side by side. Accuracy and that of tail classes are those of the test split, which no choice has seen. Rows are
+appended to benchmarks/results/tune.csv. `share` is the share of the time of `tune` that its trials took.
 """
 
 import argparse
@@ -26,11 +26,12 @@ import torch
 import rfdlc
 from recording import RESULTS, append, commit, hardware, in_parallel, versions
 from rfdlc.training import tuning
+from rfdlc.training.run import Run
 
 COMMON: dict[str, Any] = {"preset": "images", "target_prior": "uniform"}
 FIELDS = (
-    "data", "budget", "seed", "row", "accuracy", "tail", "nll", "ece", "epochs", "seconds", "share", "hardware",
-    "versions", "commit",
+    "data", "budget", "seed", "row", "accuracy", "tail", "nll", "ece", "particles", "epochs", "seconds", "share",
+    "hardware", "versions", "commit",
 )  # fmt: skip
 
 
@@ -66,7 +67,8 @@ def measure(
         chosen = json.loads(Path(folder, "tune", "tuning.json").read_text())
         print(json.dumps(chosen), flush=True)
         length = round((1 + tuning.SHARE) * chosen["epochs"])
-        alike = {**common, "epochs": length, "tune": "off", **chosen.get("trainings", {})}  # as a budget gives them
+        folds = {name: value for name, value in chosen.get("trainings", {}).items() if name != "particles"}
+        alike = {**common, "epochs": length, "tune": "off", **folds}  # as a budget gives them
         specs = [
             rfdlc.RunSpec(f"{folder}/{number}", method, {**alike, **settings})
             for number, (method, settings) in enumerate(fixed_rows(rows).values())
@@ -84,7 +86,8 @@ def measure(
 def scores(folder: Path) -> dict[str, Any]:
     found = json.loads((folder / "metrics.json").read_text())["test"]
     values = {"accuracy": found["accuracy"], "tail": found["accuracy_by_region"]["tail"]}
-    return {name: f"{value:.4f}" for name, value in {**values, "nll": found["nll"], "ece": found["ece"]}.items()}
+    values |= {"nll": found["nll"], "ece": found["ece"]}
+    return {name: f"{value:.4f}" for name, value in values.items()} | {"particles": Run(folder).config.particles}
 
 
 if __name__ == "__main__":

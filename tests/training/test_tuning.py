@@ -179,11 +179,70 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     for loss, expected in ((0.9, slow), (0.97, fast)):  # a variation must be clearly better
         varied = {"epochs": 8, "trials": [fast, slow], "losses": [1.0, loss], "varies": True}
         assert tuning._best({"rungs": [{**first, "losses": [9.0, 2.0, None]}, varied]}) == [expected]
+    plain = {**fast, "prior_tau": ""}  # which needs no margin
+    rung = {"epochs": 8, "trials": [fast, slow, plain], "losses": [1.0, 0.96, 0.99], "varies": True}
+    assert tuning._best({"rungs": [first, rung]}) == [plain]
+    assert tuning._best({"rungs": [first, {**rung, "losses": [1.0, 0.9, 0.99]}]}) == [slow]
     late = {"epochs": 8, "trials": [fast, slow], "losses": [0.8, 1.2]}  # near chance at first, then at a factor of 0.4
     assert tuning._best({"rungs": [{**first, "losses": [0.9, 3.0, None]}, late]}) == [fast, slow]
     plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
     assert tuning._chosen(plan) == {"augment": "none", "epochs": 4}  # more epochs raised its loss
     assert tuning._chosen({"epochs": 50, "rungs": [first, second]})["epochs"] == 50
+
+
+def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_path, monkeypatch):
+    trials = {}
+
+    def losses(trainer, tried):
+        trials.update({str(trial.config.prior_tau): trial.config for trial in tried})
+        return [0.99 if not trial.config.prior_tau else 1.0 + k for k, trial in enumerate(tried)]
+
+    monkeypatch.setattr(tuning, "_losses", losses)
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    settings = {"widths": 32, "epochs": 200}
+    run, chosen = rfdlc.train(places(300), "rf-dlc", tmp_path / "run", **settings), read(tmp_path / "run")["chosen"]
+    assert (trials["()"].head, trials["()"].particles) == ("linear", 1)
+    assert (run.config.prior_tau, run.config.head, run.config.particles) == ((), "linear", 3)
+    assert chosen.items() >= tuning.PLAIN.items()
+    assert Run(tmp_path / "run").config == run.config
+    given = rfdlc.train(places(300), "rf-dlc", tmp_path / "given", **settings, prior_tau=0.5)
+    assert given.config.prior_tau == (0.5,)  # a setting of the user's stays
+
+
+def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_losses", lambda _, trials: [float(len(trial.config.prior_tau)) for trial in trials])
+    images, labels = places(400)
+    kept = np.flatnonzero((labels < 4) & (np.random.default_rng(1).random(400) < np.where(labels == 0, 1, 0.3)))
+    others, truth = (values[places(200, 1)[1] < 4] for values in places(200, 1))
+    data = {"train": (images[kept], labels[kept]), "test": (others, truth)}
+    model = rfdlc.train(data, "rf-dlc", tmp_path / "run", widths=32, epochs=60, batch_size=32, augment="none")
+    assert model.config.prior_tau == ()
+    np.testing.assert_allclose(model.decider.train_prior, np.bincount(labels[kept]) / len(kept), atol=1e-6)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]["accuracy"] > 0.9
+    assert rfdlc.Model.load(tmp_path / "run").config == model.config
+
+
+def test_a_budget_that_is_not_used_up_trains_more_networks(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.1 * len(runs))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
+    settings = {"widths": 32, "epochs": 40, "tune": "off"}
+    for number, (budget, more, particles) in enumerate(
+        (
+            (70, {}, 3),  # 630 epochs: as many as four times 160 would be one more network
+            (120, {}, 5),  # 1080 epochs of three networks
+            (4000, {}, 9),
+            (4000, {"particles": 2}, 2),
+            (4000, {"learning_rate": 0.1}, 3),
+        )
+    ):
+        run = rfdlc.train(places(200), "rf-dlc", tmp_path / str(number), budget=budget, **{**settings, **more})
+        assert run.config.particles == particles
+        if not more:  # each network learns as fast as in a run without a budget
+            single = tuning._rates(run.config, 1 / particles)
+            assert single["learning_rate"] == pytest.approx(0.1 / 3)
+            assert single["weight_decay"] == pytest.approx(3 * 5e-4)
+        assert Run(tmp_path / str(number)).config == run.config
 
 
 def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
@@ -217,7 +276,7 @@ def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
     adaptive = rfdlc.TrainConfig(
         optimiser="adamw", particles=3, learning_rate=0.01
     )  # which no factor of a loss changes
-    assert tuning._as_a_particle(adaptive)["learning_rate"] == 0.01
+    assert tuning._rates(adaptive, 1 / 3)["learning_rate"] == 0.01
 
 
 def test_losses_weigh_classes_equally_at_the_best_temperature():

@@ -37,6 +37,7 @@ SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
 PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
+MOST_PARTICLES = 9  # of a budget that even the longest training does not use up
 MEASURING = 0.02  # of a budget, for the time of a step
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
@@ -56,6 +57,8 @@ AUGMENTED = (
 )
 
 Settings = dict[str, Any]
+
+PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prior is divided out afterwards
 
 
 class _Measured(Exception):
@@ -97,6 +100,8 @@ def tune(trainer: Trainer, run: Run) -> None:
             again = f"continue with `rfdlc resume {run.path}`"
             raise TrainingInterrupted(f"stopped during the trials; {again}") from None
         chosen = _chosen(plan)
+        if "particles" in chosen:
+            chosen |= _rates(run.config.replace(**chosen), chosen["particles"] / run.config.particles)
         if "epochs" in run.metadata.get("given", ()) and not run.config.budget:
             chosen["epochs"] = run.config.epochs
         run.write_json(FILE, {**plan, "chosen": chosen})
@@ -124,8 +129,10 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet) -> dict[str, Any]:
         possible = SAFETY * left / (seconds * (1 + SHARE * bool(candidates)))
         more = _trainings(trainer, config, given, possible)
         config = config.replace(**more)
+        more |= _particles(run, given, possible / (config.trainings * LONGEST * config.epochs))
         length = int(min(max(1, possible / config.trainings), LONGEST * config.epochs))
-    work = SHARE * length * config.trainings / cost  # epochs of all trials together
+    networks = more.get("particles", config.particles) / config.particles
+    work = SHARE * length * config.trainings * networks / cost  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     most = 2 ** int(math.log2(max(1, len(candidates))))
@@ -155,6 +162,14 @@ def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible:
     return found if free and few and enough else {}
 
 
+def _particles(run: Run, given: set[str], factor: float) -> Settings:
+    """More networks, where a budget has time for so many times the longest training."""
+    found = min(MOST_PARTICLES, int(factor * run.config.particles))
+    fixed = given & {"particles", "learning_rate", "weight_decay"}
+    free = run.method.mixes and run.config.pretrained == "none" and len(run.config.prior_tau) <= 1 and not fixed
+    return {"particles": found} if free and found > run.config.particles else {}
+
+
 def _most_trials(count: int, possible: float, varied: float) -> int:
     """The largest power of two up to `count` whose rungs are not shorter than the shortest trial."""
     while count > 1 and count * (math.log2(count) + varied) > possible:
@@ -177,15 +192,27 @@ def _candidates(trainer: Trainer, run: Run, given: set[str]) -> list[Settings]:
 
 
 def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None = None) -> list[Settings]:
-    """The best settings with a lower learning rate, with another head, and with RandAugment if they do not flip."""
-    head = {"cosine": "linear", "linear": "cosine"}.get(run.config.head)
-    others: list[Settings] = [{"learning_rate": 0.3 * run.config.learning_rate}]
-    if head and run.method.mixes and (head == "cosine" or run.config.head_init == "random"):
+    """The best settings at a lower rate, as plain networks or with another head, and with RandAugment without flips."""
+    config, images, mixes = run.config, trainer.data.kind == "images", run.method.mixes
+    others: list[Settings] = [{"learning_rate": 0.3 * config.learning_rate}]
+    head, random = {"cosine": "linear", "linear": "cosine"}.get(config.head), config.head_init == "random"
+    if images and mixes and random and not PLAIN.keys() & given:
+        others.append(PLAIN)
+    elif head and mixes and (random or head == "cosine"):
         others.append({"head": head})
-    resident = trainer.data.kind == "images" and not isinstance(trainer.data.train.inputs, ImageFiles)
+    resident = images and not isinstance(trainer.data.train.inputs, ImageFiles)
     if resident and (best is None or best["augment"] in ("none", "crop")):
         others.append({"augment": "crop-randaugment"})
     return [{**(best or {}), **own} for own in others if not own.keys() & given]
+
+
+def _rates(config: TrainConfig, factor: float) -> Settings:
+    """With which one of `factor` times as many particles trains as before.
+
+    The mean loss of M particles has 1/M of the gradient for each, as sgd with a lower rate and more decay has.
+    """
+    factor = factor if config.optimiser == "sgd" else 1.0
+    return {"learning_rate": config.learning_rate * factor, "weight_decay": config.weight_decay / factor}
 
 
 def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any]) -> None:
@@ -194,7 +221,9 @@ def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[st
         return _try(trainer, run, plan, rung)
     began, before = time.perf_counter(), plan["seconds"]
     spent = plan.get("measured", 0.0) + sum(before)
-    if before and spent + before[-1] > SHARE * run.config.budget:  # rungs take equally long
+    given = set(run.metadata.get("given", ()))
+    longer = max(1.0, len(_varied(trainer, run, given)) / 2) if rung.get("varies") else 1.0  # others: equally long
+    if before and spent + longer * before[-1] > SHARE * run.config.budget:
         plan["rungs"].remove(rung)
     else:
         _try(trainer, run, plan, rung)
@@ -230,10 +259,10 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     """
     done = [rung for rung in plan["rungs"] if "losses" in rung]
     last, earlier = done[-1], done[:-1]
-    if last.get("varies"):  # the first is the best so far, which another one must clearly improve
-        losses = [loss for _, loss in _pairs(last)]
-        other = int(np.argmin(losses))
-        return [last["trials"][other if losses[other] < CLEARLY * losses[0] else 0]]
+    if last.get("varies"):  # the first is the best so far: others must clearly improve it, but for plain networks
+        margins = [1.0 if "prior_tau" in own else CLEARLY for own in last["trials"]]
+        least = [loss / margin for (_, loss), margin in zip(_pairs(last), [1.0, *margins[1:]], strict=True)]
+        return [last["trials"][int(np.argmin(least))]]
     known = {str(own): loss for rung in earlier for own, loss in _pairs(rung) if loss < math.inf}  # the latest rung's
     factors = [min(1.0, max(loss / max(known.get(str(own), loss), 1e-12), STEEPEST)) for own, loss in _pairs(last)]
     expected = [math.inf if math.isinf(loss) else loss * f for (_, loss), f in zip(_pairs(last), factors, strict=True)]
@@ -273,14 +302,10 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     shorter |= {"keep": (), "evaluate_every": 0, "patience": 0, "tune": "off", "log": ()}
     found = config.replace(**{**shorter, **settings})
     if run.method.combination is as_they_are:
-        found = found.replace(particles=1, prior_tau=config.prior_tau[:1], repulsion="none", **_as_a_particle(found))
+        found = found.replace(
+            particles=1, prior_tau=found.prior_tau[:1], repulsion="none", **_rates(found, 1 / found.particles)
+        )
     return _copy(run, found)
-
-
-def _as_a_particle(config: TrainConfig) -> Settings:
-    """The mean loss of M particles has 1/M of the gradient for each, as sgd with a lower rate and more decay has."""
-    many = config.particles if config.optimiser == "sgd" else 1
-    return {"learning_rate": config.learning_rate / many, "weight_decay": config.weight_decay * many}
 
 
 def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
