@@ -203,8 +203,12 @@ def test_counts_and_priors_as_a_spreadsheet_writes_them(run, folder):
     expected = run(*options, "prior.csv", "-c", "counts.csv")
     (folder / "semicolons.csv").write_text("\ufeffclass ; count\r\ncat ; 500\r\n\r\ndog ; 60\r\nnewt ; 8\r\n")
     (folder / "commas.csv").write_text("class;share\ncat;0,25\ndog;0,5\nnewt;0,25\n")
-    code, out, _ = run(*options, "commas.csv", "-c", "semicolons.csv")
-    assert (code, out) == (0, expected[1])
+    (folder / "counted.csv").write_text("class,count\ndog,40\ncat,20\nnewt,20\n")
+    for prior in ("commas.csv", "counted.csv"):
+        code, out, _ = run(*options, prior, "-c", "semicolons.csv")
+        assert (code, out) == (0, expected[1])
+    (folder / "weights.csv").write_text("class,weight\ncat,1\ndog,1\nnewt,1\n")
+    assert "expected columns class,share or class,count" in run(*options, "weights.csv", "-c", "counts.csv")[2]
 
 
 def test_names_are_printed_as_they_are(run, folder):

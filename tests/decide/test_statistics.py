@@ -52,6 +52,14 @@ def test_decisions_are_for_the_natural_class_prior_by_default():
     assert "of the training data" in decider.decided_for
 
 
+def test_samples_far_from_the_prior_that_is_decided_for_are_named():
+    decider = Decider(Utility.one_hot(Classes.from_counts({"a": 90, "b": 10})), train_prior="train")
+    assert decider.prior_warning(np.repeat([0, 1], [85, 15])) is None
+    said = decider.prior_warning(np.repeat([0, 1], [50, 50]))
+    assert "the class frequencies a 50.0%, b 50.0%, but decisions are made for the class prior a 90.0%, b 10.0%" in said
+    assert decider.replace(target_prior="uniform").prior_warning(np.repeat([0, 1], [50, 50])) is None
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_file_of_corrected_probabilities_is_not_corrected_again(tmp_path, kind):
     """Earlier such files did not say what they hold, and a decider corrected them a second time."""
@@ -244,6 +252,17 @@ def test_intervals_of_an_estimated_prior_include_the_uncertainty_of_the_temperat
         widths.append((high - low).mean())
     assert widths[0] > 1.1 * widths[1]
     assert inside[0] >= inside[1]
+
+
+def test_an_estimated_prior_is_that_of_the_calibrators_in_the_middle():
+    """All samples could be of either class: over-confident scores call them the frequent one, others the rare one."""
+    carried = np.array([0.98, 0.02])
+    sharp, middle, flat = (np.tile(carried**power / (carried**power).sum(), (200, 1)) for power in (1.3, 0.99, 0.7))
+    estimate = estimate_prior(middle, carried, drawn=[sharp, middle, middle, middle, flat])
+    low, high = estimate.interval()
+    assert estimate.prior == pytest.approx(estimate_prior(middle, carried).prior, abs=0.03)
+    assert (low < 0.03).all()
+    assert (high > 0.97).all()
 
 
 def test_an_estimated_prior_is_shown_with_its_intervals():

@@ -316,7 +316,7 @@ def read_classes(spec: str) -> "rfdlc.Classes":
 
 
 def read_prior(spec: str, what: str) -> str | dict[str, float]:
-    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with columns class,share: by name, never by position."""
+    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with a column class, and share or count: always by name."""
     if spec in ("uniform", "train", "estimate"):
         return spec
     if "=" in spec:
@@ -325,10 +325,12 @@ def read_prior(spec: str, what: str) -> str | dict[str, float]:
     expect(
         spec.lower().endswith((".csv", ".tsv")),
         f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
-        "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share",
+        "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share or class,count",
     )
-    columns = _columns(Path(spec), "class", "share")
-    return _numbers(columns["class"], columns["share"], f"{spec}: share")
+    columns = _columns(Path(spec), "class")
+    kind = "count" if "count" in columns and "share" not in columns else "share"
+    expect(kind in columns, f"{spec}: expected columns class,share or class,count and one row per class")
+    return _numbers(columns["class"], columns[kind], f"{spec}: {kind}", whole=kind == "count")
 
 
 def _columns(path: Path, *needed: str) -> dict[str, list[str]]:
