@@ -7,9 +7,9 @@
 Every run trains the network of the preset `images` for images of this size (an MLP for digits, ResNet-32), calibrates
 on held-out training samples, and decides for a uniform prior, as the test splits are balanced. `tune` spends its budget
 on trials and training; the others have the epochs that the budget gives without trials, and train again on all samples
-where it does. What is left of a long budget trains more networks in `tune` alone (`particles`). On a GPU the others
-train side by side. Accuracy and that of tail classes are those of the test split, which no choice has seen. Rows are
-appended to benchmarks/results/tune.csv. `share` is the share of the time of `tune` that its trials took.
+where it does. On a GPU they train side by side. Accuracy and that of tail classes are those of the test split, which no
+choice has seen. Rows are appended to benchmarks/results/tune.csv. `chosen` has the settings that `tune` chose, and
+`share` is the share of its time that its trials took.
 """
 
 import argparse
@@ -26,11 +26,10 @@ import torch
 import rfdlc
 from recording import RESULTS, append, commit, hardware, in_parallel, versions
 from rfdlc.training import tuning
-from rfdlc.training.run import Run
 
 COMMON: dict[str, Any] = {"preset": "images", "target_prior": "uniform"}
 FIELDS = (
-    "data", "budget", "seed", "row", "accuracy", "tail", "nll", "ece", "particles", "epochs", "seconds", "share",
+    "data", "budget", "seed", "row", "accuracy", "tail", "nll", "ece", "epochs", "seconds", "share", "chosen",
     "hardware", "versions", "commit",
 )  # fmt: skip
 
@@ -66,9 +65,9 @@ def measure(
         first |= {"share": f"{spent[0] / seconds:.2f}", **scores(Path(folder, "tune"))}
         chosen = json.loads(Path(folder, "tune", "tuning.json").read_text())
         print(json.dumps(chosen), flush=True)
+        first["chosen"] = " ".join(f"{name}={value}" for name, value in chosen["chosen"].items())
         length = round((1 + tuning.SHARE) * chosen["epochs"])
-        folds = {name: value for name, value in chosen.get("trainings", {}).items() if name != "particles"}
-        alike = {**common, "epochs": length, "tune": "off", **folds}  # as a budget gives them
+        alike = {**common, "epochs": length, "tune": "off", **chosen.get("trainings", {})}  # as a budget gives them
         specs = [
             rfdlc.RunSpec(f"{folder}/{number}", method, {**alike, **settings})
             for number, (method, settings) in enumerate(fixed_rows(rows).values())
@@ -86,8 +85,7 @@ def measure(
 def scores(folder: Path) -> dict[str, Any]:
     found = json.loads((folder / "metrics.json").read_text())["test"]
     values = {"accuracy": found["accuracy"], "tail": found["accuracy_by_region"]["tail"]}
-    values |= {"nll": found["nll"], "ece": found["ece"]}
-    return {name: f"{value:.4f}" for name, value in values.items()} | {"particles": Run(folder).config.particles}
+    return {name: f"{value:.4f}" for name, value in {**values, "nll": found["nll"], "ece": found["ece"]}.items()}
 
 
 if __name__ == "__main__":

@@ -222,29 +222,6 @@ def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monk
     assert rfdlc.Model.load(tmp_path / "run").config == model.config
 
 
-def test_a_budget_that_is_not_used_up_trains_more_networks(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.1 * len(runs))
-    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
-    settings = {"widths": 32, "epochs": 40, "tune": "off"}
-    for number, (budget, more, particles) in enumerate(
-        (
-            (70, {}, 3),  # 630 epochs: as many as four times 160 would be one more network
-            (120, {}, 5),  # 1080 epochs of three networks
-            (4000, {}, 9),
-            (4000, {"particles": 2}, 2),
-            (4000, {"learning_rate": 0.1}, 3),
-        )
-    ):
-        run = rfdlc.train(places(200), "rf-dlc", tmp_path / str(number), budget=budget, **{**settings, **more})
-        assert run.config.particles == particles
-        if not more:  # each network learns as fast as in a run without a budget
-            single = tuning._rates(run.config, 1 / particles)
-            assert single["learning_rate"] == pytest.approx(0.1 / 3)
-            assert single["weight_decay"] == pytest.approx(3 * 5e-4)
-        assert Run(tmp_path / str(number)).config == run.config
-
-
 def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
     configs = []
 
@@ -276,7 +253,7 @@ def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
     adaptive = rfdlc.TrainConfig(
         optimiser="adamw", particles=3, learning_rate=0.01
     )  # which no factor of a loss changes
-    assert tuning._rates(adaptive, 1 / 3)["learning_rate"] == 0.01
+    assert tuning._as_a_particle(adaptive)["learning_rate"] == 0.01
 
 
 def test_losses_weigh_classes_equally_at_the_best_temperature():

@@ -37,7 +37,6 @@ SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
 PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
-MOST_PARTICLES = 9  # of a budget that even the longest training does not use up
 MEASURING = 0.02  # of a budget, for the time of a step
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
@@ -100,8 +99,6 @@ def tune(trainer: Trainer, run: Run) -> None:
             again = f"continue with `rfdlc resume {run.path}`"
             raise TrainingInterrupted(f"stopped during the trials; {again}") from None
         chosen = _chosen(plan)
-        if "particles" in chosen:
-            chosen |= _rates(run.config.replace(**chosen), chosen["particles"] / run.config.particles)
         if "epochs" in run.metadata.get("given", ()) and not run.config.budget:
             chosen["epochs"] = run.config.epochs
         run.write_json(FILE, {**plan, "chosen": chosen})
@@ -129,10 +126,8 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet) -> dict[str, Any]:
         possible = SAFETY * left / (seconds * (1 + SHARE * bool(candidates)))
         more = _trainings(trainer, config, given, possible)
         config = config.replace(**more)
-        more |= _particles(run, given, possible / (config.trainings * LONGEST * config.epochs))
         length = int(min(max(1, possible / config.trainings), LONGEST * config.epochs))
-    networks = more.get("particles", config.particles) / config.particles
-    work = SHARE * length * config.trainings * networks / cost  # epochs of all trials together
+    work = SHARE * length * config.trainings / cost  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     most = 2 ** int(math.log2(max(1, len(candidates))))
@@ -160,14 +155,6 @@ def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible:
     free = trainer.data.val is None and config.hold_out and not config.refit and not given & {*found, "hold_out"}
     few, enough = len(trainer.data.train) <= MOST_FOLDED, possible >= (FOLDS + 1) * PLENTY * config.epochs
     return found if free and few and enough else {}
-
-
-def _particles(run: Run, given: set[str], factor: float) -> Settings:
-    """More networks, where a budget has time for so many times the longest training."""
-    found = min(MOST_PARTICLES, int(factor * run.config.particles))
-    fixed = given & {"particles", "learning_rate", "weight_decay"}
-    free = run.method.mixes and run.config.pretrained == "none" and len(run.config.prior_tau) <= 1 and not fixed
-    return {"particles": found} if free and found > run.config.particles else {}
 
 
 def _most_trials(count: int, possible: float, varied: float) -> int:
@@ -204,15 +191,6 @@ def _varied(trainer: Trainer, run: Run, given: set[str], best: Settings | None =
     if resident and (best is None or best["augment"] in ("none", "crop")):
         others.append({"augment": "crop-randaugment"})
     return [{**(best or {}), **own} for own in others if not own.keys() & given]
-
-
-def _rates(config: TrainConfig, factor: float) -> Settings:
-    """With which one of `factor` times as many particles trains as before.
-
-    The mean loss of M particles has 1/M of the gradient for each, as sgd with a lower rate and more decay has.
-    """
-    factor = factor if config.optimiser == "sgd" else 1.0
-    return {"learning_rate": config.learning_rate * factor, "weight_decay": config.weight_decay / factor}
 
 
 def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any]) -> None:
@@ -302,10 +280,14 @@ def _trial(run: Run, length: int, settings: Settings) -> Run:
     shorter |= {"keep": (), "evaluate_every": 0, "patience": 0, "tune": "off", "log": ()}
     found = config.replace(**{**shorter, **settings})
     if run.method.combination is as_they_are:
-        found = found.replace(
-            particles=1, prior_tau=found.prior_tau[:1], repulsion="none", **_rates(found, 1 / found.particles)
-        )
+        found = found.replace(particles=1, prior_tau=found.prior_tau[:1], repulsion="none", **_as_a_particle(found))
     return _copy(run, found)
+
+
+def _as_a_particle(config: TrainConfig) -> Settings:
+    """The mean loss of M particles has 1/M of the gradient for each, as sgd with a lower rate and more decay has."""
+    many = config.particles if config.optimiser == "sgd" else 1
+    return {"learning_rate": config.learning_rate / many, "weight_decay": config.weight_decay * many}
 
 
 def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
