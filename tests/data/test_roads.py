@@ -131,6 +131,22 @@ def test_a_table_of_images(photos: Path) -> None:
     np.testing.assert_array_equal(samples.read(range(3)).split.array, data.test.array)  # type: ignore[union-attr]
 
 
+def test_the_groups_of_a_table_of_images_are_found(photos: Path) -> None:
+    """Those of a table of features are not: a column `group` may be a feature."""
+    assert rfdlc.load(photos).train.groups is None
+    header, *lines = photos.read_text().splitlines()
+    photos.write_text("\n".join([header.replace("patient", "Group"), *lines]))
+    data = rfdlc.load(photos)
+    assert data.train.groups is not None
+    assert data.train.groups.tolist() == [f"p{i // 2}" for i in range(9)]
+    assert any("column 'Group' says which images belong together" in note for note in data.notes)
+    photos.write_text("\n".join([header.replace("patient", "Group"), lines[0].replace("p0", ""), *lines[1:]]))
+    assert rfdlc.load(photos).train.groups is None  # not all of them are known
+    features = photos.with_name("t.csv")
+    features.write_text("x,group,label\n" + "\n".join(f"{i},{i % 3},{'ab'[i % 2]}" for i in range(12)))
+    assert rfdlc.load(features, test_fraction=0).input_shape[0] > 1
+
+
 def test_a_table_of_images_without_splits_or_with_broken_rows(photos: Path) -> None:
     lines = [",".join(line.split(",")[:2]) for line in photos.read_text().splitlines()]
     photos.write_text("\n".join(lines))

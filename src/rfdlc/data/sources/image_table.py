@@ -48,7 +48,11 @@ def read(
 ) -> Dataset:  # fmt: skip
     """One row per image; paths are relative to the table. `groups` and `split` name columns."""
     table, root, where = read_columns(path), path.parent.resolve(), str(path)
+    usual = [] if groups else [name for name in table if name.lower() == "group" and name not in (target, split)]
+    usual = [name for name in usual if None not in text_column(table[name])]
+    groups = groups or next(iter(usual), None)
     target, notes = check_roles(where, table, target, groups, split)
+    notes += [f"column {name!r} says which images belong together: groups names another" for name in usual[:1]]
     column, splits = split or split_column(table), {"train": np.arange(len(table[target]))}
     splits = splits if column is None else rows_of_splits(where, column, table[column])
     images, labels = text_column(table[str(image_column(path))]), text_column(table[target])
