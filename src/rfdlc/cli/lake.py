@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import rfdlc
 from rfdlc.cli.request import BUILDERS, Request
 from rfdlc.cli.writing import check_writable, new_table, output
-from rfdlc.errors import InputError, expect, listing
+from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.files import replacing
 from rfdlc.tables import PARQUET
 
@@ -115,6 +115,6 @@ def decide_files(
         table.add_row(name, f"{count:,}", f"{count / max(1, found.samples):.1%}")
     lines = [f"Mean expected utility {readable(found.mean_expected_utility)}; d{decider.decided_for[1:]}."]
     lines += ["Other processes have not finished their files yet."] * (not found.complete)
-    new, place = found.files - found.before, f"{found.files:,} files in {out}"
+    new, place = found.files - found.before, f"{counted(found.files, 'file')} in {out}"
     lines += [f"{place}: all had been decided already." if not new else f"{place}: {new:,} decided now."]
     output(json, summary | {"out": out, "complete": found.complete}, table, *lines)

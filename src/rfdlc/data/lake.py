@@ -82,8 +82,9 @@ class Lake:
                 yield empty.select(wanted)
 
     def _units(self, info: Any) -> list[Unit]:
-        name, modified = info.path.removeprefix(f"{self._base}/"), info.mtime_ns
-        version = f"{info.size} bytes, {modified}"
+        name, local = info.path.removeprefix(f"{self._base}/"), self.system.type_name == "local"
+        state = info.mtime_ns if local else self.system.handler.fs.ukey(info.path)  # of an object its ETag and time
+        version = f"{info.size} bytes, {state}"
         if not _is_parquet(name):
             return [Unit(info.path, f"{name}.parquet", version, info.size)]
         with reading(Path(info.path), "Parquet"):
@@ -177,7 +178,7 @@ def _files(system: Any, path: str) -> tuple[str, list[Any]]:
         info = system.get_file_info(path)
         if info.type == FileType.File:
             return path.rpartition("/")[0], [info]
-        expect(info.type == FileType.Directory, f"{path}: no such file or folder")
+        expect(info.type == FileType.Directory, f"{path}: no such file or folder: expected tables, or a glob of them")
         base = path
     found = system.get_file_info(FileSelector(base, recursive=True, allow_not_found=True))
     tables = [info for info in found if info.type == FileType.File and info.path.lower().endswith(SUFFIXES)]

@@ -87,8 +87,7 @@ class DecideTable:
 
         columns, kept = self.columns(table), {name: table.column(name) for name in self.keep}
         fields = [table.schema.field(name) for name in self.keep]
-        schema = pyarrow.schema([*fields, *((name, _arrow(kind)) for name, kind in self._fields())])
-        return pyarrow.table({**kept, **columns}, schema)
+        return pyarrow.table({**kept, **columns}, pyarrow.schema([*fields, *self._fields()]))
 
     def columns(self, table: Any, where: str = "table") -> dict[str, Any]:
         """The columns of decisions by name: arrays of numpy, and of pyarrow for texts."""
@@ -96,7 +95,7 @@ class DecideTable:
 
         utility, fields = self.decider.utility, self._fields()
         action, value = np.empty(0, dtype=np.intp), np.empty(0)
-        details: dict[str, Any] = {name: array([], _arrow(kind)) for name, kind in fields[len(DECIDED) :]}
+        details: dict[str, Any] = {name: array([], kind) for name, kind in fields[len(DECIDED) :]}
         # Sums over the classes, as in a softmax, would be rounded otherwise in another layout.
         by_columns = not details and self.decider.fitted is None and not self.logits and gains_tell(self.decider)
         if table.num_rows:
@@ -121,7 +120,7 @@ class DecideTable:
         return {name: details[name] for name, _ in self._fields()[len(DECIDED) :]}
 
     def _fields(self) -> list[tuple[str, str]]:
-        fields = [("action", "category"), ("expected_utility", "float32")]
+        fields = [("action", "string"), ("expected_utility", "float32")]
         fields += [("reason", "string")] if (self.decider.utility.decided_class < 0).any() else []
         return fields + ([("set", "string"), ("set_size", "int32")] if self.decider.sets is not None else [])
 
@@ -150,11 +149,11 @@ def decide_lake(
     LakeDecisions
     """
     lake = source if isinstance(source, Lake) else Lake(source)
-    copied = tuple(dict.fromkeys([*(["id"] if "id" in lake.names else []), *keep]))
     classes = decider.utility.classes.names
+    copied = tuple(dict.fromkeys([*(["id"] if "id" in lake.names and "id" not in classes else []), *keep]))
     missing = [name for name in (*classes, *copied) if name not in lake.names]
     expect(not missing, f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}")
-    table = DecideTable(decider, tuple(name for name in copied if name not in classes), logits)
+    table = DecideTable(decider, copied, logits)
     job = {"decider": decider.to_dict(), "columns": table.keep, "logits": logits}
     result = Result(str(out), json.loads(json.dumps(job)))
     rank, world_size = ranks()
@@ -179,12 +178,11 @@ def lake_prior(lake: Lake, decider: Decider, *, logits: bool = False) -> PriorEs
         found, first = [], 0
         for batch in lake.batches(unit, names, [KIND] if KIND in lake.names and KIND not in names else []):
             rows = np.arange(-first % step, batch.num_rows, step)
-            found.append(
-                predictions_of(batch.take(rows), classes, logits=logits, where=unit.file) if len(rows) else None
-            )
+            if len(rows):
+                found.append(predictions_of(batch.take(rows), classes, logits=logits, where=unit.file).scores)
             first += batch.num_rows
             report(batch.num_rows)
-        return [predictions.scores for predictions in found if predictions is not None]
+        return found
 
     with live(lake.rows, "Estimating the prior") as show:
         by_unit = in_threads(some, lake.units, show)
@@ -258,8 +256,7 @@ def _decide(lake: Lake, table: DecideTable, result: "Result", unit: Unit, report
             if sum(map(len, pieces)) >= GROUP_ROWS:
                 writer.write_table(pyarrow.concat_tables(pieces))
                 pieces = []
-        if writer is None:
-            raise InputError(f"{unit.file}: has no columns")
+        assert writer is not None  # a file without rows gives an empty batch
         if pieces:
             writer.write_table(pyarrow.concat_tables(pieces))
         known = {"version": unit.version, "samples": first, "actions": counts.tolist(), "value": total}
@@ -284,7 +281,7 @@ class Result:
             try:
                 self.system.create_dir(self.path, recursive=True)
             except OSError as error:
-                raise InputError(f"{self.out}: cannot be created ({error})") from None
+                raise InputError(f"{self.out}: cannot be created ({error}): choose another folder") from None
             if local:
                 granted = stack.enter_context(locked(Path(self.path), wait=False, shared=shared))
                 expect(granted, f"{self.out}: another process is writing it; wait, or choose another folder")
@@ -325,7 +322,7 @@ class Result:
             with suppress(OSError):
                 self.system.delete_file(beside)
             if isinstance(error, OSError) and not isinstance(error, InterruptedError):
-                raise InputError(f"{self.out}/{name}: cannot be written ({error})") from None
+                raise InputError(f"{self.out}/{name}: cannot be written ({error}): check it, and start again") from None
             raise
 
     def _there(self) -> list[str]:
@@ -351,9 +348,3 @@ class Result:
         except (OSError, ValueError, ArrowException):
             return {}
         return known
-
-
-def _arrow(kind: str) -> Any:
-    import pyarrow
-
-    return pyarrow.string() if kind == "category" else getattr(pyarrow, kind)()

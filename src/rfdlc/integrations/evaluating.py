@@ -51,6 +51,8 @@ def evaluate_lake(
     lake, classes = source if isinstance(source, Lake) else Lake(source), decider.utility.classes
     missing = [name for name in (*classes.names, TARGET) if name not in lake.names]
     expect(not missing, f"{lake.source}: no column {listing(missing)}; it has {listing(lake.names)}")
+    for name in (name for pair in groups for name in pair):
+        classes.members(name)  # raises for what is neither a class nor a group, before long work
     others = [name for name in (TARGET, KIND) if name in lake.names and name not in classes.names]
     probabilities = uncertainty == "decision-probability"
 
@@ -72,7 +74,7 @@ def evaluate_lake(
     with live(lake.rows, "Evaluating") as show:
         by_unit = in_threads(sums, lake.units, show)
     known = [by_unit[unit.name] for unit in lake.units if by_unit[unit.name] is not None]
-    expect(known, f"{lake.source}: has no rows")
+    expect(known, f"{lake.source}: has no rows: expected labelled samples")
     return reduce(add, known).evaluation(decider, groups, uncertainty)
 
 

@@ -162,6 +162,27 @@ def test_continues_and_follows_the_lake(lake, tmp_path, monkeypatch):
     assert (tmp_path / "mine" / "download.part").exists()
 
 
+def test_columns_of_classes_can_be_kept(lake, tmp_path):
+    decide_lake(lake, tmp_path / "out", deciders()["plain"], keep=["owl"])
+    found, given = (pq.read_table(folder / "year=2025" / "1.parquet") for folder in (tmp_path / "out", lake))
+    assert found.column_names == ["id", "owl", "action", "expected_utility"]
+    assert found["owl"].equals(given["owl"])
+
+
+def test_a_changed_object_of_the_same_size_is_decided_again(tmp_path):
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    for seed in (0, 1):
+        pq.write_table(pa.table(rows(seed, 40)), tmp_path / f"{seed}.parquet", compression="none", use_dictionary=False)
+    contents = [(tmp_path / f"{seed}.parquet").read_bytes() for seed in (0, 1, 1)]
+    assert len(contents[0]) == len(contents[1])
+    for number, content in enumerate(contents):
+        if number < 2:
+            system.pipe("/changed/a.parquet", content)
+        found = decide_lake("memory://changed", "memory://changed-out", deciders()["plain"])
+        assert found.before == (number == 2)
+    assert pq.read_table(pa.BufferReader(system.cat("/changed-out/a.parquet")))["id"][0].as_py() == "1-0"
+
+
 def test_decisions_inside_of_the_lake_are_not_decided(lake):
     first, again = (decide_lake(lake, lake / "actions", deciders()["plain"]) for _ in range(2))
     assert (again.before, again.samples) == (first.files, first.samples)
@@ -268,7 +289,7 @@ def test_which_columns_are_classes(tmp_path, capsys, monkeypatch):
     deciders()["plain"].utility.to_csv(tmp_path / "U.csv")
     code, said = call(str(tmp_path / "named"), "--utility", str(tmp_path / "U.csv"), "--keep", "price")
     assert not code
-    assert "1 files in" in said
+    assert "1 file in" in said
     assert "1 decided now" in said
     assert "price" in pq.read_schema(tmp_path / "named" / "0.parquet").names
     code, said = call(str(tmp_path / "named"), "--utility", str(tmp_path / "U.csv"), "--keep", "price")

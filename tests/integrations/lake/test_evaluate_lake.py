@@ -10,6 +10,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from rfdlc import Classes, Decider, InputError, Utility, evaluate, evaluate_lake
+from rfdlc.data.lake import Lake
 from rfdlc.decide.evaluation import entries
 from rfdlc.decide.merging import Sums
 from rfdlc.decide.outcomes import observe
@@ -107,6 +108,12 @@ def test_which_folders_are_evaluated_from_sums(lake, tmp_path):
     assert large_lake(str(lake)) is not None
     csv.write_csv(table, flat / "1.csv")
     assert len(large_lake(str(flat)).units) == 2
+
+
+def test_wrong_groups_are_named_before_a_row_is_read(lake, monkeypatch):
+    monkeypatch.setattr(Lake, "batches", None)
+    with pytest.raises(InputError, match=r"group or class 'fish' is unknown"):
+        evaluate_lake(lake, deciders()["plain"], groups=[("owl", "fish")])
 
 
 def test_errors_name_the_file(tmp_path):
