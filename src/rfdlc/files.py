@@ -1,12 +1,14 @@
 """Files that are whole or not there, written by one process at a time."""
 
+import csv
 import hashlib
+import io
 import json
 import os
 import platform
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -158,6 +160,15 @@ def array_of(file: Any, key: str) -> Any:
         if (codes > LAST_CHARACTER).any():
             raise ValueError(f"{key} holds characters that do not exist")
     return array
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """A CSV file; columns that only some rows have are empty in the others."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
 
 
 def read_json(path: Path) -> dict[str, Any]:

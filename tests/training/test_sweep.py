@@ -199,6 +199,10 @@ def test_a_run_that_diverges_does_not_end_the_sweep(data, tmp_path):
         ('data = "d"\n[grid]\nseed=[1]\n[search]\ntrials=1\nspace={seed=[1]}', r"has a search beside a grid"),
         ('data = "digits-lt"\n[grid]\nlearning_rat=[1]', r"setting 'learning_rat' is unknown.*learning_rate"),
         (
+            'data = "digits-lt"\n[settings]\ntune="auto"\n[search]\ntrials=1\nspace={seed=[1]}',
+            r"tune and budget are for a run that is trained alone",
+        ),
+        (
             'data = "digits-lt"\n[search]\ntrials=1\nmetric="test_nll"\nspace={seed=[1]}',
             r"metric of a search.*test_nll",
         ),

@@ -84,11 +84,7 @@ def predict(
     model = Model.load(run, backbone=backbone, device=local_device())
     where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
     samples = model.open_samples(source, skip_broken=skip_broken, **where)
-    if target_prior is not None:
-        estimated = isinstance(target_prior, str) and target_prior == "estimate"
-        model.decider = model.decider.replace(
-            target_prior=estimated_prior(model, samples) if estimated else target_prior
-        )
+    decide_for(target_prior, model, samples)
     if kind == ".npz":
         found = model.predict_samples(samples)
         with replacing(path) as beside:
@@ -167,7 +163,14 @@ class Table:
         return {name: columns[name] for name in self.schema.names}
 
 
-def estimated_prior(model: Model, samples: Samples) -> PriorEstimate:
+def decide_for(prior: PriorLike | None, model: Model, samples: Samples) -> None:
+    """Give the model's decider this target prior, if there is one; "estimate" is that of the samples."""
+    if prior is not None:
+        given = _estimated_prior(model, samples) if isinstance(prior, str) and prior == "estimate" else prior
+        model.decider = model.decider.replace(target_prior=given)
+
+
+def _estimated_prior(model: Model, samples: Samples) -> PriorEstimate:
     """The class prior of the samples; of many, from blocks that are spread evenly."""
     blocks = 1 if len(samples) <= MOST_ESTIMATED else BLOCKS
     size = min(len(samples), MOST_ESTIMATED) // blocks

@@ -4,9 +4,9 @@ A stage is `dataset.map_batches`. Deciding is a function that any worker calls; 
 which each has a GPU where the cluster has some. Ray starts actors that died again, and repeats their blocks.
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,7 @@ from rfdlc.errors import InputError, expect, listing
 from rfdlc.integrations.deciding import DecideTable
 
 if TYPE_CHECKING:
-    from rfdlc.integrations.predicting import Predicted, Table
-    from rfdlc.training.model import Model
+    from rfdlc.integrations.predicting import Predicted
 
 PART_ROWS = 1024  # samples of a source that an actor predicts at a time
 
@@ -95,43 +94,27 @@ def embed(
     return dataset.map_batches(EmbedBatch, fn_constructor_kwargs=given, **_actors(options))
 
 
-@dataclass
 class PredictBatch:
-    """Predicts batches of columns (arrays by name); the model is loaded when the first one comes."""
+    """Predicts batches of columns (arrays by name)."""
 
-    run: str
-    inputs: str | None = None
-    keep: Sequence[str] = ()
-    utility: Utility | None = None
-    raw: bool = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @cached_property
-    def model(self) -> "Model":
+    def __init__(self, run: str, inputs: str | None, keep: Sequence[str], utility: Utility | None, raw: bool) -> None:
+        from rfdlc.integrations.predicting import Table
         from rfdlc.training.model import Model
 
-        return Model.load(self.run)
-
-    @cached_property
-    def table(self) -> "Table":
-        from rfdlc.integrations.predicting import Table
-
-        table = Table(self.model, self.utility, self.raw, named=False, labelled=False)
-        clash = [name for name in self.keep if name in table.schema.names]
+        self.model, self.inputs, self.keep = Model.load(run), inputs, keep
+        self.table = Table(self.model, utility, raw, named=False, labelled=False)
+        clash = [name for name in keep if name in self.table.schema.names]
         expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
-        return table
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        kept, table = {name: batch[name] for name in self.keep}, self.table
+        kept = {name: batch[name] for name in self.keep}
         if not len(next(iter(batch.values()))):
-            return kept | {name: np.empty(0, dtype=np.float32) for name in table.schema.names}
+            return kept | {name: np.empty(0, dtype=np.float32) for name in self.table.schema.names}
         rows = {name: batch[name] for name in batch if name not in self.keep}
         shape = self.model.inputs.input_shape
         given = rows if self.inputs is None else stacked(batch[self.inputs], shape)
         found: Predictions = self.model.predict(given)
-        return kept | {name: np.asarray(column) for name, column in table.columns(found).items()}
+        return kept | {name: np.asarray(column) for name, column in self.table.columns(found).items()}
 
 
 class EmbedBatch:
@@ -173,7 +156,7 @@ def predict_source(
 
     Actors read their samples themselves: the run folder and the source must be readable on all machines.
     """
-    from rfdlc.integrations.predicting import Predicted, estimated_prior
+    from rfdlc.integrations.predicting import Predicted, decide_for
     from rfdlc.training.model import Model
 
     remote, folder = "://" in str(out), Path(out)
@@ -182,18 +165,10 @@ def predict_source(
     ray = start(address)
     model = Model.load(run)
     samples = model.open_samples(source, **where)
-    if target_prior is not None:
-        estimated = isinstance(target_prior, str) and target_prior == "estimate"
-        target_prior = estimated_prior(model, samples).prior if estimated else target_prior
-        model.decider = model.decider.replace(target_prior=target_prior)
-    starts = range(0, len(samples), PART_ROWS)
-    given: dict[str, Any] = {
-        "run": str(Path(run).absolute()),
-        "source": _absolute(source, where),
-        "utility": utility,
-        "raw": raw,
-    }
-    given |= {"target_prior": None if target_prior is None else model.decider.target_prior, "where": where}
+    decide_for(target_prior, model, samples)
+    starts, prior = range(0, len(samples), PART_ROWS), None if target_prior is None else model.decider.target_prior
+    given: dict[str, Any] = {"run": str(run), "source": str(source), "utility": utility, "target_prior": prior}
+    given |= {"raw": raw, "folder": os.getcwd(), "where": where}
     parts = ray.data.from_items([{"start": first} for first in starts], override_num_blocks=len(starts))
     options = _actors({"batch_size": 1} | ({} if actors is None else {"concurrency": actors}))
     found = parts.map_batches(PredictPart, fn_constructor_kwargs=given, **options)
@@ -207,11 +182,14 @@ class PredictPart:
     """Predicts parts of a source by their first sample, as `rfdlc.predict` does."""
 
     def __init__(
-        self, run: str, source: str, utility: Utility | None, target_prior: Any, raw: bool, where: Mapping[str, Any]
-    ) -> None:
+        self, run: str, source: str, utility: Utility | None, target_prior: Any, raw: bool, folder: str,
+        where: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         from rfdlc.integrations.predicting import Table
         from rfdlc.training.model import Model
 
+        with suppress(OSError):  # to which relative paths belong; where it is not there, absolute ones may be
+            os.chdir(folder)
         model = Model.load(run)
         if target_prior is not None:
             model.decider = model.decider.replace(target_prior=target_prior)
@@ -243,8 +221,3 @@ def _actors(options: Mapping[str, Any]) -> dict[str, Any]:
     gpus, cpus = (int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU"))
     usual = {"concurrency": gpus or max(1, cpus // 2), "num_gpus": 1 if gpus else 0, "batch_format": "numpy"}
     return usual | dict(options)
-
-
-def _absolute(source: str | Path, where: Mapping[str, Any]) -> str:
-    """A path that means the same on all workers; names of data sets stay."""
-    return str(Path(source).absolute()) if where.get("root") is None and Path(source).exists() else str(source)

@@ -14,7 +14,6 @@ import numpy as np
 
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.load import load
-from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, evaluate
 from rfdlc.decide.predictions import Predictions
@@ -84,7 +83,8 @@ def cross_validate(
     models, parts = [], list[Predictions]()
     for number, rows in enumerate(held):
         announce(f"fold {number + 1} of {folds}")
-        part = _with_fold(given, np.flatnonzero(fold != number), rows)
+        apart = given.held_apart(np.flatnonzero(fold != number), rows)
+        part = replace(apart, val=given.val, test=apart.val)
         models.append(_trained(part, method, path / f"fold-{number}", settings))
         parts.append(_corrected(models[-1], samples.take(rows)))
     never = int((fold < 0).sum())
@@ -106,12 +106,6 @@ def _claim(path: Path, wanted: dict[str, Any]) -> None:
         raise InputError(f"{path} cannot be made a folder ({error.strerror}): choose another") from None
     with replacing(file) as beside:
         beside.write_text(json.dumps(wanted), encoding="utf-8")
-
-
-def _with_fold(data: Dataset, kept: Any, held: Any) -> Dataset:
-    train = data.train.take(kept)
-    classes = Classes.from_labels(train.labels, data.classes.names, data.classes.groups)
-    return replace(data, train=train, test=data.train.take(held), classes=classes)
 
 
 def _trained(data: Dataset, method: str, path: Path, settings: Mapping[str, Any]) -> Model:

@@ -159,6 +159,14 @@ class ProcessGroup:
 SINGLE = ProcessGroup()
 
 
+def taken_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """What a backward pass has left in the parameters, which is removed from them."""
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return found
+
+
 class _Called(nn.Module):
     """A network, called by a function of it."""
 

@@ -1,6 +1,5 @@
 """Plans of sweeps: what a TOML file asks for, the jobs that train it, and the rows of their table."""
 
-import csv
 import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from rfdlc.errors import InputError, expect, listing
-from rfdlc.files import read_json, replacing
+from rfdlc.files import as_csv, read_json, replacing
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.run import Run
 from rfdlc.training.train import RunSpec, train_many
@@ -132,9 +131,6 @@ def row_of(path: Path, changes: Mapping[str, Any]) -> Row:
     return row
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
+def write_rows(path: Path, rows: list[Row]) -> None:
+    with replacing(path) as beside:
+        beside.write_bytes(as_csv(rows))

@@ -10,9 +10,7 @@ embedding.*        the weights that made its features              choice.json  
 tuning.json        trials before it, and what they chose           familiarity.safetensors  fitted to training samples
 """
 
-import csv
 import hashlib
-import io
 import json
 import os
 import platform
@@ -38,7 +36,7 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.load import find_reader, load, options_of
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import InputError, expect
-from rfdlc.files import owned, parse_json, read_json, replace_durably, sha256_of
+from rfdlc.files import as_csv, owned, parse_json, read_json, replace_durably, sha256_of
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import Method, find_method
 from rfdlc.training.networks.pretrained import Start, Weights
@@ -188,9 +186,8 @@ class Run:
             try:
                 with _readable(path, "a checkpoint"):
                     tensors, meta = read_weights(path)
-                    net, state = (
-                        {k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES
-                    )
+                    named = [{k.removeprefix(p): v for k, v in tensors.items() if k.startswith(p)} for p in PREFIXES]
+                    net, state = named
                     return Checkpoint(int(meta["phase"]), int(meta["epoch"]), net, state, parse_json(meta["history"]))
             except InputError as error:
                 if path == paths[-1]:
@@ -224,12 +221,8 @@ class Run:
         self.write_history(checkpoint.history)
 
     def write_history(self, rows: Rows) -> None:
-        """One row per epoch; columns that only some rows have are empty in the others."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-        self.write("history.csv", text.getvalue().encode())
+        """One row per epoch."""
+        self.write("history.csv", as_csv(rows))
 
     def write_json(self, name: str, table: Mapping[str, Any]) -> None:
         self.write(name, (json.dumps(table, indent=1, ensure_ascii=False) + "\n").encode())
@@ -251,7 +244,7 @@ class Run:
             there = next((name for name in (LAST, PREVIOUS) if (self.path / name).exists()), None)
             state = f"{there} is intact" if there else "there was no checkpoint yet"
             problem = f"{self.path}/{name} cannot be written ({error.strerror or error}); {state}"
-            raise InputError(f"{problem}: make room, then `rfdlc resume {self.path}`") from None
+            raise InputError(f"{problem}: free some disk space, then `rfdlc resume {self.path}`") from None
 
 
 @contextmanager

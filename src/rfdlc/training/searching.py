@@ -14,7 +14,7 @@ from rfdlc.files import read_json
 from rfdlc.training.loop import TrainingStopped
 from rfdlc.training.plans import STOPPED, TABLE, Plan, Range, Row, Search, row_of, write_rows
 from rfdlc.training.run import Run
-from rfdlc.training.train import prepare_runs
+from rfdlc.training.train import prepare_runs, without_trials
 
 RECORD = "trial.json"  # of a trial that has ended: its settings, state, and held-out metric by epoch
 DIRECTIONS: dict[str, Any] = {"held_out_nll": "minimize", "held_out_accuracy": "maximize", "held_out_ece": "minimize"}
@@ -47,8 +47,8 @@ def _train(plan: Plan, asked: Search, path: Path, records: Sequence[dict[str, An
     """Ask for a trial, train it to its end or until it is pruned, and record it."""
     trial = ask(asked, records)
     job = plan.job(path.parent, [{"evaluate_every": 1, **plan.settings, **trial.params}], [path.name])
-    trainer, (run,) = prepare_runs(job.data, job.specs, job.root, job.options)
-    held = "a search compares held-out metrics: set hold_out=0.1, and leave tune and folds out"
+    trainer, (run,) = prepare_runs(job.data, without_trials(job.specs), job.root, job.options)
+    held = "a search compares held-out metrics, but nothing is held out: set hold_out=0.1"
     expect(run.config.hold_out or trainer.data.val is not None, held)
     reported: dict[int, float] = {}
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from rfdlc.training.distributed import ProcessGroup
+from rfdlc.training.distributed import ProcessGroup, taken_gradients
 from rfdlc.training.networks.particles import ParticleNet
 
 
@@ -35,13 +35,11 @@ class ShardedCopy:
 
     def gradients(self) -> list[Tensor]:
         """This rank's part of the sums over all ranks, for each of `local`."""
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        found = taken_gradients(self.parameters)
         whole = [gradient for gradient in found if not isinstance(gradient, DTensor)]
         self.processes.all_reduce_(whole)
         parts = [_local(gradient) for gradient in found if isinstance(gradient, DTensor)]
         torch._foreach_mul_(parts, self.processes.world_size)  # it has divided them
-        for parameter in self.parameters:
-            parameter.grad = None
         return [_local(gradient) for gradient in found]
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rfdlc.data.augment import Mixed, cutmix, mixup
 from rfdlc.errors import expect
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.distributed import SINGLE, ProcessGroup, overlapped
+from rfdlc.training.distributed import SINGLE, ProcessGroup, overlapped, taken_gradients
 from rfdlc.training.losses import GlobalBatch, RunLosses, reduce
 from rfdlc.training.losses.consistency import Consistency
 from rfdlc.training.losses.terms import Repulsions
@@ -123,15 +123,8 @@ class Step:
             self.processes.all_reduce_([*gradients, total])
         else:
             self.processes.all_reduce_([total])
-            gradients = self._summed() if self.shards is None else self.shards.gradients()
+            gradients = taken_gradients(self.parameters) if self.shards is None else self.shards.gradients()
         self._update(total, gradients)
-
-    def _summed(self) -> list[Tensor]:
-        """What a backward pass under DDP has left."""
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
-        return found
 
     def mixed(self, inputs: Tensor, targets: Tensor, mix: Tensor) -> Mixed:
         return Mixed(inputs, targets, targets, self.ones) if self.mixing is None else self.mixing(inputs, targets, mix)

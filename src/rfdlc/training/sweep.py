@@ -3,11 +3,12 @@
 The run folders are all that a sweep remembers. Started again, it continues them, and its table is the same.
 """
 
+import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from rfdlc.errors import InputError, choose, expect
 from rfdlc.files import replacing
 from rfdlc.training.plans import OF_DATA, TABLE, Job, Plan, Row, row_of, write_rows
 from rfdlc.training.searching import search
-from rfdlc.training.train import RunSpec
 
 ENGINES = ("local", "ray", "slurm")
 SCRIPT = "sweep.sbatch"
@@ -60,20 +60,18 @@ def sweep(
         return search(plan, folder, collect=collect)
     changes = plan.changes()
     expect(len(changes) <= MOST_RUNS, f"{path}: has {len(changes):,} runs: expected at most {MOST_RUNS:,}")
-    names = names_of(changes)
-    groups = list(_groups(changes))
-    jobs = [group[at : at + runs_per_job] for group in groups for at in range(0, len(group), runs_per_job)]
-    many = partial(_jobs, plan, folder, changes, names)
+    names, most = names_of(changes), len(changes) if engine == "local" and job is None else runs_per_job
+    parts = [group[at : at + most] for group in _groups(changes) for at in range(0, len(group), most)]
+    jobs = [plan.job(folder, [changes[i] for i in own], [names[i] for i in own]) for own in parts]
     if job is not None:
         expect(0 <= job < len(jobs), f"job is {job}: expected 0 to {len(jobs) - 1}")
-        many(jobs[job : job + 1])[0].train(networks)
+        jobs[job].train(networks)
     elif engine == "slurm":
         write_script(folder, path, len(jobs), runs_per_job)
-    elif not collect:
-        run_jobs: Callable[[Sequence[Job]], None] = partial(_on_ray, address=address, networks=networks)
-        if engine == "local":
-            run_jobs, jobs = partial(_here, networks=networks), groups
-        run_jobs(many(jobs))
+    elif engine == "ray" and not collect:
+        _on_ray(jobs, address, networks)
+    for each in jobs if engine == "local" and job is None and not collect else ():
+        each.train(networks)
     rows = [row_of(folder / name, own) for name, own in zip(names, changes, strict=True)]
     if job is None and folder.is_dir():
         write_rows(folder / TABLE, rows)
@@ -98,24 +96,13 @@ def names_of(changes: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name if times[name] == 1 else f"{name}-{number}" for number, name in enumerate(names)]
 
 
-def _groups(changes: Sequence[Mapping[str, Any]]) -> Iterator[list[int]]:
+def _groups(changes: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Positions of runs that may be trained by one call: on the same data, with the same kind of network."""
     found: dict[str, list[int]] = {}
     for number, own in enumerate(changes):
         key = str([(name, value) for name, value in sorted(own.items()) if name.startswith(OF_DATA) or name in APART])
         found.setdefault(key, []).append(number)
-    yield from found.values()
-
-
-def _jobs(
-    plan: Plan, folder: Path, changes: Sequence[Mapping[str, Any]], names: Sequence[str], groups: Sequence[list[int]]
-) -> list[Job]:
-    return [plan.job(folder, [changes[i] for i in own], [names[i] for i in own]) for own in groups]
-
-
-def _here(jobs: Sequence[Job], networks: int) -> None:
-    for job in jobs:
-        job.train(networks)
+    return list(found.values())
 
 
 def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
@@ -129,8 +116,8 @@ def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
         ray.init(address=address, log_to_driver=False)
     try:
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        task = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(Job.train)
-        ray.get([task.remote(_absolute(job), networks) for job in jobs])
+        task = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_train_in)
+        ray.get([task.remote(os.getcwd(), job, networks) for job in jobs])
     except ray.exceptions.RayTaskError as error:
         raise error.as_instanceof_cause() from None
     finally:
@@ -138,13 +125,11 @@ def _on_ray(jobs: Sequence[Job], address: str | None, networks: int) -> None:
             ray.shutdown()
 
 
-def _absolute(job: Job) -> Job:
-    """Workers of Ray may have another current folder."""
-    specs = [RunSpec(Path(spec.out).absolute(), spec.method, spec.settings) for spec in job.specs]
-    data = Path(job.root or "", job.data).expanduser()
-    root = None if job.root is None else str(Path(job.root).expanduser().absolute())
-    source = str(data.absolute()) if job.root is None and data.exists() else job.data
-    return Job(source, root, job.options, specs)
+def _train_in(folder: str, job: Job, networks: int) -> None:
+    """On a worker of Ray, to which relative paths must mean what they mean here."""
+    with suppress(OSError):  # not there: absolute paths may be
+        os.chdir(folder)
+    job.train(networks)
 
 
 def write_script(folder: Path, file: Path, jobs: int, runs_per_job: int) -> Path:

@@ -16,19 +16,9 @@ from rfdlc.training.tuning import check_tuning, tune
 
 TUNED = ("tune", "budget")
 FIXED_IN_FORKS = (
-    *NETWORK,
-    "lora",
-    "widths",
-    "whiten",
-    "particles",
-    "shared_stages",
-    "head",
-    "seed",
-    "hold_out",
-    "refit",
-    "calibration_folds",
-    "optimiser",
-)
+    *NETWORK, "lora", "widths", "whiten", "particles", "shared_stages", "head", "seed", "hold_out", "refit",
+    "calibration_folds", "optimiser",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,10 +167,7 @@ def train_many(
     expect(count == 1, f"train_many uses one process, but {count} were started: leave torchrun out")
     expect(networks >= 1, f"networks is {networks}: expected 1 or more networks per stack")
     expect(not folders, f"{listing(folders)} is the folder of several runs: expected one folder per run")
-    alone = "tune and budget are for a run that is trained alone: use train, or leave them out"
-    expect(not any(_asks_for_trials(spec.settings) for spec in specs), alone)
-    specs = [replace(spec, settings={**spec.settings, "tune": "off", "budget": 0}) for spec in specs]
-    trainer, runs = prepare_runs(data, specs, root, data_options or {}, networks=networks)
+    trainer, runs = prepare_runs(data, without_trials(specs), root, data_options or {}, networks=networks)
     models = {run.path: Model.load(run.path, device=run.config.device) for run in runs if run.finished}
     models |= {model.path: model for model in trainer.fit([run for run in runs if run.path not in models])}
     return [models[run.path] for run in runs]
@@ -198,10 +185,8 @@ def prepare_runs(
         known = {key: start_of(config, backbone) for key, config in dict(zip(networks_of, early, strict=True)).items()}
         starts = [known[key] for key in networks_of]
         apart = "these networks expect images of different sizes or scales: train each of them in a call of its own"
-        views = [
-            (start.preprocessing, sizes_for(data, root, config, start))
-            for config, start in zip(early, starts, strict=True)
-        ]
+        pairs = zip(early, starts, strict=True)
+        views = [(start.preprocessing, sizes_for(data, root, config, start)) for config, start in pairs]
         expect(all(view == views[0] for view in views), apart)
         given, options = load_for(data, root, options, early[0], starts[0])
         trainer = Trainer(given, backbone=backbone, group=group, networks=networks)
@@ -224,6 +209,13 @@ def prepare_runs(
             more = {"given": sorted(spec.settings)} if run.config.tuned else {}  # which trials leave as they are
             run.create(described, given.classes, copies, **more)
     return trainer, runs
+
+
+def without_trials(specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """The same runs, also where a preset has trials; raises where the user asks for them."""
+    alone = "tune and budget are for a run that is trained alone: use train, or leave them out"
+    expect(not any(_asks_for_trials(spec.settings) for spec in specs), alone)
+    return [replace(spec, settings={**spec.settings, "tune": "off", "budget": 0}) for spec in specs]
 
 
 def _asks_for_trials(settings: Mapping[str, Any]) -> bool:
