@@ -146,9 +146,8 @@ def _unpacked(column: Any) -> int:
         lengths = compute.cast(compute.binary_length(column.dictionary), "int64")
         return max(len(column), compute.sum(lengths.take(column.indices)).as_py() or 0)
     if str(kind) in ("string_view", "binary_view"):  # rows may show the same text; each has its length in 16 bytes
-        return int(
-            np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset :][: len(column)].sum(dtype=np.int64)
-        )
+        lengths = np.frombuffer(column.buffers()[1], np.int32)[::4][column.offset :][: len(column)]
+        return int(lengths.sum(dtype=np.int64))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return len(column) + _unpacked(column.flatten())
     return max(len(column), column.nbytes)

@@ -59,9 +59,8 @@ def inspect(
     options |= {"seed": seed, "skip_broken": skip_broken or None, "allow_links": allow_links or None}
     for pair in further or ():
         key, given, value = pair.partition("=")
-        expect(
-            key.startswith("data.") and given, f"{pair!r} is not an option: expected data.key=value, as data.fit=pad"
-        )
+        named = key.startswith("data.") and given
+        expect(named, f"{pair!r} is not an option: expected data.key=value, as data.fit=pad")
         options[key.removeprefix("data.").replace("-", "_")] = value
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown

@@ -233,12 +233,10 @@ def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[s
     columns = {"id": list(ids), "action": action, "expected_utility": value, "runner_up": runner_up}
     columns |= {"runner_up_utility": next_value, "argmax": argmax, "argmax_probability": probability}
     columns |= {"reason": found.reason.tolist()} if (decider.utility.decided_class < 0).any() else {}
-    if found.sets is None:
-        return columns
-    return columns | {
-        "set": set_texts(found.sets, decider.utility.classes),
-        "set_size": found.sets.sum(axis=1).tolist(),
-    }
+    if found.sets is not None:
+        columns["set"] = set_texts(found.sets, decider.utility.classes)
+        columns["set_size"] = found.sets.sum(axis=1).tolist()
+    return columns
 
 
 def _handed_over(decider: "rfdlc.Decider", found: "Explanation") -> list[str]:

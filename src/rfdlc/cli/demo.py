@@ -97,9 +97,8 @@ def decide_in_steps(data: "rfdlc.Dataset", folder: Path, seed: int = 0) -> dict[
         for name, networks in {"single": 1, "ensemble": NETWORKS}.items()
     )
     runs = {f"{NETWORKS} networks": folder / "ensemble", "one network": folder / "single"}
-    rfdlc.report(
-        runs, utility, folder / "report.html", images=data.test.array, title="rfdlc demo: digits with a long tail"
-    )
+    page, title = folder / "report.html", "rfdlc demo: digits with a long tail"
+    rfdlc.report(runs, utility, page, images=data.test.array, title=title)
     asks = many.decider.replace(utility=utility.with_abstain(1 - ASKING))
     deciders = {
         LIKELIEST: (one, rfdlc.Decider(utility, calibration=None, rule="argmax")),

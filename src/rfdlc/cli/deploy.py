@@ -77,15 +77,20 @@ def embed(
         except KeyboardInterrupt:
             print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
             raise
-    listed, width = done.skipped_file and str(done.skipped_file), done.embedding.width
-    lines = [f"{done.samples:,} samples, {width:,} features of {done.embedding.backbone}: {out}"]
-    lines += [f"{done.skipped:,} broken ones were left out: {listed}"] if done.skipped else []
-    lines += [f"weights for new images: {done.weights}", f"next: rfdlc train {out} --out runs/features"]
-    if not done.complete:
-        lines = ["this process has finished its share; the last one to finish writes the file"]
+    summary, lines = _written(done, out, f"{done.embedding.width:,} features of {done.embedding.backbone}")
+    lines += [f"weights for new images: {done.weights}", f"next: rfdlc train {out} --out runs/features"] * done.complete
+    summary |= {"weights": str(done.weights), "embedding": done.embedding.model_dump(mode="json")}
+    output(json, summary, *lines)
+
+
+def _written(done: Any, out: Path, what: str) -> tuple[dict[str, Any], list[str]]:
+    """What was written, for JSON and in lines; of several processes, the last one writes the file."""
+    listed = done.skipped_file and str(done.skipped_file)
     summary = {"out": str(out), "samples": done.samples, "complete": done.complete, "skipped": done.skipped}
-    summary |= {"skipped_file": listed, "weights": str(done.weights)}
-    output(json, summary | {"embedding": done.embedding.model_dump(mode="json")}, *lines)
+    lines = [f"{done.samples:,} samples, {what}: {out}"]
+    lines += [f"{done.skipped:,} broken ones were left out{f': {listed}' if listed else ''}"] if done.skipped else []
+    share = ["this process has finished its share; the last one to finish writes the file"]
+    return summary | {"skipped_file": listed}, lines if done.complete else share
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...] | None:
@@ -146,14 +151,8 @@ def predict(
             if out.suffix.lower() != ".npz":
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
             raise
-    listed = done.skipped_file and str(done.skipped_file)
-    lines = [f"{done.samples:,} samples, {done.decided_for}: {out}"]
-    if done.skipped:
-        lines.append(f"{done.skipped:,} broken ones were left out{f': {listed}' if listed else ''}")
-    if not done.complete:
-        lines = ["this process has finished its share; the last one to finish writes the file"]
-    summary = {"out": str(out), "samples": done.samples, "complete": done.complete, "skipped": done.skipped}
-    output(json, summary | {"skipped_file": listed, "run": str(run), "decided_for": done.decided_for}, *lines)
+    summary, lines = _written(done, out, done.decided_for)
+    output(json, summary | {"run": str(run), "decided_for": done.decided_for}, *lines)
 
 
 @takes_request

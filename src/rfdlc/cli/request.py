@@ -76,10 +76,8 @@ class UtilityRequest:
             return {"utility": self.read_utility(made.classes, made.decider), "target_prior": prior}
         file = model / "classes.json"
         expect(file.is_file(), f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)")
-        return {
-            "utility": self.read_utility(rfdlc.Classes.from_json(file), folder_decider(model)),
-            "target_prior": prior,
-        }
+        utility = self.read_utility(rfdlc.Classes.from_json(file), folder_decider(model))
+        return {"utility": utility, "target_prior": prior}
 
     def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
         """The utility that the options name; `--abstain` or `--expert` alone adds to that of the `saved` decider."""
@@ -387,11 +385,9 @@ def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
     among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
     right = among.diagonal()
     if (own >= 0).all() and (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any():
-        hints = (
-            "is worth the least of its row: if these are costs, give them with --costs",
-            "costs the most of its row: if these are utilities, give them with --utility",
-        )
-        warnings.warn(f"{spec}: every right decision {hints[costs]}", stacklevel=2)
+        least = "is worth the least of its row: if these are costs, give them with --costs"
+        most = "costs the most of its row: if these are utilities, give them with --utility"
+        warnings.warn(f"{spec}: every right decision {most if costs else least}", stacklevel=2)
 
 
 def folder_decider(path: Path) -> "rfdlc.Decider | None":

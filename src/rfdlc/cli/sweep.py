@@ -58,9 +58,8 @@ def _means(found: list[dict[str, Any]]) -> Any:
 
     own = [name for name in found[0] if name not in METRICS]
     names = [*own, *(name for name in METRICS if name in found[0])]
-    cells = {
-        name: [METRICS.get(name, name), *(_cell(row.get(name, "")) for row in found[:MOST_SHOWN])] for name in names
-    }
+    shown = found[:MOST_SHOWN]
+    cells = {name: [METRICS.get(name, name), *(_cell(row.get(name, "")) for row in shown)] for name in names}
     while len(names) > len(own) + 1 and sum(max(map(len, cells[name])) + 3 for name in names) > Console().width:
         names.pop()
     title = "Means over seeds, on held-out data as if classes were equally frequent; the lowest loss first"

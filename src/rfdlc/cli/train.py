@@ -12,18 +12,7 @@ import typer
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import (
-    AllowLinks,
-    Drop,
-    Force,
-    Groups,
-    JsonOption,
-    Root,
-    RunFolder,
-    SkipBroken,
-    Source,
-    Target,
-)
+from rfdlc.cli.request import AllowLinks, Drop, Force, Groups, JsonOption, Root, RunFolder, SkipBroken, Source, Target
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect, printable
 from rfdlc.progress import announce, speaks
@@ -95,10 +84,8 @@ def train(
         chosen = _chosen(settings, ("out", "root", *options))
         named = chosen.pop("method", method)
         options = {name: value for name, value in options.items() if value}
-        of_data, of_network = (
-            {key.removeprefix(prefix): chosen.pop(key) for key in list(chosen) if key.startswith(prefix)}
-            for prefix in PREFIXES
-        )
+        prefixed = [[key for key in chosen if key.startswith(prefix)] for prefix in PREFIXES]
+        of_data, of_network = ({key.partition(".")[2]: chosen.pop(key) for key in own} for own in prefixed)
         options |= of_data
         chosen |= {"backbone_options": of_network} if of_network else {}
         chosen |= {name: value for name, value in (("budget", budget), ("log", log)) if value}
@@ -302,10 +289,8 @@ def _report_folds(found: Any, as_json: bool) -> None:
     spread = [fold["mean_utility"] for fold in metrics["folds"]]
     lines = [f"data: {note}" for note in found.notes]
     lines += [f"mean utility of the folds (one-hot): {', '.join(f'{value:.3f}' for value in spread)}"]
-    lines += [
-        f"out-of-fold predictions: {path}/predictions.npz",
-        f"next: rfdlc evaluate {path} --utility tail-sensitive",
-    ]
+    lines += [f"out-of-fold predictions: {path}/predictions.npz"]
+    lines += [f"next: rfdlc evaluate {path} --utility tail-sensitive"]
     title = "Utility tail-sensitive" if "test_tail_sensitive" in metrics else None
     output(as_json, {"folder": str(path), **metrics}, metrics_table(columns, title), *lines)
 

@@ -161,11 +161,8 @@ class Policy:
 
     def unchanged(self, count: int, device: torch.device) -> Draws:
         """Draws that change nothing."""
-        shape: Any = count, self.layers
-        return {
-            "operation": torch.zeros(shape, dtype=torch.int64, device=device),
-            "strength": torch.zeros(shape).to(device),
-        }
+        none = torch.zeros(count, self.layers, device=device)
+        return {"operation": none.long(), "strength": none}
 
     def recolour(self, images: Tensor, draws: Draws) -> Tensor:
         """The colour operations, layer by layer, on bytes (B, C, H, W)."""

@@ -113,11 +113,9 @@ def check_affine(calibrator: Calibrator, classes: int) -> None:
     checks = ("W", weight, (one, each, square)), ("bias", bias, (one, each)), ("prior", prior, (each,))
     for what, given, allowed in checks:
         values = np.asarray(given, dtype=np.float64)
-        expect(
-            values.shape in allowed and np.isfinite(values).all(),
-            f"{what} of the calibrator has shape {values.shape} and sum {values.sum():g}: expected finite numbers, one "
-            f"per class ({classes})",
-        )
+        found = f"{what} of the calibrator has shape {values.shape} and sum {values.sum():g}"
+        fits = values.shape in allowed and np.isfinite(values).all()
+        expect(fits, f"{found}: expected finite numbers, one per class ({classes})")
     expect(0 < calibrator.power < np.inf, f"power {calibrator.power} cannot be used: expected a number above 0")
 
 

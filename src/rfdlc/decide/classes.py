@@ -181,11 +181,8 @@ class Classes:
     def in_order(self, names: Sequence[str]) -> "Classes":
         """The same classes in the order of `names`, which must be the same set."""
         odd = sorted(set(names) ^ set(self.names)) or ["?"]
-        expect(
-            odd == ["?"] and len(names) == len(self),
-            f"classes {listing(self.names)} do not match {listing(names)}: {odd[0]!r} is in only one of them"
-            f"{suggestion(odd[0], odd[1:])}",
-        )
+        other = f"classes {listing(self.names)} do not match {listing(names)}: {odd[0]!r} is in only one of them"
+        expect(odd == ["?"] and len(names) == len(self), f"{other}{suggestion(odd[0], odd[1:])}")
         counts = None if self.counts is None else tuple(self.counts[self._index[name]] for name in names)
         return Classes(tuple(names), counts, self.groups)
 
@@ -237,9 +234,8 @@ class Classes:
     def thirds(self) -> dict[str, Indices]:
         """Head, med and tail: equal thirds of the classes by rank (100 classes: 33, 33, 34)."""
         head = max(1, len(self) // 3)
-        return dict(
-            zip(("head", "med", "tail"), np.split(self.order, [head, max(head, 2 * len(self) // 3)]), strict=True)
-        )
+        parts = np.split(self.order, [head, max(head, 2 * len(self) // 3)])
+        return dict(zip(("head", "med", "tail"), parts, strict=True))
 
     @cached_property
     def shots(self) -> dict[str, Indices]:
@@ -268,11 +264,8 @@ def numbered(largest: float, where: str = "") -> list[str]:
     >>> numbered(2)
     ['0', '1', '2']
     """
-    expect(
-        largest < MOST_NUMBERED,
-        f"{where}the label {largest:.0f} is too large: expected class numbers from 0 on, less than "
-        f"{MOST_NUMBERED:,}; renumber the classes, or pass their names as text",
-    )
+    large = f"{where}the label {largest:.0f} is too large: expected numbers from 0 on, less than {MOST_NUMBERED:,}"
+    expect(largest < MOST_NUMBERED, f"{large}; renumber the classes, or pass their names as text")
     return [str(c) for c in range(int(largest) + 1)]
 
 

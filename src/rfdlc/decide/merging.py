@@ -186,10 +186,8 @@ def _intervals(sums: Sums, values: Mapping[str, Any], utility: Utility) -> dict[
 def _group_rates(counts: Array, utility: Utility, groups: Sequence[tuple[str, str]]) -> dict[str, float]:
     classes, found = utility.classes, {}
     for true, wrong in groups:
-        own = counts[classes.members(true)]
-        found[f"{true} as {wrong}"] = _share(
-            own[:, np.isin(utility.decided_class, classes.members(wrong))].sum(), own.sum()
-        )
+        own, decided = counts[classes.members(true)], np.isin(utility.decided_class, classes.members(wrong))
+        found[f"{true} as {wrong}"] = _share(own[:, decided].sum(), own.sum())
     return found
 
 

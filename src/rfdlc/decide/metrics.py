@@ -110,10 +110,8 @@ METRICS: dict[str, Metric] = {}
 
 def register_metric(metric: Metric) -> Metric:
     """Add a metric to evaluations, tables, reports, model cards and scorers."""
-    expect(
-        metric.name.isidentifier() and metric.name not in (*METRICS, *RESERVED),
-        f"metric name {metric.name!r} is taken or is not an identifier: expected a new one, as 'top_5'",
-    )
+    free = metric.name.isidentifier() and metric.name not in (*METRICS, *RESERVED)
+    expect(free, f"metric name {metric.name!r} is taken or is not an identifier: expected a new one, as 'top_5'")
     choose("direction", metric.direction, ("higher", "lower", "none"))
     METRICS[metric.name] = metric
     return metric

@@ -351,8 +351,7 @@ def lengths_needed(spans: Sequence[tuple[int, PriorEstimate]], prior: Prior) -> 
     """By class, the shortest span of samples whose interval is at most as wide as the share itself, and if any is."""
     found = []
     for c, share in enumerate(prior):
-        fits = [
-            size for size, e in spans if np.ptp(np.quantile(e.draws[:, c], [0.025, 0.975])) <= max(share, e.prior[c])
-        ]
+        widths = [(size, e, np.ptp(np.quantile(e.draws[:, c], [0.025, 0.975]))) for size, e in spans]
+        fits = [size for size, e, width in widths if width <= max(share, e.prior[c])]
         found.append((fits[0], True) if fits else (spans[-1][0], False))
     return found

@@ -216,18 +216,12 @@ def _is_index(value: Any) -> bool:
 def _from_table(path: Path, classes: Classes | None, logits: bool) -> Predictions:
     """Columns that are neither `id` nor `target` are classes; without `classes`, in their order."""
     file = open_table(path)
-    expect(
-        "" not in file.names,
-        f"column {[*file.names, ''].index('') + 1} has no name: expected the name of a class, id or target; leave an "
-        "index out (index=False), or call it id",
-    )
+    unnamed = f"column {[*file.names, ''].index('') + 1} has no name: expected the name of a class, id or target"
+    expect("" not in file.names, f"{unnamed}; leave an index out (index=False), or call it id")
     if classes is None:
         names = class_columns(file.names)
-        expect(
-            len(names) > 1,
-            f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it; for two "
-            "classes with one probability add the other one (1 - p)",
-        )
+        few = f"the class columns are {listing(names) or 'none'}: expected one column per class, named after it"
+        expect(len(names) > 1, f"{few}; for two classes with one probability add the other one (1 - p)")
         classes = Classes(tuple(names))
     column_order(file.names, classes, str(path))
     # A class may be called id, as Indonesian is among languages.

@@ -136,10 +136,8 @@ def value_of(utility: Utility, ratio: Prior | None) -> Callable[[Floats, Floats,
 
 
 def _argmax(utility: Utility, ratio: Prior | None) -> Gain:
-    expect(
-        (utility.class_action >= 0).all(),
-        "rule 'argmax' decides for a class: expected a utility with an action for every class",
-    )
+    complete = bool((utility.class_action >= 0).all())
+    expect(complete, "rule 'argmax' decides for a class: expected a utility with an action for every class")
     matrix = np.tile(np.where(utility.decided_class < 0, -1.0, 0.0), (len(utility.classes), 1))  # below any probability
     matrix[np.arange(len(utility.classes)), utility.class_action] = 1.0
     return _linear(matrix, ratio, 1.0)
@@ -175,12 +173,8 @@ def _cobb(utility: Utility, ratio: Prior | None) -> Gain:
     return lambda p: np.log(corrected(p, ratio).astype(np.float64) @ shifted)
 
 
-RULES: dict[str, Rule] = {
-    "expected-utility": _expected_utility,
-    "argmax": _argmax,
-    "paper-eq12": _paper_eq12,
-    "cobb": _cobb,
-}
+RULES: dict[str, Rule] = {"expected-utility": _expected_utility, "argmax": _argmax}
+RULES |= {"paper-eq12": _paper_eq12, "cobb": _cobb}
 WARNINGS = {
     "paper-eq12": "rule 'paper-eq12' is the paper's Eq. 12 as printed, kept to rerun the paper: log p <= 0, so a "
     "negative utility times log p is a reward, and the rule prefers the action with the most penalties; "

@@ -99,16 +99,11 @@ def as_scores(given: Any, classes: Classes, *, logits: bool = False) -> Scores:
     else:
         values = _plain_array(given)
     values = values[None] if values.ndim == 2 else values
-    expect(
-        values.ndim == 3 and values.size,
-        f"scores have shape {values.shape}: expected (samples, classes) or (particles, samples, classes), with "
-        "at least one particle and one sample",
-    )
-    expect(
-        values.shape[2] == len(classes),
-        f"scores have {values.shape[2]} columns but there are {len(classes)} classes "
-        f"({listing(classes.names, 4)}): expected one column per class",
-    )
+    shape = f"scores have shape {values.shape}: expected (samples, classes) or (particles, samples, classes)"
+    expect(values.ndim == 3 and values.size, f"{shape}, with at least one particle and one sample")
+    fits = values.shape[2] == len(classes)
+    own = f"scores have {values.shape[2]} columns but there are {len(classes)} classes ({listing(classes.names, 4)})"
+    expect(fits, f"{own}: expected one column per class")
     return Scores(values, logits, corrected, ids)
 
 

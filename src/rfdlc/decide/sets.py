@@ -98,11 +98,8 @@ class PredictionSets:
         alpha, count = 1 - coverage, len(classes)
         samples = np.bincount(targets, minlength=count)
         needed = int(np.ceil(1 / alpha - 1 - 1e-9))
-        expect(
-            len(targets) >= needed,
-            f"{len(targets)} held-out samples cannot promise a coverage of {coverage:g}: expected at least {needed}, "
-            "or a lower coverage",
-        )
+        few = f"{len(targets)} held-out samples cannot promise a coverage of {coverage:g}"
+        expect(len(targets) >= needed, f"{few}: expected at least {needed}, or a lower coverage")
         least = int(np.ceil(2 / alpha - 1e-9)) if least is None else least
         expect(least >= needed, f"least is {least}: a coverage of {coverage:g} needs at least {needed} samples")
         prior = p.mean(axis=0, dtype=np.float64) if prior is None else prior
@@ -287,10 +284,8 @@ def as_sets(given: Any, classes: int) -> Sets:
         return SetUtility.of(given, classes)
     if isinstance(given, dict):
         given = SetUtility(tuple(given["discount"])) if "discount" in given else PredictionSets(**given)
-    expect(
-        isinstance(given, PredictionSets | SetUtility),
-        f"sets is a {type(given).__name__}: expected 'u65', 'u80', a SetUtility, or those of Decider.fit_sets",
-    )
+    known, kind = isinstance(given, PredictionSets | SetUtility), type(given).__name__
+    expect(known, f"sets is a {kind}: expected 'u65', 'u80', a SetUtility, or those of Decider.fit_sets")
     size = len(given.thresholds) if isinstance(given, PredictionSets) else classes
     expect(size == classes, f"sets are for {size} classes, but there are {classes}: fit them again")
     found: Sets = given

@@ -53,10 +53,7 @@ class Utility:
     """
 
     def __init__(
-        self,
-        matrix: ArrayLike,
-        classes: Classes | Sequence[str] | None = None,
-        actions: Sequence[str] | None = None,
+        self, matrix: ArrayLike, classes: Classes | Sequence[str] | None = None, actions: Sequence[str] | None = None
     ) -> None:
         if hasattr(matrix, "columns") and hasattr(matrix, "index"):
             classes = _frame_names(matrix.index, classes, "rows")
@@ -258,11 +255,8 @@ def _frame_names(axis: Any, given: Any, what: str) -> Any:
     if own == [str(i) for i in range(len(own))]:
         return given
     names = own if given is None else [str(name) for name in getattr(given, "names", given)]
-    expect(
-        names == own,
-        f"the data frame names its {what} {listing(own)}, but {listing(names)} are given: leave these out, "
-        "or reorder the frame",
-    )
+    other = f"the data frame names its {what} {listing(own)}, but {listing(names)} are given"
+    expect(names == own, f"{other}: leave these out, or reorder the frame")
     return own if given is None else given
 
 

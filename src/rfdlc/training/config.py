@@ -70,16 +70,12 @@ class TrainConfig(BaseModel):
     backbone_options: dict[str, Any] = Field({}, description="further arguments of a timm network: backbone.KEY=VALUE")
     pretrained: str = Field("none", description="weights to start from: none, a safetensors file, or hub (timm's)")
     image_size: int = Field(0, ge=0, description="side of the images that the network sees; 0: timm's, or as they are")
-    lora: int = Field(
-        0, ge=0, description="rank of the updates (LoRA) that alone are trained in a timm transformer, or 0"
-    )
+    lora: int = Field(0, ge=0, description="rank of the updates (LoRA) that alone are trained in a transformer, or 0")
     interpolation: str = Field("auto", description="how images are resized: bilinear or bicubic; auto: timm's")
     widths: tuple[Annotated[int, Field(ge=1, le=2**15)], ...] = Field(
         (256, 256), max_length=32, description="hidden widths of an mlp; empty for none"
     )
-    whiten: float = Field(
-        0.0, ge=0, lt=1, description="share of the covariance within classes by which an mlp's inputs are whitened"
-    )
+    whiten: float = Field(0.0, ge=0, lt=1, description="share of the covariance within classes in an mlp's whitening")
     particles: int = Field(1, ge=1, le=64, description="number of particles M of the ensemble")
     shared_stages: int = Field(0, ge=0, description="number of first stages of the backbone that the particles share")
     head: str = Field("cosine", description="cosine (of features and weights), linear, or mixed: both in turn")
@@ -130,9 +126,7 @@ class TrainConfig(BaseModel):
     sampling: str = Field("shuffle", description="how samples are drawn")
     augment: str = Field("auto", description=", ".join(AUGMENTATIONS) + " of images; auto: crop")
     magnitude: Share = Field(0.0, description="largest strength of random operations of `augment`; 0: as they have")
-    cutout: float = Field(
-        0.0, ge=0, description="side of a black square in every image: pixels, or below 1 a share of its side; 0: none"
-    )
+    cutout: float = Field(0.0, ge=0, description="side of a black square in every image: pixels, or a share below 1")
     jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
     workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup's Beta(alpha, alpha), 0 for none")
@@ -164,10 +158,7 @@ class TrainConfig(BaseModel):
     compile: bool = Field(False, description="compile the networks (GPU); pays off in long trainings")
     execution: str = Field("auto", description="networks stacked, or separate, one after another; auto: by their width")
     checkpoint_activations: bool = Field(False, description="recompute activations to save memory; not with compile")
-    parallel: str = Field(
-        "auto",
-        description="gradients are summed after the backward pass (sum), during it (ddp), or sharded (fsdp)",
-    )
+    parallel: str = Field("auto", description="sum gradients after the backward pass (sum), during it (ddp), or fsdp")
     batch_norm: str = Field("local", description="statistics: local to each process, or sync, of the global batch")
 
     def __init__(self, **values: Any) -> None:

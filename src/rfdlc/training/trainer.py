@@ -338,9 +338,8 @@ def _table_plan(run: Run, data: Dataset) -> str:
     usual = resolve(run.method_name, data.name, {"backbone": run.config.backbone}, data.suits, len(data.train))[1]
     unused = unused_settings(data, run.config, usual)
     ignored = {"ignored": f"{', '.join(unused)}: for networks; use backbone=mlp"} if unused else {}
-    return _lines(
-        {"data": known, **_single(data), **describe_table(data, run.config), **ignored, "decisions": decisions}
-    )
+    described = {**_single(data), **describe_table(data, run.config), **ignored}
+    return _lines({"data": known, **described, "decisions": decisions})
 
 
 def _single(data: Dataset) -> dict[str, str]:

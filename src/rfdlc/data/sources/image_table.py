@@ -9,15 +9,7 @@ from pydantic import PositiveInt
 
 from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import PackedText
-from rfdlc.data.sources.image_files import (
-    Entry,
-    Fit,
-    ImageOptions,
-    Interpolation,
-    is_image,
-    listed_name,
-    read_images,
-)
+from rfdlc.data.sources.image_files import Entry, Fit, ImageOptions, Interpolation, is_image, listed_name, read_images
 from rfdlc.data.sources.shards import image_bytes
 from rfdlc.data.sources.table import TableRows, check_roles, classes_of, rows_of_splits, split_column
 from rfdlc.data.table import text_column
@@ -75,12 +67,7 @@ def read(
 
 
 def find_images(
-    path: Path,
-    column: str,
-    target: str | None,
-    split: str | None,
-    class_names: tuple[str, ...],
-    allow_links: bool = False,
+    path: Path, column: str, target: str | None, split: str | None, class_names: tuple[str, ...], allow_links: bool
 ) -> tuple[Path, PackedText, NDArray[np.int64]]:
     """Images to predict: root, names and labels (-1: none). Does not check that files exist."""
     rows, root = TableRows(path, split, target, class_names), path.parent.resolve()

@@ -66,9 +66,8 @@ def read(
         found |= {f"{split}_x": inputs, f"{split}_y": labels}
     data = [key for key in found if key.endswith("_x")]
     grey = all(found[key].ndim == 4 and (found[key] == found[key][:, :1]).all() for key in data)
-    return arrays.from_arrays(
-        type(source).__name__, {key: own[:, :1] if grey and key in data else own for key, own in found.items()}
-    )
+    found |= {key: found[key][:, :1] for key in data} if grey else {}
+    return arrays.from_arrays(type(source).__name__, found)
 
 
 def _splits(source: Any) -> dict[str, Any]:

@@ -182,10 +182,8 @@ def _tar_samples(file: Path, target: str | None) -> Iterator[tuple[str, Any, int
             folder, _, base = name.rpartition("/")
             key, suffix = f"{folder}/{base.split('.')[0]}", Path(base).suffix.lower()
             if is_image(base):
-                both = (
-                    f"{file}: the sample {key.lstrip('/')!r} has two images, {images.get(key, ('',))[0]!r} and {name!r}"
-                )
-                expect(key not in images, f"{both}: expected one per sample")
+                both = f"the sample {key.lstrip('/')!r} has two images, {images.get(key, ('',))[0]!r} and {name!r}"
+                expect(key not in images, f"{file}: {both}: expected one per sample")
                 images[key] = name, start, size
             elif suffix in LABELS:
                 expect(size <= LARGEST_LABEL, f"{file}: {name} has {size:,} bytes: expected at most {LARGEST_LABEL:,}")
@@ -213,13 +211,11 @@ def _members(file: Path) -> Iterator[tuple[str, int, int]]:
                 if member.isdir() or name.rpartition("/")[2].startswith((".", "__")):
                     continue
                 plain = member.isreg() and not member.issparse()
-                expect(
-                    plain, f"{file}: {name!r} is a link, a device or a sparse file, which is refused: pack its content"
-                )
+                refused = "is a link, a device or a sparse file, which is refused: pack its content"
+                expect(plain, f"{file}: {name!r} {refused}")
                 leaves = name.startswith(("/", "\\")) or ".." in name.split("/")
-                expect(
-                    not leaves, f"{file}: the name {name!r} is absolute or leaves the tar, which is refused: rename it"
-                )
+                refused = "is absolute or leaves the tar, which is refused: rename it"
+                expect(not leaves, f"{file}: the name {name!r} {refused}")
                 yield name, member.offset_data, member.size
             end = tar.offset
         with file.open("rb") as opened:
@@ -292,9 +288,8 @@ def _rows(file: Path, column: str, target: str | None) -> Iterator[tuple[str, An
             batches = opened.iter_batches(ROWS, row_groups=[group], columns=[column, *usual[:1]])
             for batch in bounded(file, batches, stored):
                 cells = batch.column(column)
-                sizes = compute.binary_length(
-                    cells.field("bytes") if types.is_struct(cells.type) else cells
-                ).to_pylist()
+                images = cells.field("bytes") if types.is_struct(cells.type) else cells
+                sizes = compute.binary_length(images).to_pylist()
                 labels = batch.column(usual[0]).to_pylist() if len(usual) == 1 else [None] * len(sizes)
                 for size, label in zip(sizes, labels, strict=True):
                     expect(size, f"{file}, row {row + 1}: the image is missing")

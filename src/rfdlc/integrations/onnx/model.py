@@ -23,12 +23,8 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.files import has_external_data
 
-METADATA_KEY, FORMAT, VERSION, READABLE = (
-    "rfdlc",
-    "rfdlc-onnx",
-    2,
-    (1, 2, 3),
-)  # in 1 a utility as input has 32 bits; 3 has sets
+METADATA_KEY, FORMAT = "rfdlc", "rfdlc-onnx"
+VERSION, READABLE = 2, (1, 2, 3)  # in 1 a utility as input has 32 bits; 3 has sets
 OUTPUTS = ("probabilities", "expected_utility", "action", "uncertainty", "mutual_information")
 RULES = ("expected-utility", "cobb")  # the logarithm of an expected gain is largest where the gain is
 TOLERANCE = 1e-3  # of the utility's range, between what the graph computes and what its metadata say
@@ -95,9 +91,7 @@ class OnnxModel:
         except InputError:
             raise
         except Exception as error:  # of ONNX Runtime
-            raise InputError(
-                f"{path}: the graph cannot be computed ({type(error).__name__}); export it again"
-            ) from None
+            raise InputError(f"{path}: the graph does not compute ({type(error).__name__}); export it again") from None
         return model
 
     def decide(self, inputs: Any, utility: Utility | None = None) -> Decisions:

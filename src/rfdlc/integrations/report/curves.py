@@ -138,10 +138,8 @@ def budget_points(run: ReportRun, seed: int = 0) -> list[dict[str, float]] | Non
 def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:
     """Histograms of each kind of uncertainty for correct and for wrong decisions, and its AUC of detecting errors."""
     o = run.outcomes
-    kinds: dict[str, NDArray[Any]] = {
-        "1 − probability of the decision": 1 - o.certainty,
-        "entropy (1 = uniform)": o.entropy / np.log(max(2, len(o.classes))),
-    }
+    kinds: dict[str, NDArray[Any]] = {"1 − probability of the decision": 1 - o.certainty}
+    kinds["entropy (1 = uniform)"] = o.entropy / np.log(max(2, len(o.classes)))
     if len(run.scores.values) > 1:
         chunks = [uncertainty.particle_probabilities(chunk, run.scores.logits) for _, chunk in run.scores.chunks()]
         kinds["disagreement of the particles"] = np.concatenate([*map(uncertainty.mutual_information, chunks)])
@@ -152,16 +150,10 @@ def uncertainties(run: ReportRun) -> dict[str, dict[str, Any]]:
 def _histogram(values: NDArray[Any], right: NDArray[np.bool_]) -> dict[str, Any]:
     """Shares of the correct and of the wrong decisions in each bin."""
     edges = np.linspace(0, max(float(values.max()), 1e-6), HISTOGRAM_BINS + 1)
-    right_shares, wrong_shares = (
-        (np.histogram(values[mask], edges)[0] / max(1, int(mask.sum()))).tolist() for mask in (right, ~right)
-    )
+    counts = {name: (np.histogram(values[own], edges)[0], own) for name, own in (("right", right), ("wrong", ~right))}
+    shares = {name: (found / max(1, int(own.sum()))).tolist() for name, (found, own) in counts.items()}
     auc = metrics.roc_area(right, -values).value
-    return {
-        "edges": edges.tolist(),
-        "right": right_shares,
-        "wrong": wrong_shares,
-        "auc": None if np.isnan(auc) else auc,
-    }
+    return {"edges": edges.tolist(), **shares, "auc": None if np.isnan(auc) else auc}
 
 
 def promised(run: ReportRun) -> list[dict[str, Any]]:
@@ -175,19 +167,17 @@ def promised(run: ReportRun) -> list[dict[str, Any]]:
     ]
 
 
-def costliest(run: ReportRun, most: int = MISTAKES) -> Indices:
+def costliest(run: ReportRun) -> Indices:
     """Samples with the largest regret; among equals, those with the highest confidence come first."""
-    order = np.lexsort((-run.outcomes.confidence, -run.outcomes.regret))[:most]
+    order = np.lexsort((-run.outcomes.confidence, -run.outcomes.regret))[:MISTAKES]
     return np.asarray(order[run.outcomes.regret[order] > 0])
 
 
 def sheets(run: ReportRun) -> dict[str, Indices]:
     """Samples to look at: those whose true class has the lowest probability, and those of the highest entropy."""
     true = run.outcomes.probabilities[np.arange(len(run.outcomes)), run.outcomes.targets]
-    return {
-        "hardest": np.argsort(true, kind="stable")[:ON_A_SHEET],
-        "uncertain": np.argsort(-run.outcomes.entropy, kind="stable")[:ON_A_SHEET],
-    }
+    keys = {"hardest": true, "uncertain": -run.outcomes.entropy}
+    return {name: np.argsort(key, kind="stable")[:ON_A_SHEET] for name, key in keys.items()}
 
 
 def mistakes(run: ReportRun, rows: Indices) -> list[dict[str, Any]]:

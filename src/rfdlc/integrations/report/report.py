@@ -262,12 +262,10 @@ def thumbnails(run: ReportRun, rows: Indices, images: Images | None) -> dict[str
     except ImportError:
         raise InputError("thumbnails need Pillow: pip install pillow, or leave images out") from None
     if not isinstance(images, str | Path):
-        array = np.asarray(images)
-        expect(
-            array.ndim in (3, 4) and len(array) == len(run.outcomes),
-            f"images have shape {array.shape} for {len(run.outcomes)} samples: "
-            "expected (samples, height, width), (samples, height, width, 3) or (samples, 3, height, width)",
-        )
+        array, count = np.asarray(images), len(run.outcomes)
+        shapes = "(samples, height, width), (samples, height, width, 3) or (samples, 3, height, width)"
+        fits = array.ndim in (3, 4) and len(array) == count
+        expect(fits, f"images have shape {array.shape} for {count} samples: expected {shapes}")
         return {str(row): _encode(Image.fromarray(pixels_of(array[row]))) for row in rows}
     folder = Path(images)
     named = folder.is_dir() and run.predictions.ids is not None

@@ -29,9 +29,8 @@ def write_page(watched: Watch, out: Path, source: str) -> None:
         lead.insert(1, f"{stamp(decisions.times[0])} to {stamp(decisions.times[-1])} UTC")
     if watched.log.left_out:
         lead.append(f"{watched.log.left_out:,} decisions of earlier deciders are left out")
-    bold = [
-        f"<strong>{escape(line)}</strong>" if line.startswith(NOT_TRUSTED) else escape(line) for line in watched.verdict
-    ]
+    said = {escape(line): line.startswith(NOT_TRUSTED) for line in watched.verdict}
+    bold = [f"<strong>{line}</strong>" if warns else line for line, warns in said.items()]
     parts = {
         "title": "Decisions in service",
         "policy": f"default-src 'none'; style-src 'sha256-{own}'; base-uri 'none'; form-action 'none'",

@@ -63,9 +63,8 @@ class DecidingMixin:
         p, encoded = self.predict_proba(X), _encode(column_or_1d(y, warn=True), self.classes_)
         options = {"shifted": self.decider_.prior_warning(encoded) is not None} | options
         options = {"prior": self.decider_.decided_prior, "kind": kind, "coverage": coverage} | options
-        return self._decide_with(
-            self.decider_.replace(sets=PredictionSets.fit(p, encoded, self.named_classes_, **options))
-        )
+        sets = PredictionSets.fit(p, encoded, self.named_classes_, **options)
+        return self._decide_with(self.decider_.replace(sets=sets))
 
     def predict_set(self: Any, X: Any, sets: Any = None) -> NDArray[np.bool_]:
         """Which classes are in the set of each sample (N, C), in the order of `classes_`.
@@ -74,9 +73,7 @@ class DecidingMixin:
         utility.
         """
         p, found = self.predict_proba(X), self.decider_ if sets is None else self.decider_.replace(sets=sets)
-        expect(
-            found.sets is not None, "no sets yet: call conformalize(X, y) with new samples, or predict_set(X, 'u65')"
-        )
+        expect(found.sets, "no sets yet: call conformalize(X, y) with new samples, or predict_set(X, 'u65')")
         members: NDArray[np.bool_] = found.sets.members(p, found.utility)
         return members
 

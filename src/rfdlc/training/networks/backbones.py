@@ -243,11 +243,9 @@ def own(
     with torch.no_grad():
         features = build().eval()(example)
     shape = tuple(getattr(features, "shape", ()))
-    expect(
-        len(shape) == 2 and shape[0] == len(example),
-        f"the backbone returns {shape or type(features).__name__} for a batch of shape {tuple(example.shape)}: "
-        "expected features (batch, width); end it with pooling and flattening, without a classifier",
-    )
+    found = f"the backbone returns {shape or type(features).__name__} for a batch of shape {tuple(example.shape)}"
+    fix = "expected features (batch, width); end it with pooling and flattening, without a classifier"
+    expect(len(shape) == 2 and shape[0] == len(example), f"{found}: {fix}")
     return Backbone(IN_FRONT, (partial(Copies, build),), width=features.shape[1])
 
 

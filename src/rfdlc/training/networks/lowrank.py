@@ -30,9 +30,8 @@ class LowRank(nn.Module):
         self.down.normal_(0, self.down.shape[1] ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias) + functional.linear(
-            functional.linear(x, self.down), self.up
-        )
+        update = functional.linear(functional.linear(x, self.down), self.up)
+        return functional.linear(x, self.weight, self.bias) + update
 
 
 @torch.no_grad()
@@ -40,9 +39,7 @@ def adapt(network: Any, rank: int, name: str, example: Tensor) -> None:
     """Replace the linear layers that a network calls, in place; its other weights become buffers, which are frozen."""
     called: list[str] = []
     layers = {place: layer for place, layer in network.named_modules() if type(layer) is nn.Linear}
-    hooks = [
-        layer.register_forward_hook(lambda *_, place=place: called.append(place)) for place, layer in layers.items()
-    ]
+    hooks = [own.register_forward_hook(lambda *_, at=at: called.append(at)) for at, own in layers.items()]
     network(example)
     for hook in hooks:
         hook.remove()

@@ -180,10 +180,8 @@ def _check_hub(found: Mapping[str, Any]) -> None:
 
 def _preprocessing(found: Mapping[str, Any], size: int, channels: int) -> Preprocessing:
     """From timm's configuration; another number of channels than it has is normalised by the mean of them."""
-    mean, std = (
-        tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
-        for values in (found["mean"], found["std"])
-    )
+    known = {name: tuple(found[name]) for name in ("mean", "std")}
+    mean, std = (own if len(own) == channels else (sum(own) / len(own),) * channels for own in known.values())
     interpolation = "bicubic" if found["interpolation"] == "bicubic" else "bilinear"
     return Preprocessing(size or found["input_size"][-1], mean, std, interpolation, found["crop_pct"])
 
@@ -201,9 +199,8 @@ def load_weights(network: Any, name: str, file: str) -> None:
     head = [key for key in found if key.startswith(tuple(f"{own}." for own in heads))]
     fitting = {key: value for key, value in found.items() if key not in head}
     if wrong := _unfit(network, fitting):  # another resolution, another number of channels, weights of other code
-        convert = getattr(
-            sys.modules[type(network).__module__], "checkpoint_filter_fn", lambda weights, network: weights
-        )
+        module = sys.modules[type(network).__module__]
+        convert = getattr(module, "checkpoint_filter_fn", lambda weights, network: weights)
         try:
             fitting = _of_channels(network, convert(dict(fitting), network), first)
         except Exception:  # it knows the networks that it is for
@@ -276,9 +273,7 @@ def timm_backbone(
     """
     network = _create(name, size, options)
     channels = len(network.preprocessing.mean)
-    fix = (
-        f"backbone.in_chans={shape[0]} makes a network for them, in Python backbone_options={{'in_chans': {shape[0]}}}"
-    )
+    fix = f"set backbone.in_chans={shape[0]}, in Python backbone_options={{'in_chans': {shape[0]}}}"
     expect(shape[0] == channels, f"backbone {name!r} takes images of {channels} channels, got {shape[0]}: {fix}")
     expect(start is not None or not lora, f"lora={lora} adapts pretrained weights: set pretrained=FILE or hub")
     cuts = _cuts(network)
@@ -316,10 +311,8 @@ def _cuts(network: Any) -> list[Cut]:
     def record(child: str, module: nn.Module, inputs: Any, given: dict[str, Any], output: Any) -> None:
         called[child] = {key: value for key, value in given.items() if isinstance(value, Tensor)}
 
-    hooks = [
-        network.get_submodule(child).register_forward_hook(partial(record, child), with_kwargs=True)
-        for child in _children(network)
-    ]
+    children = {child: network.get_submodule(child) for child in _children(network)}
+    hooks = [own.register_forward_hook(partial(record, child), with_kwargs=True) for child, own in children.items()]
     with torch.enable_grad():
         network.forward_features(example)
     for hook in hooks:
@@ -328,9 +321,7 @@ def _cuts(network: Any) -> list[Cut]:
         return [None]  # tensors that depend on weights are not constants
     body = [child for child in called if child != "pos_drop" or not hasattr(network, "_pos_embed")]
     ends = [i + 1 for i, child in enumerate(body[:-1]) if _ends_stage(network, child, body[i + 1])]
-    head = [
-        child for child in _children(network) if child not in called and [*network.get_submodule(child).parameters()]
-    ]
+    head = [child for child, own in children.items() if child not in called and [*own.parameters()]]
     cuts: list[Cut] = []
     for start, end in zip([0, *ends], [*ends, len(body)], strict=True):
         last, own = end == len(body), {child: called[child] for child in body[start:end]}
