@@ -203,7 +203,7 @@ def broken_tar(kind: str, tar: tarfile.TarFile, image: bytes) -> None:
     link = tarfile.TarInfo("a.png")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     add(tar, "0.png", image)
-    add(tar, "0.cls", b"1" if kind != "number" else b"123456789")
+    add(tar, "0.cls", {"number": b"123456789", "sparse": b"10000"}.get(kind, b"1"))
     if kind == "link":
         tar.addfile(link)
     elif kind == "upwards":
@@ -234,7 +234,8 @@ def broken_tar(kind: str, tar: tarfile.TarFile, image: bytes) -> None:
         ("alone", r"a.tar: 1 samples have a label but no image, the first is '/1'"),
         ("unlabelled", r"a.tar/1.png has no label, .*skip_broken"),
         ("image", r"a.tar/1.png: the image is truncated or corrupt"),
-        ("number", r"the label 123456789 is too large: expected class numbers from 0 on, below"),
+        ("number", r"the label 123456789 is too large: expected class numbers from 0 on, less than 1,000,000"),
+        ("sparse", r"the label 10000 is too large for 1 samples: expected class numbers from 0 on, less than 10,000"),
     ],
 )
 def test_what_is_wrong_in_a_tar(folder: Path, tmp_path: Path, kind: str, message: str) -> None:

@@ -21,6 +21,7 @@ from rfdlc.files import parse_json
 Indices = NDArray[np.int64]
 
 MOST_NUMBERED = 1_000_000  # of classes numbered from 0: a larger label is a mistake, or not an index
+FEWEST_NUMBERED, SPARSEST = 10_000, 10  # that are always allowed; of numbered classes per sample
 MANY_SHOT, FEW_SHOT = 100, 20  # many: more than 100 training samples; few: fewer than 20 (Liu et al. 2019)
 
 
@@ -258,14 +259,18 @@ def as_classes(given: Classes | Sequence[str] | int) -> Classes:
     return Classes(tuple(map(str, range(given))) if isinstance(given, int | np.integer) else tuple(given))
 
 
-def numbered(largest: float, where: str = "") -> list[str]:
-    """The names of classes that are known by their numbers, from 0 to the largest.
+def numbered(largest: float, where: str = "", samples: int | None = None) -> list[str]:
+    """The names of classes that are known by their numbers, from 0 to the largest, of so many samples.
 
     >>> numbered(2)
     ['0', '1', '2']
     """
-    large = f"{where}the label {largest:.0f} is too large: expected numbers from 0 on, less than {MOST_NUMBERED:,}"
-    expect(largest < MOST_NUMBERED, f"{large}; renumber the classes, or pass their names as text")
+    expected, fix = "expected class numbers from 0 on, less than", "renumber the classes, or pass their names as text"
+    wrong = f"{where}the label {largest:.0f} is too large"
+    expect(largest < MOST_NUMBERED, f"{wrong}: {expected} {MOST_NUMBERED:,}; {fix}")
+    if samples is not None:
+        few = max(FEWEST_NUMBERED, SPARSEST * samples)
+        expect(largest < few, f"{wrong} for {samples} samples: {expected} {few:,}; {fix}")
     return [str(c) for c in range(int(largest) + 1)]
 
 

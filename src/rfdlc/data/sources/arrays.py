@@ -43,7 +43,6 @@ MEDMNIST = {
     "tissuemnist": "0,1,2,3,4,5,6,7",
     **dict.fromkeys(("organamnist", "organcmnist", "organsmnist"), ORGANS),
 }
-FEWEST_CLASSES, SPARSEST = 10_000, 10  # that are always allowed; of numbered classes per sample
 EMBEDDING = "embedding"  # the array with the text that says how features were made
 EXPECTED = "x and y, or train_x, train_y, test_x, test_y (and val_x, val_y, groups, ids, names)"
 
@@ -229,10 +228,7 @@ def class_names(name: str, roles: Mapping[str, Arrays]) -> list[str]:
         _check_known(name, "label", train)
         return [str(n) for n in np.unique(train.astype(str))]
     largest = [float(np.nanmax(own["y"])) for own in roles.values() if "y" in own and own["y"].size]
-    names, fix = numbered(max(largest), f"{name}: "), "renumber the classes, or pass their names as text"
-    few = len(names) <= max(FEWEST_CLASSES, SPARSEST * train.size)
-    expect(few, f"{name}: the label {max(largest):.0f} is too large for {train.size} training samples: {fix}")
-    return names
+    return numbered(max(largest), f"{name}: ", train.size)
 
 
 def _check_known(where: str, what: str, values: NDArray[Any]) -> None:

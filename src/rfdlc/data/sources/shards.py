@@ -16,7 +16,7 @@ from rfdlc.data.dataset import Dataset, choose_split, split_name
 from rfdlc.data.images import ImageFiles, Packed, PackedText
 from rfdlc.data.sources.image_files import Entry, Fit, ImageOptions, Interpolation, is_image, read_images
 from rfdlc.data.sources.table import TARGETS
-from rfdlc.decide.classes import MOST_NUMBERED
+from rfdlc.decide.classes import numbered
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import parse_json
 from rfdlc.progress import track
@@ -82,7 +82,7 @@ def read(
         packed[split] = found.packed[np.array(usable, dtype=np.int64)]
         labels += [found.labels[i] for i in usable]
     expect(labels, f"{path}: no sample has a label; where several columns or fields may be it, name one with target")
-    names, root = _class_names(path, labels, named), (path if path.is_dir() else path.parent).resolve()
+    names, root = _class_names(path, labels, named, len(labels)), (path if path.is_dir() else path.parent).resolve()
     notes = [f"shards: {', '.join(f'{len(found.packed.files)} of {split}' for split, found in splits.items())}"]
     how = ImageOptions(image_size, fit, interpolation, cache, skip_broken)
     data = read_images(path.stem, root, listed, names, how, notes, broken, packed=packed)
@@ -139,15 +139,14 @@ def is_label(name: str, target: str | None) -> bool:
     return name == target if target else name.lower() in TARGETS
 
 
-def _class_names(path: Path, labels: Sequence[Any], named: Sequence[str]) -> list[str]:
+def _class_names(path: Path, labels: Sequence[Any], named: Sequence[str], samples: int | None = None) -> list[str]:
     """Of numbers, those that are given or the numbers up to the largest; of texts, all of them."""
     if not labels or not all(isinstance(label, int) for label in labels):
         return sorted({_named(label, named) for label in labels})
     most = max(labels)
-    inside = f"{path}: the label {most} is too large: expected class numbers from 0 on, below"
-    expect(most < MOST_NUMBERED, f"{inside} {MOST_NUMBERED:,}")
-    expect(not named or most < len(named), f"{inside} {len(named)}, the number of class names")
-    return list(named) or list(map(str, range(most + 1)))
+    large = f"{path}: the label {most} is too large: expected class numbers from 0 on, below {len(named)}"
+    expect(not named or most < len(named), f"{large}, the number of class names")
+    return list(named) or numbered(most, f"{path}: ", samples)
 
 
 def _named(label: Any, names: Sequence[str]) -> str:
