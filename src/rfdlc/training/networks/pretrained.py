@@ -273,7 +273,7 @@ def timm_backbone(
     """
     network = _create(name, size, options)
     channels = len(network.preprocessing.mean)
-    fix = f"set backbone.in_chans={shape[0]}, in Python backbone_options={{'in_chans': {shape[0]}}}"
+    fix = f"backbone.in_chans={shape[0]} fits them, in Python backbone_options={{'in_chans': {shape[0]}}}"
     expect(shape[0] == channels, f"backbone {name!r} takes images of {channels} channels, got {shape[0]}: {fix}")
     expect(start is not None or not lora, f"lora={lora} adapts pretrained weights: set pretrained=FILE or hub")
     cuts = _cuts(network)
