@@ -104,7 +104,9 @@ def calibrators() -> tuple[str, str]:
 def unfamiliar() -> tuple[str, str]:
     """Ours with thresholds by region, which is what `fit_unfamiliar` does."""
     kinds = (("largest probability", "one"), ("energy + entropy", "by region"))
-    here = [rows("unfamiliar", model="network", seed="mean", score=score, thresholds=kind) for score, kind in kinds]
+    here = [
+        rows("unfamiliar", model="refitted network", seed="mean", score=score, thresholds=kind) for score, kind in kinds
+    ]
     theirs, ours = (", ".join(f"{float(row['auroc']):.2f}" for row in found) for found in here)
     return f"the largest probability: {theirs}", ours
 

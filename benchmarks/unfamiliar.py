@@ -9,12 +9,13 @@ fine-tuned networks of CIFAR100-LT, out-of-fold logits of some classes are not l
 of scikit-learn. Families: one class of each superclass left out (`siblings`), classes at random, superclasses; for
 heads also images of the other data set and simulated images (noise, blobs, digits); and classes left out of tables.
 The rule for scores of logits: the highest mean over all families of the AUROC, of single scores and sums of two, which
-an exported graph computes. For scores with features: the highest mean over the families of heads, since
-`FeatureDistance` is for features of networks (rows `mean of heads`). A + B is the sum of two scores, each divided by
-its standard deviation on held-out samples; A * B that of the logarithms of their upper tail probabilities there
-(Fisher). Classes count equally. `familiarity` is what networks with this setting give. Its parts were chosen on their
-families, the rows `fine-tuned`: the smallest regret, the most that the best of energy, largest probability and
-Mahalanobis distance is above a score in any of them.
+an exported graph computes. For scores with features: the smallest regret over the families of networks that were
+fine-tuned without some classes (rows `fine-tuned`), which is the most that the best of energy, largest probability and
+Mahalanobis distance is above a score in any of them; of about the same ones, the highest AUROC of classes left out.
+`familiarity` is what networks with this setting give. Its parts were chosen before on networks that were trained alike,
+with first features of another network. A + B is the sum of two scores, each divided by its standard deviation on
+held-out samples, A + energy + entropy has A twice; A * B is the sum of the logarithms of their upper tail probabilities
+there (Fisher). Classes count equally.
 
 test: writes results/unfamiliar.csv, from models of all classes, KIND `none`: the AUROC of test images of the same
 classes against each other data set, and false alarms of the former in head and tail (thirds by rank), at thresholds
