@@ -46,7 +46,8 @@ from rfdlc.data.longtail import hold_out_indices
 from rfdlc.decide.unfamiliar import FeatureDistance
 from rfdlc.training.loop import split_outputs
 from rfdlc.training.model import Model
-from unfamiliar import LEFT_OUT, SIMULATED, left_out, mahalanobis, of_features
+from unfamiliar import LEFT_OUT, SIMULATED, left_out
+from unfamiliar_scores import mahalanobis, of_features
 
 Array = NDArray[Any]
 COUNT, SIDE = 2000, 32  # of images of each kind, and their pixels
