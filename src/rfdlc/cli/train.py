@@ -312,7 +312,7 @@ def _trials_table(tuning: dict[str, Any]) -> Any:
     table = new_table("epochs", *names, "held-out loss", title="Trials; the chosen settings are in tuning.json")
     for rung in tuning["rungs"]:
         for number, (own, loss) in enumerate(zip(rung["trials"], rung["losses"], strict=True), start=1):
-            cells = [str(own.get(name, "")) for name in names]
+            cells = [str(own[name]) or "none" if name in own else "" for name in names]
             shown = "diverged" if loss is None else f"{loss:.4f}"
             table.add_row(str(rung["epochs"]), *cells, shown, end_section=number == len(rung["trials"]))
     return table
