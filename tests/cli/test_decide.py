@@ -281,6 +281,8 @@ def test_a_seed_below_0_is_refused(run, folder, words):
             "a.pdf: cannot be written, expected .html",
         ),
         (["evaluate", "bare.csv"], "no targets"),
+        (["decide", "test.csv", "--calibrate", "bare.csv"], "--calibrate bare.csv: has no true classes"),
+        (["decide", "test.csv", "--costs", "none.csv"], "costs 'none.csv': no such file; expected a CSV file"),
         (["evaluate", "test.csv", "--rate", "cat"], "expected TRUE:DECIDED"),
         (["evaluate", "half.csv"], "row 0 of the probabilities sums to 0.5"),
         (["utility", "new", "x.csv", "-c", "nothing.json"], "no such file"),

@@ -149,6 +149,8 @@ class Request(UtilityRequest):
         held = None
         if self.calibrate:
             held = rfdlc.Predictions.load(self.calibrate[0], classes, logits=self.logits)
+            labelled = f"--calibrate {self.calibrate[0]}: has no true classes: expected a column target"
+            expect(held.targets is not None, labelled)
             decider = decider.fit(held, balanced=self.balanced)
         if estimated:
             decider = decider.replace(target_prior=estimate(decider))
@@ -362,8 +364,8 @@ def read_utility(
     allowed = penalty is None or spec == "tail-sensitive"
     expect(allowed, f"penalty {penalty} is for the utility tail-sensitive, not for {spec}: leave it out")
     if spec not in BUILDERS:
-        exists = Path(spec).is_file()
-        expect(exists, f"utility {spec!r}: no such file; expected a CSV file or one of {listing(BUILDERS)}")
+        kind, others = ("costs", "") if costs else ("utility", f" or one of {listing(BUILDERS)}")
+        expect(Path(spec).is_file(), f"{kind} {spec!r}: no such file; expected a CSV file{others}")
         hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
         expect(Path(spec).suffix.lower() not in _NO_TABLES, f"utility {spec!r}: expected a CSV file, {hint}")
         table = rfdlc.Utility.read_csv(spec, classes)

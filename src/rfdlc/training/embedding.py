@@ -171,8 +171,8 @@ def new_embedder(
     """The network of this name with weights of its own, a file or the hub; `changes` are fields of `Embedding`."""
     given = dict(options or {}) | ({"in_chans": channels} if name.startswith(networks.PREFIX) and channels != 3 else {})
     network = _network(name, image_size, channels, given, pretrained)
-    if name.startswith(networks.PREFIX) and pretrained == networks.NONE:
-        announce("the weights are random: pretrained=FILE.safetensors or pretrained=hub gives trained ones")
+    if pretrained == networks.NONE and (name.startswith(networks.PREFIX) or name in BACKBONES):
+        announce("the weights are random: pretrained=FILE.safetensors (for timm also hub) gives trained ones")
     if pretrained != networks.NONE and not name.startswith(networks.PREFIX):
         known = not name.lower().endswith(".onnx") and pretrained != networks.HUB
         expect(known, f"backbone {name!r} takes no weights from {pretrained}: leave pretrained out")
