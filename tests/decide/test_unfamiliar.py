@@ -111,68 +111,6 @@ def test_unfamiliar_samples_are_handed_over_and_named(world, tmp_path):
     assert not (chosen[~flagged] == 8).any()
 
 
-def test_the_prior_that_scores_carry_is_removed(world):
-    """Of logits and of probabilities, which are scored as if all classes had been as frequent in training."""
-    x, y = world["held"]
-    prior, new = np.array(COUNTS) / sum(COUNTS), logits_of(world["new"][0])
-    balanced = Decider(Utility.one_hot(CLASSES).with_abstain(0.2), train_prior="uniform", target_prior="uniform")
-    carrying = balanced.replace(train_prior="train")
-    first = balanced.fit_unfamiliar(logits_of(x), y)
-    second = carrying.fit_unfamiliar(logits_of(x) + np.log(prior), y)
-    assert first.unfamiliar.offsets == []
-    np.testing.assert_allclose(second.unfamiliar.offsets, np.log(prior).mean() - np.log(prior))
-    assert second.unfamiliar.scales == pytest.approx(first.unfamiliar.scales)
-    flagged = first.explain(new, logits=True).reason == "unfamiliar"
-    assert 0.5 < flagged.mean() < 1
-    assert ((second.explain(new + np.log(prior), logits=True).reason == "unfamiliar") == flagged).all()
-    p = np.exp(log_softmax(logits_of(x) + np.log(prior)))
-    for scores in (Scores(p[None], False), Scores(np.log(p)[None], True)):
-        expected = predictive_entropy(Scores(logits_of(x)[None], True))
-        assert predictive_entropy(scores, second.unfamiliar.offsets) == pytest.approx(expected)
-    unknown = balanced.replace(train_prior=None, target_prior=None).fit_unfamiliar(logits_of(x), y)
-    assert unknown.unfamiliar.offsets == []
-
-
-def test_a_class_without_training_samples_has_a_finite_offset(world):
-    x, y = world["held"]
-    prior = np.array([0.5, 0.3, 0.1, 0.1, 0.0, 0.0])
-    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0.2), train_prior=prior).fit_unfamiliar(logits_of(x), y)
-    offsets = decider.unfamiliar.offsets
-    assert offsets[3] == offsets[4] == offsets[5] == max(offsets)
-    assert np.exp(offsets[3] - offsets[0]) == pytest.approx(5)
-
-
-def test_the_prior_that_scores_carry_is_removed(world):
-    """Of logits and of probabilities, which are scored as if all classes had been as frequent in training."""
-    x, y = world["held"]
-    prior, new = np.array(COUNTS) / sum(COUNTS), logits_of(world["new"][0])
-    balanced = Decider(Utility.one_hot(CLASSES).with_abstain(0.2), train_prior="uniform", target_prior="uniform")
-    carrying = balanced.replace(train_prior="train")
-    first = balanced.fit_unfamiliar(logits_of(x), y)
-    second = carrying.fit_unfamiliar(logits_of(x) + np.log(prior), y)
-    assert first.unfamiliar.offsets == []
-    np.testing.assert_allclose(second.unfamiliar.offsets, np.log(prior).mean() - np.log(prior))
-    assert second.unfamiliar.scales == pytest.approx(first.unfamiliar.scales)
-    flagged = first.explain(new, logits=True).reason == "unfamiliar"
-    assert 0.5 < flagged.mean() < 1
-    assert ((second.explain(new + np.log(prior), logits=True).reason == "unfamiliar") == flagged).all()
-    p = np.exp(log_softmax(logits_of(x) + np.log(prior)))
-    for scores in (Scores(p[None], False), Scores(np.log(p)[None], True)):
-        expected = predictive_entropy(Scores(logits_of(x)[None], True))
-        assert predictive_entropy(scores, second.unfamiliar.offsets) == pytest.approx(expected)
-    unknown = balanced.replace(train_prior=None, target_prior=None).fit_unfamiliar(logits_of(x), y)
-    assert unknown.unfamiliar.offsets == []
-
-
-def test_a_class_without_training_samples_has_a_finite_offset(world):
-    x, y = world["held"]
-    prior = np.array([0.5, 0.3, 0.1, 0.1, 0.0, 0.0])
-    decider = Decider(Utility.one_hot(CLASSES).with_abstain(0.2), train_prior=prior).fit_unfamiliar(logits_of(x), y)
-    offsets = decider.unfamiliar.offsets
-    assert offsets[3] == offsets[4] == offsets[5] == max(offsets)
-    assert np.exp(offsets[3] - offsets[0]) == pytest.approx(5)
-
-
 def test_scores_of_features_come_with_predictions(world, tmp_path):
     distance, utility = FeatureDistance.fit(*world["train"]), Utility.one_hot(CLASSES).with_abstain(0.0)
     made = {
