@@ -161,6 +161,14 @@ def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
         assert len(plan["rungs"]) == expected
         assert plan["measured"] + sum(plan["seconds"]) <= max(0.3 * budget, 10)  # one rung is always made
         assert plan["chosen"]["augment"] == run.config.augment == "crop"
+    usual = {
+        "widths": 32,
+        "batch_size": 32,
+        "epochs": 100,
+    }  # of the usual settings, three variations take twice as long
+    for budget, expected in ((68, 3), (65, 2)):  # 20.4 seconds for 5 + 5 + 10, 19.5 are too few
+        rfdlc.train(places(300), "rf-dlc", tmp_path / f"usual-{budget}", **usual, tune=2, budget=budget)
+        assert len(read(tmp_path / f"usual-{budget}")["rungs"]) == expected - 1
 
 
 def test_the_epochs_of_a_budget_are_recorded(tmp_path):

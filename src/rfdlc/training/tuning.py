@@ -200,7 +200,8 @@ def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[st
     began, before = time.perf_counter(), plan["seconds"]
     spent = plan.get("measured", 0.0) + sum(before)
     given = set(run.metadata.get("given", ()))
-    longer = max(1.0, len(_varied(trainer, run, given)) / 2) if rung.get("varies") else 1.0  # others: equally long
+    varied = (len(_varied(trainer, run, given)) + 1) / 2  # another head trains apart
+    longer = max(1.0, varied) if rung.get("varies") else 1.0  # other rungs take equally long
     if before and spent + longer * before[-1] > SHARE * run.config.budget:
         plan["rungs"].remove(rung)
     else:
