@@ -279,7 +279,7 @@ METHODS: dict[str, Method] = {
     ),
     "rf-dlc": Method(
         "our default: the prior inside the likelihood, mixup, repulsion; calibrated, then decided by expected utility",
-        "RF-DLC with the target prior in the likelihood (docs/methods.md)",
+        "RF-DLC with the target prior in the likelihood (docs/training.md)",
         {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.4, "calibration": "prior-corrected-temperature"},
         mixes=True,
     ),
