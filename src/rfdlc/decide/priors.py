@@ -120,8 +120,7 @@ def estimate_prior(
     drawn by Gibbs sampling; for many samples, EM (Saerens, Latinne and Decaestecker 2002) finds its mode from all of
     them. `joint` (C, C) holds the mean predicted probabilities of held-out data by true class (see `joint_table`); with
     it the class-conditional estimate of Lipton, Wang and Smola (2018) is made as a check. `drawn` are the probabilities
-    of the samples `gibbs_rows` by calibrators that are as probable, the most confident first. Intervals are of all of
-    them, the estimate of those in the middle: with the others, a class may take over one that looks like it.
+    of the samples `gibbs_rows` by calibrators that are as probable: the posterior is that of all of them.
     """
     p, rng = np.asarray(probabilities, dtype=np.float64), np.random.default_rng(0)
     drawn = drawn or [p[gibbs_rows(p.shape)]]
@@ -129,8 +128,7 @@ def estimate_prior(
     draws, pseudo_counts, means = (
         np.array(each) for each in zip(*chains, strict=True)
     )  # (K, draws, C), (K, C), (K, C)
-    aside, used = len(means) // 4, len(drawn[0])
-    prior = normalised(means[aside : len(means) - aside].mean(axis=0))
+    prior, used = normalised(means.mean(axis=0)), len(drawn[0])
     if used < len(p):
         around = draws.mean(axis=1, keepdims=True)
         draws = (draws - around) * np.sqrt(used / len(p)) + around - prior  # a Gaussian by then
