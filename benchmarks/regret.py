@@ -8,7 +8,8 @@ classes. Decisions are for the training prior (known), for a uniform one, or for
 the test samples. Rows in results/regret.csv are means over seeds with their standard errors, and `above_best` is the
 difference between `auto` and the single calibrator with the lowest mean, with the standard error of pairs. Rows of the
 world "all" are over all worlds; results/regret.png shows them. Few draws with a large regret dominate where the prior
-is estimated from few samples: 30 seeds cannot tell .01 there. So 200 samples, for which bounds are given, have twice as many.
+is estimated from few samples: 30 seeds cannot tell .01 there. So 200 samples, for which bounds are given, have
+twice as many.
 """
 
 import argparse
