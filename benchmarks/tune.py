@@ -9,14 +9,14 @@ on held-out training samples, and decides for a uniform prior, as the test split
 on trials and training; the others have the epochs that the budget gives without trials, and train again on all samples
 where it does. On a GPU they train side by side. Accuracy and that of tail classes are those of the test split, which no
 choice has seen. Rows are appended to benchmarks/results/tune.csv. `chosen` has the settings that `tune` chose, and
-`share` is the share of its time that its trials took.
+`share` is the share of the budget that its trials took.
 """
 
 import argparse
 import json
 import time
 from importlib import import_module
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,13 +42,10 @@ def fixed_rows(names: str = "") -> dict[str, tuple[str, dict[str, Any]]]:
     return {row: own for row, own in ours.items() if any(name in row for name in names.split("|"))}
 
 
-def measure(
-    source: str, root: str | None, budget: str, seed: int, more: dict[str, Any], rows: str
-) -> list[dict[str, Any]]:
-    """All rows of a seed."""
+def tuned(source: str, root: str | None, budget: str, seed: int, more: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The row of `tune`, and the settings with which the others train as long."""
     data = rfdlc.load(source, root=root)
     common = {**COMMON, **more, "seed": seed}
-    row: dict[str, Any] = {"data": data.name, "budget": budget, "seed": seed}
     spent, tune = [], tuning.tune
 
     def timed(*given: Any) -> None:
@@ -61,25 +58,27 @@ def measure(
         began = time.perf_counter()
         model = rfdlc.train(data, "rf-dlc", f"{folder}/tune", tune="auto", budget=budget, **common)
         seconds = time.perf_counter() - began
-        first = {"row": "tune", "epochs": model.config.epochs, "seconds": f"{seconds:.1f}"}
-        first |= {"share": f"{spent[0] / seconds:.2f}", **scores(Path(folder, "tune"))}
+        import_module("rfdlc.training.train").tune = tune  # type: ignore[attr-defined]
         chosen = json.loads(Path(folder, "tune", "tuning.json").read_text())
         print(json.dumps(chosen), flush=True)
-        first["chosen"] = " ".join(f"{name}={value}" for name, value in chosen["chosen"].items())
+        row = {"data": data.name, "budget": budget, "seed": seed, "row": "tune", "epochs": model.config.epochs}
+        row |= {"seconds": f"{seconds:.1f}", "share": f"{spent[0] / model.config.budget:.2f}"}
+        row |= {"chosen": " ".join(f"{name}={value}" for name, value in chosen["chosen"].items())}
         length = round((1 + tuning.SHARE) * chosen["epochs"])
         alike = {**common, "epochs": length, "tune": "off", **chosen.get("trainings", {})}  # as a budget gives them
-        specs = [
-            rfdlc.RunSpec(f"{folder}/{number}", method, {**alike, **settings})
-            for number, (method, settings) in enumerate(fixed_rows(rows).values())
-        ]
+        return row | scores(Path(folder, "tune")), alike
+
+
+def fixed(source: str, root: str | None, budget: str, settings: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
+    """Rows of these names, side by side."""
+    data, known = rfdlc.load(source, root=root), fixed_rows()
+    with TemporaryDirectory() as folder:
+        specs = [rfdlc.RunSpec(f"{folder}/{name}", known[name][0], {**settings, **known[name][1]}) for name in names]
         began = time.perf_counter()
         rfdlc.train_many(data, specs, networks=24 if torch.cuda.is_available() else 3)
-        each = f"{(time.perf_counter() - began) / len(specs):.1f}"
-        others = [
-            {"row": name, "epochs": length, "seconds": each, **scores(Path(folder, str(number)))}
-            for number, name in enumerate(fixed_rows(rows))
-        ]
-    return [row | own for own in (first, *others)]
+        row = {"data": data.name, "budget": budget, "seed": settings["seed"], "epochs": settings["epochs"]}
+        row |= {"seconds": f"{(time.perf_counter() - began) / len(specs):.1f}"}
+        return [{**row, "row": name, **scores(Path(folder, name))} for name in names]
 
 
 def scores(folder: Path) -> dict[str, Any]:
@@ -102,11 +101,15 @@ if __name__ == "__main__":
     options = parser.parse_args()
     stamp = {"hardware": hardware(), "versions": versions(["torch"]), "commit": options.commit or commit()}
     more = dict(pair.split("=", 1) for pair in options.set)
-    jobs = [
-        (options.source, options.root, budget, seed, more, options.rows)
-        for budget, seed in product(options.budget, options.seeds)
+    runs = [
+        (options.source, options.root, budget, seed, more) for budget, seed in product(options.budget, options.seeds)
     ]
-    for found in in_parallel(measure, jobs, options.workers):
+    first = list(in_parallel(tuned, runs, options.workers))
+    names = list(fixed_rows(options.rows))
+    groups = [names] if torch.cuda.is_available() else [[name] for name in names]  # a GPU trains them side by side
+    others = [(*run[:3], alike, group) for run, (_, alike) in zip(runs, first, strict=True) for group in groups]
+    measured = chain([[row] for row, _ in first], in_parallel(fixed, others, options.workers))
+    for found in measured:
         append(options.out, [own | stamp for own in found], FIELDS)
         for own in found:
             print("  ".join(f"{key} {value}" for key, value in own.items()), flush=True)

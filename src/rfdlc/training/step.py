@@ -164,7 +164,8 @@ class Step:
 
     def gradients(self, losses: Tensor) -> list[Tensor]:
         """In the memory layout of their parameters: multi-tensor operations are fast only where layouts agree."""
-        given = torch.autograd.grad(losses, self.parameters, self.ones, allow_unused=True)
+        # Of the sum: gradients given beside the losses would import sympy, which takes seconds.
+        given = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True)
         if self.overlaps and self.replica is None:  # from the second step on: this one shows which weights are used
             unused = self.processes.all_any(any(g is None for g in given))
             self.replica = overlapped(self.net, lambda inputs: self.forward(inputs), unused)
