@@ -65,11 +65,11 @@ def test_interrupted_trials_continue_and_choose_the_same(tmp_path, monkeypatch):
     undisturbed = tuned(tmp_path / "one", data, epochs=20)
     losses, calls = tuning._losses, []
 
-    def interrupted(trainer, trials):
+    def interrupted(trainer, trials, until):
         calls.append(len(trials))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return losses(trainer, trials)
+        return losses(trainer, trials, until)
 
     monkeypatch.setattr(tuning, "_losses", interrupted)
     with pytest.raises(KeyboardInterrupt, match="rfdlc resume"):
@@ -93,7 +93,7 @@ def test_settings_of_the_user_stay(tmp_path):
 
 def test_epochs_of_the_user_stay(tmp_path, monkeypatch):
     """Also where more epochs raise the loss; those of a preset do not."""
-    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [float(trial.epochs) for trial in trials])
+    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials, until: [float(trial.epochs) for trial in trials])
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     run = tuned(tmp_path / "given", places(200), epochs=100)
     assert (run.config.epochs, Run(tmp_path / "given").config.epochs) == (100, 100)
@@ -104,7 +104,7 @@ def test_epochs_of_the_user_stay(tmp_path, monkeypatch):
 @pytest.mark.parametrize("length", [3, 15, 40, 200])
 @pytest.mark.parametrize("more", [{}, {"particles": 1}, {"refit": True}, {"tune": 2}])
 def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
-    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [1.0 + i for i in range(len(trials))])
+    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials, until: [1.0 + i for i in range(len(trials))])
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     tuned(tmp_path / "run", places(300), epochs=length, **more)
     plan, config = read(tmp_path / "run"), {**SMALL, "refit": False, **more}
@@ -153,7 +153,7 @@ def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     now = iter(np.arange(0, 10_000, 5.0))
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(now)))  # every rung takes 5 s
-    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [1.0 + i for i in range(len(trials))])
+    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials, until: [1.0 + i for i in range(len(trials))])
     for budget, expected in ((80, 3), (60, 2), (30, 1)):  # of 18 seconds, measuring takes 5 and two rungs 10
         run = tuned(tmp_path / f"run-{budget}", places(300), budget=budget, epochs=100)
         plan = read(tmp_path / f"run-{budget}")
@@ -169,6 +169,27 @@ def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
     for budget, expected in ((68, 3), (65, 2)):  # 20.4 seconds for 5 + 5 + 10, 19.5 are too few
         rfdlc.train(places(300), "rf-dlc", tmp_path / f"usual-{budget}", **usual, tune=2, budget=budget)
         assert len(read(tmp_path / f"usual-{budget}")["rungs"]) == expected - 1
+
+
+def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypatch):
+    """Trials of 1,000 steps of 0.1 s in a budget of 60 s, whatever was measured before."""
+    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.001 * len(runs))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    clock = [0.0]
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+
+    def steps(net, stages, start, show):
+        for _ in range(1000):
+            clock[0] += 0.1
+            show(1, "")
+            yield
+
+    monkeypatch.setattr(tuning, "epochs", steps)
+    run, plan = tuned(tmp_path / "run", places(300), budget=60, epochs=100), read(tmp_path / "run")
+    assert clock[0] == pytest.approx(0.3 * 60, abs=0.11)
+    assert plan["rungs"] == []
+    assert plan["seconds"] == [pytest.approx(18, abs=0.11)]  # nothing else was begun
+    assert plan["chosen"] == {"epochs": run.config.epochs, **plan.get("trainings", {})}
 
 
 def test_the_epochs_of_a_budget_are_recorded(tmp_path):
@@ -201,7 +222,7 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
 def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_path, monkeypatch):
     trials = {}
 
-    def losses(trainer, tried):
+    def losses(trainer, tried, until):
         trials.update({str(trial.config.prior_tau): trial.config for trial in tried})
         return [0.99 if not trial.config.prior_tau else 1.0 + k for k, trial in enumerate(tried)]
 
@@ -218,7 +239,7 @@ def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_pat
 
 
 def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_losses", lambda _, trials: [float(len(trial.config.prior_tau)) for trial in trials])
+    monkeypatch.setattr(tuning, "_losses", lambda _, trials, until: [float(len(trial.config.prior_tau)) for trial in trials])
     images, labels = places(400)
     kept = np.flatnonzero((labels < 4) & (np.random.default_rng(1).random(400) < np.where(labels == 0, 1, 0.3)))
     others, truth = (values[places(200, 1)[1] < 4] for values in places(200, 1))
@@ -233,7 +254,7 @@ def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monk
 def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
     configs = []
 
-    def losses(trainer, trials):
+    def losses(trainer, trials, until):
         configs.extend(trial.config for trial in trials)
         return [1.0] * len(trials)
 
@@ -308,7 +329,7 @@ def test_runs_of_a_stack_may_differ_in_augmentation_and_mixup(tmp_path):
 
 
 def test_features_and_own_mixup(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials: [1.0 + i for i in range(len(trials))])
+    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials, until: [1.0 + i for i in range(len(trials))])
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     images, labels = places(300)
     features = images.reshape(300, 64).astype(np.float32)

@@ -164,7 +164,7 @@ class Step:
 
     def gradients(self, losses: Tensor) -> list[Tensor]:
         """In the memory layout of their parameters: multi-tensor operations are fast only where layouts agree."""
-        # Of the sum: gradients given beside the losses would import sympy, which takes seconds.
+        # Of the sum: gradients given beside the losses would import sympy, which takes half a second or more.
         given = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True)
         if self.overlaps and self.replica is None:  # from the second step on: this one shows which weights are used
             unused = self.processes.all_any(any(g is None for g in given))

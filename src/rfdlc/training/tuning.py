@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,10 @@ class _Measured(Exception):
     """Enough steps were measured."""
 
 
+class _OutOfTime(Exception):
+    """The trials have taken all of the budget that they may."""
+
+
 def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
     """The config of a run, without trials where none are possible; raises where the user asked for them."""
     config, data = run.config, trainer.data
@@ -83,11 +88,12 @@ def tune(trainer: Trainer, run: Run) -> None:
     """Choose the settings of a run by trials, if its config asks for them and it has not been chosen before."""
     if not run.config.tuned or run.finished or "chosen" in run.tuning:
         return
+    began = time.perf_counter()
     with run.claimed():
         try:
             stack = trainer.stacker.next_stack([run])
             trainer.announce_plan(stack)
-            plan = run.tuning or _plan(trainer, run, stack.net)
+            plan = run.tuning or _plan(trainer, run, stack.net, began)
             run.write_json(FILE, plan)
             if plan["rungs"]:
                 announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
@@ -107,15 +113,14 @@ def tune(trainer: Trainer, run: Run) -> None:
         announce(f"chosen     {_words(chosen)}")
 
 
-def _plan(trainer: Trainer, run: Run, net: ParticleNet) -> dict[str, Any]:
+def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[str, Any]:
     """How many epochs the training has, what is tried before it, and for how many epochs each time."""
     config, given = run.config, set(run.metadata.get("given", ()))
     candidates = _candidates(trainer, run, given) if config.tune != "off" else []
     seconds, cost, length = None, _relative_cost(trainer, run, net), config.epochs
-    measured, more = 0.0, dict[str, Any]()
+    measured, most_work, more = 0.0, math.inf, dict[str, Any]()
     if config.budget:
         announce(f"measuring  steps, for a budget of {config.budget:g} s")
-        began = time.perf_counter()
         seconds = _seconds_per_epoch(trainer, [_copy(run, config)])
         if candidates:
             trials = [_trial(run, config.epochs, own) for own in candidates]
@@ -127,7 +132,8 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet) -> dict[str, Any]:
         more = _trainings(trainer, config, given, possible)
         config = config.replace(**more)
         length = int(min(max(1, possible / config.trainings), LONGEST * config.epochs))
-    work = SHARE * length * config.trainings / cost  # epochs of all trials together
+        most_work = SAFETY * max(0.0, SHARE * config.budget - measured) / (seconds * cost)
+    work = min(SHARE * length * config.trainings / cost, most_work)  # epochs of all trials together
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     most = 2 ** int(math.log2(max(1, len(candidates))))
@@ -198,19 +204,22 @@ def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[st
     if not run.config.budget or "losses" in rung:
         return _try(trainer, run, plan, rung)
     began, before = time.perf_counter(), plan["seconds"]
-    spent = plan.get("measured", 0.0) + sum(before)
+    left = SHARE * run.config.budget - plan["measured"] - sum(before)
     given = set(run.metadata.get("given", ()))
     varied = (len(_varied(trainer, run, given)) + 1) / 2  # another head trains apart
     longer = max(1.0, varied) if rung.get("varies") else 1.0  # other rungs take equally long
-    if before and spent + longer * before[-1] > SHARE * run.config.budget:
+    if before and longer * before[-1] > left:
         plan["rungs"].remove(rung)
     else:
-        _try(trainer, run, plan, rung)
+        try:
+            _try(trainer, run, plan, rung, began + left)
+        except _OutOfTime:
+            plan["rungs"].remove(rung)
         before.append(round(time.perf_counter() - began, 3))
     return run.write_json(FILE, plan)
 
 
-def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any]) -> None:
+def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any], until: float = math.inf) -> None:
     """Train and score the trials of a rung, unless tuning.json has their losses."""
     if "losses" in rung:
         return
@@ -223,7 +232,7 @@ def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any])
         better = _best(plan) if done else plan["candidates"]
         rung["trials"] = better[: max(2, len(better) // 2)] if done else better
     new = rung["trials"][1:] if known else rung["trials"]
-    losses = known + _losses(trainer, [_trial(run, rung["epochs"], own) for own in new])  # not trained again
+    losses = known + _losses(trainer, [_trial(run, rung["epochs"], own) for own in new], until)  # not trained again
     rung["losses"] = [round(loss, 6) if loss < math.inf else None for loss in losses]  # JSON has no infinity
     run.write_json(FILE, plan)
     rows = "".join(f"\n{_shown(loss)}  {_words(own)}" for own, loss in zip(rung["trials"], rung["losses"], strict=True))
@@ -299,18 +308,23 @@ def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
     return (shared + own) / (shared + own * run.config.particles)
 
 
-def _losses(trainer: Trainer, trials: Sequence[Run]) -> list[float]:
+def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> list[float]:
     """Held-out losses after training; infinite for one whose training loss is not a number."""
     found, waiting = dict[Any, float](), list(trials)
     kept = 1 if trainer.data.val is not None else 1 - trials[0].config.hold_out
     steps = math.ceil(kept * len(trainer.data.train) / trials[0].config.batch_size)
     with live(len(trials) * trials[0].epochs * steps, f"{len(trials)} trials") as show:
+
+        def step(*_: Any, together: int) -> None:
+            show(together, "")
+            if time.perf_counter() > until:
+                raise _OutOfTime
+
         while waiting:
             stack = trainer.stacker.next_stack(waiting)
-            together = len(stack.members)
             try:
                 with sensible_threads(stack.net, stack.run.config):
-                    for _ in epochs(stack.net, stack.stages, {}, show=lambda *_, n=together: show(n, "")):
+                    for _ in epochs(stack.net, stack.stages, {}, show=partial(step, together=len(stack.members))):
                         pass
             except TrainingStopped as error:
                 lost = stack.members[error.run].runs[0]
