@@ -69,7 +69,9 @@ def tuned(source: str, root: str | None, budget: str, seed: int, more: dict[str,
         return row | scores(Path(folder, "tune")), alike
 
 
-def fixed(source: str, root: str | None, budget: str, settings: dict[str, Any], names: list[str]) -> list[dict[str, Any]]:
+def fixed(
+    source: str, root: str | None, budget: str, settings: dict[str, Any], names: list[str]
+) -> list[dict[str, Any]]:
     """Rows of these names, side by side."""
     data, known = rfdlc.load(source, root=root), fixed_rows()
     with TemporaryDirectory() as folder:

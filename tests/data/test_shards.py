@@ -19,7 +19,7 @@ from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import by_reader, readers_of
 from rfdlc.data.samples import InputSpec, open_samples, open_splits
 from rfdlc.data.sources import image_files
-from rfdlc.data.sources.shards import find_images
+from rfdlc.data.sources.shards import find_images, image_bytes
 from rfdlc.data.streamed import StreamedLoader
 from rfdlc.errors import InputError
 
@@ -288,9 +288,46 @@ def test_a_damaged_parquet_file_is_named(folder: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"train-00001-of-00003.parquet: cannot be read as Parquet"):
         rfdlc.load(out)
-    parquet.write_table(pa.table({"image": [b"nothing", b"", None], "label": [0, 1, 1]}), tmp_path / "a.parquet")
+    first = next((folder / "train").rglob("*.png")).read_bytes()
+    parquet.write_table(pa.table({"image": [first, b"", None], "label": [0, 1, 1]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a.parquet, row 2: the image is missing"):
         rfdlc.load(tmp_path / "a.parquet")
-    parquet.write_table(pa.table({"image": [b"nothing"], "label": [0]}), tmp_path / "a.parquet")
+    parquet.write_table(pa.table({"image": [b"\x89PNG nothing"], "label": [0]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a.parquet/0: pillow cannot read this as an image"):
         rfdlc.load(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(6)])
+def test_a_table_with_bytes_that_are_no_images_is_a_table(tmp_path: Path, kind: pa.DataType) -> None:
+    """Checksums are left out, and texts that were written as bytes stay texts."""
+    rng, rows = np.random.default_rng(0), 60
+    labels = [NAMES[i % 3] for i in range(rows)]
+    columns = {
+        "checksum": pa.array([b"\xff\xfe" + rng.bytes(4) for _ in range(rows)], kind),
+        "height": rng.normal(size=rows),
+        "colour": pa.array([(b"red", b"blue")[i % 2] for i in range(rows)], pa.binary()),
+        "label": pa.array([name.encode() for name in labels], pa.binary()),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "table.parquet")
+    data = rfdlc.load(tmp_path / "table.parquet", test_fraction=0)
+    assert (data.kind, data.classes.names) == ("features", NAMES)
+    assert data.encoder is not None
+    assert [code.name for code in data.encoder.columns] == ["height", "colour"]
+    assert data.encoder.columns[1].categories == ("blue", "red")
+    assert "column 'checksum' holds bytes that are neither images nor text, and was left out" in data.notes
+    parquet.write_table(pa.table({k: columns[k] for k in ("checksum", "label")}), tmp_path / "bytes.parquet")
+    with pytest.raises(InputError, match="no column is left to learn from.*'checksum' holds bytes"):
+        rfdlc.load(tmp_path / "bytes.parquet")
+
+
+def test_images_beside_other_bytes_are_found(folder: Path, tmp_path: Path) -> None:
+    """Also behind a column of other bytes, and where the first image is missing or damaged."""
+    files = sorted((folder / "train").rglob("*.png"))
+    images = [file.read_bytes() for file in files]
+    table = {"hash": [b"\xff\xfe" + bytes([i]) for i in range(len(files))], "picture": [b"\0damaged", *images[1:]]}
+    table |= {"label": [file.parent.name for file in files]}
+    parquet.write_table(pa.table(table), tmp_path / "images.parquet")
+    assert image_bytes(tmp_path / "images.parquet") == "picture"
+    data = rfdlc.load(tmp_path / "images.parquet", skip_broken=True)
+    assert data.kind == "images"
+    assert len(data.train) + len(data.test) == len(files) - 1

@@ -239,7 +239,9 @@ def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_pat
 
 
 def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_losses", lambda _, trials, until: [float(len(trial.config.prior_tau)) for trial in trials])
+    monkeypatch.setattr(
+        tuning, "_losses", lambda _, trials, until: [float(len(trial.config.prior_tau)) for trial in trials]
+    )
     images, labels = places(400)
     kept = np.flatnonzero((labels < 4) & (np.random.default_rng(1).random(400) < np.where(labels == 0, 1, 0.3)))
     others, truth = (values[places(200, 1)[1] < 4] for values in places(200, 1))

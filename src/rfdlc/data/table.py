@@ -31,6 +31,8 @@ def blurred(column: NDArray[Any]) -> bool:
 
 
 def as_text(value: Any) -> str | None:
+    if isinstance(value, bytes):  # some programs write texts of Parquet files so
+        value = value.decode("utf-8", "backslashreplace")
     text = "" if value is None else str(value).strip()
     return None if text.lower() in MISSING else text
 

@@ -27,6 +27,8 @@ CLASS_FILE = "classes.txt"  # beside the shards: names of numbered classes, one 
 LABELS, LARGEST_LABEL = (".cls", ".json"), 1 << 20  # bytes
 END = 2 * tarfile.BLOCKSIZE  # zeros at the end of every tar
 ROWS = 256  # of a Parquet file at a time
+# How files begin that images are stored in: JPEG, PNG, BMP, GIF, WebP, TIFF, PPM.
+SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"P4", b"P5", b"P6")
 
 
 class Shards(NamedTuple):
@@ -250,18 +252,30 @@ def _label(content: bytes, suffix: str, target: str | None) -> Any:
 
 
 def image_bytes(file: Path) -> str | None:
-    """The column of a Parquet file that holds encoded images: binary, or a struct with the binary field `bytes`."""
+    """The column of a Parquet file that holds encoded images: bytes, or a struct with the field `bytes`.
+
+    Bytes of a struct are images, as in data sets of Hugging Face; others where one of the first begins as images do.
+    """
     if not file.is_file() or file.suffix.lower() not in PARQUET:
         return None
     from pyarrow import types
 
     for field in _schema(file):
-        kind = field.type
+        kind, inside = field.type, False
         if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-            kind = kind.field("bytes").type
-        if types.is_binary(kind) or types.is_large_binary(kind):
+            kind, inside = kind.field("bytes").type, True
+        if (types.is_binary(kind) or types.is_large_binary(kind)) and (inside or _begin_as_images(file, field.name)):
             return str(field.name)
     return None
+
+
+def _begin_as_images(file: Path, column: str) -> bool:
+    from pyarrow.parquet import ParquetFile
+
+    with reading(file, "Parquet"):
+        batches = bounded(file, ParquetFile(file).iter_batches(ROWS, columns=[column]), file.stat().st_size)
+        first = next(batches, None)
+        return first is not None and any((cell or b"").startswith(SIGNATURES) for cell in first.column(0).to_pylist())
 
 
 def _schema(file: Path) -> Any:

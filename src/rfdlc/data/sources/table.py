@@ -46,12 +46,15 @@ def read(
         expect(not empty, f"{where}: the group column {groups!r} is empty in row {empty}")
         group_of = text_column(table.pop(groups)).astype(str)
     notes = [f"column {column!r} was left out as asked" for column in drop if table.pop(column) is not None]
+    unread = [name for name, cells in table.items() if _holds_bytes(cells)]
+    told = "holds bytes that are neither images nor text, and was left out"
+    notes += [f"column {name!r} {told}" for name in unread if table.pop(name) is not None]
     column = split or split_column(table)
     everything = {"train": np.arange(len(labels))}
     positions = everything if column is None else rows_of_splits(where, column, table.pop(column))
     columns = {name: parse_column(name, cells) for name, cells in table.items()}
     ids, identity, left_out = _identities(table, columns)
-    told = "; ".join(["", *left_out])
+    told = "; ".join(["", *left_out, *notes])
     expect(columns, f"{where}: no column is left to learn from beside the target {target!r}{told}")
     if column is None and test_fraction:
         first = first_copies(np.stack([_codes(column) for column in columns.values()], 1))
@@ -185,6 +188,18 @@ def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | N
             ids, identity = ids or texts, identity or name
             del columns[name]
     return ids, identity, notes
+
+
+def _holds_bytes(cells: Any) -> bool:
+    """Whether a column of pyarrow has bytes that are not text."""
+    from pyarrow import ArrowException
+
+    if "binary" in str(getattr(cells, "type", "")):
+        try:
+            cells.cast("binary").cast("string")
+        except ArrowException:
+            return True
+    return False
 
 
 def names_rows(column: str) -> bool:
