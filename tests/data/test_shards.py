@@ -316,7 +316,7 @@ def test_a_table_with_bytes_that_are_no_images_is_a_table(tmp_path: Path, kind: 
     assert data.encoder.columns[1].categories == ("blue", "red")
     assert "column 'checksum' holds bytes that are neither images nor text, and was left out" in data.notes
     parquet.write_table(pa.table({k: columns[k] for k in ("checksum", "label")}), tmp_path / "bytes.parquet")
-    with pytest.raises(InputError, match="no column is left to learn from.*'checksum' holds bytes"):
+    with pytest.raises(InputError, match=r"no column is left to learn from.*'checksum' holds bytes"):
         rfdlc.load(tmp_path / "bytes.parquet")
 
 
