@@ -11,6 +11,7 @@ from rfdlc.errors import InputError
 from rfdlc.training import tuning
 from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
+from rfdlc.training.trial_losses import HeldOut, balanced_losses, standard_errors
 
 SMALL = {"widths": 32, "particles": 4, "batch_size": 32, "learning_rate": 0.05, "head": "linear", "shared_stages": 0}
 
@@ -37,6 +38,11 @@ def places(count, seed=0):
 
 def tuned(path, data, **settings):
     return rfdlc.train(data, "rf-dlc", path, **{**SMALL, "epochs": 40, **settings})
+
+
+def certain(losses):
+    """In place of `_losses`: the losses of a function of the trials, without standard errors."""
+    return lambda trainer, trials, until: (losses(trials), [0.0] * len(trials))
 
 
 def read(path):
@@ -93,7 +99,7 @@ def test_settings_of_the_user_stay(tmp_path):
 
 def test_epochs_of_the_user_stay(tmp_path, monkeypatch):
     """Also where more epochs raise the loss; those of a preset do not."""
-    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials, until: [float(trial.epochs) for trial in trials])
+    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [float(trial.epochs) for trial in trials]))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     run = tuned(tmp_path / "given", places(200), epochs=100)
     assert (run.config.epochs, Run(tmp_path / "given").config.epochs) == (100, 100)
@@ -104,7 +110,7 @@ def test_epochs_of_the_user_stay(tmp_path, monkeypatch):
 @pytest.mark.parametrize("length", [3, 15, 40, 200])
 @pytest.mark.parametrize("more", [{}, {"particles": 1}, {"refit": True}, {"tune": 2}])
 def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
-    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials, until: [1.0 + i for i in range(len(trials))])
+    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     tuned(tmp_path / "run", places(300), epochs=length, **more)
     plan, config = read(tmp_path / "run"), {**SMALL, "refit": False, **more}
@@ -153,7 +159,7 @@ def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     now = iter(np.arange(0, 10_000, 5.0))
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(now)))  # every rung takes 5 s
-    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials, until: [1.0 + i for i in range(len(trials))])
+    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
     for budget, expected in ((80, 3), (60, 2), (30, 1)):  # of 18 seconds, measuring takes 5 and two rungs 10
         run = tuned(tmp_path / f"run-{budget}", places(300), budget=budget, epochs=100)
         plan = read(tmp_path / f"run-{budget}")
@@ -203,30 +209,63 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     fast, slow, lost = {"augment": "none"}, {"augment": "crop"}, {"augment": "crop-flip"}
     first = {"epochs": 4, "trials": [fast, slow, lost], "losses": [1.0, 2.0, None]}
     second = {"epochs": 8, "trials": [fast, slow], "losses": [0.9, 1.0]}
-    assert tuning._best({"rungs": [first]}) == [fast, slow, lost]
-    assert tuning._best({"rungs": [first, second]}) == [slow, fast]
+    assert tuning._best({"epochs": 16, "rungs": [first]}) == [fast, slow, lost]
+    assert tuning._best({"epochs": 16, "rungs": [first, second]}) == [slow, fast]
+    third = {"epochs": 8, "trials": [fast, slow], "losses": [0.9, 1.9]}  # falls by 5 and by 10%
+    assert tuning._best({"epochs": 16, "rungs": [{**first, "losses": [0.95, 2.11, None]}, third]}) == [fast, slow]
+    steep = [{**first, "losses": [0.9, 1.6, None]}, {**third, "losses": [0.9, 1.25]}]  # by 22%: again, then by less
+    assert tuning._best({"epochs": 16, "rungs": steep}) == [fast, slow]
+    assert tuning._best({"epochs": 32, "rungs": steep}) == [slow, fast]
     for loss, expected in ((0.9, slow), (0.97, fast)):  # a variation must be clearly better
         varied = {"epochs": 8, "trials": [fast, slow], "losses": [1.0, loss], "varies": True}
-        assert tuning._best({"rungs": [{**first, "losses": [9.0, 2.0, None]}, varied]}) == [expected]
+        assert tuning._best({"epochs": 16, "rungs": [{**first, "losses": [9.0, 2.0, None]}, varied]}) == [expected]
+    noisy = {**first, "losses": [9.0, 2.0, None], "errors": [0.0, 0.05, 0.0]}  # the better one by two of them, too
+    assert tuning._best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.9]}]}) == [fast]
+    assert tuning._best({"epochs": 16, "rungs": [noisy, {**varied, "losses": [1.0, 0.84]}]}) == [slow]
     plain = {**fast, "prior_tau": ""}  # which needs no margin
     rung = {"epochs": 8, "trials": [fast, slow, plain], "losses": [1.0, 0.96, 0.99], "varies": True}
-    assert tuning._best({"rungs": [first, rung]}) == [plain]
-    assert tuning._best({"rungs": [first, {**rung, "losses": [1.0, 0.9, 0.99]}]}) == [slow]
+    assert tuning._best({"epochs": 16, "rungs": [first, rung]}) == [plain]
+    assert tuning._best({"epochs": 16, "rungs": [first, {**rung, "losses": [1.0, 0.9, 0.99]}]}) == [slow]
     late = {"epochs": 8, "trials": [fast, slow], "losses": [0.8, 1.2]}  # near chance at first, then at a factor of 0.4
-    assert tuning._best({"rungs": [{**first, "losses": [0.9, 3.0, None]}, late]}) == [fast, slow]
+    assert tuning._best({"epochs": 16, "rungs": [{**first, "losses": [0.9, 3.0, None]}, late]}) == [fast, slow]
     plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
     assert tuning._chosen(plan) == {"augment": "none", "epochs": 4}  # more epochs raised its loss
     assert tuning._chosen({"epochs": 50, "rungs": [first, second]})["epochs"] == 50
 
 
+def test_what_regularises_less_must_be_clearly_better():
+    weak, usual = {"augment": "none", "mixup": 0.0}, {"augment": "crop", "mixup": 0.4}
+    half, flipped = {"augment": "crop", "mixup": 0.0}, {"augment": "crop-flip", "mixup": 0.4}
+    rung = {"epochs": 8, "trials": [weak, half, usual, flipped], "losses": [1.0, 1.3, 1.15, 1.14]}
+    for errors, expected in (
+        ([0, 0.1, 0.05, 0.05], [weak, flipped, usual, half]),
+        ([0, 0.1, 0.08, 0.08], [flipped, usual, weak, half]),  # less than two standard errors
+        ([0, 0.2, 0.08, 0.08], [flipped, usual, half, weak]),
+        ([0, 0.2, 0.08, 0.05], [usual, half, weak, flipped]),
+    ):
+        assert tuning._best({"epochs": 8, "rungs": [{**rung, "errors": errors}]}) == expected
+
+
+def test_standard_errors_are_those_of_differences_on_the_same_samples():
+    rng, shares = np.random.default_rng(0), np.full(400, 1 / 400)
+    common = rng.exponential(5, 400)  # how hard the samples are cancels
+    trials = [HeldOut(common + rng.normal(mean, 0.5, 400), shares) for mean in (0.2, 0.0)]
+    errors = standard_errors([trials[0], None, trials[1]])
+    assert errors[1:] == [0.0, 0.0]
+    naive = (trials[0].each - trials[1].each).std() / 20
+    assert errors[0] == pytest.approx(naive, rel=1e-9)
+    assert errors[0] == pytest.approx(0.5 * 2**0.5 / 20, rel=0.1)
+    assert standard_errors([None]) == [0.0]
+
+
 def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_path, monkeypatch):
     trials = {}
 
-    def losses(trainer, tried, until):
+    def losses(tried):
         trials.update({str(trial.config.prior_tau): trial.config for trial in tried})
         return [0.99 if not trial.config.prior_tau else 1.0 + k for k, trial in enumerate(tried)]
 
-    monkeypatch.setattr(tuning, "_losses", losses)
+    monkeypatch.setattr(tuning, "_losses", certain(losses))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     settings = {"widths": 32, "epochs": 200}
     run, chosen = rfdlc.train(places(300), "rf-dlc", tmp_path / "run", **settings), read(tmp_path / "run")["chosen"]
@@ -240,7 +279,7 @@ def test_plain_cross_entropy_is_among_the_variations_and_needs_no_margin(tmp_pat
 
 def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        tuning, "_losses", lambda _, trials, until: [float(len(trial.config.prior_tau)) for trial in trials]
+        tuning, "_losses", certain(lambda trials: [float(len(trial.config.prior_tau)) for trial in trials])
     )
     images, labels = places(400)
     kept = np.flatnonzero((labels < 4) & (np.random.default_rng(1).random(400) < np.where(labels == 0, 1, 0.3)))
@@ -256,11 +295,11 @@ def test_plain_networks_are_trained_and_decide_for_the_same_prior(tmp_path, monk
 def test_a_trial_trains_as_one_of_the_particles_does(tmp_path, monkeypatch):
     configs = []
 
-    def losses(trainer, trials, until):
+    def losses(trials):
         configs.extend(trial.config for trial in trials)
         return [1.0] * len(trials)
 
-    monkeypatch.setattr(tuning, "_losses", losses)
+    monkeypatch.setattr(tuning, "_losses", certain(losses))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     run = tuned(tmp_path / "run", places(300), epochs=100)
     trial = configs[0]
@@ -293,7 +332,7 @@ def test_losses_weigh_classes_equally_at_the_best_temperature():
     labels = np.repeat([0, 1, 2], [60, 30, 10])
     logits = 5 * (np.eye(3)[labels] + rng.normal(0, 1, (100, 3)))
     decider = rfdlc.Decider(rfdlc.Utility.one_hot(classes), train_prior=[0.6, 0.3, 0.1])
-    found = tuning.balanced_loss(rfdlc.Predictions(logits=logits, targets=labels, classes=classes), decider)
+    found = balanced_losses(rfdlc.Predictions(logits=logits, targets=labels, classes=classes), decider).mean
     corrected = logits - np.log([0.6, 0.3, 0.1])
     best = np.inf
     for temperature in np.exp(np.linspace(-2, 5, 1000)):
@@ -302,7 +341,7 @@ def test_losses_weigh_classes_equally_at_the_best_temperature():
         best = min(best, -np.mean([log_p[labels == c, c].mean() for c in range(3)]))
     assert found == pytest.approx(best, rel=1e-3)
     noise = rfdlc.Predictions(logits=100 * rng.normal(0, 1, (100, 3)), targets=labels, classes=classes)
-    assert found < tuning.balanced_loss(noise, decider) <= np.log(3) + 1e-3  # overconfident, but not worse than chance
+    assert found < balanced_losses(noise, decider).mean <= np.log(3) + 1e-3  # overconfident, but not worse than chance
 
 
 def test_a_trial_that_diverges_is_left_out(tmp_path, monkeypatch):
@@ -331,7 +370,7 @@ def test_runs_of_a_stack_may_differ_in_augmentation_and_mixup(tmp_path):
 
 
 def test_features_and_own_mixup(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_losses", lambda trainer, trials, until: [1.0 + i for i in range(len(trials))])
+    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     images, labels = places(300)
     features = images.reshape(300, 64).astype(np.float32)

@@ -15,12 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 
 from rfdlc.data.images import ImageFiles
-from rfdlc.decide.decider import Decider
-from rfdlc.decide.predictions import Predictions
-from rfdlc.decide.scores import safe_log, softmax
 from rfdlc.errors import expect
 from rfdlc.progress import announce, live
 from rfdlc.training.config import TABULAR, TrainConfig
@@ -31,6 +27,7 @@ from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer, TrainingInterrupted
+from rfdlc.training.trial_losses import HeldOut, balanced_losses, standard_errors
 
 FILE = "tuning.json"
 MOST_TRIALS = 8  # of tune=auto
@@ -43,6 +40,8 @@ SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
 CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
 STEEPEST = 0.7  # the least factor by which a loss is expected to fall again: those near chance fall fast for a while
+UNCERTAIN = 2  # standard errors: as much better must a trial be that regularises less
+LESS = 0.75  # of what twice the epochs gain, twice as many again gain
 RISE = 1.05  # of the loss with more epochs, from which on fewer epochs are better
 # In the order in which they are tried where there is no time for all of them.
 AUGMENTED = (
@@ -232,8 +231,11 @@ def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any],
         better = _best(plan) if done else plan["candidates"]
         rung["trials"] = better[: max(2, len(better) // 2)] if done else better
     new = rung["trials"][1:] if known else rung["trials"]
-    losses = known + _losses(trainer, [_trial(run, rung["epochs"], own) for own in new], until)  # not trained again
+    found, errors = _losses(trainer, [_trial(run, rung["epochs"], own) for own in new], until)
+    losses = known + found  # the best one is not trained again
     rung["losses"] = [round(loss, 6) if loss < math.inf else None for loss in losses]  # JSON has no infinity
+    if not known:
+        rung["errors"] = [round(error, 6) for error in errors]
     run.write_json(FILE, plan)
     rows = "".join(f"\n{_shown(loss)}  {_words(own)}" for own, loss in zip(rung["trials"], rung["losses"], strict=True))
     announce(f"{len(losses)} trials of {rung['epochs']} epochs, held-out loss where classes weigh equally:{rows}")
@@ -242,19 +244,33 @@ def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any],
 def _best(plan: dict[str, Any]) -> list[Settings]:
     """The trials of the last rung that has losses, best first.
 
-    The factor by which twice the epochs lowered the loss of a trial is expected again in the epochs of the training:
-    networks that are regularised learn slowly at first.
+    The factor by which twice the epochs lowered the loss of a trial is expected again, and less of it every time until
+    the epochs of the training: networks that are regularised learn slowly at first, and gain for longer. So trials
+    that regularise less come first only if they are clearly better.
     """
     done = [rung for rung in plan["rungs"] if "losses" in rung]
     last, earlier = done[-1], done[:-1]
     if last.get("varies"):  # the first is the best so far: others must clearly improve it, but for plain networks
-        margins = [1.0 if "prior_tau" in own else CLEARLY for own in last["trials"]]
-        least = [loss / margin for (_, loss), margin in zip(_pairs(last), [1.0, *margins[1:]], strict=True)]
-        return [last["trials"][int(np.argmin(least))]]
+        error = UNCERTAIN * max(earlier[-1].get("errors", [0.0]))
+        least = [loss if "prior_tau" in own else (loss + error) / CLEARLY for own, loss in _pairs(last)]
+        return [last["trials"][int(np.argmin([_pairs(last)[0][1], *least[1:]]))]]
     known = {str(own): loss for rung in earlier for own, loss in _pairs(rung) if loss < math.inf}  # the latest rung's
-    factors = [min(1.0, max(loss / max(known.get(str(own), loss), 1e-12), STEEPEST)) for own, loss in _pairs(last)]
+    doublings = max(1.0, math.log2(plan["epochs"] / last["epochs"]))
+    again = (1 - LESS**doublings) / (1 - LESS)
+    ratios = [loss / max(known.get(str(own), loss), 1e-12) for own, loss in _pairs(last)]
+    factors = [min(1.0, max(ratio, STEEPEST)) ** again for ratio in ratios]
     expected = [math.inf if math.isinf(loss) else loss * f for (_, loss), f in zip(_pairs(last), factors, strict=True)]
-    return [last["trials"][i] for i in np.argsort(expected, kind="stable")]
+    errors, first = last.get("errors", [0.0] * len(expected)), int(np.argmin(expected))
+    bounds = [expected[first] + UNCERTAIN * max(error, errors[first]) for error in errors]
+    near = [loss <= bound for loss, bound in zip(expected, bounds, strict=True)]
+    weak = [_weakness(own) for own in last["trials"]]
+    order = sorted(range(len(near)), key=lambda i: (not near[i], weak[i] if near[i] else 0, expected[i]))
+    return [last["trials"][i] for i in order]
+
+
+def _weakness(settings: Settings) -> int:
+    """How many kinds of regularisation a trial goes without."""
+    return (settings.get("augment") == "none") + (settings.get("mixup") == 0)
 
 
 def _pairs(rung: dict[str, Any]) -> list[tuple[Settings, float]]:
@@ -308,9 +324,9 @@ def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
     return (shared + own) / (shared + own * run.config.particles)
 
 
-def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> list[float]:
-    """Held-out losses after training; infinite for one whose training loss is not a number."""
-    found, waiting = dict[Any, float](), list(trials)
+def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list[float], list[float]]:
+    """Held-out losses after training, infinite for one whose training loss is not a number, and standard errors."""
+    found, waiting = dict[Any, HeldOut | None](), list(trials)
     kept = 1 if trainer.data.val is not None else 1 - trials[0].config.hold_out
     steps = math.ceil(kept * len(trainer.data.train) / trials[0].config.batch_size)
     with live(len(trials) * trials[0].epochs * steps, f"{len(trials)} trials") as show:
@@ -328,7 +344,7 @@ def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> list[float
                         pass
             except TrainingStopped as error:
                 lost = stack.members[error.run].runs[0]
-                found[lost.path] = math.inf
+                found[lost.path] = None
                 waiting.remove(lost)
                 continue
             for member in stack.members:
@@ -336,22 +352,10 @@ def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> list[float
                 predictions = member.model.predict_split(member.data.val)
                 assert predictions is not None  # one process, and held-out samples
                 decider = new_decider(trial.method_name, trial.config, member.data.classes)
-                found[trial.path] = balanced_loss(predictions, decider)
+                found[trial.path] = balanced_losses(predictions, decider)
                 waiting.remove(trial)
-    return [found[trial.path] for trial in trials]
-
-
-def balanced_loss(predictions: Predictions, decider: Decider) -> float:
-    """Negative log-likelihood in nats where classes weigh equally, at the best temperature: at most that of chance."""
-    log_p = safe_log(np.asarray(decider.replace(calibration=None, target_prior="uniform").probabilities(predictions)))
-    labels = np.asarray(predictions.targets)
-    weights = 1 / np.bincount(labels)[labels]
-
-    def loss(log_temperature: float) -> float:
-        p = softmax(log_p * math.exp(-log_temperature))[np.arange(len(labels)), labels]
-        return float(-np.log(np.maximum(p, 1e-300)) @ weights / weights.sum())
-
-    return float(minimize_scalar(loss, bounds=(-4, 8), method="bounded").fun)
+    each = [found[trial.path] for trial in trials]
+    return [math.inf if own is None else own.mean for own in each], standard_errors(each)
 
 
 def _seconds_per_epoch(trainer: Trainer, runs: Sequence[Run]) -> float:

@@ -1,0 +1,49 @@
+"""Held-out losses of trials where classes weigh equally, and how certain the differences between trials are."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from rfdlc.decide.decider import Decider
+from rfdlc.decide.predictions import Predictions
+from rfdlc.decide.scores import Floats, safe_log, softmax
+
+
+class HeldOut(NamedTuple):
+    """The losses (n,) of held-out samples in nats, and their shares (n,), by which classes weigh equally."""
+
+    each: Floats
+    shares: Floats
+
+    @property
+    def mean(self) -> float:
+        return float(self.each @ self.shares)
+
+
+def balanced_losses(predictions: Predictions, decider: Decider) -> HeldOut:
+    """Negative log-likelihoods at the best temperature: their mean is at most that of chance."""
+    log_p = safe_log(np.asarray(decider.replace(calibration=None, target_prior="uniform").probabilities(predictions)))
+    labels = np.asarray(predictions.targets)
+    weights = 1 / np.bincount(labels)[labels]
+
+    def losses(log_temperature: float) -> HeldOut:
+        p = softmax(log_p * math.exp(-log_temperature))[np.arange(len(labels)), labels]
+        return HeldOut(-np.log(np.maximum(p, 1e-300)), weights / weights.sum())
+
+    return losses(minimize_scalar(lambda log_t: losses(log_t).mean, bounds=(-4, 8), method="bounded").x)
+
+
+def standard_errors(trials: Sequence[HeldOut | None]) -> list[float]:
+    """Of the difference to the best trial on the same samples; 0 for itself, and for trials without losses."""
+    known = [trial for trial in trials if trial is not None]
+    if not known:
+        return [0.0] * len(trials)
+    best = min(known, key=lambda trial: trial.mean)
+    return [0.0 if trial is None else _standard_error(trial.each - best.each, best.shares) for trial in trials]
+
+
+def _standard_error(differences: Floats, shares: Floats) -> float:
+    return float(np.linalg.norm(shares * (differences - differences @ shares)))
