@@ -8,6 +8,7 @@ import torch
 
 import rfdlc
 from rfdlc.errors import InputError
+from rfdlc.progress import shown
 from rfdlc.training import tuning
 from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
@@ -131,6 +132,16 @@ def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
         assert run.config.epochs == expected
         assert Run(path).config.epochs == read(path)["epochs"] == expected
         assert read(path)["seconds_per_epoch"] == 0.51
+
+
+def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.5 * len(runs))
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
+    for budget, told in ((4, True), (60, False)):
+        with shown():
+            tuned(tmp_path / f"run-{budget}", places(200), budget=budget, tune="off")
+        assert ("too short  7 of 40 epochs; 23 s give all of them\n" in capsys.readouterr().err) == told
 
 
 def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path, monkeypatch):

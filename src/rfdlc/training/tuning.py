@@ -35,6 +35,7 @@ SHARE = 0.3  # of the work of the training, that its trials may cost
 FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
 PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
+FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
 MEASURING = 0.02  # of a budget, for the time of a step
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
@@ -94,6 +95,11 @@ def tune(trainer: Trainer, run: Run) -> None:
             trainer.announce_plan(stack)
             plan = run.tuning or _plan(trainer, run, stack.net, began)
             run.write_json(FILE, plan)
+            if plan["epochs"] < FEW * run.config.epochs and run.config.budget:
+                all_of_them = run.config.budget * run.config.epochs / plan["epochs"]
+                announce(
+                    f"too short  {plan['epochs']} of {run.config.epochs} epochs; {all_of_them:.0f} s give all of them"
+                )
             if plan["rungs"]:
                 announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
             elif run.config.tune != "off":
