@@ -127,12 +127,16 @@ def test_json_is_all_there_is_on_stdout(folder, tmp_path):
     assert told["run"] == str(tmp_path / "f")
     told = json.loads(run("predict", folder, "digits-lt", "--out", tmp_path / "p.npz", "--json").stdout)
     assert told["samples"] == 450
+    assert (
+        "writes probabilities and the decided action"
+        in run("predict", folder, "digits-lt", "-o", tmp_path / "p.npz").stdout
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_predicted_tables_hold_calibrated_probabilities(tmp_path, folder, kind):
     out = tmp_path / f"p.{kind}"
-    run("predict", folder, "digits-lt", "--out", out)
+    assert "the file holds logits" not in run("predict", folder, "digits-lt", "--out", out).stdout
     table, model = Predictions.load(out), Model.load(folder)
     expected = model.decider.probabilities(model.predict("digits-lt"))
     assert table.scores.values[0] == pytest.approx(np.asarray(expected), abs=1e-5)

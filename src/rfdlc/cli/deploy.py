@@ -152,6 +152,8 @@ def predict(
                 print(f"rfdlc: interrupted; the same command continues with {out}.parts", file=sys.stderr)
             raise
     summary, lines = _written(done, out, done.decided_for)
+    if out.suffix.lower() == ".npz":
+        lines.append("the file holds logits: --out predictions.csv writes probabilities and the decided action")
     output(json, summary | {"run": str(run), "decided_for": done.decided_for}, *lines)
 
 
