@@ -24,7 +24,7 @@ MAY_IMPORT = {
 SHARED = {"errors", "files", "progress", "style", "tables"}
 # The order inside `training`: a module imports only modules and packages of earlier rows.
 ORDER_OF_TRAINING = (
-    {"distributed", "hub"},
+    {"distributed", "hub", "trial_losses"},
     {"networks"},
     {"losses", "optimisation", "embedding", "sharding"},
     {"config"},

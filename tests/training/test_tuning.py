@@ -12,7 +12,7 @@ from rfdlc.progress import shown
 from rfdlc.training import tuning
 from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
-from rfdlc.training.trial_losses import HeldOut, balanced_losses, standard_errors
+from rfdlc.training.trial_losses import TrialLosses, balanced_losses, standard_errors
 
 SMALL = {"widths": 32, "particles": 4, "batch_size": 32, "learning_rate": 0.05, "head": "linear", "shared_stages": 0}
 
@@ -260,7 +260,7 @@ def test_what_regularises_less_must_be_clearly_better():
 def test_standard_errors_are_those_of_differences_on_the_same_samples():
     rng, shares = np.random.default_rng(0), np.full(400, 1 / 400)
     common = rng.exponential(5, 400)  # how hard the samples are cancels
-    trials = [HeldOut(common + rng.normal(mean, 0.5, 400), shares) for mean in (0.2, 0.0)]
+    trials = [TrialLosses(common + rng.normal(mean, 0.5, 400), shares) for mean in (0.2, 0.0)]
     errors = standard_errors([trials[0], None, trials[1]])
     assert errors[1:] == [0.0, 0.0]
     naive = (trials[0].each - trials[1].each).std() / 20

@@ -12,7 +12,7 @@ from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.scores import Floats, safe_log, softmax
 
 
-class HeldOut(NamedTuple):
+class TrialLosses(NamedTuple):
     """The losses (n,) of held-out samples in nats, and their shares (n,), by which classes weigh equally."""
 
     each: Floats
@@ -23,20 +23,20 @@ class HeldOut(NamedTuple):
         return float(self.each @ self.shares)
 
 
-def balanced_losses(predictions: Predictions, decider: Decider) -> HeldOut:
+def balanced_losses(predictions: Predictions, decider: Decider) -> TrialLosses:
     """Negative log-likelihoods at the best temperature: their mean is at most that of chance."""
     log_p = safe_log(np.asarray(decider.replace(calibration=None, target_prior="uniform").probabilities(predictions)))
     labels = np.asarray(predictions.targets)
     weights = 1 / np.bincount(labels)[labels]
 
-    def losses(log_temperature: float) -> HeldOut:
+    def losses(log_temperature: float) -> TrialLosses:
         p = softmax(log_p * math.exp(-log_temperature))[np.arange(len(labels)), labels]
-        return HeldOut(-np.log(np.maximum(p, 1e-300)), weights / weights.sum())
+        return TrialLosses(-np.log(np.maximum(p, 1e-300)), weights / weights.sum())
 
     return losses(minimize_scalar(lambda log_t: losses(log_t).mean, bounds=(-4, 8), method="bounded").x)
 
 
-def standard_errors(trials: Sequence[HeldOut | None]) -> list[float]:
+def standard_errors(trials: Sequence[TrialLosses | None]) -> list[float]:
     """Of the difference to the best trial on the same samples; 0 for itself, and for trials without losses."""
     known = [trial for trial in trials if trial is not None]
     if not known:

@@ -27,7 +27,7 @@ from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer, TrainingInterrupted
-from rfdlc.training.trial_losses import HeldOut, balanced_losses, standard_errors
+from rfdlc.training.trial_losses import TrialLosses, balanced_losses, standard_errors
 
 FILE = "tuning.json"
 MOST_TRIALS = 8  # of tune=auto
@@ -332,7 +332,7 @@ def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
 
 def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list[float], list[float]]:
     """Held-out losses after training, infinite for one whose training loss is not a number, and standard errors."""
-    found, waiting = dict[Any, HeldOut | None](), list(trials)
+    found, waiting = dict[Any, TrialLosses | None](), list(trials)
     kept = 1 if trainer.data.val is not None else 1 - trials[0].config.hold_out
     steps = math.ceil(kept * len(trainer.data.train) / trials[0].config.batch_size)
     with live(len(trials) * trials[0].epochs * steps, f"{len(trials)} trials") as show:
