@@ -18,6 +18,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +48,8 @@ CHOICES: dict[str, Row] = {
     "rate=0.3 decay=3.3e-4": (STRONG, {"learning_rate": 0.3, "weight_decay": 3.3e-4}),
     "rate=0.3 decay=6e-4": (STRONG, {"learning_rate": 0.3, "weight_decay": 6e-4}),
     "rate=0.3 decay=1e-3": (STRONG, {"learning_rate": 0.3}),
+    "test_flip=false": (STRONG, {"test_flip": False}),
+    "combine=mean-probabilities": (STRONG, {"combine": "mean-probabilities"}),
     "tau=0,1,2": (STRONG, {"prior_tau": (0, 1, 2)}),
     "shared_stages=2": (STRONG, {"shared_stages": 2}),
     "repulsion=none": (STRONG, {"repulsion": "none"}),
@@ -125,11 +128,11 @@ def train(
     data = rfdlc.load(options.source, root=options.data) if options.data else rfdlc.load(options.source)
     data = equally_held_out(data, options.each, *seeds) if choosing else data
     each = [(name, seed) for name in names for seed in seeds]
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() if options.keep is None else nullcontext(options.keep) as folder:
         specs = []
-        for number, (name, seed) in enumerate(each):
+        for name, seed in each:
             method, changes = rows[name]
-            specs.append(rfdlc.RunSpec(f"{folder}/{number}", method, {**changes, **common, "seed": seed}))
+            specs.append(rfdlc.RunSpec(Path(folder) / f"{name}-{seed}", method, {**changes, **common, "seed": seed}))
         began = time.perf_counter()
         models = rfdlc.train_many(data, specs, networks=options.networks)
         seconds = (time.perf_counter() - began) / len(models)
@@ -158,6 +161,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=24, help="most networks of a stack")
     parser.add_argument("--each", type=int, default=25, help="held-out samples per class (choose)")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder in which the runs stay")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
     choosing = options.command == "choose"

@@ -17,7 +17,6 @@ from torch import Tensor
 from rfdlc.data.policy import CIFAR_PAIRS, Draws, Policy, compose, rotation
 
 ORDER, AUGMENTATION, MIXING = range(3)  # independent streams of random numbers
-OUTSIDE = -9.0  # a place far from the image, whose sides are 1
 
 
 def _nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
@@ -97,13 +96,6 @@ class Augment:
         if self.policy is not None:
             draws |= self.policy.unchanged(count, device)
         return draws
-
-    def weakened(self, draws: Draws) -> Draws:
-        """The same draws without random operations, and with a cutout outside of the image."""
-        changed = {"cutout": torch.full_like(draws["cutout"], OUTSIDE)} if self.cutout else {}
-        if self.policy is not None:
-            changed |= self.policy.unchanged(len(draws["operation"]), draws["operation"].device)
-        return draws | changed
 
     def weaker(self) -> "Augment":
         """The same crop, flip and rotation, without random operations and cutout."""

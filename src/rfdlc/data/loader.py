@@ -1,7 +1,6 @@
 """ResidentLoader: a data set that fits stays on the device, and whole epochs are prepared there in bulk."""
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -201,9 +200,7 @@ class EpochLoader:
         batch_size: int = 128, seeds: Sequence[int] = (0,), sampling: str = "shuffle",
         device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, drop_last: bool = False,
         rank: int = 0, world_size: int = 1, positions: Sequence[NDArray[np.int64]] | None = None,
-        weak_after: Sequence[float] | None = None,
     ) -> None:  # fmt: skip
-        self.weak_after = weak_after or [math.inf] * len(seeds)  # the last epoch with random operations, of each run
         self.device, self.batch_size, self.seeds = torch.device(device), batch_size, tuple(seeds)
         self.targets = torch.from_numpy(split.labels).to(drawn_on)  # (N,)
         weights = None if split.weights is None else torch.from_numpy(split.weights).to(drawn_on)
@@ -273,8 +270,6 @@ class ResidentLoader(EpochLoader):
         each = self._each * len(self.seeds) if len(self._each) == 1 else self._each
         generators = [seeded(AUGMENTATION, seed, epoch, self.device) for seed in self.seeds]
         drawn = [own.draw(self.count, generator) for own, generator in zip(each, generators, strict=True)]
-        both = zip(each, drawn, self.weak_after, strict=True)
-        drawn = [own.weakened(draws) if epoch > last else draws for own, draws, last in both]
         if len(self._each) > 1:
             drawn = [self.augment.identity(self.count, self.device) | own for own in drawn]
         return self.draw_order(epoch), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}

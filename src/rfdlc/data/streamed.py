@@ -137,8 +137,6 @@ class StreamedLoader(EpochLoader):
         (order,) = self.draw_order(epoch).numpy()
         self._requests[:] = [(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
         draws = self.augment.draw(self.count, seeded(AUGMENTATION, self.seeds[0], epoch, self.device))
-        if epoch > self.weak_after[0]:
-            draws = self.augment.weakened(draws)
         for batch in self._received(self._kept, self._requests, draws):
             yield tuple(tensor[None] for tensor in (batch if weak else batch[:2]))
 

@@ -127,10 +127,6 @@ class TrainConfig(BaseModel):
     augment: str = Field("auto", description=", ".join(AUGMENTATIONS) + " of images; auto: crop")
     magnitude: Share = Field(0.0, description="largest strength of random operations of `augment`; 0: as they have")
     cutout: float = Field(0.0, ge=0, description="side of a black square in every image: pixels, or a share below 1")
-    augment_until: Share = Field(
-        1.0, description="share of the epochs with random operations, cutout and mixing; then crops and flips alone"
-    )
-    test_flip: bool = Field(False, description="predict mean logits of an image and its mirror image")
     jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
     workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup's Beta(alpha, alpha), 0 for none")
@@ -141,6 +137,7 @@ class TrainConfig(BaseModel):
         1, ge=1, le=20, description="trainings before a refit, each without a fold, that calibrate; 1: hold_out alone"
     )
     # decisions
+    test_flip: bool = Field(False, description="predict the mean logits of an image and its mirror image")
     familiarity: bool = Field(False, description="learn from features how far samples are from the training data")
     combine: str = Field("mean-probabilities", description="how particles are combined")
     target_prior: str = Field("train", description="prior to decide for: train, uniform, a=0.9,b=0.1; scores: as is")

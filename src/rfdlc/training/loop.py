@@ -68,8 +68,6 @@ class PreparedStage:
         self.stage, self.settings = self.stages[0], self.each[0]  # what the runs agree in
         self.start, self.end = runs[0][0].spans(runs[0][1])[number]
         drawn: dict[str, Any] = {"seeds": [config.seed for config in self.each], "sampling": self.settings.sampling}
-        self.weak_after = [self.start + config.augment_until * (self.end - self.start) for config in self.each]
-        drawn["weak_after"] = self.weak_after
         drawn["batch_size"] = group.shard_size(self.settings.batch_size, self.settings.accumulate)
         if isinstance(data.train.inputs, ImageFiles):
             found = augmentation(self.settings, "images", data.input_shape[-1]) or Augment()
@@ -100,8 +98,8 @@ class PreparedStage:
         alphas = [config.mixup or config.cutmix for config in self.each]
         steps = self.loader.steps
         drawn = [draw_shares(alpha or 1.0, steps, seed, epoch) for alpha, seed in zip(alphas, seeds, strict=True)]
-        for shares, alpha, last in zip(drawn, alphas, self.weak_after, strict=True):
-            if not alpha or epoch > last:  # not mixed, in a stack with runs that are, or not any more
+        for shares, alpha in zip(drawn, alphas, strict=True):
+            if not alpha:  # not mixed, in a stack with runs that are
                 shares[:, 0] = 1
         return torch.stack(drawn, 1)
 
