@@ -2,6 +2,7 @@
 
     python benchmarks/frontier.py choose cifar100-lt --data DIR       rows of frontier-choice.csv, on training data
     python benchmarks/frontier.py measure cifar100-lt --data DIR      rows of frontier.csv, on the test split
+    python benchmarks/frontier.py views cifar100-lt --data DIR --keep RUNS      frontier-views.csv
 
 DIR holds cifar-100-python/ (and cifar-10-batches-py/ for cifar10-lt); any other source of `rfdlc.load` can take the
 place of cifar100-lt. `choose` never reads the test split. A fifth of long-tailed training data has one or two samples
@@ -11,13 +12,15 @@ as the presets say, calibrates on a tenth, then trains on everything, and evalua
 train as one stack (`choose`: all rows of a seed whose networks agree): seconds are those of the call divided by its
 runs, for all trainings of a run, with the start. `--only NAME ...` selects rows, `--set` adds settings to all,
 `--seeds` are 0 to 4 by default (0 and 1 for `choose`). Rows are appended as they
-come; without git, name the `--commit`. `leaderboard.py` puts them beside published values.
+come; without git, name the `--commit`. `leaderboard.py` puts them beside published values. `views`: the runs that
+`measure --keep RUNS` left, by arg max of mean logits as most authors decide, with and without mirror images.
 """
 
 import argparse
 import json
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +50,8 @@ CHOICES: dict[str, Row] = {
     "rate=0.3 decay=3.3e-4": (STRONG, {"learning_rate": 0.3, "weight_decay": 3.3e-4}),
     "rate=0.3 decay=6e-4": (STRONG, {"learning_rate": 0.3, "weight_decay": 6e-4}),
     "rate=0.3 decay=1e-3": (STRONG, {"learning_rate": 0.3}),
+    "test_flip=false": (STRONG, {"test_flip": False}),
+    "combine=mean-probabilities": (STRONG, {"combine": "mean-probabilities"}),
     "tau=0,1,2": (STRONG, {"prior_tau": (0, 1, 2)}),
     "shared_stages=2": (STRONG, {"shared_stages": 2}),
     "repulsion=none": (STRONG, {"repulsion": "none"}),
@@ -81,6 +86,8 @@ FIELDS = (
     *(f"utility{penalty:g}" for penalty in PENALTIES), "seconds", "runs", "settings", "hardware", "versions", "commit",
 )  # fmt: skip
 
+VIEWS = ("data", "run", "seed", "views", *METRICS[:5], "hardware", "versions", "commit")
+
 
 def on_test(model: Model) -> dict[str, float]:
     """Metrics of the decisions on the test split, and the mean utility of those for each penalty."""
@@ -106,6 +113,22 @@ def equally_held_out(data: rfdlc.Dataset, each: int, seed: int) -> rfdlc.Dataset
     return rfdlc.Dataset.of(data.name, [data.classes.names[label] for label in frequent], splits)
 
 
+def views(options: argparse.Namespace, stamp: dict[str, str]) -> None:
+    """Runs by arg max of mean logits, which are not calibrated: from images and mirror images, and from images alone."""
+    data = rfdlc.load(options.source, root=options.data) if options.data else rfdlc.load(options.source)
+    for model in map(Model.load, sorted(options.keep.iterdir())):
+        decider = rfdlc.Decider(rfdlc.Utility.one_hot(model.classes), combine="mean-logits")
+        model.net.mirrored = False
+        given = {2: Predictions.load(model.path / "predictions.npz"), 1: model.predict(data.test)}
+        for count, predictions in given.items():
+            found = rfdlc.evaluate(predictions, decider=decider)
+            named = {"data": options.source, "run": model.path.name, "seed": model.config.seed, "views": count}
+            values = {"accuracy": found.accuracy, **found.accuracy_by_region, "false_head_rate": found.false_head_rate}
+            shown = {key: f"{value:.4f}" for key, value in values.items() if value is not None}
+            append(options.out, [named | shown | stamp], VIEWS)
+            print(*named.values(), shown["accuracy"], flush=True)
+
+
 def stacks(names: list[str], rows: dict[str, Row], apart: bool) -> list[list[str]]:
     """Rows that can train as one stack, together; `apart` where each is to be timed alone."""
     groups = defaultdict(list)
@@ -125,11 +148,11 @@ def train(
     data = rfdlc.load(options.source, root=options.data) if options.data else rfdlc.load(options.source)
     data = equally_held_out(data, options.each, *seeds) if choosing else data
     each = [(name, seed) for name in names for seed in seeds]
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() if options.keep is None else nullcontext(options.keep) as folder:
         specs = []
-        for number, (name, seed) in enumerate(each):
+        for name, seed in each:
             method, changes = rows[name]
-            specs.append(rfdlc.RunSpec(f"{folder}/{number}", method, {**changes, **common, "seed": seed}))
+            specs.append(rfdlc.RunSpec(Path(folder) / f"{name}-{seed}", method, {**changes, **common, "seed": seed}))
         began = time.perf_counter()
         models = rfdlc.train_many(data, specs, networks=options.networks)
         seconds = (time.perf_counter() - began) / len(models)
@@ -149,7 +172,7 @@ def train(
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("choose", "measure"))
+    parser.add_argument("command", choices=("choose", "measure", "views"))
     parser.add_argument("source", nargs="?", default="cifar100-lt")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+")
@@ -158,10 +181,12 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=24, help="most networks of a stack")
     parser.add_argument("--each", type=int, default=25, help="held-out samples per class (choose)")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder in which the runs stay")
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
     choosing = options.command == "choose"
-    options.out = options.out or RESULTS / ("frontier-choice.csv" if choosing else "frontier.csv")
+    names = {"choose": "frontier-choice.csv", "measure": "frontier.csv", "views": "frontier-views.csv"}
+    options.out = options.out or RESULTS / names[options.command]
     options.seeds = options.seeds or ([0, 1] if choosing else [0, 1, 2, 3, 4])
     rows = CHOICES if choosing else MEASURED
     unknown = set(options.only) - set(rows)
@@ -169,9 +194,12 @@ def main() -> None:
         parser.error(f"no rows {sorted(unknown)}: expected some of {list(rows)}")
     packages = ["torch", "numpy"]
     stamp = {"hardware": hardware(), "versions": versions(packages), "commit": options.commit or commit()}
+    if options.command == "views":
+        return views(options, stamp)
     for seeds in [[seed] for seed in options.seeds] if choosing else [options.seeds]:
         for names in stacks(options.only or list(rows), rows, apart=not choosing):
             train(options, names, seeds, rows, stamp)
+    return None
 
 
 if __name__ == "__main__":

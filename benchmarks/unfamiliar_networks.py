@@ -56,8 +56,8 @@ TEST = ("cifar100", "cifar10", "dermamnist")
 BACKBONE = "timm:tf_efficientnet_lite0"
 
 
-def outputs(model: Model, images: Array) -> tuple[Array, Array]:
-    """Logits (M, N, C) and features (M, N, F) of the particles."""
+def outputs(model: Model, images: Array) -> tuple[Array, Array, Array | None]:
+    """Logits (M, N, C) and features (M, N, F) of the particles, and unfamiliarity (N,) where the model has it."""
     found: list[Array] = []
     forward = model.net.outputs
 
@@ -69,11 +69,12 @@ def outputs(model: Model, images: Array) -> tuple[Array, Array]:
     model.net.outputs = watched
     try:
         split = Split(images, np.zeros(len(images), dtype=np.int64))
-        logits = split_outputs(model.net, split, model.normalisation, model.config, model.device)[0]
+        given = model.normalisation, model.config, model.device
+        logits, _, strange = split_outputs(model.net, split, *given, measure=model.familiarity)
     finally:
         model.net.outputs = forward
     assert logits is not None
-    return logits[0].numpy(), np.concatenate(found, axis=1)
+    return logits[0].numpy(), np.concatenate(found, axis=1), None if strange is None else strange.numpy()
 
 
 def without(x: Array, y: Array, kind: str, seed: int) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
@@ -139,10 +140,11 @@ def fine_tuned(run: Path, file: Path, options: argparse.Namespace) -> None:
     """What a network of all classes says about images of the test."""
     model, held = Model.load(run), rfdlc.Predictions.load(run / "held-out.npz")
     arrays = {"held-out/logits": held.scores.values.astype(np.float16), "held-out/y": held.targets}
-    arrays["counts"] = np.bincount(np.asarray(held.targets))
+    arrays |= {} if held.unfamiliarity is None else {"held-out/familiarity": held.unfamiliarity}
     rng = np.random.default_rng(0)
     with np.load(options.images) as found:
         y = found["train_y"]
+        arrays["counts"] = np.bincount(y)
         rows = [rng.permutation(np.flatnonzero(y == c))[: options.known] for c in np.unique(y)]
         known = np.sort(np.concatenate(rows))
         known_features: Any = outputs(model, found["train_x"][known])[1] if options.known else []
@@ -150,7 +152,8 @@ def fine_tuned(run: Path, file: Path, options: argparse.Namespace) -> None:
         measures = {name: [fit(each, y[known]) for each in known_features] for name, fit in kinds.items()}
         for part in TEST:
             drawn = np.sort(rng.permutation(len(found[f"{part}_x"]))[: options.count])
-            logits, features = outputs(model, found[f"{part}_x"][drawn])
+            logits, features, strange = outputs(model, found[f"{part}_x"][drawn])
+            arrays |= {} if strange is None else {f"{part}/familiarity": strange}
             arrays |= {f"{part}/logits": logits.astype(np.float16), f"{part}/y": found[f"{part}_y"][drawn]}
             for name, each in measures.items() if options.known else ():
                 values = [measure(own) for measure, own in zip(each, features, strict=True)]

@@ -65,6 +65,7 @@ def test_labels_follow_their_images(root: Path) -> None:
     assert data.test is not None
     assert np.bincount(data.test.labels).tolist() == [3] * 10
     assert (data.test.array[:, 0, 0, 0] == data.test.labels).all()
+    assert data.test.array.flags.writeable  # torch warns of memory that is not
     number = data.train.array[:, 0, 0, 1]
     assert len(np.unique(number)) == len(number)
     assert data.train.ids is not None

@@ -55,12 +55,13 @@ def test_wide_networks_are_separate_and_narrow_ones_stacked():
 
 
 def test_a_training_is_the_same_either_way(tmp_path):
-    settings = {"backbone": "resnet8", "particles": 2, "epochs": 2, "augment": "none", "hold_out": 0.2}
+    # one epoch: rounding differs from processor to processor, and grows from step to step
+    settings = {"backbone": "resnet8", "particles": 2, "epochs": 1, "augment": "none", "hold_out": 0.2}
     models = [
         rfdlc.train("digits-lt", "rf-dlc", tmp_path / how, execution=how, **settings) for how in ("stacked", "separate")
     ]
     one, other = (model.predict("digits-lt").scores.values for model in models)
-    np.testing.assert_allclose(one, other, atol=2e-3)
+    np.testing.assert_allclose(one, other, atol=1e-4)
 
 
 def test_an_unknown_execution_is_refused():

@@ -137,6 +137,7 @@ class TrainConfig(BaseModel):
         1, ge=1, le=20, description="trainings before a refit, each without a fold, that calibrate; 1: hold_out alone"
     )
     # decisions
+    test_flip: bool = Field(False, description="predict the mean logits of an image and its mirror image")
     familiarity: bool = Field(False, description="learn from features how far samples are from the training data")
     combine: str = Field("mean-probabilities", description="how particles are combined")
     target_prior: str = Field("train", description="prior to decide for: train, uniform, a=0.9,b=0.1; scores: as is")

@@ -285,8 +285,9 @@ METHODS: dict[str, Method] = {
     ),
     "rf-dlc-strong": Method(
         "rf-dlc for images, trained longer on stronger augmentation", "rf-dlc with RandAugment and Cutout",
-        {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.1, "calibration": "prior-corrected-temperature", "epochs": 400,
-         "augment": "crop-randaugment", "magnitude": 1.0, "cutout": 0.5, "weight_decay": 1e-3},
+        {**_RF_DLC, "prior_tau": (1.0,), "mixup": 0.1, "weight_decay": 1e-3, "epochs": 400,
+         "augment": "crop-randaugment", "magnitude": 1.0, "cutout": 0.5,
+         "combine": "mean-logits", "calibration": "prior-corrected-temperature"},
     ),
 }  # fmt: skip
 

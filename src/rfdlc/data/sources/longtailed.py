@@ -194,7 +194,7 @@ def _matrix(value: Any) -> NDArray[np.uint8] | None:
             content = _bytes(raw)
             sized = content and rows > 0 and rows * columns == len(content)
             if name in _RECONSTRUCT and kind in ("u1", b"u1") and content and sized:
-                pixels = np.frombuffer(content, dtype=np.uint8)
+                pixels = np.frombuffer(bytearray(content), dtype=np.uint8)  # torch warns of memory that is read-only
                 return pixels.reshape((int(rows), int(columns)), order="F" if by_column else "C")
     return None
 

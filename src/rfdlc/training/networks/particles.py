@@ -155,6 +155,7 @@ class ParticleNet(nn.Module):
     name = ""  # of the backbone
     recompute = False  # keep the inputs of stages alone for the backward pass
     fused = False  # whether a training step may use fused stages
+    mirrored = False  # whether predictions are means over images and their mirror images
 
     def __init__(
         self, backbone: Backbone, classes: int, *, particles: int = 1, seeds: Sequence[int] = (0,),
@@ -230,6 +231,12 @@ class ParticleNet(nn.Module):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F), in full precision."""
+        if not self.mirrored or self.training:
+            return self.one_view(x)
+        logits, features = self.one_view(torch.cat([x, x.flip(-1)], 1))
+        return logits.unflatten(2, (2, -1)).mean(2), features.unflatten(2, (2, -1)).mean(2)
+
+    def one_view(self, x: Tensor) -> tuple[Tensor, Tensor]:
         features, kind = self.features(x).to(self.head.weight.dtype), x.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             logits = self.head(self.dropout(features))
