@@ -150,7 +150,7 @@ def test_small_files_keep_their_classes(size):
 
 
 def test_calibrators_are_weighted_by_cross_validated_likelihood():
-    found = fitted("auto", TRAIN, 400, 2)
+    found = fitted("auto", TRAIN, 1000, 2)
     weights, losses = found.fitted.weights, found.fitted.losses
     assert max(weights, key=weights.get) == "temperature"  # the truth
     assert sum(weights.values()) == pytest.approx(1)
@@ -165,6 +165,17 @@ def test_calibrators_are_weighted_by_cross_validated_likelihood():
     assert found.weights.keys() <= {"bias-corrected-temperature", "matrix-scaling"}
     again = CALIBRATORS["auto"].from_dict(found.to_dict())
     assert np.array_equal(again.as_affine()[1], found.as_affine()[1])
+
+
+def test_calibrators_that_must_be_right_for_every_class_need_samples_of_every_class():
+    """Earlier a matrix or uncalibrated scores had a part of the weight, and estimated priors lost rare classes."""
+    lacking = TRAIN * (np.arange(10) < 7)
+    for prior, size, tried in (
+        (TRAIN, 200, False), (lacking / lacking.sum(), 1000, False), (TRAIN, 1000, True), (UNIFORM, 300, True),
+    ):  # fmt: skip
+        losses = fitted("auto", prior, size, 4).fitted.losses
+        assert {"temperature", "prior-corrected-temperature", "bias-corrected-temperature"} <= losses.keys()
+        assert ("matrix-scaling" in losses, "none" in losses) == (tried, tried)
 
 
 @pytest.mark.parametrize("target", [TRAIN, UNIFORM], ids=["long-tailed", "uniform"])
