@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import numpy as np
 from scipy.sparse import csr_array
 
-from rfdlc.decide.choosing import chances, cross_validated
+from rfdlc.decide.choosing import chances, cross_validated, for_any_prior
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.fitting import HeldOut, affine
 from rfdlc.decide.scores import Floats, softmax
@@ -76,7 +76,10 @@ class Calibrator(Protocol):
         return softmax(affine(log_p, *self.as_affine(), self.power))
 
     def draws(self) -> Sequence["Calibrator"]:
-        """Calibrators that are as probable given the held-out data; only itself if that is not known."""
+        """Calibrators by which class priors are estimated: as probable given the held-out data, by default itself.
+
+        The middle one stands for all.
+        """
         return [self]
 
     def __str__(self) -> str:
@@ -267,6 +270,9 @@ class Auto(Calibrator):
     parameters: dict[str, dict[str, Any]]  # of those with a weight
     losses: dict[str, float]  # cross-validated negative log-likelihood, in nats
     prior: tuple[float, ...] | None = None
+    # The same without those for which some classes have too few samples, if there are such: after them, the estimate of
+    # a class prior loses rare classes.
+    estimating: dict[str, Any] | None = None
     name = "auto"
 
     @classmethod
@@ -275,13 +281,27 @@ class Auto(Calibrator):
         shares = chances(losses, weights)
         fitted = {name: CALIBRATORS[name].fit(log_p, targets, **context) for name in shares}
         means = {name: float(weights @ each) for name, each in losses.items()}
-        found = cls(shares, {name: each.to_dict() for name, each in fitted.items()}, means)
-        known, carried = context.get("train_prior"), [each.prior for each in fitted.values()]
+        held_out, kept = HeldOut(log_p, targets, **context), for_any_prior(shares, targets, log_p.shape[1])
+        found = cls._weighing(shares, fitted, means, held_out, context.get("train_prior"))
+        if len(kept) == len(shares):
+            return found
+        return replace(
+            found, estimating=cls._weighing(kept, fitted, {}, held_out, context.get("train_prior")).to_dict()
+        )
+
+    @classmethod
+    def _weighing(
+        cls, shares: dict[str, float], fitted: dict[str, Calibrator], losses: dict[str, float], held_out: HeldOut,
+        known: Any,
+    ) -> Self:  # fmt: skip
+        """With the class prior that the mean carries."""
+        found = cls(shares, {name: fitted[name].to_dict() for name in shares}, losses)
+        carried = [fitted[name].prior for name in shares]
         if not any(carried):
             return found
         if known is None and not all(carried):
-            return replace(found, prior=HeldOut(log_p, targets, **context).carried(*found.as_affine()))
-        logs = [np.log(np.maximum(each or known, 1e-300)) for each in carried]  # type: ignore[arg-type]
+            return replace(found, prior=held_out.carried(*found.as_affine()))
+        logs = [np.log(np.maximum(each or known, 1e-300)) for each in carried]
         prior = softmax(np.average(logs, axis=0, weights=[*shares.values()])[None])[0]
         return replace(found, prior=tuple(prior.tolist()))
 
@@ -311,6 +331,8 @@ class Auto(Calibrator):
         return self.mean
 
     def draws(self) -> Sequence[Calibrator]:
+        if self.estimating:
+            return self.from_dict(self.estimating).draws()
         if "temperature" not in self.weights:
             return [self]
         drawn = CALIBRATORS["temperature"].from_dict(self.parameters["temperature"]).draws()

@@ -18,8 +18,7 @@ SAMPLES_NEEDED = {
     "bias-corrected-temperature": (1, 10),
     "matrix-scaling": (0.005, 0, 4, 20),  # far fewer than parameters; the cubic term keeps fits below a minute
 }
-# Without samples of a class its biases stay near 0. These two must be right for every class: under a prior that makes a
-# rare class frequent, its few samples decide. So they need as many samples in effect for a uniform prior.
+# Biases of a class without samples stay near 0. These two must be right for every class if its prior may become large.
 OF_EVERY_CLASS = ("none", "matrix-scaling")
 FOLDS, MOST_COMPARED, RESAMPLES = 5, 5000, 200  # of cross-validation
 # The log-likelihood counts half, a temperature has odds of e to 1 in advance, and small weights are dropped.
@@ -37,6 +36,18 @@ def chances(losses: dict[str, Floats], weights: Floats) -> dict[str, float]:
     mean = softmax(head_start - TRUST / (weights @ weights) * means).mean(axis=0)
     kept = np.where(mean >= min(LEAST_WEIGHT, mean.max()), mean, 0)
     return {name: float(share) for name, share in zip(losses, kept / kept.sum(), strict=True) if share}
+
+
+def for_any_prior(shares: dict[str, float], targets: Indices, classes: int) -> dict[str, float]:
+    """Weights without calibrators for which some classes have too few samples: those that a uniform prior would need.
+
+    All of them if most of the weight is theirs: the others do not fit the held-out data.
+    """
+    size = classes**2 / (1 / np.maximum(np.bincount(targets, minlength=classes), 1)).sum()  # in effect
+    scarce = [name for name in OF_EVERY_CLASS if np.polyval(SAMPLES_NEEDED[name], classes) > size]
+    kept = {name: share for name, share in shares.items() if name not in scarce}
+    kept = shares if 2 * sum(kept.values()) < 1 else kept
+    return {name: share / sum(kept.values()) for name, share in kept.items()}
 
 
 def cross_validated(
@@ -58,11 +69,8 @@ def cross_validated(
     weights /= weights.sum()
     if target is not None:
         target = np.where(np.bincount(targets, minlength=len(target)) > 0, target, 1e-300)
-    counts = np.maximum(np.bincount(targets, minlength=log_p.shape[1]), 1)
-    enough = 1 / (weights**2).sum()  # the effective sample size, and the least of it and that of a uniform prior
-    everywhere = min(enough, len(counts) ** 2 / (1 / counts).sum())
-    sizes = {name: everywhere if name in OF_EVERY_CLASS else enough for name in SAMPLES_NEEDED}
-    tried = [name for name, size in sizes.items() if np.polyval(SAMPLES_NEEDED[name], len(counts)) <= size]
+    enough = 1 / (weights**2).sum()  # the effective sample size
+    tried = [name for name, needed in SAMPLES_NEEDED.items() if np.polyval(needed, log_p.shape[1]) <= enough]
     if context.get("training_counts") is None:
         tried = [name for name in tried if name != "prior-corrected-temperature"]
     losses: dict[str, Floats] = {}
