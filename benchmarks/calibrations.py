@@ -33,7 +33,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from recording import in_parallel, write
-from rfdlc.decide.calibrators import CALIBRATORS, SAMPLES_NEEDED
+from rfdlc.decide.calibrators import CALIBRATORS
+from rfdlc.decide.choosing import SAMPLES_NEEDED
 from rfdlc.decide.classes import Classes
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.outcomes import cross_fitted

@@ -7,6 +7,7 @@ and calibrated on 1,000 held-out samples: ours by a temperature, to which `auto`
 by biases and a temperature (BCTS). The shifted prior of the test samples is drawn either far from the training prior
 (Dirichlet, all ones) or near it (Dirichlet, 50 times the training prior). `error` is the mean total variation between
 the estimated and the drawn prior; `coverage` is the share of the classes' intervals that contain the truth.
+Rows of the shift "all" are over far and near draws together, which few samples cannot tell apart.
 QuaPy's rows are there if it is installed (pip install quapy).
 """
 
@@ -67,13 +68,14 @@ def simulate(shift: str, samples: int, draw: int) -> list[tuple[tuple[str, int, 
 def rows(draws: int, workers: int) -> Iterator[dict[str, object]]:
     errors, covered = defaultdict(list), defaultdict(list)
     for each in in_parallel(simulate, product(SHIFTS, (10, 100, 1000), range(draws)), workers):
-        for key, error, inside in each:
-            errors[key].append(error)
-            covered[key].append(inside)
-    for key, values in errors.items():
+        for (shift, *setting), error, inside in each:
+            for key in ((shift, *setting), ("all", *setting)):
+                errors[key].append(error)
+                covered[key].append(inside)
+    for key in sorted(errors, key=lambda key: key[0] == "all"):
         row = dict(zip(("shift", "samples", "scores", "estimate"), key, strict=True))
         share = "" if np.isnan(covered[key]).any() else f"{np.mean(covered[key]):.3f}"
-        yield row | {"draws": len(values), "error": f"{np.mean(values):.4f}", "coverage": share}
+        yield row | {"draws": len(errors[key]), "error": f"{np.mean(errors[key]):.4f}", "coverage": share}
 
 
 if __name__ == "__main__":

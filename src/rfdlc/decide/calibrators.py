@@ -5,7 +5,6 @@ The class prior h of held-out data may differ from the prior q that the scores c
 softmax(W log p + b + log(h / q)) is fitted, and the last term is left out afterwards.
 """
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,26 +14,15 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 import numpy as np
 from scipy.sparse import csr_array
 
+from rfdlc.decide.choosing import chances, cross_validated, for_any_prior
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.fitting import HeldOut, affine
-from rfdlc.decide.scores import Floats, log_softmax, softmax
+from rfdlc.decide.scores import Floats, softmax
 from rfdlc.errors import InputError, expect
 
 QUANTILES = (-1.65, -0.7, 0.0, 0.7, 1.65)  # standard errors of log T: temperatures that are as probable, a little wider
-# What `auto` weighs, and the held-out samples below which it is not tried: a polynomial of the number of classes.
-SAMPLES_NEEDED = {
-    "temperature": (0,),
-    "none": (50,),
-    "prior-corrected-temperature": (10,),
-    "bias-corrected-temperature": (1, 10),
-    "matrix-scaling": (0.005, 0, 4, 20),  # far fewer than parameters; the cubic term keeps fits below a minute
-}
 WITHOUT_PRIOR = (None, "none", "temperature", "auto")  # where fitting may leave the prior of the scores unknown
 BIASED = " and a bias per class"
-FOLDS, MOST_COMPARED, RESAMPLES = 5, 5000, 200  # of cross-validation
-# The log-likelihood counts half, a temperature has odds of e to 1 in advance, and small weights are dropped.
-# Chosen by utility on tables of KEEL, by regret on worlds as in benchmarks/regret.py: other seeds, also with biases.
-TRUST, HEAD_START, LEAST_WEIGHT = 0.5, 1.0, 0.05
 
 
 class Calibrator(Protocol):
@@ -88,7 +76,10 @@ class Calibrator(Protocol):
         return softmax(affine(log_p, *self.as_affine(), self.power))
 
     def draws(self) -> Sequence["Calibrator"]:
-        """Calibrators that are as probable given the held-out data; only itself if that is not known."""
+        """Calibrators by which class priors are estimated: as probable given the held-out data, by default itself.
+
+        The middle one stands for all.
+        """
         return [self]
 
     def __str__(self) -> str:
@@ -279,22 +270,39 @@ class Auto(Calibrator):
     parameters: dict[str, dict[str, Any]]  # of those with a weight
     losses: dict[str, float]  # cross-validated negative log-likelihood, in nats
     prior: tuple[float, ...] | None = None
+    # The same without those for which some classes have too few samples, if there are such: after them, the estimate of
+    # a class prior loses rare classes.
+    estimating: dict[str, Any] | None = None
     name = "auto"
 
     @classmethod
     def fit(cls, log_p: Floats, targets: Indices, **context: Any) -> Self:
-        losses, weights = _cross_validated(log_p, targets, context)
-        chances = _chances(losses, weights)
-        fitted = {name: CALIBRATORS[name].fit(log_p, targets, **context) for name in chances}
+        losses, weights = cross_validated(CALIBRATORS, log_p, targets, context)
+        shares = chances(losses, weights)
+        fitted = {name: CALIBRATORS[name].fit(log_p, targets, **context) for name in shares}
         means = {name: float(weights @ each) for name, each in losses.items()}
-        found = cls(chances, {name: each.to_dict() for name, each in fitted.items()}, means)
-        known, carried = context.get("train_prior"), [each.prior for each in fitted.values()]
+        held_out, kept = HeldOut(log_p, targets, **context), for_any_prior(shares, targets, log_p.shape[1])
+        found = cls._weighing(shares, fitted, means, held_out, context.get("train_prior"))
+        if len(kept) == len(shares):
+            return found
+        return replace(
+            found, estimating=cls._weighing(kept, fitted, {}, held_out, context.get("train_prior")).to_dict()
+        )
+
+    @classmethod
+    def _weighing(
+        cls, shares: dict[str, float], fitted: dict[str, Calibrator], losses: dict[str, float], held_out: HeldOut,
+        known: Any,
+    ) -> Self:  # fmt: skip
+        """With the class prior that the mean carries."""
+        found = cls(shares, {name: fitted[name].to_dict() for name in shares}, losses)
+        carried = [fitted[name].prior for name in shares]
         if not any(carried):
             return found
         if known is None and not all(carried):
-            return replace(found, prior=HeldOut(log_p, targets, **context).carried(*found.as_affine()))
-        logs = [np.log(np.maximum(each or known, 1e-300)) for each in carried]  # type: ignore[arg-type]
-        prior = softmax(np.average(logs, axis=0, weights=[*chances.values()])[None])[0]
+            return replace(found, prior=held_out.carried(*found.as_affine()))
+        logs = [np.log(np.maximum(each or known, 1e-300)) for each in carried]
+        prior = softmax(np.average(logs, axis=0, weights=[*shares.values()])[None])[0]
         return replace(found, prior=tuple(prior.tolist()))
 
     @classmethod
@@ -323,6 +331,8 @@ class Auto(Calibrator):
         return self.mean
 
     def draws(self) -> Sequence[Calibrator]:
+        if self.estimating:
+            return self.from_dict(self.estimating).draws()
         if "temperature" not in self.weights:
             return [self]
         drawn = CALIBRATORS["temperature"].from_dict(self.parameters["temperature"]).draws()
@@ -339,18 +349,6 @@ class Auto(Calibrator):
         return f"{parts} (weights by cross-validated loss: {losses})"
 
 
-def _chances(losses: dict[str, Floats], weights: Floats) -> dict[str, float]:
-    """How probable each calibrator is the best one: the mean over resampled samples (pseudo-BMA+, Yao et al. 2018)."""
-    if not losses:
-        return {"temperature": 1.0}
-    drawn = np.random.default_rng(0).exponential(weights, (RESAMPLES, len(weights)))  # a Bayesian bootstrap
-    means = drawn / drawn.sum(axis=1, keepdims=True) @ np.stack([*losses.values()], axis=1)
-    head_start = np.array([HEAD_START * (name == "temperature") for name in losses])
-    mean = softmax(head_start - TRUST / (weights @ weights) * means).mean(axis=0)
-    kept = np.where(mean >= min(LEAST_WEIGHT, mean.max()), mean, 0)
-    return {name: float(share) for name, share in zip(losses, kept / kept.sum(), strict=True) if share}
-
-
 def _along_counts(name: str, training_counts: Any = None, **_: Any) -> csr_array:
     """The direction (1, C) of a bias in proportion to the logarithm of the training counts."""
     if training_counts is None:
@@ -360,39 +358,3 @@ def _along_counts(name: str, training_counts: Any = None, **_: Any) -> csr_array
         )
     log_count = np.log(np.maximum(training_counts, 1))  # shifting all biases alike changes nothing
     return csr_array(np.atleast_2d(log_count.mean() - log_count))
-
-
-def _cross_validated(log_p: Floats, targets: Indices, context: dict[str, Any]) -> tuple[dict[str, Floats], Floats]:
-    """By calibrator, the negative log-likelihood of each sample, calibrated by the other folds; and their weights.
-
-    The likelihood is that of the class prior decided for, if it is known, without classes that the held-out data lack.
-    """
-    repeats, carried, target = (context.get(name) for name in ("sample_weight", "train_prior", "target_prior"))
-    order = np.random.default_rng(0).permutation(len(targets) if repeats is None else np.flatnonzero(repeats))
-    order = order[:MOST_COMPARED]
-    _, first, classes = np.unique(targets[order], return_index=True, return_inverse=True)
-    order = order[np.argsort(first[classes], kind="stable")]  # folds are stratified, whatever the order of the classes
-    log_p, targets, fold = log_p[order], targets[order], np.arange(len(order)) % FOLDS
-    context = context | {"sample_weight": None if repeats is None else repeats[order]}
-    held_out = HeldOut(log_p, targets, **context)
-    weights = held_out.weights * (1.0 if target is None else target[targets] / held_out.prior[targets])
-    weights /= weights.sum()
-    if target is not None:
-        target = np.where(np.bincount(targets, minlength=len(target)) > 0, target, 1e-300)
-    enough = 1 / (weights**2).sum()  # the effective sample size
-    tried = [name for name, needed in SAMPLES_NEEDED.items() if np.polyval(needed, log_p.shape[1]) <= enough]
-    if context.get("training_counts") is None:
-        tried = [name for name in tried if CALIBRATORS[name] is not PriorCorrectedTemperature]
-    losses: dict[str, Floats] = {}
-    for name in tried if len(tried) > 1 else ():
-        losses[name] = np.empty(len(targets))
-        for outside in (fold == k for k in np.unique(fold)):
-            part = context | {"sample_weight": None if repeats is None else repeats[order][~outside]}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                fitted = CALIBRATORS[name].fit(log_p[~outside], targets[~outside], **part)
-            scores, prior = affine(log_p[outside], *fitted.as_affine(), fitted.power), fitted.prior or carried
-            if target is not None and prior is not None:
-                scores = scores + np.log(target / np.maximum(prior, 1e-300))
-            losses[name][outside] = -log_softmax(scores)[np.arange(outside.sum()), targets[outside]]
-    return losses, weights

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rfdlc.decide import budgets, priors, saving, wording
-from rfdlc.decide.calibrators import CALIBRATORS, WITHOUT_PRIOR, Calibrator, check_affine
+from rfdlc.decide.calibrators import CALIBRATORS, WITHOUT_PRIOR, Calibrator, NoCalibration, check_affine
 from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.explaining import decided_values, explanation, gains_tell
 from rfdlc.decide.folds import out_of_fold
@@ -137,7 +137,8 @@ class Decider:
             context["target_prior"] = self.target_prior
             fitted = CALIBRATORS[self.calibration].fit(log_softmax(log_p), y, **context)
         if len(self.utility.classes) <= CHECKED_CLASSES:
-            joint = priors.joint_table(fitted.apply(log_p) if fitted else softmax(log_p), y, context["sample_weight"])
+            drawn = fitted.draws() if fitted else [NoCalibration()]
+            joint = priors.joint_table(drawn[len(drawn) // 2].apply(log_p), y, context["sample_weight"])
         kept = None if isinstance(self.sets, PredictionSets) else self.sets
         found: dict[str, Any] = {"fitted": fitted, "joint": joint, "calibrated_on": checked.fingerprints(y, REMEMBERED)}
         return self.replace(**found, sets=kept, budget=None)
@@ -197,13 +198,13 @@ class Decider:
 
     def estimate_prior(self, scores: Any, *, logits: bool = False) -> PriorEstimate:
         """The class prior of unlabelled data with its uncertainty; after `fit`, the BBSE estimate is a check."""
-        checked, carried, drawn = self.read(scores, logits), self._known_prior(), []
-        calibrated = np.concatenate([p for _, p in self.calibrated(checked)])
-        if self.fitted is not None and len(draws := self.fitted.draws()) > 1:
-            some = self.read(checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits)
-            each = [self.replace(fitted=calibrator, budget=None, sets=None) for calibrator in draws]
-            drawn = [np.concatenate([p for _, p in decider.calibrated(some)]) for decider in each]
-        return priors.estimate_prior(calibrated, carried, self.joint, drawn)
+        checked, draws = self.read(scores, logits), self.fitted.draws() if self.fitted else [None]
+        each = [self.replace(fitted=calibrator, budget=None, sets=None) for calibrator in draws]
+        middle = each[len(each) // 2]
+        calibrated = np.concatenate([p for _, p in middle.calibrated(checked)])
+        some = self.read(checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits)
+        drawn = [np.concatenate([p for _, p in decider.calibrated(some)]) for decider in each]
+        return priors.estimate_prior(calibrated, middle._known_prior(), self.joint, drawn)
 
     def overlap(self, scores: Scores, targets: Indices) -> float:
         """The share of the samples that calibrated this decider that are among these, by content or by id."""

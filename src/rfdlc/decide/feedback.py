@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rfdlc.decide import budgets
-from rfdlc.decide.calibrators import CALIBRATORS, SAMPLES_NEEDED, Calibrator, MatrixScaling
+from rfdlc.decide.calibrators import CALIBRATORS, Calibrator, MatrixScaling
+from rfdlc.decide.choosing import SAMPLES_NEEDED
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.intervals import Z, distances
