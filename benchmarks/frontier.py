@@ -114,7 +114,7 @@ def equally_held_out(data: rfdlc.Dataset, each: int, seed: int) -> rfdlc.Dataset
 
 
 def views(options: argparse.Namespace, stamp: dict[str, str]) -> None:
-    """Runs by arg max of mean logits, which are not calibrated: from images and mirror images, and from images alone."""
+    """Runs by arg max of mean logits, not calibrated: from images and mirror images, and from images alone."""
     data = rfdlc.load(options.source, root=options.data) if options.data else rfdlc.load(options.source)
     for model in map(Model.load, sorted(options.keep.iterdir())):
         decider = rfdlc.Decider(rfdlc.Utility.one_hot(model.classes), combine="mean-logits")
@@ -185,8 +185,8 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
     choosing = options.command == "choose"
-    names = {"choose": "frontier-choice.csv", "measure": "frontier.csv", "views": "frontier-views.csv"}
-    options.out = options.out or RESULTS / names[options.command]
+    files = {"choose": "frontier-choice.csv", "measure": "frontier.csv", "views": "frontier-views.csv"}
+    options.out = options.out or RESULTS / files[options.command]
     options.seeds = options.seeds or ([0, 1] if choosing else [0, 1, 2, 3, 4])
     rows = CHOICES if choosing else MEASURED
     unknown = set(options.only) - set(rows)

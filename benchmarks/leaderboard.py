@@ -51,6 +51,9 @@ The second table has accuracy / tail accuracy / false head rate as published, an
 max, the decision of the authors. It says what published values were selected on: some are of the best epoch on
 the test set.
 
+`rf-dlc-strong` predicts from an image and its mirror image, others from the image alone
+([what that gives](methods.md#rf-dlc-paper-rf-dlc-rf-dlc-strong)).
+
 `-` means not published or not measured. Sources: [the study](evidence.md), `benchmarks/frontier.py` and
 `benchmarks/finetune.py` with their CSV files in `benchmarks/results`, and `benchmarks/published.csv`.
 """

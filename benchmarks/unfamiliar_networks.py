@@ -139,7 +139,7 @@ def heads(kind: str, seed: int, options: argparse.Namespace) -> None:
 def fine_tuned(run: Path, file: Path, options: argparse.Namespace) -> None:
     """What a network of all classes says about images of the test."""
     model, held = Model.load(run), rfdlc.Predictions.load(run / "held-out.npz")
-    arrays = {"held-out/logits": held.scores.values.astype(np.float16), "held-out/y": held.targets}
+    arrays: dict[str, Any] = {"held-out/logits": held.scores.values.astype(np.float16), "held-out/y": held.targets}
     arrays |= {} if held.unfamiliarity is None else {"held-out/familiarity": held.unfamiliarity}
     rng = np.random.default_rng(0)
     with np.load(options.images) as found:
