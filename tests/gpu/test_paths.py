@@ -101,7 +101,7 @@ def test_backbone(backbone: Any, files: dict[str, Path], tmp_path: Path) -> None
         {"accumulate": 2},
         {"checkpoint_activations": True},
         {"augment": "none"},
-        {"augment": "crop-flip-rotate"},
+        {"augment": "crop-flip-rotate", "test_flip": True},
         {"augment": "randaugment", "cutout": 8},
         {"augment": "trivialaugment"},
         {"augment": "autoaugment", "cutout": 0.5},
