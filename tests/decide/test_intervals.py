@@ -139,6 +139,8 @@ def test_a_broken_promise_is_named():
     assert broken.promise.startswith(f"{shown}: decisions are worth less")
     assert f"Not met for predicted head {broken.utility_gap_by_region['head']:.4f}" in broken.promise
     assert evaluate(p[:5], y[:5], classes=CLASSES).promise.startswith("Too few samples")
+    broken.intervals["utility_gap"] = (-0.1, 0.9)
+    assert "the promise is met on the whole, as far as these samples tell. Not met for" in broken.promise
 
 
 def test_differences_are_paired():

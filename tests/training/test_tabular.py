@@ -19,6 +19,7 @@ import rfdlc
 from rfdlc import InputError, RFDLCClassifier
 from rfdlc.data.dataset import Dataset, Split
 from rfdlc.data.longtail import assign_folds
+from rfdlc.errors import listing
 from rfdlc.progress import shown
 from rfdlc.training import tabular
 from rfdlc.training.methods import resolve
@@ -190,6 +191,8 @@ def test_a_table_from_end_to_end(tmp_path, monkeypatch):
     assert len(held) == rfdlc.load(source, target="kind").classes.count_array.sum()  # nothing is lost to calibration
     assert rfdlc.evaluate(rfdlc.Predictions.load(folder), decider=loaded.decider).mean_utility > 0.6
     exported = rfdlc.export(folder, tmp_path / "m.onnx").parity
+    members = listing(f"{row['name']} ({row['weight']:.2f})" for row in rows if row["weight"] > 0)
+    assert f"likelihood: {members}; decisions" in (tmp_path / "README.md").read_text()
     assert (exported.decisions_changed, exported.largest_difference < 1e-5) == (0, True)
     assert rfdlc.resume(folder).decider.to_dict() == loaded.decider.to_dict()  # finished: nothing is fitted again
     (folder / "metrics.json").unlink()

@@ -123,7 +123,7 @@ class Evaluation:
         said = f"Promised minus realised utility {shown.pop('utility_gap')}: "
         parts = f"{len(missed)} of {len(gaps)} intervals exclude 0, where chance alone gives one in twenty"
         if "utility_gap" not in missed:
-            said += "the promise is met, as far as these samples tell."
+            said += f"the promise is met{' on the whole' if missed else ''}, as far as these samples tell."
         else:
             del missed["utility_gap"]
             less = self.values["utility_gap"] > 0

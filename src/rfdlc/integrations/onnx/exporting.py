@@ -272,12 +272,18 @@ def card(model: Model, file: str, precision: str, parity: Parity) -> str:
         named = zip(utility.classes.names, utility.matrix, strict=True)
         rows = [[_plain(row), *(f"{value:g}" for value in values)] for row, values in named]
         costs = _table(["true \\ action", *map(_plain, utility.actions)], rows)
+    made = f"{model.net.particles} particles trained by `{run.method_name}` ({run.method.summary})"
+    if (run.path / "choice.json").exists():  # of a table
+        used = [own for own in run.read_json("choice.json")["candidates"] if own["weight"] > 0]
+        members = listing(f"{own['name']} ({own['weight']:.2f})" for own in used)
+        made = f"A mean of logits with weights of highest out-of-fold likelihood: {members}"
     counted = f", {sum(counts):,} training samples, {min(counts):,} to {max(counts):,} per class" if counts else ""
     equal = "" if agreement is None else f" {agreement:.2%} of the decisions equal those recorded in training."
     template = (files("rfdlc.integrations.onnx") / "card.md").read_text(encoding="utf-8")
     return template.format(
         model=model, run=run, parity=parity, file=file, precision=precision, version=__version__, task=task,
-        index=index, metrics=metrics, utility=costs, data=_plain(name), compared=f"{parity.rounding or ''}.{equal}",
+        index=index, made=made, metrics=metrics, utility=costs, data=_plain(name),
+        compared=f"{parity.rounding or ''}.{equal}",
         classes=f"{len(classes)} classes ({_plain(listing(classes.names))}){counted}",
         command=f"rfdlc serve {file}" if file.endswith(".onnx") else f'torch.export.load("{file}").module()',
         calibrated=f"was {'' if model.decider.fitted else 'NOT '}calibrated on held-out data like the training data",
