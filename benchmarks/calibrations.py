@@ -1,6 +1,6 @@
 """Which kind of calibration fits held-out data best, and what `auto` costs.
 
-    python benchmarks/calibrations.py [--splits 64 --workers 2]
+    python benchmarks/calibrations.py [--splits 256 --workers 2]
     python benchmarks/calibrations.py RUN...
 
 Without a RUN: scikit-learn's tables, whole and with rarer classes, and three models. Two fifths of the samples train,
@@ -144,7 +144,7 @@ def rows(runs: list[Path]) -> Iterator[dict[str, object]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="*", metavar="RUN")
-    parser.add_argument("--splits", type=int, default=64)
+    parser.add_argument("--splits", type=int, default=256)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     if options.runs:

@@ -11,7 +11,7 @@ import torch
 
 from rfdlc.errors import InputError
 
-SECONDS = 120
+SECONDS = 300
 
 
 @pytest.fixture
