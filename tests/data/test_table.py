@@ -2,9 +2,13 @@
 
 import json
 import warnings
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -326,3 +330,73 @@ def test_cells_and_names_by_hand() -> None:
     assert strays_among([*"0123456789", "10", "unknown"]) == strays
     assert strays_among(["1", "2", "more"]) == ""
     assert [names_rows(name) for name in ("Patient_ID", "PassengerId", "idea", "humid")] == [True, True, False, False]
+
+
+DATED = """seen,when,note,label
+2024-01-01,2024-01-01T12:00:00Z,2024-01-01,a
+2024-01-03,2024-01-02 00:00:00+06:00,2024-01-02,b
+,,soon,a
+2024-01-05,2024-01-04T06:00,2024-01-04,b
+"""
+DAYS = [[19723, 19723.5], [19725, 19723.75], [19725, 19723.75], [19727, 19726.25]]  # of January 1st: 19723
+
+
+def dated(kind: str, path: Path) -> Any:
+    """The table above, with dates as texts or as each library stores them."""
+    cells = [line.split(",") for line in DATED.splitlines()[1:]]
+    days = [date.fromisoformat(seen) if seen else None for seen, *_ in cells]
+    times = [datetime.fromisoformat(when) if when else None for _, when, *_ in cells]
+    aware = [time and (time if time.tzinfo else time.replace(tzinfo=UTC)) for time in times]
+    columns = {"seen": days, "when": aware, "note": [row[2] for row in cells], "label": [row[3] for row in cells]}
+    if kind == "csv":
+        (path / "t.csv").write_text(DATED)
+        return path / "t.csv"
+    if kind == "parquet":
+        columns["when"] = pa.array(aware, pa.timestamp("ns", "Asia/Omsk"))
+        pq.write_table(pa.table(columns), path / "t.parquet")
+        return path / "t.parquet"
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(columns).astype({"seen": "datetime64[ns]", "when": "datetime64[ns, Asia/Omsk]"})
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "frame"])
+def test_dates_are_days_since_1970(tmp_path: Path, kind: str) -> None:
+    data = rfdlc.load(dated(kind, tmp_path), test_fraction=0)
+    assert data.encoder is not None
+    assert data.encoder.features == ("seen", "seen is missing", "when", "when is missing")  # every note is another
+    assert (data.train.array[:, [0, 2]] + [code.offset for code in data.encoder.columns]).tolist() == DAYS
+    assert data.train.array[:, 1].tolist() == data.train.array[:, 3].tolist() == [0, 0, 1, 0]
+    filled = "1 missing values were filled with the median 2024-01-03 and marked in a feature of their own"
+    assert f"column 'seen': dates became one number, days since 1970-01-01; {filled}" in data.notes
+    encoder = TableEncoder.from_dict(json.loads(json.dumps(data.encoder.to_dict())))
+    assert encoder == data.encoder
+    future = np.array(["2031-01-01"], "datetime64[ns]")
+    for seen, when in ((["2031-01-01"], [None]), (future, np.array([""])), (pa.array(future), pa.nulls(1))):
+        days = (date(2031, 1, 1) - date(1970, 1, 1)).days
+        assert encoder.transform({"seen": seen, "when": when})[:, [0, 1, 3]].tolist() == [[days, 0, 1]]
+    for wrong in ("soon", "2024", "2024-13-01", "20240101"):
+        with pytest.raises(InputError, match=f"'seen' holds dates in the training data, but here '{wrong}'"):
+            encoder.transform({"seen": ["2024-01-01", wrong], "when": [None, None]})
+
+
+def test_a_text_among_dates_is_told(tmp_path: Path) -> None:
+    assert parse_column("year", ["2024", "1999"]).dtype == np.float64
+    assert parse_column("when", ["2024-01-01", "soon", ""]).tolist() == ["2024-01-01", "soon", None]
+    lines = [f"{'soon' if i == 3 else f'2024-01-{i // 2 + 1:02}'},{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["when,label", *lines]))
+    with pytest.warns(UserWarning, match="column 'when' became .* one per category; 'soon' is not a date"):
+        rfdlc.load(tmp_path / "t.csv", test_fraction=0)
+    with pytest.raises(InputError, match="'age' holds numbers in the training data, but here '2024-01-01'"):
+        TableEncoder.fit({"age": [1, 2]}).transform({"age": ["2024-01-01"]})
+
+
+def test_dates_as_classes_are_texts(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,y\n1,2024-02-01\n2,2024-01-01\n3,2024-02-01\n")
+    assert rfdlc.load(tmp_path / "t.csv", test_fraction=0).classes.names == ("2024-01-01", "2024-02-01")
+
+
+def test_a_run_that_has_dates_as_categories_reads_them_so() -> None:
+    old = {"name": "when", "median": None, "offset": 0.0, "flags_missing": False, "counts_missing": False}
+    encoder = TableEncoder.from_dict({"columns": [old | {"categories": ["2024-01-01", "2024-01-02"]}]})
+    for cells in (["2024-01-02"], pa.array([date(2024, 1, 2)])):
+        assert encoder.transform({"when": cells}).tolist() == [[0, 1]]

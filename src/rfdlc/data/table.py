@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +19,10 @@ MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "?", "<na>", "nat"}
 MOST_CATEGORIES = 1000
 FEW = 0.1  # a column with a smaller share of texts among its different values was meant to hold numbers
 LARGEST = float(np.finfo(np.float32).max)  # features are 32 bits wide: beyond it they would be infinite
+DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)  # ISO 8601
 ROUNDED = 1e-3  # rounding to 32 bits may move a number by this share of its column's spread; a Unix time moves by 64
 
-Column = NDArray[Any]  # float64 with nan, or objects: text, and None for a missing value
+Column = NDArray[Any]  # float64 with nan, datetime64 with NaT, or objects: text, and None for a missing value
 Cells = Any  # as they are read: a sequence, an array, or a column of pyarrow
 
 
@@ -44,10 +46,10 @@ def text_column(cells: Cells) -> Column:
 
 
 def parse_column(name: str, cells: Cells) -> Column:
-    """Numbers if every cell that is not missing is one, otherwise text."""
-    numbers = _numbers(cells)
+    """Numbers or dates if every cell that is not missing is one, otherwise text."""
+    numbers = None if _is_typed_date(cells) else _numbers(cells)
     if numbers is None:
-        return text_column(cells)
+        return _dates(cells)
     for row in np.flatnonzero(np.abs(numbers) > LARGEST)[:1]:
         told = f"column {name!r} has an infinite or too large value in row {row + 1}"
         expect(False, f"{told} ({text_column(cells[row : row + 1])[0]}): expected numbers up to {LARGEST:.1e}, or none")
@@ -70,6 +72,50 @@ def _numbers(cells: Cells) -> NDArray[np.float64] | None:
     return None
 
 
+def since_1970(text: str) -> timedelta | None:
+    """From 1970-01-01 to an ISO 8601 date, with or without a time of day (in UTC unless it says its offset).
+
+    >>> since_1970("1970-01-02T12:00+06:00"), since_1970("2024")
+    (datetime.timedelta(days=1, seconds=21600), None)
+    """
+    if not DATE.fullmatch(text):
+        return None
+    with suppress(ValueError):
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return None
+
+
+def is_date(text: str) -> bool:
+    return since_1970(text) is not None
+
+
+def _is_typed_date(cells: Cells) -> bool:
+    if hasattr(cells, "null_count"):
+        return str(cells.type).startswith(("timestamp", "date"))
+    return isinstance(cells, np.ndarray) and cells.dtype.kind == "M"
+
+
+def _dates(cells: Cells) -> Column:
+    """Dates if every cell that is not missing is one, otherwise text."""
+    if _is_typed_date(cells):
+        dates = cells.to_numpy(zero_copy_only=False) if hasattr(cells, "null_count") else cells
+    else:
+        times, texts = list[timedelta | None](), text_column(cells)
+        for text in texts:
+            times.append(None if text is None else since_1970(text))
+            if text is not None and times[-1] is None:
+                return texts
+        dates = np.array(times, "timedelta64[us]").view("datetime64[us]")
+    return np.full(len(dates), None) if np.isnat(dates).all() else dates
+
+
+def as_numbers(column: Column) -> NDArray[np.float64]:
+    """Numbers as they are, dates as days since 1970-01-01."""
+    dates = column.dtype.kind == "M"
+    return (column - np.datetime64(0, "D")) / np.timedelta64(1, "D") if dates else column.astype(np.float64, copy=False)
+
+
 def _arrow_texts(column: Any) -> Any:
     from pyarrow import array, compute, string, types
 
@@ -82,31 +128,36 @@ def _arrow_texts(column: Any) -> Any:
 
 
 def strays_among(values: Sequence[str]) -> str:
-    texts = [text for text in values if not is_number(text)]
-    few = 0 < len(texts) < FEW * len(values)
-    return f"; {listing(map(repr, texts), 3)} is not a number: such cells may be left empty" if few else ""
+    """What to say of the few texts among numbers or dates."""
+    for kind, fits in (("number", is_number), ("date", is_date)):
+        texts = [text for text in values if not fits(text)]
+        if 0 < len(texts) < FEW * len(values):
+            return f"; {listing(map(repr, texts), 3)} is not a {kind}: such cells may be left empty"
+    return ""
 
 
 @dataclass(frozen=True)
 class ColumnCode:
-    """How one column becomes features: a number (median where missing), or one feature per category."""
+    """How one column becomes features: a number or date (median where missing), or one feature per category."""
 
     name: str
-    median: float | None = None  # of a numeric column
+    median: float | None = None  # of a column of numbers or dates
     offset: float = 0.0  # subtracted from a number before it is rounded to 32 bits
     flags_missing: bool = False  # whether a further feature says that the number was missing
     categories: tuple[str, ...] = ()  # of a column of text
     counts_missing: bool = False  # whether missing is a category of its own
+    is_date: bool = False  # whether the number is that of days since 1970-01-01 (UTC)
 
     @classmethod
     def fit(cls, name: str, column: Column) -> "ColumnCode":
         from sklearn.impute import SimpleImputer
         from sklearn.preprocessing import OneHotEncoder
 
-        if column.dtype == np.float64:
-            median = float(SimpleImputer(strategy="median").fit(column[:, None]).statistics_[0])
-            flags = bool(np.isnan(column).any())
-            return cls(name, median=median, offset=median if blurred(column) else 0.0, flags_missing=flags)
+        if column.dtype != object:
+            numbers, is_date = as_numbers(column), column.dtype != np.float64
+            median = float(SimpleImputer(strategy="median").fit(numbers[:, None]).statistics_[0])
+            offset, flags = median if blurred(numbers) else 0.0, bool(np.isnan(numbers).any())
+            return cls(name, median=median, offset=offset, flags_missing=flags, is_date=is_date)
         found = OneHotEncoder().fit(column[:, None]).categories_[0].tolist()  # sorted, None comes last
         categories = tuple(text for text in found if text is not None)
         told = f"column {name!r} has {len(categories)} different texts, too many to be categories"
@@ -144,10 +195,11 @@ class ColumnCode:
             places = np.fromiter((self._places.get(text, -1) for text in texts), np.int64, len(texts))
             return places[:, None] == np.arange(len(self._places))
         column = parse_column(self.name, cells)
-        if column.dtype != np.float64:  # where all cells are missing, they are None
-            wrong = next((text for text in column if text is not None and not is_number(text)), None)
-            expect(wrong is None, f"column {self.name!r} holds numbers in the training data, but here {wrong!r}")
-        numbers = column.astype(np.float64)
+        if column.dtype.kind != ("M" if self.is_date else "f"):  # where all cells are missing, they are None
+            kind, fits = ("dates", is_date) if self.is_date else ("numbers", is_number)
+            wrong = next((text for text in text_column(cells) if text is not None and not fits(text)), None)
+            expect(wrong is None, f"column {self.name!r} holds {kind} in the training data, but here {wrong!r}")
+        numbers = as_numbers(column)
         missing = np.isnan(numbers)
         filled = np.where(missing, self.median, numbers) - self.offset
         return np.stack([filled, missing], axis=1) if self.flags_missing else filled[:, None]

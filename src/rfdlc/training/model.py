@@ -253,7 +253,9 @@ class Model:
             for name, column in cells.items():
                 several = isinstance(column, Sized) and not isinstance(column, str)
                 expect(several, f"column {name!r} is {column!r}: expected a list of cells, one per row")
-            inputs = self.encoder.transform({n: c.tolist() if hasattr(c, "tolist") else c for n, c in cells.items()})
+                if hasattr(column, "tolist") and "datetime" not in str(getattr(column, "dtype", "")):
+                    cells[name] = column.tolist()  # of dates it would give nanoseconds
+            inputs = self.encoder.transform(cells)
         array = as_inputs("array", as_array(inputs))
         images = self.embedding is not None and array.ndim == 4
         fits = (images or array.shape[1:] == self.input_shape) and len(array)

@@ -310,6 +310,30 @@ def test_rows_of_a_table(tmp_path):
         exported.decide({"age": ["39", "40"], "dose": ["0", "3e38"], "colour": ["blue", "red"]})
 
 
+def test_dates_of_new_rows(tmp_path):
+    """Read alike from a file, a frame, arrays and lists, by the run and by what is exported."""
+    pd, day = pytest.importorskip("pandas"), np.timedelta64(1, "D")
+    seen = np.datetime64("2024-01-01", "ns") + np.arange(80) * day
+    table = pd.DataFrame({"seen": seen, "kind": np.where(np.arange(80) < 50, "early", "late")})
+    table.loc[7, "seen"] = None
+    table.sample(frac=1, random_state=0).to_parquet(tmp_path / "t.parquet")
+    options = {"data_options": {"target": "kind"}, "backbone": "mlp", "epochs": 30, "device": "cpu"}
+    model = rfdlc.train(tmp_path / "t.parquet", "ce", tmp_path / "run", **options)
+    assert model.input_shape == (2,)
+    new = pd.DataFrame({"seen": np.array(["2023-12-01", "2031-01-01", "NaT"], "datetime64[ns]")})
+    new.to_parquet(tmp_path / "new.parquet")
+    new.to_csv(tmp_path / "new.csv", index=False)
+    rows = {"seen": ["2023-12-01", "2031-01-01T00:00Z", ""]}
+    expected = model.predict(rows).scores.values
+    kinds = (tmp_path / "new.parquet", tmp_path / "new.csv", new, {"seen": new["seen"].to_numpy()})
+    for given in kinds:
+        np.testing.assert_array_equal(model.predict(given).scores.values, expected)
+    assert [model.classes.names[i] for i in model.decide(rows)[:2]] == ["early", "late"]
+    exported = rfdlc.OnnxModel.load(rfdlc.export(tmp_path / "run", tmp_path / "model.onnx").path)
+    for given in (rows, kinds[-1]):
+        np.testing.assert_array_equal(exported.decide(given).action, model.decide(rows))
+
+
 def test_the_command(run, tmp_path):
     out = tmp_path / "model.pt2"
     result = CliRunner().invoke(app, ["export", str(run), str(out), "--utility", "tail-sensitive", "--json"])

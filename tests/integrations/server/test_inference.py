@@ -145,20 +145,25 @@ def test_rows_of_a_table(start, tmp_path):
 
     rng = np.random.default_rng(0)
     ages, colours = rng.integers(20, 80, 200), rng.choice(["red", "blue"], 200)
-    table = "age,colour,class\n" + "".join(
-        f"{age},{colour},{'old' if age > 50 else 'young'}\n" for age, colour in zip(ages, colours, strict=True)
+    table = "age,colour,seen,class\n" + "".join(
+        f"{age},{colour},2024-01-{i % 30 + 1:02},{'old' if age > 50 else 'young'}\n"
+        for i, (age, colour) in enumerate(zip(ages, colours, strict=True))
     )
     (tmp_path / "t.csv").write_text(table)
     options = {"backbone": "mlp", "epochs": 1, "device": "cpu"}
     rfdlc.train(tmp_path / "t.csv", out=tmp_path / "run", data_options={"target": "class"}, **options)
     with start(open_backend(tmp_path / "run")) as served:
-        rows = {"age": [31, 70], "colour": ["red", None]}
-        inputs = [tensor("age", rows["age"], "INT64"), tensor("colour", rows["colour"], "BYTES")]
+        rows = {"age": [31, 70], "colour": ["red", None], "seen": ["2031-01-01T10:00Z", None]}
+        inputs = [
+            tensor("age", rows["age"], "INT64"),
+            *(tensor(name, rows[name], "BYTES") for name in ("colour", "seen")),
+        ]
         status, answer = infer(served, {"inputs": inputs}, "/v2/models/run/infer")
         assert status == 200, answer
         expected = json.loads(served.ask({"rows": rows})[2])
         assert outputs(answer)["action"].tolist() == expected["action"]
         np.testing.assert_allclose(outputs(answer)["probability"], expected["probability"], atol=2e-7)
+        assert served.ask({"rows": rows | {"seen": ["soon", None]}})[0] == 422
         began = time.monotonic()
         assert infer(served, {"inputs": inputs[:1]}, "/v2/models/run/infer")[0] == 422
         assert time.monotonic() - began < 1

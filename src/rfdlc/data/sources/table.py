@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rfdlc.data.copies import first_copies
 from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split, split_name
 from rfdlc.data.longtail import hold_out_indices
-from rfdlc.data.table import Column, ColumnCode, TableEncoder, parse_column, strays_among, text_column
+from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_numbers, parse_column, strays_among, text_column
 from rfdlc.errors import expect, listing, suggestion
 from rfdlc.tables import check_names, open_table, read_columns
 
@@ -73,9 +73,9 @@ def read(
 
 
 def _codes(column: Column) -> NDArray[np.float64]:
-    """Numbers as they are, and numbers for texts."""
-    if column.dtype == np.float64:
-        return column
+    """Numbers as they are, and numbers for dates and texts."""
+    if column.dtype != object:
+        return as_numbers(column)
     places: dict[Any, int] = {}
     return np.fromiter((places.setdefault(text, len(places)) for text in column), np.float64, len(column))
 
@@ -180,7 +180,7 @@ def split_column(names: Iterable[str]) -> str | None:
 def _identities(table: Table, columns: dict[str, Column]) -> tuple[list[str] | None, str | None, list[str]]:
     """Remove columns that only name the rows: the first gives the ids, as they are written; its name, and notes."""
     ids, identity, notes = None, None, []
-    for name in [name for name, column in columns.items() if names_rows(name) or column.dtype != np.float64]:
+    for name in [name for name, column in columns.items() if names_rows(name) or column.dtype == object]:
         texts = text_column(table[name]).tolist()
         if len(set(texts)) == len(texts) and None not in texts:
             reason = "it names rows and says nothing about the class"
@@ -209,7 +209,7 @@ def names_rows(column: str) -> bool:
 
 
 def _told(column: ColumnCode, cells: Column) -> list[str]:
-    missing = int(np.isnan(cells).sum()) if cells.dtype == np.float64 else sum(cell is None for cell in cells)
+    missing = sum(cell is None for cell in cells) if cells.dtype == object else int(np.isnan(as_numbers(cells)).sum())
     if column.median is None:
         strays = strays_among(column.categories)
         said = f"column {column.name!r} became {len(column.features)} features, one per category{strays}"
@@ -217,5 +217,8 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]
     flag = " and marked in a feature of their own" if column.flags_missing else ""
-    filled = f"{missing} missing values were filled with the median {column.median:g}{flag}"
-    return [f"column {column.name!r}: {filled}"] if missing else []
+    median = str(np.datetime64(int(column.median), "D")) if column.is_date else f"{column.median:g}"
+    filled = f"{missing} missing values were filled with the median {median}{flag}" if missing else ""
+    dates = "dates became one number, days since 1970-01-01" if column.is_date else ""
+    said = "; ".join(filter(None, (dates, filled)))
+    return [f"column {column.name!r}: {said}"] if said else []
