@@ -122,7 +122,7 @@ def test_a_text_among_numbers_is_told(tmp_path: Path) -> None:
         data = rfdlc.load(tmp_path / "t.csv", test_fraction=0)
     assert data.encoder is not None
     assert data.encoder.features[-2:] == ("mass", "mass is missing")
-    with pytest.raises(InputError, match=r"too many to be categories.*; 'unknown' is not a number"):
+    with pytest.raises(InputError, match=r"; 'unknown' is not a number.*too many to be categories"):
         TableEncoder.fit({"age": [*map(str, range(2000)), "unknown"]})
 
 
@@ -263,8 +263,11 @@ def test_other_wrong_files(path: Path) -> None:
 
 def test_too_many_categories() -> None:
     cells = [f"c{i // 2}" for i in range(2400)]
-    with pytest.raises(InputError, match="1200 different texts, too many"):
+    with pytest.raises(InputError, match="column 'city' has 1200 different texts: too many"):
         TableEncoder.fit({"city": cells})
+    both = r"'city' has 1200 .*'last word' has 1200 .*--drop city --drop 'last word'; .* drop=\['city', 'last word'\]"
+    with pytest.raises(InputError, match=both):
+        TableEncoder.fit({"city": cells, "age": range(2400), "last word": cells})
     assert parse_column("n", [" 1 ", "nan"]).tolist()[0] == 1
 
 
@@ -400,3 +403,13 @@ def test_a_run_that_has_dates_as_categories_reads_them_so() -> None:
     encoder = TableEncoder.from_dict({"columns": [old | {"categories": ["2024-01-01", "2024-01-02"]}]})
     for cells in (["2024-01-02"], pa.array([date(2024, 1, 2)])):
         assert encoder.transform({"when": cells}).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("name", ["nofile.parquet", "folder/nofile", "folder/"])
+def test_a_file_that_is_not_there(name: str) -> None:
+    with pytest.raises(InputError, match=r"^(nofile.parquet|folder/nofile|folder): no such file or folder$"):
+        rfdlc.load(name)
+    with pytest.raises(
+        InputError, match=r"'digits' is neither a known data set nor an existing path.*known are .*did you mean"
+    ):
+        rfdlc.load("digits")

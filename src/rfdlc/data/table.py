@@ -1,6 +1,7 @@
 """Tables as features: what is done to each column is learned on the training rows and kept as plain data."""
 
 import re
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -160,9 +161,6 @@ class ColumnCode:
             return cls(name, median=median, offset=offset, flags_missing=flags, is_date=is_date)
         found = OneHotEncoder().fit(column[:, None]).categories_[0].tolist()  # sorted, None comes last
         categories = tuple(text for text in found if text is not None)
-        told = f"column {name!r} has {len(categories)} different texts, too many to be categories"
-        fix = f"leave it out with drop, or turn it into numbers{strays_among(categories)}"
-        expect(len(categories) <= MOST_CATEGORIES, f"{told} (at most {MOST_CATEGORIES}): {fix}")
         return cls(name, categories=categories, counts_missing=None in found)
 
     @cached_property
@@ -214,7 +212,15 @@ class TableEncoder:
 
     @classmethod
     def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
-        return cls(tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items()))
+        columns = tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items())
+        many = {each.name: each.categories for each in columns if len(each.categories) > MOST_CATEGORIES}
+        told = listing(
+            f"column {name!r} has {len(own)} different texts{strays_among(own)}" for name, own in many.items()
+        )
+        fix = f"leave out what is no category ({' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python"
+        fix = f"{fix} drop={[*many]}), or turn it into numbers"
+        expect(not many, f"{told}: too many to be categories (at most {MOST_CATEGORIES}); {fix}")
+        return cls(columns)
 
     @property
     def features(self) -> tuple[str, ...]:
