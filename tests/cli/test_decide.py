@@ -106,11 +106,18 @@ def test_labels_from_a_file(run, folder):
     labels[:-1].to_csv("short.csv", index=False)
     pandas.concat([labels, labels[:1]]).to_csv("twice.csv", index=False)
     frame[["id", "cat"]].to_csv("none.csv", index=False)
+    named = labels.rename(columns={"id": "customer_id"})
+    named.to_csv("named.csv", index=False)
+    code, out, err = run("evaluate", "bare.csv", "--labels", "named.csv", "--json")
+    assert (code, out) == (0, expected)
+    assert "column 'customer_id' has all ids, and was taken for them" in err
+    named.assign(again=named["customer_id"]).to_csv("doubt.csv", index=False)
     frame.drop(columns=["target", "id"]).to_csv("nameless.csv", index=False)
     for file, labels_file, message in (
         ("bare.csv", "short.csv", "has none"),
         ("bare.csv", "twice.csv", "has several"),
         ("bare.csv", "none.csv", "expected columns id (or path) and target"),
+        ("bare.csv", "doubt.csv", "it has customer_id, target, again: rename those that are meant"),
         ("nameless.csv", "labels.csv", "has no ids"),
         ("folders.csv", "labels.csv", "has several"),
     ):

@@ -179,15 +179,17 @@ class LabelledRequest(Request):
         predictions, decider = super().prepare(file)
         if self.labels is None:
             return predictions, decider
-        from rfdlc.data.load import IDS
+        from rfdlc.data.load import IDS, id_column
         from rfdlc.data.sources.table import TARGETS
         from rfdlc.decide.predictions import encode_targets
 
         columns = {name.lower(): cells for name, cells in _columns(self.labels).items()}
         key, target = (next((name for name in names if name in columns), "") for names in (IDS, TARGETS))
-        expect(key and target, f"{self.labels}: expected columns id (or path) and target; it has {listing(columns)}")
         known = [] if predictions.ids is None else predictions.ids.tolist()
         expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
+        key = key or id_column(self.labels, columns, {*known})
+        told = f"expected columns id (or path) and target; it has {listing(columns)}: rename those that are meant"
+        expect(key and target, f"{self.labels}: {told}")
         for part in (str, os.path.basename):
             ids, names = [part(name) for name in known], [part(name) for name in columns[key]]
             label_of = dict(zip(names, columns[target], strict=True))

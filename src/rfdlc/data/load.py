@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -220,3 +221,12 @@ def _with_groups(data: Dataset, path: Path) -> Dataset:
         expect(not absent, f"{path}: {count}: expected {GROUPS_FORMAT}, with a row for every sample")
         splits[name] = replace(split, groups=np.array([group_of[sample] for sample in ids]))
     return replace(data, **splits)
+
+
+def id_column(path: Path, columns: Mapping[str, Sequence[str]], ids: set[str]) -> str:
+    """The only column that has all ids, with a warning that it was taken; otherwise nothing."""
+    fitting = [name for name, cells in columns.items() if ids <= {*cells}]
+    if len(fitting) != 1:
+        return ""
+    warnings.warn(f"{path}: column {fitting[0]!r} has all ids, and was taken for them", stacklevel=3)
+    return fitting[0]
