@@ -36,6 +36,7 @@ ORDER_OF_TRAINING = (
     {"model"},
     {"_stacking", "early_stopping", "profiling", "sinks", "tabular"},
     {"trainer"},
+    {"measuring"},
     {"tuning"},
     {"train"},
     {"cross_validation", "plans"},

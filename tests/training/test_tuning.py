@@ -9,7 +9,7 @@ import torch
 import rfdlc
 from rfdlc.errors import InputError
 from rfdlc.progress import shown
-from rfdlc.training import tuning
+from rfdlc.training import measuring, tuning
 from rfdlc.training.methods import resolve
 from rfdlc.training.run import Run
 from rfdlc.training.trial_losses import TrialLosses, balanced_losses, standard_errors
@@ -124,7 +124,7 @@ def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
 
 
 def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.51 * len(runs))
+    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.51 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     for budget, expected in (("60s", 105), ("1m", 105), (2, 3), ("1h", 4 * 40)):
         path = tmp_path / f"run-{budget}"
@@ -135,7 +135,7 @@ def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
 
 
 def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.5 * len(runs))
+    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.5 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
     for budget, told in ((4, True), (60, False)):
@@ -145,7 +145,7 @@ def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.1 * len(runs))
+    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
     folds = {"refit": True, "calibration_folds": 3}
@@ -166,7 +166,7 @@ def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path
 
 
 def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.1 * len(runs))
+    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     now = iter(np.arange(0, 10_000, 5.0))
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: float(next(now)))  # every rung takes 5 s
@@ -188,9 +188,65 @@ def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
         assert len(read(tmp_path / f"usual-{budget}")["rungs"]) == expected - 1
 
 
+@pytest.fixture
+def slow(monkeypatch):
+    """A clock (now, and the seconds of a step of each particle), and the runs of each stack that was measured."""
+    clock, measured = [0.0, 1.0], []
+
+    def steps(net, stages, state, show):
+        measured.append(net.runs)
+        for _ in range(100):
+            clock[0] += net.runs * net.particles * clock[1]
+            show(1, "")
+        yield
+
+    monkeypatch.setattr(measuring, "epochs", steps)
+    monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
+    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+    return clock, measured
+
+
+def test_slow_steps_leave_the_budget_to_the_training(tmp_path, slow, capsys):
+    """Steps of 4 s, 6 of an epoch, in a budget of 200 s: 8 trials side by side would take 8 s a step."""
+    clock, measured = slow
+    data = rfdlc.load({"train": places(192), "val": places(50), "test": places(50)})
+    with shown():
+        run = tuned(tmp_path / "run", data, budget=200, epochs=100)
+    plan = read(tmp_path / "run")
+    assert measured == [1]  # the training alone
+    assert clock[0] == plan["measured"] == 8.0  # two steps: 5% of 200 s are 10 s
+    assert plan["seconds_per_epoch"] == 24.0
+    assert plan["rungs"] == []
+    assert run.config.epochs == int(0.9 * (200 - 8) / 24) == 7
+    told = f"too short  7 of 100 epochs; {int(np.ceil(8 + 100 * 24 * 1.3 / 0.9))} s give all of them\n"
+    assert told in capsys.readouterr().err
+
+
+def test_one_step_is_measured_however_long_it_takes(tmp_path, slow):
+    clock, _ = slow
+    data = rfdlc.load({"train": places(192), "val": places(50), "test": places(50)})
+    for budget, expected in ((60, int(0.9 * (60 - 8) / 48)), (200, int(0.9 * (200 - 8) / 48)), (5, 1)):
+        clock[:] = 0.0, 2.0
+        run = tuned(tmp_path / str(budget), data, budget=budget, epochs=5)
+        assert read(tmp_path / str(budget))["measured"] == 8.0
+        assert run.config.epochs == max(1, expected)
+
+
+def test_trials_are_measured_where_their_steps_are_quick(tmp_path, slow, monkeypatch):
+    monkeypatch.setattr(tuning, "_losses", certain(lambda trials: [1.0 + i for i in range(len(trials))]))
+    slow[0][1] = 0.1
+    run = tuned(tmp_path / "run", places(200), budget=600, epochs=100)
+    plan = read(tmp_path / "run")
+    assert slow[1] == [1, 8]
+    assert 0 < plan["measured"] < 0.05 * 600
+    assert plan["rungs"]
+    left = 600 - plan["measured"]  # trials took no time: theirs goes to epochs
+    assert run.config.epochs == int(0.9 * left / plan["seconds_per_epoch"]) > int(0.9 * left / 1.3 / 2)
+
+
 def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypatch):
     """Trials of 1,000 steps of 0.1 s in a budget of 60 s, whatever was measured before."""
-    monkeypatch.setattr(tuning, "_seconds_per_epoch", lambda trainer, runs: 0.001 * len(runs))
+    monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.001 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     clock = [0.0]
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])

@@ -9,12 +9,10 @@ seed give the same choice. tuning.json has the plan and every loss: a run that w
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from rfdlc.data.images import ImageFiles
 from rfdlc.errors import expect
@@ -22,6 +20,7 @@ from rfdlc.progress import announce, live
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import TrainingStopped, epochs
+from rfdlc.training.measuring import MOST, seconds_per_epoch, steps_per_epoch
 from rfdlc.training.methods import FOLDS, MOST_FOLDED
 from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
@@ -36,7 +35,6 @@ FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
 PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
-MEASURING = 0.02  # of a budget, for the time of a step
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
 CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
@@ -59,10 +57,6 @@ AUGMENTED = (
 Settings = dict[str, Any]
 
 PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prior is divided out afterwards
-
-
-class _Measured(Exception):
-    """Enough steps were measured."""
 
 
 class _OutOfTime(Exception):
@@ -95,11 +89,6 @@ def tune(trainer: Trainer, run: Run) -> None:
             trainer.announce_plan(stack)
             plan = run.tuning or _plan(trainer, run, stack.net, began)
             run.write_json(FILE, plan)
-            if plan["epochs"] < FEW * run.config.epochs and run.config.budget:
-                all_of_them = run.config.budget * run.config.epochs / plan["epochs"]
-                announce(
-                    f"too short  {plan['epochs']} of {run.config.epochs} epochs; {all_of_them:.0f} s give all of them"
-                )
             if plan["rungs"]:
                 announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
             elif run.config.tune != "off":
@@ -109,6 +98,8 @@ def tune(trainer: Trainer, run: Run) -> None:
         except KeyboardInterrupt:
             again = f"continue with `rfdlc resume {run.path}`"
             raise TrainingInterrupted(f"stopped during the trials; {again}") from None
+        if run.config.budget:
+            plan["epochs"] = max(plan["epochs"], _possible(run.config, plan))
         chosen = _chosen(plan)
         if "epochs" in run.metadata.get("given", ()) and not run.config.budget:
             chosen["epochs"] = run.config.epochs
@@ -122,42 +113,76 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
     """How many epochs the training has, what is tried before it, and for how many epochs each time."""
     config, given = run.config, set(run.metadata.get("given", ()))
     candidates = _candidates(trainer, run, given) if config.tune != "off" else []
-    seconds, cost, length = None, _relative_cost(trainer, run, net), config.epochs
-    measured, most_work, more = 0.0, math.inf, dict[str, Any]()
+    seconds, cost, measured = 0.0, _relative_cost(trainer, run, net), 0.0
     if config.budget:
-        announce(f"measuring  steps, for a budget of {config.budget:g} s")
-        seconds = _seconds_per_epoch(trainer, [_copy(run, config)])
-        if candidates:
-            trials = [_trial(run, config.epochs, own) for own in candidates]
-            apart = _seconds_per_epoch(trainer, trials)
-            cost = apart / (len(candidates) * seconds)
-        measured = time.perf_counter() - began
-        left = config.budget - measured
-        possible = SAFETY * left / (seconds * (1 + SHARE * bool(candidates)))
-        more = _trainings(trainer, config, given, possible)
-        config = config.replace(**more)
-        length = int(min(max(1, possible / config.trainings), LONGEST * config.epochs))
-        most_work = SAFETY * max(0.0, SHARE * config.budget - measured) / (seconds * cost)
-    work = min(SHARE * length * config.trainings / cost, most_work)  # epochs of all trials together
+        seconds, cost, measured = _measured(trainer, run, candidates, cost, began)
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     most = 2 ** int(math.log2(max(1, len(candidates))))
-    count = _most_trials(most, work / least, varied)
-    if count == 1:  # no time for variations
-        count, varied = _most_trials(most, work / least, 0), 0
-    halvings = int(math.log2(count)) if count > 1 else 0
-    each = work / max(1, halvings + varied)  # equal work for all rungs
-    rungs: list[dict[str, Any]] = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
-    if rungs and varied:
-        rungs.append({"epochs": rungs[-1]["epochs"], "varies": True})
+    for share in (SHARE, 0.0) if candidates else (0.0,):  # trials that cannot be afforded leave their time to epochs
+        length, most_work, more = config.epochs, math.inf, dict[str, Any]()
+        if config.budget:
+            possible = SAFETY * (config.budget - measured) / (seconds * (1 + share))
+            more = _trainings(trainer, config, given, possible)
+            length = _length(config.replace(**more), possible)
+            most_work = SAFETY * max(0.0, share * config.budget - measured) / (seconds * cost)
+        work = min(share * length * config.replace(**more).trainings / cost, most_work)  # epochs of all trials together
+        count, rungs = _rungs(most, work, least, varied, length)
+        if rungs:
+            break
+    if config.budget and length < FEW * config.epochs:
+        training = config.epochs * seconds * config.trainings * (1 + SHARE * bool(candidates)) / SAFETY
+        all_of_them = f"{math.ceil(measured + training)} s give all of them"
+        announce(f"too short  {length} of {config.epochs} epochs; {all_of_them}")
     plan: dict[str, Any] = {
         "epochs": length,
-        "seconds_per_epoch": seconds,
+        "seconds_per_epoch": seconds or None,
         "candidates": candidates[:count],
         "rungs": rungs,
     }
     plan |= {"trainings": more} if more else {}
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
+
+
+def _measured(
+    trainer: Trainer, run: Run, candidates: list[Settings], cost: float, began: float
+) -> tuple[float, float, float]:
+    """Seconds of an epoch, those of trials relative to it (as expected where steps take too long), and of measuring."""
+    budget = run.config.budget
+    announce(f"measuring  steps, for a budget of {budget:g} s")
+    with live(None, "measuring steps") as show:
+        seconds = seconds_per_epoch(trainer, [_copy(run, run.config)], MOST * budget, show)
+        measured = time.perf_counter() - began
+        trials = [_trial(run, run.config.epochs, own) for own in candidates]
+        left, expected = MOST * budget - measured, cost * len(trials) * seconds / steps_per_epoch(trainer, run)
+        if trials and 2 * expected <= left:  # the first step takes longer
+            cost = seconds_per_epoch(trainer, trials, left, show) / (len(trials) * seconds)
+            measured = time.perf_counter() - began
+    return seconds, cost, measured
+
+
+def _length(config: TrainConfig, possible: float) -> int:
+    """The epochs of each training, of those that are possible in all."""
+    return int(min(max(1, possible / config.trainings), LONGEST * config.epochs))
+
+
+def _possible(config: TrainConfig, plan: dict[str, Any]) -> int:
+    """The epochs for which measuring and trials have left time: these may have taken less than planned."""
+    left = config.budget - plan["measured"] - sum(plan["seconds"])
+    return _length(config.replace(**plan.get("trainings", {})), SAFETY * left / plan["seconds_per_epoch"])
+
+
+def _rungs(most: int, work: float, least: int, varied: float, length: int) -> tuple[int, list[dict[str, Any]]]:
+    """How many trials there are at first, and the rungs, of `least` to `length` epochs, which have equal work."""
+    count = _most_trials(most, work / least, varied)
+    if count == 1:  # no time for variations
+        count, varied = _most_trials(most, work / least, 0), 0
+    halvings = int(math.log2(count))
+    each = work / max(1, halvings + varied)
+    rungs: list[dict[str, Any]] = [{"epochs": min(length, int(each / (count / 2**k)))} for k in range(halvings)]
+    if rungs and varied:
+        rungs.append({"epochs": rungs[-1]["epochs"], "varies": True})
+    return count, rungs
 
 
 def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible: float) -> Settings:
@@ -333,9 +358,7 @@ def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
 def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list[float], list[float]]:
     """Held-out losses after training, infinite for one whose training loss is not a number, and standard errors."""
     found, waiting = dict[Any, TrialLosses | None](), list(trials)
-    kept = 1 if trainer.data.val is not None else 1 - trials[0].config.hold_out
-    steps = math.ceil(kept * len(trainer.data.train) / trials[0].config.batch_size)
-    with live(len(trials) * trials[0].epochs * steps, f"{len(trials)} trials") as show:
+    with live(len(trials) * trials[0].epochs * steps_per_epoch(trainer, trials[0]), f"{len(trials)} trials") as show:
 
         def step(*_: Any, together: int) -> None:
             show(together, "")
@@ -362,29 +385,6 @@ def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list
                 waiting.remove(trial)
     each = [found[trial.path] for trial in trials]
     return [math.inf if own is None else own.mean for own in each], standard_errors(each)
-
-
-def _seconds_per_epoch(trainer: Trainer, runs: Sequence[Run]) -> float:
-    """Of the runs side by side where they can be, otherwise one after another; measured on some steps."""
-    total, waiting, limit = 0.0, list(runs), min(1.0, MEASURING * runs[0].config.budget)
-    while waiting:
-        stack, times = trainer.stacker.next_stack(waiting), [time.perf_counter()]
-
-        def show(steps: int, text: str, times: list[float] = times) -> None:
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            times.append(time.perf_counter())
-            spent = times[-1] - times[0]
-            if len(times) > 5 and spent > limit:
-                raise _Measured
-
-        with suppress(_Measured), sensible_threads(stack.net, stack.run.config):
-            for _ in epochs(stack.net, stack.stages, {}, show=show):
-                pass
-        gaps = np.diff(times)
-        total += float(np.median(gaps[len(gaps) // 2 :])) * stack.stages[0].loader.steps
-        waiting = [run for run in waiting if all(run not in member.runs for member in stack.members)]
-    return total
 
 
 def _words(settings: Settings) -> str:
