@@ -20,6 +20,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -89,13 +90,20 @@ FIELDS = (
 VIEWS = ("data", "run", "seed", "views", *METRICS[:5], "hardware", "versions", "commit")
 
 
+def metrics(predictions: Predictions, decider: rfdlc.Decider) -> dict[str, float]:
+    found = rfdlc.evaluate(predictions, decider=decider)
+    names = ("accuracy", "ece", "nll", "false_head_rate")
+    return {name: getattr(found, name) for name in names} | found.accuracy_by_region
+
+
+def written(values: dict[str, float], names: Collection[str]) -> dict[str, str]:
+    return {name: f"{value:.4f}" for name, value in values.items() if name in names and value is not None}
+
+
 def on_test(model: Model) -> dict[str, float]:
     """Metrics of the decisions on the test split, and the mean utility of those for each penalty."""
     predictions = Predictions.load(model.path / "predictions.npz")
-    found = rfdlc.evaluate(predictions, decider=model.decider.replace(utility=rfdlc.Utility.one_hot(model.classes)))
-    row = {
-        name: getattr(found, name) for name in ("accuracy", "ece", "nll", "false_head_rate")
-    } | found.accuracy_by_region
+    row = metrics(predictions, model.decider.replace(utility=rfdlc.Utility.one_hot(model.classes)))
     for penalty in PENALTIES:
         decider = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes, penalty))
         row[f"utility{penalty:g}"] = rfdlc.evaluate(predictions, decider=decider).mean_utility
@@ -115,16 +123,16 @@ def equally_held_out(data: rfdlc.Dataset, each: int, seed: int) -> rfdlc.Dataset
 
 def views(options: argparse.Namespace, stamp: dict[str, str]) -> None:
     """Runs by arg max of mean logits, not calibrated: from images and mirror images, and from images alone."""
-    data = rfdlc.load(options.source, root=options.data) if options.data else rfdlc.load(options.source)
+    data = rfdlc.load(options.source, root=options.data)
     for model in map(Model.load, sorted(options.keep.iterdir())):
         decider = rfdlc.Decider(rfdlc.Utility.one_hot(model.classes), combine="mean-logits")
+        if not model.config.test_flip:
+            raise SystemExit(f"{model.path} has no mirror images: train it with test_flip=true")
         model.net.mirrored = False
         given = {2: Predictions.load(model.path / "predictions.npz"), 1: model.predict(data.test)}
         for count, predictions in given.items():
-            found = rfdlc.evaluate(predictions, decider=decider)
             named = {"data": options.source, "run": model.path.name, "seed": model.config.seed, "views": count}
-            values = {"accuracy": found.accuracy, **found.accuracy_by_region, "false_head_rate": found.false_head_rate}
-            shown = {key: f"{value:.4f}" for key, value in values.items() if value is not None}
+            shown = written(metrics(predictions, decider), VIEWS)
             append(options.out, [named | shown | stamp], VIEWS)
             print(*named.values(), shown["accuracy"], flush=True)
 
@@ -145,7 +153,7 @@ def train(
     """Train the seeds of these rows side by side, and append what they give."""
     choosing = options.command == "choose"
     common = dict(pair.split("=", 1) for pair in options.set) | ({"refit": False} if choosing else {})
-    data = rfdlc.load(options.source, root=options.data) if options.data else rfdlc.load(options.source)
+    data = rfdlc.load(options.source, root=options.data)
     data = equally_held_out(data, options.each, *seeds) if choosing else data
     each = [(name, seed) for name in names for seed in seeds]
     with TemporaryDirectory() if options.keep is None else nullcontext(options.keep) as folder:
@@ -157,12 +165,12 @@ def train(
         models = rfdlc.train_many(data, specs, networks=options.networks)
         seconds = (time.perf_counter() - began) / len(models)
         for (name, seed), spec, model in zip(each, specs, models, strict=True):
-            metrics, config = on_test(model), model.config
+            config = model.config
             weights = sum(parameter.numel() for parameter in model.net.parameters())
             found = {"data": options.source, "row": name, "method": rows[name][0], "seed": seed}
             found |= {"split": "held out" if choosing else "test", "particles": config.particles}
             found |= {"epochs": config.epochs, "parameters": weights}
-            found |= {key: f"{value:.4f}" for key, value in metrics.items() if value is not None}
+            found |= written(on_test(model), FIELDS)
             found |= {"seconds": f"{seconds:.1f}", "runs": len(models), "settings": json.dumps(dict(spec.settings))}
             append(options.out, [found | stamp], FIELDS)
             shown = ("row", "seed", "accuracy", "tail", "ece", "seconds")
@@ -195,11 +203,13 @@ def main() -> None:
     packages = ["torch", "numpy"]
     stamp = {"hardware": hardware(), "versions": versions(packages), "commit": options.commit or commit()}
     if options.command == "views":
-        return views(options, stamp)
+        if options.keep is None:
+            parser.error("views needs --keep RUNS, the folder that `measure --keep RUNS` wrote")
+        views(options, stamp)
+        return
     for seeds in [[seed] for seed in options.seeds] if choosing else [options.seeds]:
         for names in stacks(options.only or list(rows), rows, apart=not choosing):
             train(options, names, seeds, rows, stamp)
-    return None
 
 
 if __name__ == "__main__":

@@ -131,8 +131,9 @@ def plot(table: list[dict[str, object]]) -> None:
                 for n in SIZES
             ]  # fmt: skip
             axes[i, j].plot(SIZES, np.maximum(means, 1e-4), label=name, linewidth=3 if name == "auto" else 1.2)
-        axes[i, j].set(xscale="log", yscale="log", title=f"held-out: {kind}; target: {target}")
-    axes[0, 0].legend(fontsize=7)
+        axes[i, j].set(xscale="log", yscale="log", title="" if i else f"target prior {target}")
+        axes[i, j].set_ylabel("" if j else f"held out: {kind}")
+    axes[0, 2].legend(fontsize=7, loc="lower left")
     figure.supxlabel("held-out samples")
     figure.supylabel("regret")
     figure.tight_layout()

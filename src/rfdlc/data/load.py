@@ -145,10 +145,11 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
     for each in SOURCES:
         if str(source).lower() in each.names:
             return each.read, each.names[str(source).lower()](inside)
-    known = f"known are {listing(names, 40)}{suggestion(str(source), names)}"
-    if not path.exists() and (path.suffix or re.search(r"[\\/]", str(source))):
-        raise InputError(f"{path}: no such file or folder{suggestion(str(source), names)}")
-    expect(path.exists(), f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
+    if not path.exists():
+        if path.suffix or re.search(r"[\\/]", str(source)):  # it was meant to be a path
+            raise InputError(f"{path}: no such file or folder: correct the path{suggestion(str(source), names)}")
+        known = f"known are {listing(names, 40)}{suggestion(str(source), names)}"
+        raise InputError(f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
     for each in SOURCES:
         if each.matches(path):
             return each.read, path

@@ -203,7 +203,7 @@ class Decider:
         middle = each[len(each) // 2]
         calibrated = np.concatenate([p for _, p in middle.calibrated(checked)])
         some = self.read(checked.values[:, priors.gibbs_rows(calibrated.shape)], checked.logits)
-        drawn = [np.concatenate([p for _, p in decider.calibrated(some)]) for decider in each]
+        drawn = [np.concatenate([p for _, p in decider.calibrated(some)]) for decider in each if len(each) > 1]
         return priors.estimate_prior(calibrated, middle._known_prior(), self.joint, drawn)
 
     def overlap(self, scores: Scores, targets: Indices) -> float:

@@ -237,6 +237,7 @@ class ParticleNet(nn.Module):
         return logits.unflatten(2, (2, -1)).mean(2), features.unflatten(2, (2, -1)).mean(2)
 
     def one_view(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of these images alone, without mirror images."""
         features, kind = self.features(x).to(self.head.weight.dtype), x.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             logits = self.head(self.dropout(features))
