@@ -17,6 +17,6 @@ FOLDER = Path(__file__).parent / "processes"
 def test_several_processes(file):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", str(FOLDER / file)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

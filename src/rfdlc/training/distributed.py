@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from uuid import uuid4
 
@@ -208,6 +209,13 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", 1)) if "MASTER_ADDR" in os.environ else 1
 
 
+@cache  # for as long as this process lives: the next group may begin before rank 0 has left the last one
+def _store(rank: int) -> TCPStore:
+    """Where the ranks find each other: the store of torchrun, else one that rank 0 keeps."""
+    kept = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=kept, timeout=TIMEOUT)
+
+
 @contextmanager
 def process_group() -> Iterator[ProcessGroup]:
     """The processes that `torchrun` started, connected; otherwise this process alone."""
@@ -235,15 +243,11 @@ def process_group() -> Iterator[ProcessGroup]:
 def rendezvous(backend: str, rank: int, world_size: int) -> None:
     """Open the process group.
 
-    torchrun keeps one store for all its attempts, with the addresses of dead workers in it, and the count of restarts
-    differs between machines. So the ranks of an attempt first agree on a new name, and keep their addresses under it:
-    rank 0 answers every caller until all live ranks have accepted its name; calls of dead workers do no harm.
+    One store serves all groups of a process, and torchrun's all its attempts, with the addresses of dead workers in it;
+    the count of restarts differs between machines. So the ranks first agree on a new name, and keep their addresses
+    under it: rank 0 answers every caller until all live ranks have accepted its name; calls of dead workers do no harm.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        dist.init_process_group(backend, timeout=TIMEOUT)
-        return
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=False, timeout=TIMEOUT)
+    store = _store(rank)
     name = own = uuid4().hex
     if rank > 0:
         store.set(f"caller/{rank}", own)

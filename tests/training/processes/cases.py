@@ -5,6 +5,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -368,6 +369,18 @@ def test_resume_and_fork_by_two_processes(tmp_path, two_processes):
     forked = rfdlc.Model.load(tmp_path / "forked").net.state_dict()
     for name, tensor in whole.net.state_dict().items():
         assert torch.allclose(tensor, forked[name], atol=1e-5)
+
+
+def test_one_group_after_another(two_processes):
+    """At the same address, although rank 0, who keeps the store, leaves the first group late."""
+
+    def work():
+        with process_group() as group:
+            time.sleep(group.main)
+        with process_group() as group:
+            return group.all_sum(torch.ones(1)).item()
+
+    assert two_processes(work) == [2, 2]
 
 
 def test_sharded_weights_are_whole_in_the_folder(tmp_path, two_processes):

@@ -1,7 +1,7 @@
 """Two processes for a test: forked, which spares each the seconds in which torch is imported."""
 
+import faulthandler
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -33,7 +33,7 @@ def _forked(work, rank, port, result):
     child = os.fork()
     if child:
         return child
-    signal.alarm(SECONDS)  # rather an error than a test that never ends
+    faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)  # rather than a test that never ends
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:
