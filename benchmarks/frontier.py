@@ -144,7 +144,8 @@ def views(options: argparse.Namespace, stamp: dict[str, str]) -> None:
 def expected_loss(model: Model, held: Predictions, penalty: float) -> float:
     """What decisions with this penalty lose of the accuracy that is expected of held-out samples, classes equal."""
     decider = model.decider.replace(utility=rfdlc.Utility.tail_sensitive(model.classes, penalty))
-    weights = 1 / np.bincount(held.targets)[held.targets]
+    labels = np.asarray(held.targets)
+    weights = 1 / np.bincount(labels)[labels]
     p, decided = decider.probabilities(held), decider.decide(held)
     return float(np.average(p.max(axis=1) - p[np.arange(len(p)), decided], weights=weights))
 
