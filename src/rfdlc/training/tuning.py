@@ -66,16 +66,18 @@ class _OutOfTime(Exception):
 def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
     """The config of a run, without trials where none are possible; raises where the user asked for them."""
     config, data = run.config, trainer.data
+    table = config.backbone in TABULAR
     reasons = {
         "needs held-out samples: set hold_out=0.1": config.hold_out or data.val is not None,
-        "is for networks: set backbone=mlp, or leave it out": config.backbone not in TABULAR,
+        "is for networks: set backbone=mlp, or leave it out": not table,
         f"is for methods of one stage, which {run.method_name} is not": len(run.method.stages) == 1,
         "is for one process: leave torchrun out": trainer.group.single,
     }
     reason = next((reason for reason, holds in reasons.items() if not holds), "")
-    asked = [name for name in ("tune", "budget") if name in given and getattr(config, name) not in ("off", 0)]
+    trials = ("tune",) if table else ("tune", "budget")  # the budget of a table leaves out candidates
+    asked = [name for name in trials if name in given and getattr(config, name) not in ("off", 0)]
     expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
-    return config.replace(tune="off", budget=0) if reason else config
+    return config.replace(tune="off", budget=config.budget if table else 0) if reason else config
 
 
 def tune(trainer: Trainer, run: Run) -> None:
