@@ -55,8 +55,10 @@ OF_NETWORKS = (
 )  # fmt: skip
 
 Fit = Callable[[Floats, Indices, Any, int], Any]  # features, labels, sample weights, seed
+Splits = list[tuple[Indices, Indices]]
 Goes = Callable[[float], bool]  # told the share of a candidate that was fitted: whether there is time for the rest
 Found = tuple[nn.Module, Floats]  # models, and held-out logits (n, C)
+Show = Callable[[int, str], None]  # steps, text
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,14 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     samples, splits = _splits(data, config)
     x, held = scale(torch.from_numpy(samples.array)).numpy(), samples.take(np.concatenate([h for _, h in splits]))
     rows = [seen for seen, _ in splits] + ([np.arange(len(samples))] if len(splits) > 1 or config.refit else [])
-    candidates: dict[str, Callable[[Goes], Found | None]] = {
-        name: partial(_fit_all, fit, x, samples, splits, rows, config.seed)
-        for name, fit in _candidates(data, config).items()
-    } | {
-        name: partial(_fit_networks, data, samples, splits, rows, method, config.replace(**NETWORKS[name]))
-        for name in _networks(data, config)
+    given, networks = (samples, splits, rows), _networks(data, config)
+    fits: dict[str, Callable[[Goes], Found | None]] = {
+        name: partial(_fit_all, fit, x, config.seed, *given) for name, fit in _candidates(data, config).items()
     }
-    found = _in_time(candidates, config.budget, f"Fitting {data.name}")
+    steps = len(fits) * len(rows) + len(networks) * config.epochs
+    fits |= {n: partial(_fit_networks, data, method, config.replace(**NETWORKS[n]), *given) for n in networks}
+    with live(steps, f"Fitting {data.name}") as show:
+        found = _in_time(fits, config.budget, show)
     found = dict(sorted(found.items()))  # the order of particles, also in files
     scales = [_scale(name, logits, held, data.classes, config) for name, (_, logits) in found.items()]
     scaled = [logits * slope + bias for (_, logits), (slope, bias) in zip(found.values(), scales, strict=True)]
@@ -137,29 +139,23 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     return FittedTable(place(net, choose_device(config.device)), weights[kept], logits, held, choice)
 
 
-def _in_time(candidates: Mapping[str, Callable[[Goes], Found | None]], budget: float, text: str) -> dict[str, Found]:
-    """All candidates, the quickest first; with a budget in seconds the first one and those that end within it."""
+def _in_time(fits: Mapping[str, Callable[[Goes], Found | None]], budget: float, show: Show) -> dict[str, Found]:
+    """The first candidate, and with a budget, in seconds, those others that end within it."""
     ends, found = time.monotonic() + SAFETY * budget if budget else np.inf, dict[str, Found]()
-    with live(100 * len(candidates), text) as show:
-        for name, fit in candidates.items():
-            goes = _goes(show, name, ends if found else np.inf)
-            fitted = fit(goes) if goes(0.0) else None
-            found |= {} if fitted is None else {name: fitted}
-    if left := [name for name in candidates if name not in found]:
+    for name, fit in fits.items():
+        began, until = time.monotonic(), ends if found else np.inf
+        fitted = fit(partial(_goes, show, name, began, until)) if began < until else None
+        found |= {} if fitted is None else {name: fitted}
+    if left := [name for name in fits if name not in found]:
         announce(f"left out   {', '.join(left)}: not within {budget:g} s")
     return found
 
 
-def _goes(show: Callable[[int, str], None], name: str, ends: float) -> Goes:
-    began, shown = time.monotonic(), 0
-
-    def goes(share: float) -> bool:
-        nonlocal shown
-        now, before, shown = time.monotonic(), shown, round(100 * share)
-        show(shown - before, name)
-        return now + (now - began) * (1 - share) / max(share, 0.01) <= ends
-
-    return goes
+def _goes(show: Show, name: str, began: float, ends: float, share: float) -> bool:
+    """Whether a candidate, of which this share is fitted, ends in time if it goes on as it began."""
+    show(1, name)
+    now = time.monotonic()
+    return now + (now - began) * (1 - share) / share <= ends
 
 
 def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: TrainConfig) -> tuple[float, Floats]:
@@ -185,7 +181,7 @@ def _choose(log_p: Floats, labels: Indices, shares: Floats, sizes: Sequence[int]
     return weights / weights.sum(), float(weights.sum()), loss
 
 
-def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indices, Indices]]]:
+def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, Splits]:
     """Samples, and for each fit the positions that it sees and those that it then predicts."""
     train, val = data.train, data.val
     if val is not None:
@@ -237,9 +233,8 @@ def _networks(data: Dataset, config: TrainConfig) -> list[str]:
 
 
 def _fit_all(
-    fit: Fit, x: Floats, samples: Split, splits: Sequence[tuple[Indices, Indices]], rows: Sequence[Indices], seed: int,
-    goes: Goes,
-) -> Found | None:  # fmt: skip
+    fit: Fit, x: Floats, seed: int, samples: Split, splits: Splits, rows: Sequence[Indices], goes: Goes
+) -> Found | None:
     """A model per split, and one of all samples where several models are averaged; None if there is no time."""
     models, logits = list[Any](), []
     for number, seen in enumerate(rows):
@@ -296,8 +291,8 @@ def _fit_perceptron(decay: float, classes: int, x: Floats, y: Indices, weights: 
 
 
 def _fit_networks(
-    data: Dataset, samples: Split, splits: Sequence[tuple[Indices, Indices]], rows: Sequence[Indices], method: Method,
-    config: TrainConfig, goes: Goes,
+    data: Dataset, method: Method, config: TrainConfig, samples: Split, splits: Splits, rows: Sequence[Indices],
+    goes: Goes,
 ) -> Found | None:  # fmt: skip
     """One stack of networks, one per split and one of all; the samples of each are as many, some of them twice."""
     device = choose_device(config.device)
