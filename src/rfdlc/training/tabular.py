@@ -123,6 +123,8 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     fits |= {n: partial(_fit_networks, data, method, config.replace(**NETWORKS[n]), *given) for n in networks}
     with live(steps, f"Fitting {data.name}") as show:
         found = _in_time(fits, config.budget, show)
+    if left := [name for name in fits if name not in found]:
+        announce(f"left out   {', '.join(left)}: not within {config.budget:g} s")
     found = dict(sorted(found.items()))  # the order of particles, also in files
     scales = [_scale(name, logits, held, data.classes, config) for name, (_, logits) in found.items()]
     scaled = [logits * slope + bias for (_, logits), (slope, bias) in zip(found.values(), scales, strict=True)]
@@ -146,8 +148,6 @@ def _in_time(fits: Mapping[str, Callable[[Goes], Found | None]], budget: float, 
         began, until = time.monotonic(), ends if found else np.inf
         fitted = fit(partial(_goes, show, name, began, until)) if began < until else None
         found |= {} if fitted is None else {name: fitted}
-    if left := [name for name in fits if name not in found]:
-        announce(f"left out   {', '.join(left)}: not within {budget:g} s")
     return found
 
 
@@ -223,8 +223,7 @@ def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
     if samples * features * (features + 3) // 2 * classes <= MOST_PRODUCTS:
         trees["quadratic"] = partial(_fit_quadratic, classes)
     decays = {"perceptron": 1e-4} | ({"perceptron-smooth": 1.0} if samples <= SMALL else {})
-    networks = {name: partial(_fit_perceptron, d, classes) for name, d in decays.items() if samples <= LARGE}
-    return found | trees | networks
+    return found | trees | {n: partial(_fit_perceptron, d, classes) for n, d in decays.items() if samples <= LARGE}
 
 
 def _networks(data: Dataset, config: TrainConfig) -> list[str]:
