@@ -1,6 +1,9 @@
 """Trees, linear models and mixtures: computed as scikit-learn does, weighed, and a run from end to end."""
 
 import json
+import warnings
+from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -14,6 +17,7 @@ from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifie
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import PolynomialFeatures
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import rfdlc
 from rfdlc import InputError, RFDLCClassifier
@@ -333,3 +337,81 @@ def test_members_that_know_more_together_are_more_certain_together(monkeypatch):
     np.testing.assert_allclose(differences[1], 2.5 * differences[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(more.net.slope, 2.5 * once.net.slope)
     torch.testing.assert_close(more.net.bias, 2.5 * once.net.bias)
+
+
+def test_a_budget_leaves_out_candidates_that_would_end_too_late(monkeypatch):
+    """By a clock of our own: of 10 s, 9 are for the fits; a candidate is judged after each of its steps."""
+    clock, steps = [0.0], []
+    monkeypatch.setattr(tabular.time, "monotonic", lambda: clock[0])
+
+    def candidate(name, count, seconds, goes):
+        for step in range(count):
+            clock[0] += seconds
+            steps.append(name)
+            if not goes((step + 1) / count):
+                return None
+        return name, np.empty(0)
+
+    def fitted(budget, **each):
+        clock[0] = 0.0
+        steps.clear()
+        fits = {name: partial(candidate, name, *given) for name, given in each.items()}
+        return list(tabular._in_time(fits, budget, lambda steps, text: None))
+
+    each = {"linear": (2, 0.5), "forest": (2, 1.0), "boosting": (4, 3.0), "quadratic": (2, 1.5), "mlp": (1, 0.1)}
+    assert fitted(0, **each) == list(each)
+    assert fitted(10, **each) == ["linear", "forest", "quadratic"]  # boosting would end at 15, and mlp begins at 9
+    assert steps.count("boosting") == 1
+    assert fitted(10, slow=(2, 20.0), quick=(1, 0.1)) == ["slow"]  # something is fitted in any case
+    assert "quick" not in steps
+
+
+def test_a_table_with_a_budget(tmp_path, capsys):
+    source = table(tmp_path / "t.csv", 60)
+    with shown():
+        rfdlc.train(source, out=tmp_path / "run", budget="0.001s", data_options={"target": "kind"})
+    text = capsys.readouterr().err
+    assert "perceptron; those for which 0.001 s are enough" in text
+    assert "left out   forest-random, forest-extra, boosting, boosting-small, quadratic, perceptron: not within" in text
+    choice = json.loads((tmp_path / "run/choice.json").read_text())
+    assert [row["name"] for row in choice["candidates"]] == ["linear"]
+    assert not (tmp_path / "run/tuning.json").exists()
+    rfdlc.predict(tmp_path / "run", source, tmp_path / "p.csv")
+    assert len(pd.read_csv(tmp_path / "p.csv")) == 60
+    with pytest.raises(InputError, match="tune is for networks: set backbone=mlp, or leave it out"):
+        rfdlc.train(source, out=tmp_path / "other", tune="auto", budget="1s", data_options={"target": "kind"})
+
+
+def test_small_tables_are_fitted_by_one_thread_each(monkeypatch):
+    """Threads of a small fit wait for each other, for minutes where other programs use the cores."""
+    X, y = problem(2, 40)
+    splits, rows = [(np.arange(20), np.arange(20, 40))], [np.arange(20)]
+    seen = []
+
+    def fit(x, labels, weights, seed):
+        seen.append(max(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "openmp"))
+        return tabular._fit_linear(1.0, 2, x, labels, weights, seed)
+
+    for most in (tabular.ALONE, 0):
+        monkeypatch.setattr(tabular, "ALONE", most)
+        with threadpool_limits(2):
+            assert tabular._fit_all(fit, X, 0, Split(X, y), splits, rows, lambda share: True) is not None
+    assert seen == [1, 2]
+
+
+def test_progress_moves_with_every_fit(monkeypatch):
+    X, y = problem(2, 80)
+    moved = []
+
+    @contextmanager
+    def live(total, text):
+        yield lambda steps, name: moved.append((total, steps, name))
+
+    monkeypatch.setattr(tabular, "live", live)
+    monkeypatch.setattr(tabular, "MEDIUM", 50)  # with networks
+    with warnings.catch_warnings(action="ignore"):
+        RFDLCClassifier(random_state=0, epochs=3).fit(X, y)
+    (total,) = {total for total, _, _ in moved}
+    counts = Counter(name for _, _, name in moved)
+    assert total == sum(steps for _, steps, _ in moved) == sum(counts.values())
+    assert (counts["boosting"], counts["mlp"]) == (6, 3)  # five folds and all samples; epochs

@@ -48,7 +48,8 @@ class Step:
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         found = {**self.counts(), "mean_utility": float(self.outcomes.realised.mean()), "interval": list(self.interval)}
-        return found if self.added is None else found | {"added": _bounds(self.added)}
+        a = self.added
+        return found | ({} if a is None else {"added": {"difference": a.difference, "low": a.low, "high": a.high}})
 
 
 def demo(
@@ -129,10 +130,6 @@ def _steps(found: "Mapping[str, Outcomes]") -> dict[str, Step]:
         added = None if before is None else compare_outcomes([before], [outcomes])["mean_utility"]
         steps[name], before = Step(outcomes, (float(interval[0]), float(interval[1])), added), outcomes
     return steps
-
-
-def _bounds(found: "Difference") -> dict[str, float]:
-    return {"difference": found.difference, "low": found.low, "high": found.high}
 
 
 def _table(steps: Mapping[str, Step]) -> Any:

@@ -58,8 +58,9 @@ def _means(found: list[dict[str, Any]]) -> Any:
 
     own = [name for name in found[0] if name not in METRICS]
     names = [*own, *(name for name in METRICS if name in found[0])]
-    shown = found[:MOST_SHOWN]
-    cells = {name: [METRICS.get(name, name), *(_cell(row.get(name, "")) for row in shown)] for name in names}
+    shown = {name: [row.get(name, "") for row in found[:MOST_SHOWN]] for name in names}
+    texts = {name: [f"{v:.4g}" if isinstance(v, float) else str(v) for v in values] for name, values in shown.items()}
+    cells = {name: [METRICS.get(name, name), *texts[name]] for name in names}
     while len(names) > len(own) + 1 and sum(max(map(len, cells[name])) + 3 for name in names) > Console().width:
         names.pop()
     title = "Means over seeds, on held-out data as if classes were equally frequent; the lowest loss first"
@@ -67,7 +68,3 @@ def _means(found: list[dict[str, Any]]) -> Any:
     for row in zip(*(cells[name][1:] for name in names), strict=True):
         table.add_row(*row)
     return table
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

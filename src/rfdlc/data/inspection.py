@@ -96,14 +96,11 @@ def _contents(split: Split) -> tuple[dict[int, int], list[str]]:
     def content(place: int) -> int:
         with files.open(place) as image:
             pixels = np.asarray(decoded(image, files.channels))
-        return _hash(np.concatenate([np.array(pixels.shape, dtype=np.int64).view(np.uint8), pixels.reshape(-1)]))
+        values = np.array(pixels.shape, dtype=np.int64).tobytes() + pixels.tobytes()
+        return int.from_bytes(blake2b(values, digest_size=8).digest(), "little")
 
     done, broken = attempt(content, range(len(files)), "Comparing images")
     return {place: done[place] for place in sorted(done)}, [str(broken[place]) for place in sorted(broken)]
-
-
-def _hash(values: NDArray[np.generic]) -> int:
-    return int.from_bytes(blake2b(values.tobytes(), digest_size=8).digest(), "little")
 
 
 def plot_tail(classes: Classes, path: Path, title: str) -> None:

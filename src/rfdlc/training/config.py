@@ -146,7 +146,7 @@ class TrainConfig(BaseModel):
     method_options: dict[str, int | float] = Field({}, description="options of the method, which `rfdlc methods` lists")
     # before the training
     tune: str = Field("off", description="trials on held-out data that choose settings: off, auto, or how many at most")
-    budget: float = Field(0.0, ge=0, description="seconds, or 90s, 10m, 2h, for trials and training; 0: by `epochs`")
+    budget: float = Field(0.0, ge=0, description="seconds, or 90s, 10m, 2h, for trials and training; 0: no limit")
     # the run
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of weights, order, augmentation and mixup")
     evaluate_every: int = Field(0, ge=0, description="epochs between evaluations on held-out data, 0: only at the end")
@@ -254,7 +254,7 @@ class TrainConfig(BaseModel):
     @property
     def tuned(self) -> bool:
         """Whether trials, or a measured time budget, come before the training."""
-        return self.tune != "off" or self.budget > 0
+        return self.tune != "off" or (self.budget > 0 and self.backbone not in TABULAR)
 
     @property
     def folds(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.dataset import Dataset
 from rfdlc.data.load import load
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import Evaluation, evaluate
@@ -86,7 +86,9 @@ def cross_validate(
         apart = given.held_apart(np.flatnonzero(fold != number), rows)
         part = replace(apart, val=given.val, test=apart.val)
         models.append(_trained(part, method, path / f"fold-{number}", settings))
-        parts.append(_corrected(models[-1], samples.take(rows)))
+        classes, targets = models[-1].classes, samples.labels[rows]
+        p = np.asarray(models[-1].decider.probabilities(models[-1].predict(samples.take(rows))))
+        parts.append(Predictions(probabilities=p, targets=targets, classes=classes, corrected=True))
     never = int((fold < 0).sum())
     notes = (f"{never} samples were never held out: their classes are in one fold alone",) if never else ()
     return _joined_results(path, given, models, parts, held, notes)
@@ -115,12 +117,6 @@ def _trained(data: Dataset, method: str, path: Path, settings: Mapping[str, Any]
         data_of(run, data)  # raises for other data
         return Model.load(path, backbone=own, device=run.config.device)
     return resume(path, data, backbone=own) if run.exists else train(data, method, path, **settings)
-
-
-def _corrected(model: Model, held: Split) -> Predictions:
-    """Calibrated and corrected probabilities; the fold's Decider has done its work."""
-    found = np.asarray(model.decider.probabilities(model.predict(held)))
-    return Predictions(probabilities=found, targets=held.labels, classes=model.classes, corrected=True)
 
 
 def _joined_results(

@@ -275,7 +275,8 @@ class OnnxNetwork(nn.Module):
         try:
             graph = path.read_bytes()
             external = has_external_data(onnx.load_model_from_string(graph))
-            given = {"sess_options": options, "providers": _providers(onnxruntime)}
+            able, wanted = onnxruntime.get_available_providers(), ("CUDAExecutionProvider", "CPUExecutionProvider")
+            given = {"sess_options": options, "providers": [name for name in wanted if name in able]}
             session: Any = None if external else onnxruntime.InferenceSession(graph, **given)
         except Exception as error:  # both have exceptions of their own
             reason = " ".join(str(error).split())[:200]
@@ -297,8 +298,3 @@ class OnnxNetwork(nn.Module):
         found = [torch.from_numpy(np.concatenate(own)[: len(images)]).to(x.device) for own in arrays]
         self.seen.update(zip(self.outputs, found, strict=True))
         return found[0]
-
-
-def _providers(onnxruntime: Any) -> list[str]:
-    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
-    return [name for name in wanted if name in onnxruntime.get_available_providers()]

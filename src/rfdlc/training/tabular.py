@@ -4,8 +4,9 @@ Every candidate predicts the samples that it was not fitted to. These prediction
 weights, and calibrate the decisions, so that in the end no sample is lost to the fit of small tables.
 """
 
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from rfdlc.data.dataset import Dataset, Split
@@ -22,7 +24,7 @@ from rfdlc.decide.classes import Classes, Indices
 from rfdlc.decide.priors import as_prior
 from rfdlc.decide.scores import Floats, safe_log, softmax
 from rfdlc.errors import expect
-from rfdlc.progress import live
+from rfdlc.progress import announce, live
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.factories import carried_prior
 from rfdlc.training.loop import PreparedStage, epochs, split_outputs
@@ -43,6 +45,8 @@ BOOSTING_SECONDS = 8.0  # of one core, above which a small table gets larger ste
 MOST_PRODUCTS = 3e6  # samples x products x classes of a quadratic model
 SMALL, MEDIUM, LARGE = 500, 2_000, 50_000  # samples up to which: two perceptrons; no stack of networks; perceptrons
 MOST_VALUES = 10_000_000  # in the leaves of a forest
+ALONE = 2_000_000  # values of a table up to which one thread fits a model: several wait for each other on busy cores
+SAFETY = 0.9  # of a budget: calibration and files take some of it
 SMALLEST = 0.02  # weight of a candidate that stays in the mixture
 PRIOR_SAMPLES, RIDGE = 1.0, 0.05  # that favour equal weights, also those of members that are the same
 OF_NETWORKS = (
@@ -51,6 +55,10 @@ OF_NETWORKS = (
 )  # fmt: skip
 
 Fit = Callable[[Floats, Indices, Any, int], Any]  # features, labels, sample weights, seed
+Splits = list[tuple[Indices, Indices]]
+Goes = Callable[[float], bool]  # told the share of a candidate that was fitted: whether there is time for the rest
+Found = tuple[nn.Module, Floats]  # models, and held-out logits (n, C)
+Show = Callable[[int, str], None]  # steps, text
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,8 @@ def describe_table(data: Dataset, config: TrainConfig) -> dict[str, str]:
     once = data.val is not None or len(data.train) > MOST_FOLDED
     fits = "one part of the samples is held out" if once else f"{FOLDS} folds, and all samples"
     names = [*_candidates(data, config), *_networks(data, config)]
-    return {"candidates": ", ".join(names), "training": f"{fits}; weighed by held-out likelihood"}
+    most = f"; those for which {config.budget:g} s are enough" if config.budget else ""
+    return {"candidates": ", ".join(names) + most, "training": f"{fits}; weighed by held-out likelihood"}
 
 
 def unused_settings(data: Dataset, config: TrainConfig, usual: TrainConfig) -> list[str]:
@@ -105,17 +114,17 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     scale = Normaliser(data.normalisation, data.input_shape, torch.device("cpu"), torch.float32)
     samples, splits = _splits(data, config)
     x, held = scale(torch.from_numpy(samples.array)).numpy(), samples.take(np.concatenate([h for _, h in splits]))
-    candidates, found = _candidates(data, config), dict[str, tuple[nn.Module, Floats]]()
-    networks = _networks(data, config)
-    with live(len(candidates) + len(networks), f"Fitting {data.name}") as show:
-        for name, fit in candidates.items():
-            show(0, name)
-            found[name] = _fit_all(fit, x, samples, splits, config)
-            show(1, "")
-        for name in networks:
-            show(0, name)
-            found[name] = _fit_networks(data, samples, splits, method, config.replace(**NETWORKS[name]))
-            show(1, "")
+    rows = [seen for seen, _ in splits] + ([np.arange(len(samples))] if len(splits) > 1 or config.refit else [])
+    given, networks = (samples, splits, rows), _networks(data, config)
+    fits: dict[str, Callable[[Goes], Found | None]] = {
+        name: partial(_fit_all, fit, x, config.seed, *given) for name, fit in _candidates(data, config).items()
+    }
+    steps = len(fits) * len(rows) + len(networks) * config.epochs
+    fits |= {n: partial(_fit_networks, data, method, config.replace(**NETWORKS[n]), *given) for n in networks}
+    with live(steps, f"Fitting {data.name}") as show:
+        found = _in_time(fits, config.budget, show)
+    if left := [name for name in fits if name not in found]:
+        announce(f"left out   {', '.join(left)}: not within {config.budget:g} s")
     found = dict(sorted(found.items()))  # the order of particles, also in files
     scales = [_scale(name, logits, held, data.classes, config) for name, (_, logits) in found.items()]
     scaled = [logits * slope + bias for (_, logits), (slope, bias) in zip(found.values(), scales, strict=True)]
@@ -130,6 +139,23 @@ def fit_table(data: Dataset, method: Method, config: TrainConfig) -> FittedTable
     net = Mixture(members, *(torch.tensor(power * np.array([s[i] for s in scales])[kept]).float() for i in (0, 1)))
     logits = safe_log(softmax(power * calibrated[kept])).astype(np.float32)
     return FittedTable(place(net, choose_device(config.device)), weights[kept], logits, held, choice)
+
+
+def _in_time(fits: Mapping[str, Callable[[Goes], Found | None]], budget: float, show: Show) -> dict[str, Found]:
+    """The first candidate, and with a budget, in seconds, those others that end within it."""
+    ends, found = time.monotonic() + SAFETY * budget if budget else np.inf, dict[str, Found]()
+    for name, fit in fits.items():
+        began, until = time.monotonic(), ends if found else np.inf
+        fitted = fit(partial(_goes, show, name, began, until)) if began < until else None
+        found |= {} if fitted is None else {name: fitted}
+    return found
+
+
+def _goes(show: Show, name: str, began: float, ends: float, share: float) -> bool:
+    """Whether a candidate, of which this share is fitted, ends in time if it goes on as it began."""
+    show(1, name)
+    now = time.monotonic()
+    return now + (now - began) * (1 - share) / share <= ends
 
 
 def _scale(name: str, logits: Floats, held: Split, classes: Classes, config: TrainConfig) -> tuple[float, Floats]:
@@ -155,7 +181,7 @@ def _choose(log_p: Floats, labels: Indices, shares: Floats, sizes: Sequence[int]
     return weights / weights.sum(), float(weights.sum()), loss
 
 
-def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, list[tuple[Indices, Indices]]]:
+def _splits(data: Dataset, config: TrainConfig) -> tuple[Split, Splits]:
     """Samples, and for each fit the positions that it sees and those that it then predicts."""
     train, val = data.train, data.val
     if val is not None:
@@ -179,24 +205,25 @@ def _joined(train: Split, val: Split) -> Split:
 
 
 def _candidates(data: Dataset, config: TrainConfig) -> dict[str, Fit]:
+    """The quickest first."""
     classes, samples, features = len(data.classes), len(data.train), data.input_shape[0]
     fits = 1 if data.val is not None or samples > MOST_FOLDED else FOLDS + 1
     size = carried_prior(config, data.classes), max(MOST_VALUES // (2 * fits * TREES * classes), 32)
-    found: dict[str, Fit] = {name: partial(_fit_forest, name, *size) for name in FORESTS}
+    trees: dict[str, Fit] = {name: partial(_fit_forest, name, *size) for name in FORESTS}
     if fits * samples * features * classes < MOST_WORK:
-        trees = fits * ITERATIONS * (classes if classes > 2 else 1)
-        seconds = trees * (7e-4 + 3e-8 * samples * features)  # measured
+        count = fits * ITERATIONS * (classes if classes > 2 else 1)
+        seconds = count * (7e-4 + 3e-8 * samples * features)  # measured
         larger = LARGE_STEPS if seconds > BOOSTING_SECONDS and samples <= MEDIUM else {}
-        found["boosting"] = partial(_fit_boosting, larger, classes)
+        trees["boosting"] = partial(_fit_boosting, larger, classes)
         if seconds < BOOSTING_SECONDS / 3 or samples > MEDIUM:
-            found["boosting-small"] = partial(_fit_boosting, SMALL_TREES, classes)
+            trees["boosting-small"] = partial(_fit_boosting, SMALL_TREES, classes)
     if config.backbone == "trees":
-        return found
-    found |= {name: partial(_fit_linear, c, classes) for name, c in PENALTIES.items()}
+        return trees
+    found: dict[str, Fit] = {name: partial(_fit_linear, c, classes) for name, c in PENALTIES.items()}
     if samples * features * (features + 3) // 2 * classes <= MOST_PRODUCTS:
-        found["quadratic"] = partial(_fit_quadratic, classes)
+        trees["quadratic"] = partial(_fit_quadratic, classes)
     decays = {"perceptron": 1e-4} | ({"perceptron-smooth": 1.0} if samples <= SMALL else {})
-    return found | {name: partial(_fit_perceptron, d, classes) for name, d in decays.items() if samples <= LARGE}
+    return found | trees | {n: partial(_fit_perceptron, d, classes) for n, d in decays.items() if samples <= LARGE}
 
 
 def _networks(data: Dataset, config: TrainConfig) -> list[str]:
@@ -205,15 +232,16 @@ def _networks(data: Dataset, config: TrainConfig) -> list[str]:
 
 
 def _fit_all(
-    fit: Fit, x: Floats, samples: Split, splits: Sequence[tuple[Indices, Indices]], config: TrainConfig
-) -> tuple[nn.Module, Floats]:
-    """A model per split, and one of all samples where several models are averaged; with held-out logits (n, C)."""
+    fit: Fit, x: Floats, seed: int, samples: Split, splits: Splits, rows: Sequence[Indices], goes: Goes
+) -> Found | None:
+    """A model per split, and one of all samples where several models are averaged; None if there is no time."""
     models, logits = list[Any](), []
-    whole = [np.arange(len(samples))] if len(splits) > 1 or config.refit else []
-    for number, rows in enumerate([*(rows for rows, _ in splits), *whole]):
-        weights = None if samples.weights is None else samples.weights[rows]
-        with warnings.catch_warnings(action="ignore"):  # models that have not converged are weighed like any other
-            models.append(fit(x[rows], samples.labels[rows], weights, config.seed + number))
+    for number, seen in enumerate(rows):
+        weights = None if samples.weights is None else samples.weights[seen]
+        with warnings.catch_warnings(action="ignore"), threadpool_limits(1 if x.size <= ALONE else None):
+            models.append(fit(x[seen], samples.labels[seen], weights, seed + number))  # weighed also if not converged
+        if not goes((number + 1) / len(rows)):
+            return None
     for model, (_, held) in zip(models, splits, strict=False):
         with torch.no_grad():
             pieces = [model(torch.from_numpy(x[some]))[0] for some in np.array_split(held, -(-len(held) // 256))]
@@ -262,11 +290,11 @@ def _fit_perceptron(decay: float, classes: int, x: Floats, y: Indices, weights: 
 
 
 def _fit_networks(
-    data: Dataset, samples: Split, splits: Sequence[tuple[Indices, Indices]], method: Method, config: TrainConfig
-) -> tuple[nn.Module, Floats]:
+    data: Dataset, method: Method, config: TrainConfig, samples: Split, splits: Splits, rows: Sequence[Indices],
+    goes: Goes,
+) -> Found | None:  # fmt: skip
     """One stack of networks, one per split and one of all; the samples of each are as many, some of them twice."""
     device = choose_device(config.device)
-    rows = [rows for rows, _ in splits] + ([np.arange(len(samples))] if len(splits) > 1 or config.refit else [])
     size, seeds = max(map(len, rows)), [config.seed + k for k in range(len(rows))]
     classes = [Classes.from_labels(samples.labels[own], data.classes.names) for own in rows]
     runs = [(method, config.replace(seed=seed), own) for seed, own in zip(seeds, classes, strict=True)]
@@ -274,8 +302,9 @@ def _fit_networks(
     fitted, positions = replace(data, train=samples, val=None, test=None), [np.resize(own, size) for own in rows]
     stages = [PreparedStage(number, runs, fitted, device, positions=positions) for number in range(len(method.stages))]
     with sensible_threads(net, config):
-        for _ in epochs(net, stages, {}):
-            pass
+        for number, _ in enumerate(epochs(net, stages, {}), 1):
+            if not goes(number / stages[-1].end):
+                return None
     logits = []
     for run, (_, held) in enumerate(splits):
         found = split_outputs(net, samples.take(held), data.normalisation, config, device)[0]

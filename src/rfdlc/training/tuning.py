@@ -66,16 +66,18 @@ class _OutOfTime(Exception):
 def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
     """The config of a run, without trials where none are possible; raises where the user asked for them."""
     config, data = run.config, trainer.data
+    table = config.backbone in TABULAR
     reasons = {
         "needs held-out samples: set hold_out=0.1": config.hold_out or data.val is not None,
-        "is for networks: set backbone=mlp, or leave it out": config.backbone not in TABULAR,
+        "is for networks: set backbone=mlp, or leave it out": not table,
         f"is for methods of one stage, which {run.method_name} is not": len(run.method.stages) == 1,
         "is for one process: leave torchrun out": trainer.group.single,
     }
     reason = next((reason for reason, holds in reasons.items() if not holds), "")
-    asked = [name for name in ("tune", "budget") if name in given and getattr(config, name) not in ("off", 0)]
+    trials = ("tune",) if table else ("tune", "budget")  # the budget of a table leaves out candidates
+    asked = [name for name in trials if name in given and getattr(config, name) not in ("off", 0)]
     expect(not (asked and reason), f"{''.join(asked[:1])} {reason}")
-    return config.replace(tune="off", budget=0) if reason else config
+    return config.replace(tune="off", budget=config.budget if table else 0) if reason else config
 
 
 def tune(trainer: Trainer, run: Run) -> None:
@@ -98,8 +100,10 @@ def tune(trainer: Trainer, run: Run) -> None:
         except KeyboardInterrupt:
             again = f"continue with `rfdlc resume {run.path}`"
             raise TrainingInterrupted(f"stopped during the trials; {again}") from None
-        if run.config.budget:
-            plan["epochs"] = max(plan["epochs"], _possible(run.config, plan))
+        if run.config.budget:  # measuring and trials may have taken less than planned
+            left = SAFETY * (run.config.budget - plan["measured"] - sum(plan["seconds"]))
+            length = _length(run.config.replace(**plan.get("trainings", {})), left / plan["seconds_per_epoch"])
+            plan["epochs"] = max(plan["epochs"], length)
         chosen = _chosen(plan)
         if "epochs" in run.metadata.get("given", ()) and not run.config.budget:
             chosen["epochs"] = run.config.epochs
@@ -164,12 +168,6 @@ def _measured(
 def _length(config: TrainConfig, possible: float) -> int:
     """The epochs of each training, of those that are possible in all."""
     return int(min(max(1, possible / config.trainings), LONGEST * config.epochs))
-
-
-def _possible(config: TrainConfig, plan: dict[str, Any]) -> int:
-    """The epochs for which measuring and trials have left time: these may have taken less than planned."""
-    left = config.budget - plan["measured"] - sum(plan["seconds"])
-    return _length(config.replace(**plan.get("trainings", {})), SAFETY * left / plan["seconds_per_epoch"])
 
 
 def _rungs(most: int, work: float, least: int, varied: float, length: int) -> tuple[int, list[dict[str, Any]]]:
@@ -268,7 +266,8 @@ def _try(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[str, Any],
     if not known:
         rung["errors"] = [round(error, 6) for error in errors]
     run.write_json(FILE, plan)
-    rows = "".join(f"\n{_shown(loss)}  {_words(own)}" for own, loss in zip(rung["trials"], rung["losses"], strict=True))
+    shown = ["diverged" if loss is None else f"{loss:8.4f}" for loss in rung["losses"]]
+    rows = "".join(f"\n{loss}  {_words(own)}" for own, loss in zip(rung["trials"], shown, strict=True))
     announce(f"{len(losses)} trials of {rung['epochs']} epochs, held-out loss where classes weigh equally:{rows}")
 
 
@@ -294,14 +293,9 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     errors, first = last.get("errors", [0.0] * len(expected)), int(np.argmin(expected))
     bounds = [expected[first] + UNCERTAIN * max(error, errors[first]) for error in errors]
     near = [loss <= bound for loss, bound in zip(expected, bounds, strict=True)]
-    weak = [_weakness(own) for own in last["trials"]]
+    weak = [(own.get("augment") == "none") + (own.get("mixup") == 0) for own in last["trials"]]  # less regularisation
     order = sorted(range(len(near)), key=lambda i: (not near[i], weak[i] if near[i] else 0, expected[i]))
     return [last["trials"][i] for i in order]
-
-
-def _weakness(settings: Settings) -> int:
-    """How many kinds of regularisation a trial goes without."""
-    return (settings.get("augment") == "none") + (settings.get("mixup") == 0)
 
 
 def _pairs(rung: dict[str, Any]) -> list[tuple[Settings, float]]:
@@ -390,7 +384,3 @@ def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list
 def _words(settings: Settings) -> str:
     texts = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
     return " ".join(f"{name}={text}" for name, text in texts.items())
-
-
-def _shown(loss: float | None) -> str:
-    return "diverged" if loss is None else f"{loss:8.4f}"
