@@ -106,7 +106,7 @@ def collect(images: Path, further: Path, out: Path) -> None:
 def run(folder: Path, file: Path, images: Path) -> None:
     """What a network says about held-out samples and development images."""
     model, held = Model.load(folder), rfdlc.Predictions.load(folder / "held-out.npz")
-    arrays = {"held-out/logits": held.scores.values, "held-out/familiarity": held.unfamiliarity}
+    arrays: dict[str, Any] = {"held-out/logits": held.scores.values, "held-out/familiarity": held.unfamiliarity}
     arrays |= {"held-out/y": held.targets, "counts": model.classes.counts}
     with np.load(images) as found:
         for name in [key.removesuffix("_x") for key in found.files if key.endswith("_x")]:
