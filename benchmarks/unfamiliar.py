@@ -1,7 +1,7 @@
 """Unfamiliar input: the choice of a score, and images of other data sets against models of CIFAR100-LT.
 
     python benchmarks/unfamiliar.py choose OUT              OUT/MODELS/KIND-SEED.npz: benchmarks/unfamiliar_networks.py
-    python benchmarks/unfamiliar.py test OUT
+    python benchmarks/unfamiliar.py test OUT                with OUT/strong alone: --name unfamiliar-strong
 
 choose: writes results/unfamiliar-choice.csv. No image of the test is used. Samples of classes that a model does not
 know are unfamiliar: heads on features of CIFAR100-LT and of Caltech101-LT were trained without some classes; of
@@ -14,14 +14,16 @@ fine-tuned without some classes (rows `fine-tuned`), which is the most that the 
 Mahalanobis distance is above a score in any of them; of about the same ones, the highest AUROC of classes left out.
 `familiarity` is what networks with this setting give. Its parts were chosen before on networks that were trained alike,
 with first features of another network. A + B is the sum of two scores, each divided by its standard deviation on
-held-out samples, A + energy + entropy has A twice; A * B is the sum of the logarithms of their upper tail probabilities
-there (Fisher). Classes count equally.
+held-out samples, A + energy + entropy has A twice. With excess, all terms have the same weight (the excess of the
+energy over what the entropy explains: benchmarks/unfamiliar_development.py). A * B is the sum of the logarithms of
+their upper tail probabilities there (Fisher). Classes count equally.
 
 test: writes results/unfamiliar.csv, from models of all classes, KIND `none`: the AUROC of test images of the same
 classes against each other data set, and false alarms of the former in head and tail (thirds by rank), at thresholds
 for a false-alarm rate of 5% on held-out samples. Rivals in the same run: energy, largest probability, Mahalanobis
 distance. Their thresholds are one quantile of the held-out scores; ours are by region of the most probable class, too:
-then the AUROC is that of the false-alarm rate from which a sample is unfamiliar.
+then the AUROC is that of the false-alarm rate from which a sample is unfamiliar. Rows `by region, classes equal` are
+of thresholds in which each class of a region counts equally, as they were before.
 """
 
 import argparse
@@ -43,12 +45,13 @@ import rfdlc
 from recording import in_parallel, write
 from rfdlc.data.longtail import hold_out_indices, profile_counts, subset
 from rfdlc.decide.scores import softmax
-from rfdlc.decide.unfamiliar import Unfamiliar
+from rfdlc.decide.unfamiliar import Unfamiliar, quantile
 from unfamiliar_scores import of_features, of_logits
 
 Array = NDArray[Any]
 Parts = dict[str, Array]
-RATE = 0.05
+WEIGHTED = "by region, classes equal"
+RATE, SURPRISING = 0.05, 0.5  # of false alarms; standard deviations of the energy that the entropy leaves
 COLUMNS = ("model", "seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
 REGRET = "regret of fine-tuned"
 CHOICE = ("score", "input", "family", "auroc", "deviation", "tasks")
@@ -67,9 +70,12 @@ LOGITS = (
     "generalised entropy of each", "disagreement",
 )  # fmt: skip
 SIMULATED, FINE_TUNED = ("noise", "blobs", "digits"), "fine-tuned"
-MODELS = {"networks": "network", "fine-tuned": "refitted network"}
+MODELS = {"networks": "network", "fine-tuned": "refitted network", "strong": "rf-dlc-strong"}
 LEFT_OUT = {"siblings": "siblings left out", "random": "classes left out", "super": "superclasses left out"}
-OURS = ("familiarity + energy + entropy", "energy + entropy", "distance + energy + entropy")
+OURS = (
+    "familiarity + energy + entropy + excess", "energy + entropy + excess", "familiarity + energy + entropy",
+    "energy + entropy", "distance + energy + entropy",
+)  # fmt: skip
 RIVALS = ("energy", "largest probability", "Mahalanobis", "distance")
 
 
@@ -78,14 +84,10 @@ RIVALS = ("energy", "largest probability", "Mahalanobis", "distance")
 
 def combined(scores: dict[str, Parts], weights: Array) -> dict[str, Parts]:
     """Scores by name and part with sums of two, from the weights of held-out samples."""
-    scaled, tails = {}, {}
-    for name, parts in scores.items():
-        if "held-out" not in parts:  # as of networks, whose features of held-out samples are not kept
-            continue
+    known = {name: parts for name, parts in scores.items() if "held-out" in parts}  # not features of refitted networks
+    scaled, tails = standardised(known, weights), {}
+    for name, parts in known.items():
         held = parts["held-out"]
-        centre = np.average(held, weights=weights)
-        scale = max(np.sqrt(np.average((held - centre) ** 2, weights=weights)), 1e-12)
-        scaled[name] = {part: (each - centre) / scale for part, each in parts.items()}
         order = np.argsort(held)
         below = np.concatenate([[0], np.cumsum(weights[order])]) / weights.sum()
         tails[name] = {
@@ -102,7 +104,29 @@ def combined(scores: dict[str, Parts], weights: Array) -> dict[str, Parts]:
     for a in features:
         both = {part: scaled["energy"][part] + scaled["entropy"][part] for part in scores[a]}
         found[f"{a} + energy + entropy"] = {part: 2 * scaled[a][part] + both[part] for part in scores[a]}
+    rest = unexplained(scaled, weights)
+    final = {part: each + np.maximum(0, rest[part] - SURPRISING) for part, each in found["energy + entropy"].items()}
+    found["energy + entropy + excess"] = final
+    for a in features:
+        found[f"{a} + energy + entropy + excess"] = {part: scaled[a][part] + final[part] for part in scores[a]}
     return found
+
+
+def standardised(scores: dict[str, Parts], weights: Array) -> dict[str, Parts]:
+    """Scores by name and part, with mean 0 and standard deviation 1 on weighted held-out samples."""
+    found = {}
+    for name, parts in scores.items():
+        centre = np.average(parts["held-out"], weights=weights)
+        scale = max(np.sqrt(np.average((parts["held-out"] - centre) ** 2, weights=weights)), 1e-12)
+        found[name] = {part: (each - centre) / scale for part, each in parts.items()}
+    return found
+
+
+def unexplained(scaled: dict[str, Parts], weights: Array) -> Parts:
+    """By part, what the entropy leaves of the energy, by least squares, in standard deviations."""
+    share = np.average(scaled["energy"]["held-out"] * scaled["entropy"]["held-out"], weights=weights)
+    rest = {part: each - share * scaled["entropy"][part] for part, each in scaled["energy"].items()}
+    return standardised({"rest": rest}, weights)["rest"]
 
 
 def left_out(kind: str, seed: int, classes: Array) -> Array:
@@ -126,7 +150,7 @@ def split(x: Array, y: Array, left: Array, seed: int) -> tuple[Array, Array, Arr
 
 def aurocs(scores: dict[str, Parts], held_y: Array, weights: Parts) -> dict[tuple[str, str], float]:
     """By score and part, of held-out samples against the part, classes counting equally."""
-    own, found = _equal(held_y), {}
+    own, found = equal(held_y), {}
     for name, parts in combined(scores, own).items():
         for part in parts.keys() - {"held-out"}:
             truth = np.repeat([0, 1], [len(own), len(parts[part])])
@@ -135,7 +159,7 @@ def aurocs(scores: dict[str, Parts], held_y: Array, weights: Parts) -> dict[tupl
     return found
 
 
-def _equal(y: Array) -> Array:
+def equal(y: Array) -> Array:
     names, codes = np.unique(y, return_inverse=True)
     return np.asarray(len(y) / len(names) / np.bincount(codes)[codes])
 
@@ -162,7 +186,7 @@ def model_task(file: Path) -> dict[tuple[str, str], float]:
     kind = file.stem.partition("-")[0]
     families = {"left out": LEFT_OUT[kind], "simulated": "simulated images", **{name: name for name in SIMULATED}}
     start = FINE_TUNED if file.parent.name == "networks" else "heads"
-    weights = {part: np.ones(len(y)) if part == "simulated" else _equal(y) for part, y in labels.items()}
+    weights = {part: np.ones(len(y)) if part == "simulated" else equal(y) for part, y in labels.items()}
     found = aurocs(scores, labels["held-out"], weights)
     return {
         (name, f"{start}, {families.get(part, 'another data set')}"): auroc for (name, part), auroc in found.items()
@@ -177,7 +201,7 @@ def masked_task(file: Path, kind: str, seed: int) -> dict[tuple[str, str], float
     outside, scores = np.isin(y, left), defaultdict[str, Parts](dict)
     for name, values in of_logits(np.delete(logits, left, axis=2)).items():
         scores[name] = {"held-out": values[~outside], "left out": values[outside]}
-    found = aurocs(scores, y[~outside], {"left out": _equal(y[outside])})
+    found = aurocs(scores, y[~outside], {"left out": equal(y[outside])})
     return {(name, f"networks, {LEFT_OUT[kind]}"): auroc for (name, _), auroc in found.items()}
 
 
@@ -199,7 +223,7 @@ def table_task(name: str, seed: int) -> dict[tuple[str, str], float]:
         logits = (z if z.ndim == 2 else np.stack([-z, z], axis=1) / 2)[None]
         for score, value in (of_logits(logits) | measure(each)).items():
             scores[score][part] = value
-    found = aurocs(scores, held_y, {name: _equal(left_y)})
+    found = aurocs(scores, held_y, {name: equal(left_y)})
     return {(score, f"tables, {name}"): auroc for (score, _), auroc in found.items()}
 
 
@@ -251,17 +275,15 @@ def _run(task: tuple[Any, ...]) -> dict[tuple[str, str], float]:
 # --- test -----------------------------------------------------------------------------------------------------------
 
 
-def smallest_rate(scores: Parts, likeliest: Parts, held_y: Array, classes: rfdlc.Classes) -> Parts:
+def smallest_rate(scores: Parts, likeliest: Parts, classes: rfdlc.Classes) -> Parts:
     """By part, minus the false-alarm rate from which a sample is above the threshold of its region."""
-    weights, found = _equal(held_y), {part: np.zeros(len(each)) for part, each in scores.items()}
+    found = {part: np.zeros(len(each)) for part, each in scores.items()}
     for members in classes.thirds.values():
         own = np.isin(likeliest["held-out"], members)
-        order = np.argsort(scores["held-out"][own])
-        below = np.concatenate([[0], np.cumsum(weights[own][order])]) / weights[own].sum()
+        held = np.sort(scores["held-out"][own])
         for part, each in scores.items():
             here = np.isin(likeliest[part], members)
-            place = np.searchsorted(scores["held-out"][own][order], each[here], side="left")
-            found[part][here] = below[place] - 1
+            found[part][here] = np.searchsorted(held, each[here], side="left") / len(held) - 1
     return found
 
 
@@ -273,7 +295,7 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
     with np.load(file) as found:
         likeliest = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1)
                      for part in labels}  # fmt: skip
-    every, model = combined(scores, _equal(held_y)), MODELS.get(file.parent.name, "head")
+    every, model = combined(scores, equal(held_y)), MODELS.get(file.parent.name, "head")
     for name in [name for name in (*OURS, *RIVALS) if name in every]:
         each = every[name]
         alarms: dict[str, Any] = {"one": None}
@@ -281,16 +303,24 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
             by_region = Unfamiliar.fit(each["held-out"], likeliest["held-out"], held_y, classes, false_alarm=RATE)
             alarms = {"by region": by_region.above(each["cifar100"], likeliest["cifar100"], classes)}
             alarms["one"] = each["cifar100"] > np.quantile(each["held-out"], 1 - RATE)
+            alarms[WEIGHTED] = np.zeros(len(same_y), dtype=bool)
+            for members in classes.thirds.values():
+                held, here = (np.isin(likeliest[part], members) for part in ("held-out", "cifar100"))
+                own = equal(held_y)[held]
+                level = min(1.0, (1 - RATE) * (1 + (own**2).sum() / own.sum() ** 2))
+                limit = quantile(each["held-out"][held], own, level)
+                alarms[WEIGHTED] |= here & (each["cifar100"] > limit)
         for kind in alarms if name in OURS else ("one",):
             texts = ["", "", "", ""]
             if alarms[kind] is not None:
                 head, tail = (alarms[kind][np.isin(same_y, classes.thirds[r])].mean() for r in ("head", "tail"))
                 texts = [f"{value:.4f}" for value in (alarms[kind].mean(), head, tail, tail / max(head, 1e-9))]
-            ranks = smallest_rate(each, likeliest, held_y, classes) if kind == "by region" else each
+            ranks = smallest_rate(each, likeliest, classes) if kind == "by region" else each
             for other in [part for part in each if part not in ("held-out", "cifar100")]:
                 truth = np.repeat([0, 1], [len(each["cifar100"]), len(each[other])])
                 auroc = roc_auc_score(truth, np.concatenate([ranks["cifar100"], ranks[other]]))
-                given = (model, file.stem.rpartition("-")[2], name, kind, other, f"{auroc:.4f}", *texts)
+                text = "" if kind == WEIGHTED else f"{auroc:.4f}"
+                given = (model, file.stem.rpartition("-")[2], name, kind, other, text, *texts)
                 yield dict(zip(COLUMNS, given, strict=True))
 
 
@@ -316,12 +346,19 @@ def main() -> None:
         part.add_argument("folder", type=Path)
         part.add_argument("--workers", type=int, default=1)
         part.add_argument("--commit", default="", help="where there is no git")
+        part.add_argument("--name", help="of the CSV file, if not that of all models")
     options = parser.parse_args()
     if options.part == "choose":
-        write("unfamiliar-choice", choice_rows(options.folder, options.workers), PACKAGES, options.commit, CHOICE)
+        write(
+            options.name or "unfamiliar-choice",
+            choice_rows(options.folder, options.workers),
+            PACKAGES,
+            options.commit,
+            CHOICE,
+        )
     else:
         rows = [row for file in sorted(options.folder.glob("*/none-*.npz")) for row in test_rows(file)]
-        write("unfamiliar", summary(rows), PACKAGES, options.commit, COLUMNS)
+        write(options.name or "unfamiliar", summary(rows), PACKAGES, options.commit, COLUMNS)
 
 
 if __name__ == "__main__":

@@ -142,6 +142,25 @@ def test_a_given_score_weighs_as_much_as_all_other_terms(world):
     assert decider.unfamiliar.score(held.scores) == pytest.approx(total)
 
 
+def test_rare_classes_that_look_frequent_do_not_raise_the_threshold_of_the_head():
+    """Half of the tail is mistaken for head classes, with higher scores."""
+    classes, rng = Classes.from_counts([1000, 1000, 20, 20, 20, 20]), np.random.default_rng(0)
+
+    def drawn(counts):
+        y = np.repeat(np.arange(6), counts)
+        mistaken = (y > 3) & (rng.random(len(y)) < 0.5)
+        return rng.normal(size=len(y)) + 2 * mistaken, np.where(mistaken, y - 4, y), y
+
+    held = drawn([5000, 5000, 200, 200, 200, 200])
+    found = Unfamiliar.fit(*held, classes, false_alarm=0.05)
+    looks_like_head = np.sort(held[0][held[1] < 2])
+    place = int(np.ceil(0.95 * (len(looks_like_head) + 1)))  # the smallest that keeps the rate with one more sample
+    assert found.thresholds["head"] == looks_like_head[place - 1]
+    values, likeliest, y = drawn([20_000] * 6)
+    alarms = found.above(values, likeliest, classes)
+    assert alarms[y < 2].mean() == pytest.approx(0.043, abs=0.005)  # 0.011 if classes counted equally
+
+
 def test_new_samples_exceed_the_threshold_as_often_as_promised():
     classes, rng = Classes.from_counts([50, 50]), np.random.default_rng(0)
     rates = []

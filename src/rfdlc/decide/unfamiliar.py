@@ -41,7 +41,7 @@ class Unfamiliar:
     thresholds : dict
         By region: `head`, `med`, `tail`; or `all`, if training counts are not known.
     rates : dict
-        Share of held-out samples above the thresholds, by region of the true class.
+        Share of held-out samples above the thresholds, by region of the true class, classes counting equally.
     kind : str
         What the score is: `energy` and `entropy` are computed from scores, `given` comes with the predictions; or
         the sum of two, such as `energy + entropy`.
@@ -61,7 +61,9 @@ class Unfamiliar:
         cls, score: ArrayLike, likeliest: Indices, targets: Indices, classes: Classes, *, false_alarm: float = 0.05,
         kind: str = "energy", scales: Mapping[str, float] | None = None,
     ) -> "Unfamiliar":  # fmt: skip
-        """From held-out scores (N,), most probable classes and true classes, each class counting equally in a region.
+        """From held-out scores (N,), most probable classes and true classes; samples of a region count equally.
+
+        If classes did, rare ones that are mistaken for frequent ones would raise the threshold of the head.
 
         Raises
         ------
@@ -72,15 +74,14 @@ class Unfamiliar:
         values, needed = np.asarray(score, dtype=np.float64), int(np.ceil(1 / false_alarm))
         few = f"{len(values)} held-out samples cannot show a false-alarm rate of {false_alarm:g}"
         expect(len(values) >= needed, f"{few}: expected at least {needed}, or a higher rate")
-        weights = 1 / np.bincount(targets, minlength=len(classes))[targets]  # tails have few samples and count as much
-        everywhere = _promised(values, weights, false_alarm)
+        everywhere = _promised(values, false_alarm)
         places, thresholds = _regions(classes), {}
         for name, members in places.items():
             rows = np.isin(likeliest, members)
             enough = rows.sum() >= max(LEAST, needed)
-            thresholds[name] = _promised(values[rows], weights[rows], false_alarm) if enough else everywhere
+            thresholds[name] = _promised(values[rows], false_alarm) if enough else everywhere
         found = cls(false_alarm, thresholds, {}, kind, dict(scales or {}))
-        above = found.above(values, likeliest, classes)
+        above, weights = found.above(values, likeliest, classes), 1 / np.bincount(targets)[targets]
         inside = {name: np.isin(targets, members) for name, members in places.items()}
         rates = {
             name: float(np.average(above[rows], weights=weights[rows])) for name, rows in inside.items() if rows.any()
@@ -265,10 +266,9 @@ def _regions(classes: Classes) -> Mapping[str, Any]:
     return {EVERYWHERE: np.arange(len(classes))} if classes.counts is None else classes.thirds
 
 
-def _promised(values: Floats, weights: Floats, false_alarm: float) -> float:
+def _promised(values: Floats, false_alarm: float) -> float:
     """The threshold that new samples exceed with this probability: one more than the held-out samples counts."""
-    count = weights.sum() ** 2 / (weights**2).sum()  # of samples of equal weight that are worth as much
-    return quantile(values, weights, min(1.0, (1 - false_alarm) * (1 + 1 / count)))
+    return quantile(values, np.ones(len(values)), min(1.0, (1 - false_alarm) * (1 + 1 / len(values))))
 
 
 def quantile(values: Floats, weights: Floats, level: float) -> float:
