@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import AllowLinks, Drop, Groups, JsonOption, Root, SkipBroken, Source, Target
+from rfdlc.cli.request import AllowLinks, Drop, Groups, JsonOption, Root, SkipBroken, Source, Target, data_options
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import expect, listing
 
@@ -58,10 +58,9 @@ def inspect(
     options |= {"factor": factor, "profile": profile, "image_size": image_size, "test_fraction": test_fraction}
     options |= {"seed": seed, "skip_broken": skip_broken or None, "allow_links": allow_links or None}
     for pair in further or ():
-        key, given, value = pair.partition("=")
-        named = key.startswith("data.") and given
+        named = pair.startswith("data.") and "=" in pair
         expect(named, f"{pair!r} is not an option: expected data.key=value, as data.fit=pad")
-        options[key.removeprefix("data.").replace("-", "_")] = value
+    options |= data_options(further or ())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
         data = rfdlc.load(source, **{name: value for name, value in options.items() if value is not None})

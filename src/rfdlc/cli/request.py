@@ -269,6 +269,12 @@ def with_expert(utility: "rfdlc.Utility", file: Path) -> "rfdlc.Utility":
     return utility.with_expert(file.stem, confusion=table.matrix[:, table.class_action], cost=cost)
 
 
+def data_options(pairs: Iterable[str]) -> dict[str, str]:
+    """Those of `data.key=value` among pairs, by key."""
+    found = (pair.removeprefix("data.").partition("=") for pair in pairs if pair.startswith("data."))
+    return {key.strip().replace("-", "_"): value.strip() for key, _, value in found}
+
+
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of the command that is a dataclass by one option per field."""
     given = signature(command).parameters

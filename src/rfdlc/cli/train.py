@@ -12,7 +12,19 @@ import typer
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import AllowLinks, Drop, Force, Groups, JsonOption, Root, RunFolder, SkipBroken, Source, Target
+from rfdlc.cli.request import (
+    AllowLinks,
+    Drop,
+    Force,
+    Groups,
+    JsonOption,
+    Root,
+    RunFolder,
+    SkipBroken,
+    Source,
+    Target,
+    data_options,
+)
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect, printable
 from rfdlc.progress import announce, speaks
@@ -75,23 +87,26 @@ def train(
     - `rfdlc train cifar100-lt --root data --out runs/c --method rf-dlc-paper utility=tail-sensitive`
     - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/d`
     """
+    from rfdlc.data.load import check_source
+
     announce("checking settings")  # at once: what trains takes a while to load
+    options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
+    options["allow_links"] = allow_links
+    of_data = {name: value for name, value in options.items() if value} | data_options(settings or ())
+    if not any(pair.partition("=")[0] in options for pair in settings or ()):  # these get an error of their own below
+        check_source(source, root, of_data)
     with ready():
         from rfdlc.training.methods import resolve
 
-        options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
-        options["allow_links"] = allow_links
         chosen = _chosen(settings, ("out", "root", *options))
         named = chosen.pop("method", method)
-        options = {name: value for name, value in options.items() if value}
         prefixed = [[key for key in chosen if key.startswith(prefix)] for prefix in PREFIXES]
-        of_data, of_network = ({key.partition(".")[2]: chosen.pop(key) for key in own} for own in prefixed)
-        options |= of_data
+        of_network = [{key.partition(".")[2]: chosen.pop(key) for key in own} for own in prefixed][1]
         chosen |= {"backbone_options": of_network} if of_network else {}
         chosen |= {name: value for name, value in (("budget", budget), ("log", log)) if value}
         resolve(named, str(source), chosen)
         announce(f"reading {source}")
-        given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
+        given: dict[str, Any] = {"root": root, "data_options": of_data, **chosen}
         if profile:
             _show_profile(source, named, given)
         with _making(out, force):
