@@ -200,7 +200,7 @@ def test_a_table_from_end_to_end(tmp_path, monkeypatch):
         np.testing.assert_array_equal(graph.decide(rows).action, expected)
         np.testing.assert_array_equal(loaded.decide(rows), expected)
     for decide in (graph.decide, loaded.decide):
-        with pytest.raises(InputError, match="or a data frame or {column: cells} with the columns "):
+        with pytest.raises(InputError, match=r"or a data frame or {column: cells} with the columns "):
             decide(frame.to_numpy()[:, 1:])
     assert rfdlc.resume(folder).decider.to_dict() == loaded.decider.to_dict()  # finished: nothing is fitted again
     (folder / "metrics.json").unlink()

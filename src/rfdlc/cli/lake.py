@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
-from rfdlc.cli.request import BUILDERS, Request
+from rfdlc.cli.reading import BUILDERS
+from rfdlc.cli.request import Request
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.files import replacing

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rfdlc import __version__
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import Normaliser
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import entries, evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
@@ -38,6 +39,7 @@ from rfdlc.integrations.onnx.model import (
     check_exportable,
     outputs_of,
 )
+from rfdlc.progress import announce
 from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Run, data_of
 
@@ -105,7 +107,8 @@ class Exported:
 
 def export(
     run: str | Path, out: str | Path, *, utility: Utility | None = None, target_prior: PriorLike | None = None,
-    utility_input: bool = False, resize: bool = False, precision: str = "float32", backbone: OwnBackbone | None = None,
+    decider: Decider | None = None, utility_input: bool = False, resize: bool = False, precision: str = "float32",
+    backbone: OwnBackbone | None = None,
 ) -> Exported:  # fmt: skip
     """Write a run as one graph from raw samples to actions; refused if the graph does not decide as the run does.
 
@@ -115,6 +118,8 @@ def export(
         A run folder, and the file to write: ONNX (`.onnx`) or torch.export (`.pt2`).
     utility, target_prior : optional
         Replace the utility of the run's Decider, and the class prior that it decides for.
+    decider : Decider, optional
+        Instead of the run's own, for example `Decider.load(run)` with sets or a budget.
     utility_input, resize
         Whether the utility is an input of the graph instead of a constant; whether it takes images of any size.
     precision, backbone
@@ -132,8 +137,10 @@ def export(
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    prior = model.decider.target_prior if target_prior is None else target_prior
-    model.decider = model.decider.replace(utility=utility, target_prior=prior)
+    own = decider or model.decider
+    model.decider = own.replace(
+        utility=utility, target_prior=own.target_prior if target_prior is None else target_prior
+    )
     check_exportable(model.decider, utility_input, model.familiarity is not None)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
@@ -141,6 +148,7 @@ def export(
     metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model)}
     if full:  # what any machine must compute for one sample
         metadata["reference"] = model.decider.probabilities(model.predict(blank_sample(shape)))[0].tolist()
+    announce(f"translating the model to {path.suffix}: also for small ones, torch takes a while")
     logger = logging.getLogger("torch.onnx")
     with warnings.catch_warnings(action="ignore"), ExitStack() as quiet:
         quiet.callback(logger.setLevel, logger.level)
@@ -153,6 +161,7 @@ def export(
             found = [output.numpy() for output in program(torch.tensor(inputs), *extra)]
         return Decisions(**dict(zip(outputs_of(model.decider), found, strict=True)))
 
+    announce("comparing the decisions of the file with those of the run")
     with replacing(path) as beside:
         beside.write_bytes(data)
         program: Any = None if onnx else torch.export.load(io.BytesIO(data)).module()
