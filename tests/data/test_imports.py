@@ -32,9 +32,9 @@ import tempfile, rfdlc.cli.data, rfdlc.cli.train
 with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
     file.write("age,town,kind\\n" + "30,Oslo,a\\n,,b\\n7,Lima,a\\n41,Lima,b\\n" * 5)
     file.flush()
-    rfdlc.cli.data.inspect(file.name, target="kind")
+    rfdlc.cli.data.inspect(source=file.name, target="kind")
     try:
-        rfdlc.cli.train.train(file.name, target="kin")
+        rfdlc.cli.train.train(source=file.name, target="kin")
     except rfdlc.errors.InputError as error:
         assert "did you mean 'kind'" in str(error)
 """

@@ -8,17 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import (
-    AllowLinks,
-    JsonOption,
-    Root,
-    RunFolder,
-    SkipBroken,
-    Source,
-    Target,
-    UtilityRequest,
-    takes_request,
-)
+from rfdlc.cli.request import JsonOption, RunFolder, Source, SourceRequest, Target, UtilityRequest, takes_request
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import check_writable, output
 from rfdlc.errors import InputError, choose, counted, expect, listing, repeated
@@ -28,8 +18,10 @@ BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in back
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
 
 
+@takes_request
 def embed(
     source: Source,
+    reading: SourceRequest,
     backbone: Annotated[str, Option("--backbone", "-b", help=BACKBONE)],
     out: Annotated[Path, Option("--out", "-o", help="Features as .parquet, or as .npz.")] = Path("features.parquet"),
     pretrained: Annotated[
@@ -47,10 +39,7 @@ def embed(
     half: Annotated[bool, Option("--half", help="Compute in 16 bits on a GPU.")] = False,
     batch: Annotated[int, Option("--batch", min=0, help="Images computed together; 0: by the device.")] = 0,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    root: Root = None,
     target: Target = None,
-    skip_broken: SkipBroken = False,
-    allow_links: AllowLinks = False,
     json: JsonOption = False,
 ) -> None:
     """Write features of images by any network; `rfdlc train` on them gives a model that predicts from images.
@@ -70,7 +59,7 @@ def embed(
     given: dict[str, Any] = {"image_size": image_size, "channels": channels, "crop": crop, "half": half, "flips": flips}
     given |= {"mean": numbers("mean", mean), "std": numbers("std", std), "batch_size": batch, "device": device}
     given |= {"fit": fit, "interpolation": interpolation}
-    given |= {"root": root, "target": target, "skip_broken": skip_broken, "allow_links": allow_links}
+    given |= {"root": reading.root, "target": target, **reading.given()}
     with ready():
         try:
             named = [name.strip() for name in (layers or "").split(",") if name.strip()]
@@ -107,12 +96,10 @@ def predict(
     run: RunFolder,
     source: Source,
     request: UtilityRequest,
+    reading: SourceRequest,
     out: Annotated[Path, Option("--out", "-o", help=PREDICTED)] = Path("predictions.npz"),
-    root: Root = None,
     split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
     raw: Annotated[bool, Option("--raw", help="Write the model's own probabilities, not corrected.")] = False,
-    skip_broken: SkipBroken = False,
-    allow_links: AllowLinks = False,
     engine: Annotated[str, Option("--engine", help="local, or ray: Parquet files in a folder --out.")] = "local",
     address: Annotated[str | None, Option("--address", help="For ray: the cluster, such as auto.")] = None,
     json: JsonOption = False,
@@ -140,8 +127,8 @@ def predict(
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
     if not on_ray:
         check_writable(out)
-    options: dict[str, Any] = {"split": split, "root": root, "skip_broken": skip_broken}
-    options |= {"allow_links": allow_links, "raw": raw} | request.for_model(run)
+    options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw}
+    options |= reading.given() | request.for_model(run)
     with ready():
         try:
             if on_ray:

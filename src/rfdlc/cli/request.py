@@ -26,12 +26,8 @@ TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after
 TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
-Root = Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")]
 Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
-Groups = Annotated[str | None, Option(help="CSV file or column of a table: samples that belong together.")]
-Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")]
-SkipBroken = Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, and report them.")]
-AllowLinks = Annotated[bool, Option("--allow-links", help="Accept links that leave a folder of images.")]
+GROUPS = "CSV file or column of a table: samples that belong together."
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
@@ -50,6 +46,28 @@ SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
 CoverageOption = Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
+
+
+@dataclass(frozen=True)
+class SourceRequest:
+    """How data are read: every field is an option of the command."""
+
+    root: Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")] = None
+    skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, report them.")] = False
+    allow_links: Annotated[bool, Option("--allow-links", help="Accept links that leave a folder of images.")] = False
+
+    def given(self) -> dict[str, Any]:
+        """Those that were given, without `root`."""
+        return {name: value for name, value in vars(self).items() if value and name != "root"}
+
+
+@dataclass(frozen=True)
+class DataRequest(SourceRequest):
+    """For data with labels."""
+
+    target: Target = None
+    groups: Annotated[str | None, Option(help=GROUPS)] = None
+    drop: Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")] = None
 
 
 @dataclass(frozen=True)
@@ -297,7 +315,9 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def expanded(**values: Any) -> None:
         for name, kind in requests.items():
-            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            values[name] = kind(
+                **{field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
+            )
         command(**values)
 
     expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

@@ -12,19 +12,7 @@ import typer
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import (
-    AllowLinks,
-    Drop,
-    Force,
-    Groups,
-    JsonOption,
-    Root,
-    RunFolder,
-    SkipBroken,
-    Source,
-    Target,
-    data_options,
-)
+from rfdlc.cli.request import DataRequest, Force, JsonOption, RunFolder, Source, data_options, takes_request
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect, printable
 from rfdlc.progress import announce, speaks
@@ -51,16 +39,12 @@ def _print_settings(value: bool) -> None:
     raise typer.Exit
 
 
+@takes_request
 def train(
     source: Source,
+    data: DataRequest,
     settings: Pairs = None,
     out: Annotated[Path, Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
-    root: Root = None,
-    target: Target = None,
-    groups: Groups = None,
-    drop: Drop = None,
-    skip_broken: SkipBroken = False,
-    allow_links: AllowLinks = False,
     method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
@@ -90,23 +74,21 @@ def train(
     from rfdlc.data.load import check_source
 
     announce("checking settings")  # at once: what trains takes a while to load
-    options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
-    options["allow_links"] = allow_links
-    of_data = {name: value for name, value in options.items() if value} | data_options(settings or ())
+    options, of_data = tuple(vars(data)), data.given() | data_options(settings or ())
     if not any(pair.partition("=")[0] in options for pair in settings or ()):  # these get an error of their own below
-        check_source(source, root, of_data)
+        check_source(source, data.root, of_data)
     with ready():
         from rfdlc.training.methods import resolve
 
-        chosen = _chosen(settings, ("out", "root", *options))
+        chosen = _chosen(settings, ("out", *options))
         named = chosen.pop("method", method)
-        prefixed = [[key for key in chosen if key.startswith(prefix)] for prefix in PREFIXES]
-        of_network = [{key.partition(".")[2]: chosen.pop(key) for key in own} for own in prefixed][1]
+        prefixed = {key: chosen.pop(key) for key in [*chosen] if key.startswith(PREFIXES)}
+        of_network = {key[9:]: value for key, value in prefixed.items() if key.startswith("backbone.")}
         chosen |= {"backbone_options": of_network} if of_network else {}
         chosen |= {name: value for name, value in (("budget", budget), ("log", log)) if value}
         resolve(named, str(source), chosen)
         announce(f"reading {source}")
-        given: dict[str, Any] = {"root": root, "data_options": of_data, **chosen}
+        given: dict[str, Any] = {"root": data.root, "data_options": of_data, **chosen}
         if profile:
             _show_profile(source, named, given)
         with _making(out, force):

@@ -170,18 +170,10 @@ def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def evaluate(
-    scores: Any,
-    targets: ArrayLike | None = None,
-    decider: Decider | None = None,
-    *,
-    utility: Utility | None = None,
-    classes: Classes | Sequence[str] | None = None,
-    logits: bool = False,
-    groups: Sequence[tuple[str, str]] = (),
-    uncertainty: str = "decision-probability",
-    bootstrap: int = 0,
-    seed: int = 0,
-) -> Evaluation:
+    scores: Any, targets: ArrayLike | None = None, decider: Decider | None = None, *, utility: Utility | None = None,
+    classes: Classes | Sequence[str] | None = None, logits: bool = False, groups: Sequence[tuple[str, str]] = (),
+    uncertainty: str = "decision-probability", bootstrap: int = 0, seed: int = 0,
+) -> Evaluation:  # fmt: skip
     """Decide labelled samples and compute every registered metric.
 
     Parameters

@@ -189,15 +189,9 @@ class Watch:
 
 
 def watch(
-    source: str | Path,
-    reference: Any,
-    out: str | Path | None = None,
-    *,
-    decider: str | Path | Decider | None = None,
-    window: str | int | None = None,
-    per_month: int | None = None,
-    logits: bool = False,
-) -> Watch:
+    source: str | Path, reference: Any, out: str | Path | None = None, *, decider: str | Path | Decider | None = None,
+    window: str | int | None = None, per_month: int | None = None, logits: bool = False,
+) -> Watch:  # fmt: skip
     """Estimate without labels what decisions are worth, and test whether anything has changed.
 
     Parameters

@@ -115,15 +115,10 @@ def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
 
 
 def compare(
-    a: Source | Sequence[Source],
-    b: Source | Sequence[Source],
-    utility: Utility | None = None,
-    *,
-    decider: Decider | None = None,
-    classes: Classes | Sequence[str] | None = None,
-    bootstrap: int = 300,
+    a: Source | Sequence[Source], b: Source | Sequence[Source], utility: Utility | None = None, *,
+    decider: Decider | None = None, classes: Classes | Sequence[str] | None = None, bootstrap: int = 300,
     seed: int = 0,
-) -> Comparison:
+) -> Comparison:  # fmt: skip
     """Compare two models on the same test samples: paired differences of every metric with 95% intervals.
 
     Parameters
