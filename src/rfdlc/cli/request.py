@@ -112,9 +112,9 @@ class UtilityRequest:
         expect(prior != "estimate", f"--target-prior estimate with --sets, --budget or --unfamiliar: {late}")
         expect(saved, f"{model} has no decider.json: the training has not finished; continue it with `rfdlc resume`")
         assert saved is not None
-        changes: dict[str, Any] = {"budget": None} if self.budget else {}
-        changes |= {} if prior is None else {"target_prior": prior}
-        return {"decider": self.fit_to(saved.replace(utility=utility, **changes), None, model)}
+        changes = {"budget": None} if self.budget else {}
+        target = saved.target_prior if prior is None else prior
+        return {"decider": self.fit_to(saved.replace(utility=utility, target_prior=target, **changes), None, model)}
 
     def fit_to(self, decider: "rfdlc.Decider", held: "rfdlc.Predictions | None", run: Path) -> "rfdlc.Decider":
         """The decider with the sets and the handing over that the options ask for, by held-out data or the run's."""

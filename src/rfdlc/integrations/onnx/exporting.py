@@ -29,16 +29,9 @@ from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
+from rfdlc.integrations.onnx import model as onnx_model
 from rfdlc.integrations.onnx.graph import serialise
-from rfdlc.integrations.onnx.model import (
-    FORMAT,
-    VERSION,
-    Decisions,
-    OnnxModel,
-    blank_sample,
-    check_exportable,
-    outputs_of,
-)
+from rfdlc.integrations.onnx.model import Decisions, OnnxModel
 from rfdlc.progress import announce
 from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Run, data_of
@@ -141,13 +134,13 @@ def export(
     model.decider = own.replace(
         utility=utility, target_prior=own.target_prior if target_prior is None else target_prior
     )
-    check_exportable(model.decider, utility_input, model.familiarity is not None)
+    onnx_model.check_exportable(model.decider, utility_input, model.familiarity is not None)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
     metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model)}
     if full:  # what any machine must compute for one sample
-        metadata["reference"] = model.decider.probabilities(model.predict(blank_sample(shape)))[0].tolist()
+        metadata["reference"] = model.decider.probabilities(model.predict(onnx_model.blank_sample(shape)))[0].tolist()
     announce(f"translating the model to {path.suffix}: also for small ones, torch takes a while")
     logger = logging.getLogger("torch.onnx")
     with warnings.catch_warnings(action="ignore"), ExitStack() as quiet:
@@ -159,7 +152,7 @@ def export(
         extra = (torch.tensor(model.decider.utility.matrix),) if utility_input else ()
         with torch.no_grad():
             found = [output.numpy() for output in program(torch.tensor(inputs), *extra)]
-        return Decisions(**dict(zip(outputs_of(model.decider), found, strict=True)))
+        return Decisions(**dict(zip(onnx_model.outputs_of(model.decider), found, strict=True)))
 
     announce("comparing the decisions of the file with those of the run")
     with replacing(path) as beside:
@@ -180,8 +173,8 @@ def _describe(model: Model) -> dict[str, Any]:
     samples: dict[str, Any] = {"input_shape": list(model.input_shape), "resizing": asdict(model.resizing)}
     samples["encoder"] = None if encoder is None else encoder.to_dict()
     decider = model.decider.to_dict()
-    version = max(VERSION, decider["version"])  # both are 3 with sets, a budget or unfamiliar samples
-    described = {"format": FORMAT, "version": version, "decider": decider, **samples}
+    version = max(onnx_model.VERSION, decider["version"])  # both are 3 with sets, a budget or unfamiliar samples
+    described = {"format": onnx_model.FORMAT, "version": version, "decider": decider, **samples}
     return {**described, "provenance": {**made_by, **made_from}}
 
 
