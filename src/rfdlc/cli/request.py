@@ -37,13 +37,8 @@ ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`
 ALARM += (
     "Found by entropy; where there are logits, by their energy, too; of runs with familiarity=true, by features, too."
 )
-ExpertOption = Annotated[list[Path] | None, Option(help=EXPERT)]
-BudgetOption = Annotated[str | None, Option(metavar="SHARE", help=BUDGET)]
-UnfamiliarOption = Annotated[str | None, Option(metavar="SHARE", help=ALARM)]
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
-SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
-CoverageOption = Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
 
@@ -78,12 +73,12 @@ class UtilityRequest:
     costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
-    expert: ExpertOption = None
+    expert: Annotated[list[Path] | None, Option(help=EXPERT)] = None
     target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
-    sets: SetsOption = None
-    coverage: CoverageOption = None
-    budget: BudgetOption = None
-    unfamiliar: UnfamiliarOption = None
+    sets: Annotated[str | None, Option(metavar="KIND", help=SETS)] = None
+    coverage: Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)] = None
+    budget: Annotated[str | None, Option(metavar="SHARE", help=BUDGET)] = None
+    unfamiliar: Annotated[str | None, Option(metavar="SHARE", help=ALARM)] = None
 
     def for_model(self, model: Path) -> dict[str, Any]:
         """The utility and target prior for a run folder or an exported file, None where no option names them.

@@ -108,17 +108,20 @@ def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
 
     from rfdlc.training.profiling import profile as measure
 
+    announce("measuring where the time of a step goes")
     found = measure(source, method, **given)
-    table = new_table("part of a step", "ms", "share", title="Where the time goes")
+    table = new_table("part of a step", "ms", "share", title="Where the time of a step goes")
     for name, seconds in (*found.parts.items(), ("step", found.step)):
-        table.add_row(name, f"{1000 * seconds:.3f}", f"{seconds / found.step:.0%}", end_section=name == "optimiser")
+        shown = f"{1000 * seconds:.3f}" if seconds else "~0"  # a difference of two measurements that is within noise
+        table.add_row(name, shown, f"{seconds / found.step:.0%}", end_section=name == "optimiser")
     stage = f" of the first of {found.stages} stages" if found.stages > 1 else ""
     times = {1: "", 2: ", twice with refit"}.get(found.trainings, f", {found.trainings} times with folds and refit")
     time = f"{found.step * found.steps:,.1f} s{times}"
     total = f"{found.steps:,} steps{stage} take about {time}; one evaluation takes {found.evaluation:.2f} s."
-    memory = f"A step must move {found.traffic / 1e6:,.1f} MB, which at {found.bandwidth / 1e9:,.0f} GB/s takes"
-    bound = f"{1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound."
-    Console(stderr=True).print(table, f"{total} {memory} {bound} {_waiting(found)}".strip())
+    moved = f"{found.traffic / 1e6:,.1f} MB through memory, at {found.bandwidth / 1e9:,.0f} GB/s on this device"
+    least = f"{1000 * found.floor:.3f} ms, {found.floor / found.step:.0%} of its time"
+    bound = f"A step moves at least {moved}: {least}. The rest is arithmetic, and what starting it costs."
+    Console(stderr=True, highlight=False).print(table, total, bound, _waiting(found), sep="\n")
 
 
 def _waiting(found: "Profile") -> str:

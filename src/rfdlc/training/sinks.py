@@ -83,7 +83,9 @@ def open_sinks(run: Run) -> Iterator[Write]:
     opened: list[tuple[Write, Close]] = []
 
     def write(values: Mapping[str, Any], step: int) -> None:
-        numbers = {key: value for key, value in values.items() if _is_number(value)}
+        numbers = {
+            key: value for key, value in values.items() if isinstance(value, int | float) and math.isfinite(value)
+        }
         for writing, _ in opened:
             writing(numbers, step)
 
@@ -109,7 +111,3 @@ def step_of(run: Run) -> int:
 
 def _settings(run: Run) -> dict[str, Any]:
     return {"method": run.method_name, **run.config.to_dict()}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

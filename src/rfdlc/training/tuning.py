@@ -136,7 +136,9 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         announce(f"too short  {length} of {config.epochs} epochs; {all_of_them}")
     expected = measured + length * seconds * config.replace(**more).trainings
     if config.budget and expected > config.budget:
-        late = f"the training ends about {math.ceil(expected - config.budget)} s after its budget of {config.budget:g} s"
+        late = (
+            f"the training ends about {math.ceil(expected - config.budget)} s after its budget of {config.budget:g} s"
+        )
         announce(f"overrun    one epoch takes about {seconds:.2g} s, and one is the least: {late}")
     plan: dict[str, Any] = {"epochs": length, "seconds_per_epoch": seconds or None, "rungs": rungs}
     plan |= {"candidates": candidates[:count]} | ({"trainings": more} if more else {})
@@ -293,14 +295,10 @@ def _best(plan: dict[str, Any]) -> list[Settings]:
     errors, first = last.get("errors", [0.0] * len(expected)), int(np.argmin(expected))
     bounds = [expected[first] + UNCERTAIN * max(error, errors[first]) for error in errors]
     near = [loss <= bound for loss, bound in zip(expected, bounds, strict=True)]
-    weak = [_weakness(own) for own in last["trials"]]
+    # How many kinds of regularisation a trial goes without
+    weak = [(own.get("augment") == "none") + (own.get("mixup") == 0) for own in last["trials"]]
     order = sorted(range(len(near)), key=lambda i: (not near[i], weak[i] if near[i] else 0, expected[i]))
     return [last["trials"][i] for i in order]
-
-
-def _weakness(settings: Settings) -> int:
-    """How many kinds of regularisation a trial goes without."""
-    return (settings.get("augment") == "none") + (settings.get("mixup") == 0)
 
 
 def _pairs(rung: dict[str, Any]) -> list[tuple[Settings, float]]:
