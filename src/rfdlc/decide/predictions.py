@@ -187,7 +187,7 @@ def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indi
         if np.asarray(targets).dtype.kind in "iu":
             targets = np.asarray(targets).astype(str)  # as in a file: names, where classes are called by numbers
     if targets is None:
-        raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
+        raise InputError("no targets: expected the true class of every sample (a column 'target', or --labels FILE)")
     return encode_targets(targets, classes)
 
 
