@@ -236,7 +236,8 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     except (OSError, ValueError, TypeError, RuntimeError, MemoryError, csv.Error) as error:  # pyarrow's are of these
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         problem = f"cannot be read as {kind} ({reason}): it may be truncated, damaged or another kind of file"
-        raise InputError(f"{path}: {problem}") from None
+        absent = isinstance(error, FileNotFoundError)
+        raise InputError(f"{path}: {'no such file: correct the path' if absent else problem}") from None
 
 
 def _with_points(batch: Any, numbers: Collection[str] | None) -> Any:

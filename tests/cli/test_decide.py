@@ -467,3 +467,11 @@ def test_each_input_may_have_a_calibration_file_of_its_own(run, folder):
 def test_evaluate_says_whether_the_promise_is_met(run, folder):
     assert "decisions are worth less than promised" in " ".join(run("evaluate", "test.csv")[1].split())
     assert "the promise is met" in " ".join(run("evaluate", "test.csv", "--calibrate", "val.csv")[1].split())
+
+
+def test_files_that_are_not_there_and_labels_that_are_missing_are_named_so(run, tmp_path):
+    (tmp_path / "p.csv").write_text("id,cat,dog\nx,0.4,0.6\ny,0.9,0.1\n")
+    code, _, err = run("evaluate", tmp_path / "p.csv")
+    assert (code, "or --labels FILE" in err) == (2, True)
+    code, _, err = run("evaluate", tmp_path / "p.csv", "--labels", tmp_path / "none.csv")
+    assert (code, err.endswith("none.csv: no such file: correct the path\n")) == (2, True)

@@ -1,5 +1,6 @@
 """train, resume, fork and predict from the command line."""
 
+import csv
 import json
 
 import numpy as np
@@ -7,8 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rfdlc.cli import app
+from rfdlc.cli.request import UtilityRequest
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError
+from rfdlc.integrations.server.backend import open_backend
 from rfdlc.training.model import Model
 
 SMALL = ["epochs=2", "widths=8"]
@@ -154,6 +158,34 @@ def test_predict_takes_costs_as_utilities_with_the_other_sign(tmp_path, folder):
     written = [(tmp_path / f"--{name}.csv").read_text() for name in ("costs", "utility")]
     assert written[0] == written[1]
     assert "action" in written[0].splitlines()[0]
+
+
+def test_predict_hands_over_and_answers_with_sets_as_decide_does(tmp_path, folder):
+    """Options that `decide` has: thresholds are from the run's held-out samples, budgets are kept by their prices."""
+    held, test = Predictions.load(folder / "held-out.npz"), Predictions.load(folder / "predictions.npz")
+    words = ["--abstain", "0.6", "--sets", "macro", "--coverage", "80%", "--budget", "20%", "--unfamiliar", "10%"]
+    assert run("predict", folder, "digits-lt", "-o", tmp_path / "p.csv", *words).exit_code == 0
+    decider = Decider.load(folder)
+    decider = decider.replace(utility=decider.utility.with_abstain(0.6)).fit_sets(held, kind="macro", coverage=0.8)
+    decider = decider.fit_unfamiliar(held, false_alarm=0.1).fit_budget(held, budget="20%")
+    expected = decider.explain(test)
+    with open(tmp_path / "p.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["action"] for row in rows] == [decider.utility.actions[a] for a in expected.action]
+    assert [row["reason"] for row in rows] == expected.reason.tolist()
+    assert {"unfamiliar", "over budget"} <= {*expected.reason.tolist()}
+    assert [json.loads(row["set"]) for row in rows] == [[str(c) for c in np.flatnonzero(s)] for s in expected.sets]
+    given = UtilityRequest(abstain=0.6, budget="20%").for_model(folder)  # also of `export` and `serve`
+    assert open_backend(folder, **given).decider.budget.shares == {"total": 0.2}
+    for words, message in (
+        (["--coverage", "0.9"], "--coverage is for sets"),
+        (["--budget", "5%"], "every action decides for a class: add one .abstain"),
+        (["--sets", "macro", "--target-prior", "estimate"], "write .npz, then decide it"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run("predict", folder, "digits-lt", "-o", tmp_path / "q.csv", *words)
+    with pytest.raises(InputError, match="decider: for tables"):
+        run("predict", folder, "digits-lt", "-o", tmp_path / "q.npz", "--sets", "u65")
 
 
 def test_evaluate_reads_the_folder(folder):

@@ -27,11 +27,26 @@ images = numpy.zeros((8, 3, 8, 8), dtype=numpy.uint8)
 data = rfdlc.load({"train": (images, [0, 1] * 4)}, test_fraction=0)
 next(ResidentLoader(data.train, data.normalisation, augment=Augment.paper()).epoch(0))
 """
+TABLES = """
+import tempfile, rfdlc.cli.data, rfdlc.cli.train
+with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    file.write("age,town,kind\\n" + "30,Oslo,a\\n,,b\\n7,Lima,a\\n41,Lima,b\\n" * 5)
+    file.flush()
+    rfdlc.cli.data.inspect(source=file.name, target="kind")
+    try:
+        rfdlc.cli.train.train(source=file.name, target="kin")
+    except rfdlc.errors.InputError as error:
+        assert "did you mean 'kind'" in str(error)
+"""
 
 
 @pytest.mark.parametrize(
     ("code", "barred"),
-    [(SOURCES, "torch PIL pandas pyarrow matplotlib typer"), (LOADERS, "PIL rich typer sklearn pandas matplotlib")],
+    [
+        (SOURCES, "torch PIL pandas pyarrow matplotlib typer"),
+        (TABLES, "torch sklearn scipy pandas matplotlib PIL"),
+        (LOADERS, "PIL rich typer sklearn pandas matplotlib"),
+    ],
 )
 def test_nothing_more_is_imported(code: str, barred: str) -> None:
     script = BAR.format(barred=barred.split()) + code

@@ -9,6 +9,7 @@ import sklearn.metrics as reference
 from scipy.special import softmax
 
 from rfdlc import Classes, Decider, InputError, Predictions, Utility, evaluate
+from rfdlc.cli.train import metrics_table
 from rfdlc.decide import metrics, uncertainty
 from rfdlc.decide.intervals import calibration_gap
 from rfdlc.decide.metrics import METRICS
@@ -313,7 +314,22 @@ class TestEvaluate:
         table = result.to_dict()
         assert table["kept_accuracy"] is None
         assert table["accuracy_by_region"]["tail"] is None
-        assert "accuracy where kept" not in str(result)
+        assert "accuracy where answered" not in str(result)
+
+    def test_tables_show_what_was_answered_beside_the_accuracy_if_not_everything_was(self):
+        p, y = [[0.9, 0.1], [0.6, 0.4], [0.45, 0.55], [0.2, 0.8]], [0, 0, 1, 0]
+        result = evaluate(p, y, utility=Utility.one_hot(("a", "b")).with_abstain(0.7))
+        rows = [(label, value) for label, value, _ in result.rows()]
+        assert rows[:3] == [
+            ("accuracy (abstained: wrong)", "25.00%"),
+            ("abstained", "50.00%"),
+            ("accuracy where answered", "50.00%"),
+        ]
+        shown = metrics_table({"test": result.to_dict()}).columns
+        assert list(shown[0].cells)[:3] == [label for label, _ in rows[:3]]
+        assert list(shown[1].cells)[:3] == ["0.250", "0.500", "0.500"]
+        assert not {"abstained", "accuracy where answered"} & {row[0] for row in evaluate(p, y).rows()}
+        assert evaluate(p, y).flat()["abstention_rate"] == 0
 
     def test_of_two_classes_the_false_head_rate_is_the_share_of_the_rare_one_that_is_missed(self):
         p, classes = [[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.1, 0.9]], Classes.from_counts([90, 10])

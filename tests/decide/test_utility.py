@@ -135,7 +135,7 @@ def test_bad_csv(tmp_path, text, message):
         (lambda: Utility.group_sensitive(CLASSES, "pets", "cat"), "groups overlap in cat"),
         (lambda: Utility.one_hot(2).with_abstain([1, 2, 3]), "abstain has 3 values"),
         (lambda: Utility.one_hot(2).with_abstain(0).with_abstain(0), "action 'abstain' already"),
-        (lambda: Utility.read_csv("missing.csv"), "missing.csv: cannot be read"),
+        (lambda: Utility.read_csv("missing.csv"), "missing.csv: no such file"),
     ],
 )
 def test_bad_input(make, message):

@@ -198,6 +198,14 @@ def test_a_table_from_end_to_end(tmp_path, monkeypatch):
     members = listing(f"{row['name']} ({row['weight']:.2f})" for row in rows if row["weight"] > 0)
     assert f"likelihood: {members}; decisions" in (tmp_path / "README.md").read_text()
     assert (exported.decisions_changed, exported.largest_difference < 1e-5) == (0, True)
+    graph, frame = rfdlc.OnnxModel.load(tmp_path / "m.onnx"), pd.read_csv(source)
+    expected = loaded.decide(source)
+    for rows in (frame, {name: frame[name] for name in frame}, frame.to_dict("records")):
+        np.testing.assert_array_equal(graph.decide(rows).action, expected)
+        np.testing.assert_array_equal(loaded.decide(rows), expected)
+    for decide in (graph.decide, loaded.decide):
+        with pytest.raises(InputError, match=r"or a data frame or {column: cells} with the columns "):
+            decide(frame.to_numpy()[:, 1:])
     assert rfdlc.resume(folder).decider.to_dict() == loaded.decider.to_dict()  # finished: nothing is fitted again
     (folder / "metrics.json").unlink()
     again = rfdlc.resume(folder)  # as after a kill: from the start

@@ -141,7 +141,13 @@ def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
     for budget, told in ((4, True), (60, False)):
         with shown():
             tuned(tmp_path / f"run-{budget}", places(200), budget=budget, tune="off")
-        assert ("too short  7 of 40 epochs; 23 s give all of them\n" in capsys.readouterr().err) == told
+        err = capsys.readouterr().err
+        assert ("too short  7 of 40 epochs; 23 s give all of them\n" in err) == told
+        assert "overrun" not in err
+    with shown():
+        tuned(tmp_path / "short", places(200), budget=0.3, tune="off")
+    late = "the training ends about 1 s after its budget of 0.3 s\n"
+    assert f"overrun    one epoch takes about 0.5 s, and one is the least: {late}" in capsys.readouterr().err
 
 
 def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import AllowLinks, Drop, Groups, JsonOption, Root, SkipBroken, Source, Target
+from rfdlc.cli.request import DataRequest, JsonOption, Source, data_options, takes_request
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import expect, listing
 
@@ -22,16 +22,12 @@ MEANING = {"head": "first third", "med": "second third", "tail": "last third"}
 MEANING |= {"many": "over 100", "medium": "20 to 100", "few": "under 20"}
 
 
+@takes_request
 def inspect(
     source: Source,
+    request: DataRequest,
     further: Annotated[list[str] | None, Argument(metavar="data.KEY=VALUE", help=FURTHER, show_default=False)] = None,
-    root: Root = None,
     plot: Annotated[Path | None, Option(help="Write a picture of the tail, such as tail.png.")] = None,
-    skip_broken: SkipBroken = False,
-    allow_links: AllowLinks = False,
-    target: Target = None,
-    groups: Groups = None,
-    drop: Drop = None,
     labels: Annotated[Path | None, Option(help="The labels of an .npy file of features.")] = None,
     factor: Annotated[float | None, Option(help="Imbalance factor of a data set that is subsampled.")] = None,
     profile: Annotated[str | None, Option(help="exponential or step.")] = None,
@@ -54,14 +50,12 @@ def inspect(
     from rfdlc.data.sources.image_files import check_broken
 
     check_writable(plot)
-    options: dict[str, Any] = {"root": root, "target": target, "groups": groups, "drop": drop or None, "labels": labels}
+    options: dict[str, Any] = {**request.given(), "root": request.root, "labels": labels, "seed": seed}
     options |= {"factor": factor, "profile": profile, "image_size": image_size, "test_fraction": test_fraction}
-    options |= {"seed": seed, "skip_broken": skip_broken or None, "allow_links": allow_links or None}
     for pair in further or ():
-        key, given, value = pair.partition("=")
-        named = key.startswith("data.") and given
+        named = pair.startswith("data.") and "=" in pair
         expect(named, f"{pair!r} is not an option: expected data.key=value, as data.fit=pad")
-        options[key.removeprefix("data.").replace("-", "_")] = value
+    options |= data_options(further or ())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # each is among the notes, which are shown
         data = rfdlc.load(source, **{name: value for name, value in options.items() if value is not None})
@@ -81,7 +75,7 @@ def inspect(
         *_checks(found),
         *([] if plot is None else [f"The picture of the tail is in {plot}"]),
     )
-    check_broken(found.broken, skip_broken)
+    check_broken(found.broken, request.skip_broken)
 
 
 def _class_table(found: "Inspection") -> Any:

@@ -9,7 +9,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.lake import check_in_memory, decide_files, evaluate_files, is_folder, large_lake
 from rfdlc.cli.request import JsonOption, LabelledRequest, Request, SeedOption, takes_request
-from rfdlc.cli.writing import check_other, check_writable, new_table, output
+from rfdlc.cli.writing import SHOWN, action_table, check_other, check_writable, new_table, output
 from rfdlc.errors import expect, listing
 from rfdlc.files import replacing
 
@@ -24,7 +24,6 @@ SEVERAL = "Run folders, or predictions with a `target` column (CSV, Parquet, `.n
 RATE = "`TRUE:DECIDED`, classes or groups: share of TRUE that is decided as DECIDED. May be repeated."
 UNCERTAINTIES = "decision-probability, max-probability, entropy, mutual-information, evidential or own."
 RESAMPLES = "Resamples for intervals of metrics of your own that are not means; the other intervals need none."
-SHOWN_ACTIONS = 25  # the most frequent ones are listed
 File = Annotated[Path, Argument(help=PREDICTIONS)]
 Files = Annotated[list[Path], Argument(help=SEVERAL, show_default=False)]
 
@@ -91,7 +90,10 @@ def decide(
     lines += _handed_over(decider, found)
     lines += [] if found.sets is None else [_set_line(decider, found.sets.sum(axis=1))]
     lines += [] if out is None else [f"Written to {out}."]
-    output(False, {}, _action_table(decider, found, counts), *lines)
+    likely = np.bincount(found.argmax, minlength=len(decider.utility.classes))
+    own = zip(found.actions, decider.utility.decided_class, strict=True)
+    by_argmax = {name: int(likely[c]) for name, c in own if c >= 0}
+    output(False, {}, action_table(dict(zip(found.actions, counts, strict=True)), decider.rule, by_argmax), *lines)
 
 
 @takes_request
@@ -290,21 +292,6 @@ def _summary(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> dict
     return intervals | known | {"decided_for": decider.decided_for, "target_prior": shares}
 
 
-def _action_table(decider: "rfdlc.Decider", found: "Explanation", counts: list[int]) -> Any:
-    """The most frequent actions, and how often arg max decides for the same class."""
-    import numpy as np
-
-    total, likely = len(found), np.bincount(found.argmax, minlength=len(decider.utility.classes))
-    table = new_table("action", "decided", "share", "by arg max", title=f"{total:,} decisions by {decider.rule}")
-    before = [f"{likely[c]:,}" if c >= 0 else "" for c in decider.utility.decided_class]
-    rows = sorted(zip(counts, found.actions, before, strict=True), key=lambda row: -row[0])
-    if rest := rows[SHOWN_ACTIONS:]:
-        rows[SHOWN_ACTIONS:] = [(sum(row[0] for row in rest), f"{len(rest)} more actions", "")]
-    for count, name, likely_count in rows:
-        table.add_row(name, f"{count:,}", f"{count / total:.1%}", likely_count)
-    return table
-
-
 @takes_request
 def mislabelled(
     file: File,
@@ -334,7 +321,7 @@ def mislabelled(
         write_table(out, columns)
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     table = new_table("id", "label", "suggested", "evidence in nats", left=3)
-    for row in rows[:SHOWN_ACTIONS]:
+    for row in rows[:SHOWN]:
         table.add_row(*map(str, row.values()))
     lines = [f"{len(rows):,} of {len(predictions):,} labels are suspicious; look at the first ones first."]
     lines += [f"Not judged, as they have one or two samples: {listing(found.unjudged)}."] if found.unjudged else []

@@ -8,27 +8,20 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import (
-    AllowLinks,
-    JsonOption,
-    Root,
-    RunFolder,
-    SkipBroken,
-    Source,
-    Target,
-    UtilityRequest,
-    takes_request,
-)
+from rfdlc.cli.request import JsonOption, RunFolder, Source, SourceRequest, Target, UtilityRequest, takes_request
 from rfdlc.cli.train import ready
 from rfdlc.cli.writing import check_writable, output
 from rfdlc.errors import InputError, choose, counted, expect, listing, repeated
+from rfdlc.progress import announce
 
 BACKBONE = "timm:NAME, package.module:function, a file .onnx, or a built-in backbone such as resnet50."
 PREDICTED = "Probabilities as .parquet or .csv; logits of the particles as .npz."
 
 
+@takes_request
 def embed(
     source: Source,
+    reading: SourceRequest,
     backbone: Annotated[str, Option("--backbone", "-b", help=BACKBONE)],
     out: Annotated[Path, Option("--out", "-o", help="Features as .parquet, or as .npz.")] = Path("features.parquet"),
     pretrained: Annotated[
@@ -46,10 +39,7 @@ def embed(
     half: Annotated[bool, Option("--half", help="Compute in 16 bits on a GPU.")] = False,
     batch: Annotated[int, Option("--batch", min=0, help="Images computed together; 0: by the device.")] = 0,
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    root: Root = None,
     target: Target = None,
-    skip_broken: SkipBroken = False,
-    allow_links: AllowLinks = False,
     json: JsonOption = False,
 ) -> None:
     """Write features of images by any network; `rfdlc train` on them gives a model that predicts from images.
@@ -69,7 +59,7 @@ def embed(
     given: dict[str, Any] = {"image_size": image_size, "channels": channels, "crop": crop, "half": half, "flips": flips}
     given |= {"mean": numbers("mean", mean), "std": numbers("std", std), "batch_size": batch, "device": device}
     given |= {"fit": fit, "interpolation": interpolation}
-    given |= {"root": root, "target": target, "skip_broken": skip_broken, "allow_links": allow_links}
+    given |= {"root": reading.root, "target": target, **reading.given()}
     with ready():
         try:
             named = [name.strip() for name in (layers or "").split(",") if name.strip()]
@@ -106,12 +96,10 @@ def predict(
     run: RunFolder,
     source: Source,
     request: UtilityRequest,
+    reading: SourceRequest,
     out: Annotated[Path, Option("--out", "-o", help=PREDICTED)] = Path("predictions.npz"),
-    root: Root = None,
     split: Annotated[str | None, Option(help="train, val or test; by default the last that exists.")] = None,
     raw: Annotated[bool, Option("--raw", help="Write the model's own probabilities, not corrected.")] = False,
-    skip_broken: SkipBroken = False,
-    allow_links: AllowLinks = False,
     engine: Annotated[str, Option("--engine", help="local, or ray: Parquet files in a folder --out.")] = "local",
     address: Annotated[str | None, Option("--address", help="For ray: the cluster, such as auto.")] = None,
     json: JsonOption = False,
@@ -121,12 +109,15 @@ def predict(
     The source is a folder of images (with or without class folders), a list of images, one image, a table, arrays, or a
     data set by name. Tables are written in parts, in constant memory: after an interruption the same command continues.
     Under torchrun each process predicts a share. Tables have one column per class with the calibrated and corrected
-    probabilities (with `--raw` the model's own), `id` and `target` if they are known, and the decided `action` with its
-    `expected_utility`. An .npz file contains the logits of every particle and is made in memory.
+    probabilities (with `--raw` the model's own), `id` and `target` if they are known, the decided `action` with its
+    `expected_utility`, and its `reason` and `set` where asked for. A budget is kept to by prices from held-out data:
+    `rfdlc decide` of the result keeps to it exactly. An .npz file contains the logits of every particle and is made in
+    memory.
 
     **Examples**
 
     - `rfdlc predict runs/a photos/ --out predictions.parquet --utility U.csv`
+    - `rfdlc predict runs/a photos/ --out predictions.csv --abstain 0.7 --budget 5% --sets macro --coverage 0.9`
     - `rfdlc predict runs/a list.txt --out predictions.parquet --skip-broken`
     - `torchrun --nproc-per-node 8 -m rfdlc predict runs/a photos/ --out predictions.parquet`
     - `rfdlc predict runs/a patients.csv --out probabilities.csv`
@@ -136,10 +127,9 @@ def predict(
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
     if not on_ray:
         check_writable(out)
+    options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw}
+    options |= reading.given() | request.for_model(run)
     with ready():
-        options: dict[str, Any] = {"split": split, "root": root, "skip_broken": skip_broken}
-        options |= {"allow_links": allow_links, "raw": raw}
-        options |= request.for_model(run)
         try:
             if on_ray:
                 from rfdlc.integrations.ray import predict_source
@@ -177,13 +167,15 @@ def export(
 
     - `rfdlc export runs/a model.onnx --utility U.csv`
     - `rfdlc export runs/a model.onnx --utility-input --resize`
+    - `rfdlc export runs/a model.onnx --abstain 0.7 --budget 5% --unfamiliar 2%`
     - `rfdlc export runs/a model.pt2`
     """
     check_writable(out)
     expect(not (half and int8), "--half and --int8 exclude each other: give one of them")
+    precision = "half" if half else "int8" if int8 else "float32"
+    options = request.for_model(run) | {"utility_input": utility_input}
+    announce(f"reading {run}")  # at once: what exports takes a while to load
     with ready():
-        precision = "half" if half else "int8" if int8 else "float32"
-        options = request.for_model(run) | {"utility_input": utility_input}
         done = rfdlc.export(run, out, resize=resize, precision=precision, **options)
     parity, size, cards = done.parity, done.path.stat().st_size, [str(card) for card in done.cards]
     output(
@@ -279,5 +271,8 @@ def serve(
     limits = Limits(requests=queue, batch=batch, seconds=seconds, drain=drain)
     options = request.for_model(model) | {"token_file": token_file, "quiet": quiet}
     options |= {"certificate": certificate, "key": key, "versions": versions, "name": name}
-    options |= {"log_decisions": log_decisions, "reference": reference, "decider": decider}
+    both = "--sets, --budget and --unfamiliar belong to the run's decider, and --decider is another: give one of them"
+    expect(decider is None or "decider" not in options, both)
+    options |= {"log_decisions": log_decisions, "reference": reference}
+    options |= {} if decider is None else {"decider": decider}
     serve_it(model, host=host, port=port, limits=limits, **options)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rfdlc
-from rfdlc.cli.request import BUILDERS, Request
-from rfdlc.cli.writing import check_writable, new_table, output
+from rfdlc.cli.reading import BUILDERS
+from rfdlc.cli.request import Request
+from rfdlc.cli.writing import action_table, check_writable, output
 from rfdlc.errors import InputError, counted, expect, listing
 from rfdlc.files import replacing
 from rfdlc.tables import PARQUET
@@ -17,7 +18,6 @@ from rfdlc.tables import PARQUET
 if TYPE_CHECKING:
     from rfdlc.data.lake import Lake
 
-SHOWN_ACTIONS = 25
 MOST_BYTES = 2**28  # of Parquet files that are evaluated in memory, with intervals of every metric
 
 
@@ -109,12 +109,8 @@ def decide_files(
     summary: dict[str, Any] = {"samples": found.samples, "files": found.files, "actions": found.actions}
     summary |= {"mean_expected_utility": found.mean_expected_utility, "decided_for": decider.decided_for}
     summary |= {"files_before": found.before}
-    table = new_table("action", "decided", "share", title=f"{found.samples:,} decisions by {decider.rule}")
-    ranked = sorted(found.actions.items(), key=lambda each: -each[1])
-    for name, count in ranked[:SHOWN_ACTIONS]:
-        table.add_row(name, f"{count:,}", f"{count / max(1, found.samples):.1%}")
     lines = [f"Mean expected utility {readable(found.mean_expected_utility)}; d{decider.decided_for[1:]}."]
     lines += ["Other processes have not finished their files yet."] * (not found.complete)
     new, place = found.files - found.before, f"{counted(found.files, 'file')} in {out}"
     lines += [f"{place}: all had been decided already." if not new else f"{place}: {new:,} decided now."]
-    output(json, summary | {"out": out, "complete": found.complete}, table, *lines)
+    output(json, summary | {"out": out, "complete": found.complete}, action_table(found.actions, decider.rule), *lines)

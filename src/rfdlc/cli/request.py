@@ -1,9 +1,6 @@
 """The options that commands share, and what they ask for: a utility, or predictions and a decider."""
 
-import csv
 import os
-import re
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
@@ -14,11 +11,8 @@ from typing import Annotated, Any, Self
 from typer import Argument, Option
 
 import rfdlc
+from rfdlc.cli import reading
 from rfdlc.errors import InputError, choose, expect, listing, repeated
-
-BUILDERS = ("one-hot", "tail-sensitive")
-_NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
-_CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
 
 UTILITY = "CSV of U[true, action], or `one-hot` (the default), `tail-sensitive`."
 CLASSES = "Training counts: CSV with columns class,count[,group], or JSON."
@@ -32,27 +26,43 @@ TRAIN_PRIOR = "Class prior of the scores: `train` (the counts), `uniform` (after
 TARGET_PRIOR = "Class prior to decide for: `train` (the default), `uniform`, `estimate` (by EM), `a=0.9,b=0.1`, CSV."
 Source = Annotated[str, Argument(metavar="NAME_OR_PATH", help="A data set's name (`digits-lt`) or a path.")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
-Root = Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")]
 Target = Annotated[str | None, Option(metavar="COLUMN", help="The class column of a table.")]
-Groups = Annotated[str | None, Option(help="CSV file or column of a table: samples that belong together.")]
-Drop = Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")]
-SkipBroken = Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, and report them.")]
-AllowLinks = Annotated[bool, Option("--allow-links", help="Accept links that leave a folder of images.")]
+GROUPS = "CSV file or column of a table: samples that belong together."
 Force = Annotated[bool, Option("--force", help="Replace what is there.")]
 PenaltyOption = Annotated[float | None, Option(help="For `tail-sensitive`: the value of a false head, by default -1.")]
 AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of this value; -0.2 is a cost of 0.2.")]
 EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
 BUDGET = "At most this share is handed over: `5%`, or by action: `total=10%,radiologist=2%`. Needs held-out data."
-ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs logits of held-out data."
-ExpertOption = Annotated[list[Path] | None, Option(help=EXPERT)]
-BudgetOption = Annotated[str | None, Option(metavar="SHARE", help=BUDGET)]
-UnfamiliarOption = Annotated[str | None, Option(metavar="SHARE", help=ALARM)]
+ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "
+ALARM += (
+    "Found by entropy; where there are logits, by their energy, too; of runs with familiarity=true, by features, too."
+)
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
-SetsOption = Annotated[str | None, Option(metavar="KIND", help=SETS)]
-CoverageOption = Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)]
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON and nothing else.")]
+
+
+@dataclass(frozen=True)
+class SourceRequest:
+    """How data are read: every field is an option of the command."""
+
+    root: Annotated[Path | None, Option("--root", help="Folder in which a named data set is looked for.")] = None
+    skip_broken: Annotated[bool, Option("--skip-broken", help="Leave out broken files and rows, report them.")] = False
+    allow_links: Annotated[bool, Option("--allow-links", help="Accept links that leave a folder of images.")] = False
+
+    def given(self) -> dict[str, Any]:
+        """Those that were given, without `root`."""
+        return {name: value for name, value in vars(self).items() if value and name != "root"}
+
+
+@dataclass(frozen=True)
+class DataRequest(SourceRequest):
+    """For data with labels."""
+
+    target: Target = None
+    groups: Annotated[str | None, Option(help=GROUPS)] = None
+    drop: Annotated[list[str] | None, Option(metavar="COLUMN", help="Leave out a column; may be repeated.")] = None
 
 
 @dataclass(frozen=True)
@@ -63,21 +73,49 @@ class UtilityRequest:
     costs: Annotated[Path | None, Option(help="CSV of costs instead of utilities: U = -cost.")] = None
     penalty: PenaltyOption = None
     abstain: AbstainOption = None
-    expert: ExpertOption = None
+    expert: Annotated[list[Path] | None, Option(help=EXPERT)] = None
     target_prior: Annotated[str | None, Option(help=TARGET_PRIOR)] = None
+    sets: Annotated[str | None, Option(metavar="KIND", help=SETS)] = None
+    coverage: Annotated[str | None, Option(metavar="SHARE", help=COVERAGE)] = None
+    budget: Annotated[str | None, Option(metavar="SHARE", help=BUDGET)] = None
+    unfamiliar: Annotated[str | None, Option(metavar="SHARE", help=ALARM)] = None
 
     def for_model(self, model: Path) -> dict[str, Any]:
-        """The utility and target prior for a run folder or an exported file; None where no option names them."""
-        prior = None if self.target_prior is None else read_prior(self.target_prior, "target prior")
-        if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain, self.expert)):
+        """The utility and target prior for a run folder or an exported file, None where no option names them.
+
+        With sets, a budget or unfamiliar samples it is the decider of the run, fitted to its held-out predictions.
+        """
+        check_sets(self.sets, self.coverage)
+        prior = None if self.target_prior is None else reading.read_prior(self.target_prior, "target prior")
+        asked = self.sets or self.budget or self.unfamiliar
+        named = (self.utility, self.costs, self.penalty, self.abstain, self.expert, asked)
+        if all(value is None for value in named):
             return {"utility": None, "target_prior": prior}
         if model.suffix == ".onnx":
+            expect(not asked, f"{model} holds its sets, budget and thresholds: export it again with the option")
             made = rfdlc.OnnxModel.load(model)
             return {"utility": self.read_utility(made.classes, made.decider), "target_prior": prior}
         file = model / "classes.json"
         expect(file.is_file(), f"{model} is not a run folder, nor a file of `rfdlc export` (.onnx)")
-        utility = self.read_utility(rfdlc.Classes.from_json(file), folder_decider(model))
-        return {"utility": utility, "target_prior": prior}
+        saved = reading.folder_decider(model)
+        utility = self.read_utility(rfdlc.Classes.from_json(file), saved)
+        if not asked:
+            return {"utility": utility, "target_prior": prior}
+        late = (
+            "thresholds are for one prior, and an estimated one is known after predicting: write .npz, then decide it"
+        )
+        expect(prior != "estimate", f"--target-prior estimate with --sets, --budget or --unfamiliar: {late}")
+        expect(saved, f"{model} has no decider.json: the training has not finished; continue it with `rfdlc resume`")
+        assert saved is not None
+        changes = {"budget": None} if self.budget else {}
+        target = saved.target_prior if prior is None else prior
+        return {"decider": self.fit_to(saved.replace(utility=utility, target_prior=target, **changes), None, model)}
+
+    def fit_to(self, decider: "rfdlc.Decider", held: "rfdlc.Predictions | None", run: Path) -> "rfdlc.Decider":
+        """The decider with the sets and the handing over that the options ask for, by held-out data or the run's."""
+        beside, asked = run / "held-out.npz", self.sets or self.budget or self.unfamiliar
+        held = rfdlc.Predictions.load(beside) if held is None and asked and beside.is_file() else held
+        return with_deferral(with_sets(decider, self.sets, self.coverage, held), self.budget, self.unfamiliar, held)
 
     def read_utility(self, classes: "rfdlc.Classes | None", saved: "rfdlc.Decider | None") -> "rfdlc.Utility | None":
         """The utility that the options name; `--abstain` or `--expert` alone adds to that of the `saved` decider."""
@@ -87,14 +125,14 @@ class UtilityRequest:
         adds = abstain is not None or bool(self.expert)
         utility = saved.utility if saved is not None and adds else None
         if named is not None or self.penalty is not None or (adds and saved is None):
-            utility = read_utility(named or "one-hot", classes, self.penalty, costs)
+            utility = reading.read_utility(named or "one-hot", classes, self.penalty, costs)
         if utility is not None and abstain is not None:
             problem = f"--abstain {abstain:g} is worth more than every decision under these costs"
             wrong = costs and abstain > utility.matrix.max()
             expect(not wrong, f"{problem}: write --abstain {-abstain:g} for a cost of {abstain:g}")
             utility = utility.with_abstain(abstain)
         for file in self.expert or ():
-            utility = None if utility is None else with_expert(utility, file)
+            utility = None if utility is None else reading.with_expert(utility, file)
         return utility
 
 
@@ -111,10 +149,6 @@ class Request(UtilityRequest):
     rule: Annotated[str | None, Option(help="`expected-utility`, `argmax`, `cobb`, or `paper-eq12` (warns).")] = None
     logits: Annotated[bool, Option("--logits", help="The tables hold logits, not probabilities.")] = False
     decider: Annotated[Path | None, Option(help="A saved decider, instead of --calibrate and the priors.")] = None
-    sets: SetsOption = None
-    coverage: CoverageOption = None
-    budget: BudgetOption = None
-    unfamiliar: UnfamiliarOption = None
 
     def prepare(self, file: Path) -> "tuple[rfdlc.Predictions, rfdlc.Decider]":
         """Read the predictions; make the decider, or change the saved one, and fit it if asked."""
@@ -128,17 +162,19 @@ class Request(UtilityRequest):
         expect(fits, "--calibration and --balanced say how to fit: give held-out predictions, --calibrate FILE")
         expect(files < 2, f"--calibrate is given {files} times: expected one file for the one input")
         check_sets(self.sets, self.coverage)
-        return None if self.classes is None else read_classes(self.classes)
+        return None if self.classes is None else reading.read_classes(self.classes)
 
     def make_decider(self, file: Path, classes: Any, own: Any, named: bool, estimate: Any) -> "rfdlc.Decider":
         """The decider that the options ask for, for scores of `own` classes; `estimate` gives their class prior."""
-        saved = rfdlc.Decider.load(self.decider) if self.decider else folder_decider(file)
+        saved = rfdlc.Decider.load(self.decider) if self.decider else reading.folder_decider(file)
         known = own if named or saved is None else saved.utility.classes
-        built = self.costs is None and self.utility in (None, *BUILDERS)
+        built = self.costs is None and self.utility in (None, *reading.BUILDERS)
         utility = self.read_utility(known if named or built else None, saved)
-        prior = None if self.train_prior is None else read_prior(self.train_prior, "training prior")
+        prior = None if self.train_prior is None else reading.read_prior(self.train_prior, "training prior")
         estimated = self.target_prior == "estimate"
-        target = None if self.target_prior is None or estimated else read_prior(self.target_prior, "target prior")
+        target = (
+            None if self.target_prior is None or estimated else reading.read_prior(self.target_prior, "target prior")
+        )
         given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
         given = {k: v for k, v in (given | {"train_prior": prior, "target_prior": target}).items() if v is not None}
         if saved is None:
@@ -154,11 +190,7 @@ class Request(UtilityRequest):
             decider = decider.fit(held, balanced=self.balanced)
         if estimated:
             decider = decider.replace(target_prior=estimate(decider))
-        beside = (file if self.decider is None else self.decider) / "held-out.npz"  # of a run folder
-        needed = held is None and (self.sets or self.budget or self.unfamiliar)
-        held = rfdlc.Predictions.load(beside) if needed and beside.is_file() else held
-        decider = with_sets(decider, self.sets, self.coverage, held)
-        return with_deferral(decider, self.budget, self.unfamiliar, held)
+        return self.fit_to(decider, held, file if self.decider is None else self.decider)
 
     def of_each(self, count: int) -> "list[Self]":
         """The requests of several inputs, which share one calibration file or have one each."""
@@ -183,7 +215,7 @@ class LabelledRequest(Request):
         from rfdlc.data.sources.table import TARGETS
         from rfdlc.decide.predictions import encode_targets
 
-        columns = {name.lower(): cells for name, cells in _columns(self.labels).items()}
+        columns = {name.lower(): cells for name, cells in reading.table_columns(self.labels).items()}
         key, target = (next((name for name in names if name in columns), "") for names in (IDS, TARGETS))
         known = [] if predictions.ids is None else predictions.ids.tolist()
         expect(known, f"{file}: has no ids, by which labels are matched: add a column id")
@@ -258,15 +290,10 @@ def with_deferral(
     return decider.fit_budget(held, budget=pairs)
 
 
-def with_expert(utility: "rfdlc.Utility", file: Path) -> "rfdlc.Utility":
-    """The utility with an expert: a table of true classes and answers, and optionally a column of costs."""
-    table = rfdlc.Utility.read_csv(file, utility.classes)
-    names, given = utility.classes.names, list(table.actions)
-    missing, unknown = [n for n in names if n not in given], [n for n in given if n not in (*names, "cost")]
-    expect(not missing, f"{file}: no column for the answer {listing(missing)}: expected one per class, and cost")
-    expect(not unknown, f"{file}: column {listing(unknown)} is not a class: expected one answer per class, and cost")
-    cost = table.matrix[:, given.index("cost")] if "cost" in given else 0.0
-    return utility.with_expert(file.stem, confusion=table.matrix[:, table.class_action], cost=cost)
+def data_options(pairs: Iterable[str]) -> dict[str, str]:
+    """Those of `data.key=value` among pairs, by key."""
+    found = (pair.removeprefix("data.").partition("=") for pair in pairs if pair.startswith("data."))
+    return {key.strip().replace("-", "_"): value.strip() for key, _, value in found}
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
@@ -283,117 +310,11 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def expanded(**values: Any) -> None:
         for name, kind in requests.items():
-            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            values[name] = kind(
+                **{field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
+            )
         command(**values)
 
     expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded
-
-
-def read_classes(spec: str) -> "rfdlc.Classes":
-    """`cat,dog,newt`; a JSON file; a CSV with columns class,count[,group]; or any table of predictions."""
-    from rfdlc.tables import SUFFIXES, open_table
-
-    path, ending = Path(spec), Path(spec).suffix.lower()
-    if not path.is_file():
-        named = "," in spec and ending not in _CLASS_FILES
-        expect(named, f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
-        return rfdlc.Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
-    if ending == ".json":
-        return rfdlc.Classes.from_json(path)
-    try:
-        if ending not in SUFFIXES or "class" not in open_table(path).names:
-            return rfdlc.Predictions.load(path).classes
-        columns = _columns(path, "class")
-        names, groups = columns["class"], dict[str, list[str]]()
-        for name, group in zip(names, columns.get("group", ()), strict=False):
-            if group:
-                groups.setdefault(group, []).append(name)
-        counts: Any = tuple(_numbers(names, columns.get("count", ()), "count", whole=True).values()) or None
-        return rfdlc.Classes(tuple(names), counts, groups)
-    except InputError as error:
-        told = str(error).removeprefix(f"{path}: ")
-        raise InputError(f"{path}: {told}; training counts are read from a CSV with columns class,count") from None
-
-
-def read_prior(spec: str, what: str) -> str | dict[str, float]:
-    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with a column class, and share or count: always by name."""
-    if spec in ("uniform", "train", "estimate"):
-        return spec
-    if "=" in spec:
-        pairs = [item.partition("=") for item in spec.split(",")]
-        return _numbers([name.strip() for name, _, _ in pairs], [value for _, _, value in pairs], what)
-    expect(
-        spec.lower().endswith((".csv", ".tsv")),
-        f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
-        "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share or class,count",
-    )
-    columns = _columns(Path(spec), "class")
-    kind = "count" if "count" in columns and "share" not in columns else "share"
-    expect(kind in columns, f"{spec}: expected columns class,share or class,count and one row per class")
-    return _numbers(columns["class"], columns[kind], f"{spec}: {kind}", whole=kind == "count")
-
-
-def _columns(path: Path, *needed: str) -> dict[str, list[str]]:
-    """The cells of a small table as text, by column."""
-    from rfdlc.tables import read_columns
-
-    columns = {name: [str(cell).strip() for cell in cells.to_pylist()] for name, cells in read_columns(path).items()}
-    expect(all(map(columns.get, needed)), f"{path}: expected columns {', '.join(needed)} and one row per class")
-    return columns
-
-
-def _numbers(names: Iterable[str], texts: Iterable[str], what: str, whole: bool = False) -> dict[str, float]:
-    """The number of each class; a whole one such as 12.000 may be meant as twelve thousand, and raises."""
-    from rfdlc.tables import is_number, number
-
-    found: dict[str, float] = {}
-    for name, text in zip(names, texts, strict=False):
-        expect(name not in found, f"{what} of {name!r} is given twice: expected one for every class")
-        unclear = whole and re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text)
-        fix = "could be read in two ways: write it without a sign for thousands"
-        expect(not unclear, f"{what} of {name!r}: {text!r} {fix}")
-        expect(is_number(text), f"{what} of {name!r}: {text!r} is not a number")
-        found[name] = number(text)
-    return found
-
-
-def read_utility(
-    spec: str, classes: "rfdlc.Classes | None", penalty: float | None = None, costs: bool = False
-) -> "rfdlc.Utility":
-    """The path of a CSV file, or `one-hot` or `tail-sensitive` for classes that are known."""
-    allowed = penalty is None or spec == "tail-sensitive"
-    expect(allowed, f"penalty {penalty} is for the utility tail-sensitive, not for {spec}: leave it out")
-    if spec not in BUILDERS:
-        kind, others = ("costs", "") if costs else ("utility", f" or one of {listing(BUILDERS)}")
-        expect(Path(spec).is_file(), f"{kind} {spec!r}: no such file; expected a CSV file{others}")
-        hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
-        expect(Path(spec).suffix.lower() not in _NO_TABLES, f"utility {spec!r}: expected a CSV file, {hint}")
-        table = rfdlc.Utility.read_csv(spec, classes)
-        utility = rfdlc.Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
-        _warn_of_sign(spec, utility, costs)
-        return utility
-    if classes is None:
-        raise InputError(f"utility {spec!r} needs the classes: give them with --classes")
-    if spec == "one-hot":
-        return rfdlc.Utility.one_hot(classes)
-    needs = "utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count"
-    expect(classes.counts is not None, needs)
-    return rfdlc.Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
-
-
-def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
-    """Costs read as utilities, or the reverse, would silently lead to the worst decisions."""
-    own = utility.class_action
-    among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
-    right = among.diagonal()
-    if (own >= 0).all() and (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any():
-        least = "is worth the least of its row: if these are costs, give them with --costs"
-        most = "costs the most of its row: if these are utilities, give them with --utility"
-        warnings.warn(f"{spec}: every right decision {most if costs else least}", stacklevel=2)
-
-
-def folder_decider(path: Path) -> "rfdlc.Decider | None":
-    """The decider that a folder of predictions brings along."""
-    return rfdlc.Decider.load(path) if (path / "decider.json").is_file() else None

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 import rfdlc
-from rfdlc.cli.request import AllowLinks, Drop, Force, Groups, JsonOption, Root, RunFolder, SkipBroken, Source, Target
+from rfdlc.cli.request import DataRequest, Force, JsonOption, RunFolder, Source, data_options, takes_request
 from rfdlc.cli.writing import new_table, output
 from rfdlc.errors import InputError, expect, printable
 from rfdlc.progress import announce, speaks
@@ -39,16 +39,12 @@ def _print_settings(value: bool) -> None:
     raise typer.Exit
 
 
+@takes_request
 def train(
     source: Source,
+    data: DataRequest,
     settings: Pairs = None,
     out: Annotated[Path, Option("--out", "-o", help="The run folder to make.")] = Path("runs/run"),
-    root: Root = None,
-    target: Target = None,
-    groups: Groups = None,
-    drop: Drop = None,
-    skip_broken: SkipBroken = False,
-    allow_links: AllowLinks = False,
     method: Annotated[str, Option("--method", "-m", help="One of those that `rfdlc methods` lists.")] = "rf-dlc",
     list_settings: Annotated[bool, Option("--settings", callback=_print_settings, is_eager=True, help=LISTED)] = False,
     profile: Annotated[bool, Option("--profile", help="First measure and print where the time goes.")] = False,
@@ -75,23 +71,24 @@ def train(
     - `rfdlc train cifar100-lt --root data --out runs/c --method rf-dlc-paper utility=tail-sensitive`
     - `torchrun --nproc-per-node 8 --max-restarts 3 -m rfdlc train imagenet-lt --root data --out runs/d`
     """
+    from rfdlc.data.load import check_source
+
     announce("checking settings")  # at once: what trains takes a while to load
+    options, of_data = tuple(vars(data)), data.given() | data_options(settings or ())
+    if not any(pair.partition("=")[0] in options for pair in settings or ()):  # these get an error of their own below
+        check_source(source, data.root, of_data)
     with ready():
         from rfdlc.training.methods import resolve
 
-        options: dict[str, Any] = {"target": target, "groups": groups, "drop": drop, "skip_broken": skip_broken}
-        options["allow_links"] = allow_links
-        chosen = _chosen(settings, ("out", "root", *options))
+        chosen = _chosen(settings, ("out", *options))
         named = chosen.pop("method", method)
-        options = {name: value for name, value in options.items() if value}
-        prefixed = [[key for key in chosen if key.startswith(prefix)] for prefix in PREFIXES]
-        of_data, of_network = ({key.partition(".")[2]: chosen.pop(key) for key in own} for own in prefixed)
-        options |= of_data
+        prefixed = {key: chosen.pop(key) for key in [*chosen] if key.startswith(PREFIXES)}
+        of_network = {key[9:]: value for key, value in prefixed.items() if key.startswith("backbone.")}
         chosen |= {"backbone_options": of_network} if of_network else {}
         chosen |= {name: value for name, value in (("budget", budget), ("log", log)) if value}
         resolve(named, str(source), chosen)
         announce(f"reading {source}")
-        given: dict[str, Any] = {"root": root, "data_options": options, **chosen}
+        given: dict[str, Any] = {"root": data.root, "data_options": of_data, **chosen}
         if profile:
             _show_profile(source, named, given)
         with _making(out, force):
@@ -111,17 +108,20 @@ def _show_profile(source: Any, method: str, given: dict[str, Any]) -> None:
 
     from rfdlc.training.profiling import profile as measure
 
+    announce("measuring where the time of a step goes")
     found = measure(source, method, **given)
-    table = new_table("part of a step", "ms", "share", title="Where the time goes")
+    table = new_table("part of a step", "ms", "share", title="Where the time of a step goes")
     for name, seconds in (*found.parts.items(), ("step", found.step)):
-        table.add_row(name, f"{1000 * seconds:.3f}", f"{seconds / found.step:.0%}", end_section=name == "optimiser")
+        shown = f"{1000 * seconds:.3f}" if seconds else "~0"  # a difference of two measurements that is within noise
+        table.add_row(name, shown, f"{seconds / found.step:.0%}", end_section=name == "optimiser")
     stage = f" of the first of {found.stages} stages" if found.stages > 1 else ""
     times = {1: "", 2: ", twice with refit"}.get(found.trainings, f", {found.trainings} times with folds and refit")
     time = f"{found.step * found.steps:,.1f} s{times}"
     total = f"{found.steps:,} steps{stage} take about {time}; one evaluation takes {found.evaluation:.2f} s."
-    memory = f"A step must move {found.traffic / 1e6:,.1f} MB, which at {found.bandwidth / 1e9:,.0f} GB/s takes"
-    bound = f"{1000 * found.floor:.3f} ms: the step reaches {found.floor / found.step:.0%} of this bound."
-    Console(stderr=True).print(table, f"{total} {memory} {bound} {_waiting(found)}".strip())
+    moved = f"{found.traffic / 1e6:,.1f} MB through memory, at {found.bandwidth / 1e9:,.0f} GB/s on this device"
+    least = f"{1000 * found.floor:.3f} ms, {found.floor / found.step:.0%} of its time"
+    bound = f"A step moves at least {moved}: {least}. The rest is arithmetic, and what starting it costs."
+    Console(stderr=True, highlight=False).print(table, total, bound, _waiting(found), sep="\n")
 
 
 def _waiting(found: "Profile") -> str:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from rfdlc.cli.request import BUILDERS, AbstainOption, Force, JsonOption, PenaltyOption, read_classes, read_utility
+from rfdlc.cli.reading import BUILDERS, read_classes, read_utility
+from rfdlc.cli.request import AbstainOption, Force, JsonOption, PenaltyOption
 from rfdlc.cli.writing import check_writable, new_table, output
 from rfdlc.errors import choose
 from rfdlc.files import replacing

@@ -8,6 +8,8 @@ from typing import Any
 
 from rfdlc.errors import expect, printable
 
+SHOWN = 25  # rows of a table that may have many
+
 
 def check_other(out: Path | None, file: Path) -> None:
     """Raise if the result would replace the predictions that it is made from."""
@@ -61,4 +63,18 @@ def new_table(*columns: str, left: int = 1, title: str | None = None, **options:
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, **options)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < left else "right", overflow="fold")
+    return table
+
+
+def action_table(counts: Mapping[str, int], rule: str, by_argmax: Mapping[str, int] | None = None) -> Any:
+    """The most frequent actions, and where it is known, how often arg max decides for the same class."""
+    total, columns = sum(counts.values()), ["action", "decided", "share", *(["by arg max"] if by_argmax else [])]
+    table = new_table(*columns, title=f"{total:,} decisions by {rule}")
+    rows = sorted(counts.items(), key=lambda row: -row[1])
+    if rest := rows[SHOWN:]:
+        rows[SHOWN:] = [(f"{len(rest)} more actions", sum(count for _, count in rest))]
+    for name, count in rows:
+        likely = (by_argmax or {}).get(name)
+        cells = name, f"{count:,}", f"{count / max(1, total):.1%}", "" if likely is None else f"{likely:,}"
+        table.add_row(*cells[: len(columns)])
     return table

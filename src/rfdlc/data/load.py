@@ -17,7 +17,7 @@ from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, Dataset, Normalisation,
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
-from rfdlc.tables import is_table, read_columns
+from rfdlc.tables import is_table, open_table, read_columns
 
 Reader = Callable[..., Dataset]
 Finder = Callable[[Path], Path]
@@ -123,6 +123,16 @@ def load(
     moved = data.hold_out(checked["test_fraction"], checked["seed"])
     notes = (*data.notes, HELD_OUT.format(len(moved.val or ()), len(data.train), checked["seed"]))
     return replace(moved, val=None, test=moved.val, normalisation=Normalisation.of(moved.train.inputs), notes=notes)
+
+
+def check_source(source: Any, root: str | Path | None, options: Mapping[str, Any]) -> None:
+    """Raise as `load` would for a wrong path, option or column; of a table only the first lines are read."""
+    reader, place = find_reader(source, root)
+    checked = _validated(reader, options, source)
+    if reader in (table.read, image_table.read):
+        names = dict.fromkeys(open_table(place, of_samples=True).names)
+        roles = [checked.get(role) for role in ("target", "groups", "split")]
+        table.check_roles(str(place), names, *roles, *checked.get("drop", ()))
 
 
 def _shared(data: Dataset) -> list[str]:

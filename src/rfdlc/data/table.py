@@ -3,7 +3,7 @@
 import re
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -151,17 +151,13 @@ class ColumnCode:
 
     @classmethod
     def fit(cls, name: str, column: Column) -> "ColumnCode":
-        from sklearn.impute import SimpleImputer
-        from sklearn.preprocessing import OneHotEncoder
-
         if column.dtype != object:
             numbers, is_date = as_numbers(column), column.dtype != np.float64
-            median = float(SimpleImputer(strategy="median").fit(numbers[:, None]).statistics_[0])
-            offset, flags = median if blurred(numbers) else 0.0, bool(np.isnan(numbers).any())
+            median, flags = float(np.nanmedian(numbers)), bool(np.isnan(numbers).any())
+            offset = median if blurred(numbers) else 0.0
             return cls(name, median=median, offset=offset, flags_missing=flags, is_date=is_date)
-        found = OneHotEncoder().fit(column[:, None]).categories_[0].tolist()  # sorted, None comes last
-        categories = tuple(text for text in found if text is not None)
-        return cls(name, categories=categories, counts_missing=None in found)
+        found = set(column.tolist())
+        return cls(name, categories=tuple(sorted(found - {None})), counts_missing=None in found)
 
     @cached_property
     def _places(self) -> dict[str | None, int]:
@@ -246,6 +242,25 @@ class TableEncoder:
             expect(False, f"the columns differ in length: {told}")
         features = [column.transform(table[column.name]) for column in self.columns]
         return np.concatenate(features, axis=1, dtype=np.float32)
+
+    def encode(self, samples: Any) -> Any:
+        """Features of a data frame, of `{column: cells}` or of `[{column: cell}, ...]`; what is none of these stays."""
+        if isinstance(samples, list) and samples and all(isinstance(row, Mapping) for row in samples):
+            samples = {column.name: [row.get(column.name) for row in samples] for column in self.columns}
+        if not isinstance(samples, Mapping) and not hasattr(samples, "columns"):
+            return samples
+        cells = {str(name): samples[name] for name in getattr(samples, "columns", samples)}
+        for name, column in cells.items():
+            several = isinstance(column, Sized) and not isinstance(column, str)
+            expect(several, f"column {name!r} is {column!r}: expected a list of cells, one per row")
+            if hasattr(column, "tolist") and "datetime" not in str(getattr(column, "dtype", "")):
+                cells[name] = column.tolist()  # of dates it would give nanoseconds
+        return self.transform(cells)
+
+    @property
+    def expected(self) -> str:
+        """What `encode` takes, for messages."""
+        return f"a data frame or {{column: cells}} with the columns {listing(column.name for column in self.columns)}"
 
     def to_dict(self) -> dict[str, Any]:
         columns = [{**asdict(column), "categories": list(column.categories)} for column in self.columns]

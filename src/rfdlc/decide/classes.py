@@ -98,11 +98,9 @@ class Classes:
 
     @classmethod
     def from_counts(
-        cls,
-        counts: Mapping[str, int] | Sequence[int] | NDArray[Any],
-        names: Sequence[str] | None = None,
+        cls, counts: Mapping[str, int] | Sequence[int] | NDArray[Any], names: Sequence[str] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
-    ) -> "Classes":
+    ) -> "Classes":  # fmt: skip
         """From a table {name: count}, or from counts in class order, with or without names.
 
         The names of counted labels (`y.value_counts()`, a Counter) are sorted, as in `from_labels` and scikit-learn;

@@ -20,6 +20,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
 
 COINCIDENCE = 0.01  # of the coarse scores of two sets of samples, some are equal
+ANSWERED = ("abstention_rate", "kept_accuracy")
 MOST_PARTS = 12  # a metric with more parts is not listed in tables
 
 
@@ -39,15 +40,21 @@ class Entry:
 
 
 def entries(values: Mapping[str, Any], headline: bool = False, most_parts: float = np.inf) -> Iterator[Entry]:
-    """The numbers in the values of an evaluation (or in a `metrics.json`), in the order of the registry."""
+    """The numbers in the values of an evaluation (or in a `metrics.json`), in the order of the registry.
+
+    Tables (with `headline` or `most_parts`) show how many samples were answered beside the accuracy, if not all.
+    """
+    table, abstains = headline or most_parts < np.inf, bool(values.get("abstention_rate"))
     for metric in METRICS.values():
         value = values.get(metric.name)
         parts = value if isinstance(value, Mapping) else {None: value}
-        if value is None or (headline and not metric.headline) or len(parts) > most_parts:
+        hidden = table and not abstains if metric.name in ANSWERED else headline and not metric.headline
+        if value is None or hidden or len(parts) > most_parts:
             continue
         for key, number in parts.items():
             name = metric.name if key is None else f"{metric.name}.{key}"
             label = metric.label.format(f"{key:.0%}" if isinstance(key, float) else key)
+            label += " (abstained: wrong)" if metric.name == "accuracy" and abstains else ""
             yield Entry(metric, name, label, float("nan" if number is None else number))
 
 
@@ -163,18 +170,10 @@ def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def evaluate(
-    scores: Any,
-    targets: ArrayLike | None = None,
-    decider: Decider | None = None,
-    *,
-    utility: Utility | None = None,
-    classes: Classes | Sequence[str] | None = None,
-    logits: bool = False,
-    groups: Sequence[tuple[str, str]] = (),
-    uncertainty: str = "decision-probability",
-    bootstrap: int = 0,
-    seed: int = 0,
-) -> Evaluation:
+    scores: Any, targets: ArrayLike | None = None, decider: Decider | None = None, *, utility: Utility | None = None,
+    classes: Classes | Sequence[str] | None = None, logits: bool = False, groups: Sequence[tuple[str, str]] = (),
+    uncertainty: str = "decision-probability", bootstrap: int = 0, seed: int = 0,
+) -> Evaluation:  # fmt: skip
     """Decide labelled samples and compute every registered metric.
 
     Parameters

@@ -80,14 +80,9 @@ class HeldOut:
     """Weighted held-out log probabilities, and the parameters of highest penalised likelihood."""
 
     def __init__(
-        self,
-        log_p: Floats,
-        targets: Indices,
-        sample_weight: Floats | None = None,
-        balanced: bool = False,
-        train_prior: Prior | None = None,
-        **_: Any,
-    ) -> None:
+        self, log_p: Floats, targets: Indices, sample_weight: Floats | None = None, balanced: bool = False,
+        train_prior: Prior | None = None, **_: Any,
+    ) -> None:  # fmt: skip
         self.log_p, self.targets, self.rows = np.asarray(log_p, dtype=np.float64), targets, np.arange(len(targets))
         repeats = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         counts = np.bincount(targets, repeats, minlength=log_p.shape[1])

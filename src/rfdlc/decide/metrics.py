@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rfdlc.decide import intervals
 from rfdlc.decide.budgets import budget_curve
 from rfdlc.decide.classes import Indices
-from rfdlc.decide.intervals import (
-    NAN,
-    Array,
-    Estimate,
-    Mask,
-    calibration_gap,
-    group_shares,
-    mean,
-    ranking,
-    resampled,
-    smallest_share,
-    within_classes,
-)  # fmt: skip
+from rfdlc.decide.intervals import NAN, Array, Estimate, Mask, group_shares, mean
 from rfdlc.decide.scores import PROBABILITY_FLOOR, Floats
 from rfdlc.errors import choose, expect
 from rfdlc.progress import track
@@ -99,9 +88,9 @@ class Metric:
         found, rng, drawn = self._parts(outcomes), np.random.default_rng(seed), []
         plain = [key for key, part in found.items() if not isinstance(part, Estimate)]
         for _ in track(range(times), "Resampling") if plain and self.resample else ():
-            drawn.append(self._parts(outcomes.take(within_classes(outcomes.targets, rng))))
+            drawn.append(self._parts(outcomes.take(intervals.within_classes(outcomes.targets, rng))))
         for key in plain:
-            found[key] = resampled(float(found[key]), np.array([float(each.get(key, NAN)) for each in drawn]))
+            found[key] = intervals.resampled(float(found[key]), np.array([float(each.get(key, NAN)) for each in drawn]))
         return {self.name if key is None else f"{self.name}.{key}": part for key, part in found.items()}
 
 
@@ -154,7 +143,7 @@ def roc_area(correct: Mask, confidence: Floats) -> Estimate:
     for mask, sign in ((correct, 1), (~correct, -1)):
         n = max(2, int(mask.sum()))
         influence[mask] = sign * (influence[mask] - influence[mask].mean()) / np.sqrt(n * (n - 1))
-    return ranking(value, influence, correct)
+    return intervals.ranking(value, influence, correct)
 
 
 def risk_coverage(correct: Mask, confidence: Floats) -> tuple[Array, Array]:
@@ -179,7 +168,7 @@ def risk_area(correct: Mask, confidence: Floats) -> Estimate:
     later = np.cumsum(np.stack([1 / kept, risk / kept])[:, ::-1], axis=1)[:, ::-1]
     influence = np.empty(len(risk))
     influence[order] = (risk - risk.mean() + ~correct[order] * later[0] - later[1]) / len(risk)
-    return ranking(float(risk.mean()), influence, correct)
+    return intervals.ranking(float(risk.mean()), influence, correct)
 
 
 def bin_of(confidence: Floats) -> Indices:
@@ -226,7 +215,7 @@ def _by_region(o: "Outcomes", values: Any, kind: str = "thirds") -> dict[str, An
 
 
 def _ece(o: "Outcomes", rows: Any = slice(None), debiased: bool = False) -> Estimate:
-    return calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
+    return intervals.calibration_gap(o.confidence[rows], o.right[rows], bin_of(o.confidence[rows]), debiased)
 
 
 def _kept(o: "Outcomes", area: Callable[[Mask, Floats], Estimate]) -> Estimate:
@@ -276,7 +265,7 @@ def _group_rates(o: "Outcomes") -> dict[str, Any]:
 def _set_coverage(o: "Outcomes") -> dict[str, Any]:
     if o.covered is None:
         return {}
-    macro, worst = group_shares(o.targets[None], o.covered[None]), smallest_share(o.targets, o.covered)
+    macro, worst = group_shares(o.targets[None], o.covered[None]), intervals.smallest_share(o.targets, o.covered)
     return {"marginal": o.covered, "macro": macro, "worst": worst}
 
 
@@ -308,6 +297,8 @@ for _metric in (
     Metric("accuracy", "accuracy", lambda o: o.correct, unit="%", headline=True),
     Metric("accuracy_by_region", "{}", lambda o: _by_region(o, o.correct), unit="%", parent="accuracy", headline=True),
     Metric("accuracy_by_shots", "{} shot", lambda o: _by_region(o, o.correct, "shots"), unit="%", parent="accuracy"),
+    Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
+    Metric("kept_accuracy", "accuracy where answered", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
     Metric("balanced_accuracy", "balanced accuracy",
            lambda o: group_shares(o.targets[None], o.correct[None]), unit="%"),
     Metric("macro_f1", "macro F1", _macro_f1, unit="%"),
@@ -316,8 +307,6 @@ for _metric in (
     Metric("mean_utility", "mean utility", lambda o: _worth(o, o.realised, 0), headline=True),
     Metric("utility_by_budget", "at most {} handed over", _by_budget, parent="mean_utility"),
     Metric("mean_regret", "mean regret", lambda o: _worth(o, o.regret, o.utility.matrix.max(), -1), "lower"),
-    Metric("abstention_rate", "abstained", lambda o: o.decided < 0, "none", "%"),
-    Metric("kept_accuracy", "accuracy where kept", lambda o: np.where(o.decided < 0, NAN, o.correct), unit="%"),
     Metric("set_coverage", "coverage of sets, {}", _set_coverage, unit="%"),
     Metric("set_coverage_by_region", "coverage of sets, {}",
            lambda o: {} if o.covered is None else _by_region(o, o.covered), unit="%"),

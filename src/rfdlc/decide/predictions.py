@@ -61,17 +61,11 @@ class Predictions:
     """
 
     def __init__(
-        self,
-        *,
-        logits: ArrayLike | None = None,
-        probabilities: ArrayLike | None = None,
-        targets: ArrayLike | None = None,
-        ids: Sequence[str] | NDArray[Any] | None = None,
-        classes: Classes | Sequence[str] | None = None,
-        uncertainty: ArrayLike | None = None,
-        unfamiliarity: ArrayLike | None = None,
-        corrected: bool = False,
-    ) -> None:
+        self, *, logits: ArrayLike | None = None, probabilities: ArrayLike | None = None,
+        targets: ArrayLike | None = None, ids: Sequence[str] | NDArray[Any] | None = None,
+        classes: Classes | Sequence[str] | None = None, uncertainty: ArrayLike | None = None,
+        unfamiliarity: ArrayLike | None = None, corrected: bool = False,
+    ) -> None:  # fmt: skip
         one = (logits is None) != (probabilities is None)
         expect(one, "predictions hold either logits or probabilities: expected exactly one of the two")
         given: Any = probabilities if logits is None else logits
@@ -193,7 +187,7 @@ def targets_of(scores: Any, targets: ArrayLike | None, classes: Classes) -> Indi
         if np.asarray(targets).dtype.kind in "iu":
             targets = np.asarray(targets).astype(str)  # as in a file: names, where classes are called by numbers
     if targets is None:
-        raise InputError("no targets: expected the true class of every sample (in a table, a column 'target')")
+        raise InputError("no targets: expected the true class of every sample (a column 'target', or --labels FILE)")
     return encode_targets(targets, classes)
 
 

@@ -62,15 +62,9 @@ class Explanation:
 
 
 def explained(
-    utility: Utility,
-    gains: Floats,
-    p: Floats,
-    chosen: Indices | None = None,
-    unfamiliar: Any = None,
-    *,
-    limited: bool = False,
-    value: Callable[[Indices], Floats] | None = None,
-) -> tuple[NDArray[Any], ...]:
+    utility: Utility, gains: Floats, p: Floats, chosen: Indices | None = None, unfamiliar: Any = None, *,
+    limited: bool = False, value: Callable[[Indices], Floats] | None = None,
+) -> tuple[NDArray[Any], ...]:  # fmt: skip
     """The columns of an Explanation, from gains (n, A), corrected probabilities (n, C) and chosen actions if known.
 
     `value` gives the expected utility of an action for each sample, where it is known without a product in 64 bits.

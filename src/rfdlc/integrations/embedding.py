@@ -147,9 +147,9 @@ class Rows:
         """Part, split and the rest of each chunk, and its images; each split is read ahead of the network."""
         first = 0
         for name, samples in self.splits.items():
-            inside = range(first, first + len(samples))
-            own = [(number, _overlap(rows, inside)) for number, rows in enumerate(parts)]
-            wanted = [(number, rows) for number, rows in own if rows]
+            stop = first + len(samples)  # rows of parts are counted over all splits, those of a split from its first
+            own = [range(max(rows.start, first) - first, min(rows.stop, stop) - first) for rows in parts]
+            wanted = [(number, rows) for number, rows in enumerate(own) if rows]
             for place, piece in samples.read_ahead([rows for _, rows in wanted], self.size):
                 rest = replace(piece.split, inputs=piece.split.labels)  # images are not kept until the part is done
                 yield (wanted[place][0], name, Chunk(rest, piece.broken)), piece.split.array
@@ -171,8 +171,3 @@ class Rows:
         values = pyarrow.FixedSizeListArray.from_arrays(features.reshape(-1), features.shape[1])
         cells = [pyarrow.array(columns[name], pyarrow.string()) for name in self.names]
         return pyarrow.table([*cells, values], [*self.names, FEATURES])
-
-
-def _overlap(rows: range, inside: range) -> range:
-    """The rows of a part that lie in a split, counted from its first sample."""
-    return range(max(rows.start, inside.start) - inside.start, min(rows.stop, inside.stop) - inside.start)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rfdlc.data.samples import Samples
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorEstimate, PriorLike
 from rfdlc.decide.rules import largest
@@ -46,8 +47,8 @@ class Predicted:
 
 def predict(
     run: str | Path, source: str | Path, out: str | Path, *, split: str | None = None, root: str | Path | None = None,
-    utility: Utility | None = None, target_prior: PriorLike | None = None, raw: bool = False,
-    skip_broken: bool = False, allow_links: bool = False, backbone: OwnBackbone | None = None,
+    utility: Utility | None = None, target_prior: PriorLike | None = None, decider: Decider | None = None,
+    raw: bool = False, skip_broken: bool = False, allow_links: bool = False, backbone: OwnBackbone | None = None,
 ) -> Predicted:  # fmt: skip
     """Predict any number of samples in constant memory, and write one file; after a kill, the same call continues.
 
@@ -61,6 +62,8 @@ def predict(
         `train`, `val` or `test`, by default the last that the source has; the folder in which to find the source.
     utility, target_prior
         What a table is decided for, by default as the run; the prior "estimate" is estimated from these samples.
+    decider
+        Instead of these and of the run's own, for example `Decider.load(run)` with sets, or a budget by its prices.
     raw
         Write the model's own probabilities to a table, for a decider to calibrate and correct later.
     skip_broken, allow_links
@@ -74,7 +77,7 @@ def predict(
         The file and the number of samples in it.
     """
     path, kind = Path(out), choose("kind of file", Path(out).suffix.lower(), KINDS)
-    asked = {"utility": utility, "target prior": target_prior, "raw": raw}
+    asked = {"utility": utility, "target prior": target_prior, "decider": decider, "raw": raw}
     world_size = ranks()[1]
     alone = world_size == 1 or kind == ".parquet"
     expect(alone, f"{world_size} processes write one file together in Parquet alone: choose .parquet")
@@ -84,18 +87,19 @@ def predict(
     model = Model.load(run, backbone=backbone, device=local_device())
     where: dict[str, Any] = {"split": split, "root": root, "allow_links": allow_links}
     samples = model.open_samples(source, skip_broken=skip_broken, **where)
-    decide_for(target_prior, model, samples)
+    decide_by(model, samples, utility, target_prior, decider)
     if kind == ".npz":
         found = model.predict_samples(samples)
         with replacing(path) as beside:
             found.save(beside)
         return Predicted(path, len(found), len(samples) - len(found), model.decider.decided_for)
-    table = Table(model, utility, raw, named=samples.named, labelled=samples.labelled)
+    table = Table(model, raw, named=samples.named, labelled=samples.labelled)
     job: dict[str, Any] = {"model": _fingerprint(Path(run)), "source": samples.fingerprint}
     prior = model.decider.decided_prior  # to four digits: an estimated one has the rounding of the device
     job |= {"prior": None if prior is None else [float(f"{share:.4g}") for share in prior]}
     job |= {"utility": table.decider.utility.to_dict()}
-    job |= {"sets": None if table.decider.sets is None else table.decider.sets.to_dict()}
+    for name in ("sets", "budget", "unfamiliar"):
+        job[name] = None if (own := getattr(table.decider, name)) is None else own.to_dict()
     job |= {"columns": table.schema.names, "kind of scores": table.kind}
     store = TableStore(table.schema, kind, REPEATED)
     parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
@@ -107,11 +111,11 @@ def predict(
 class Table:
     """From samples to the columns of the file."""
 
-    def __init__(self, model: Model, utility: Utility | None, raw: bool, *, named: bool, labelled: bool) -> None:
+    def __init__(self, model: Model, raw: bool, *, named: bool, labelled: bool) -> None:
         import pyarrow
 
         self.model, self.kind = model, RAW if raw else CORRECTED
-        self.decider = decider = model.decider.replace(utility=utility)
+        self.decider = decider = model.decider
         plain = dict.fromkeys(("fitted", "train_prior", "target_prior", "sets", "budget"))
         self.written = decider.replace(**plain) if raw else decider
         matrix = decider.utility.matrix  # a product with the identity is left out: it is slow for many classes
@@ -163,11 +167,17 @@ class Table:
         return {name: columns[name] for name in self.schema.names}
 
 
-def decide_for(prior: PriorLike | None, model: Model, samples: Samples) -> None:
-    """Give the model's decider this target prior, if there is one; "estimate" is that of the samples."""
+def decide_by(
+    model: Model, samples: Samples, utility: Utility | None, prior: PriorLike | None, decider: Decider | None = None
+) -> None:
+    """Give the model what was asked for of the three; the prior "estimate" is that of the samples."""
+    alone = decider is None or (utility is None and prior is None)
+    expect(alone, "decider has a utility and a target prior of its own: give decider.replace(utility=...) alone")
+    changes: dict[str, Any] = {"utility": utility}
     if prior is not None:
         given = _estimated_prior(model, samples) if isinstance(prior, str) and prior == "estimate" else prior
-        model.decider = model.decider.replace(target_prior=given)
+        changes["target_prior"] = given
+    model.decider = decider or model.decider.replace(**changes)
 
 
 def _estimated_prior(model: Model, samples: Samples) -> PriorEstimate:

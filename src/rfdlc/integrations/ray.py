@@ -102,7 +102,8 @@ class PredictBatch:
         from rfdlc.training.model import Model
 
         self.model, self.inputs, self.keep = Model.load(run), inputs, keep
-        self.table = Table(self.model, utility, raw, named=False, labelled=False)
+        self.model.decider = self.model.decider.replace(utility=utility)
+        self.table = Table(self.model, raw, named=False, labelled=False)
         clash = [name for name in keep if name in self.table.schema.names]
         expect(not clash, f"column {listing(clash)} cannot be kept: predictions are written to a column of this name")
 
@@ -150,13 +151,14 @@ def stacked(samples: Any, shape: Sequence[int]) -> Any:
 
 def predict_source(
     run: str | Path, source: str | Path, out: str | Path, *, address: str | None = None, actors: int | None = None,
-    utility: Utility | None = None, target_prior: PriorLike | None = None, raw: bool = False, **where: Any,
+    utility: Utility | None = None, target_prior: PriorLike | None = None, decider: Decider | None = None,
+    raw: bool = False, **where: Any,
 ) -> "Predicted":  # fmt: skip
     """Like `rfdlc.predict`, on a Ray cluster: Parquet files in the folder `out`, one or more per block.
 
     Actors read their samples themselves: the run folder and the source must be readable on all machines.
     """
-    from rfdlc.integrations.predicting import Predicted, decide_for
+    from rfdlc.integrations.predicting import Predicted, decide_by
     from rfdlc.training.model import Model
 
     remote, folder = "://" in str(out), Path(out)
@@ -165,10 +167,10 @@ def predict_source(
     ray = start(address)
     model = Model.load(run)
     samples = model.open_samples(source, **where)
-    decide_for(target_prior, model, samples)
-    starts, prior = range(0, len(samples), PART_ROWS), None if target_prior is None else model.decider.target_prior
-    given: dict[str, Any] = {"run": str(run), "source": str(source), "utility": utility, "target_prior": prior}
-    given |= {"raw": raw, "folder": os.getcwd(), "where": where}
+    decide_by(model, samples, utility, target_prior, decider)
+    starts = range(0, len(samples), PART_ROWS)
+    given: dict[str, Any] = {"run": str(run), "source": str(source), "decider": model.decider, "raw": raw}
+    given |= {"folder": os.getcwd(), "where": where}
     parts = ray.data.from_items([{"start": first} for first in starts], override_num_blocks=len(starts))
     options = _actors({"batch_size": 1} | ({} if actors is None else {"concurrency": actors}))
     found = parts.map_batches(PredictPart, fn_constructor_kwargs=given, **options)
@@ -182,19 +184,17 @@ class PredictPart:
     """Predicts parts of a source by their first sample, as `rfdlc.predict` does."""
 
     def __init__(
-        self, run: str, source: str, utility: Utility | None, target_prior: Any, raw: bool, folder: str,
-        where: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+        self, run: str, source: str, decider: Decider, raw: bool, folder: str, where: Mapping[str, Any]
+    ) -> None:
         from rfdlc.integrations.predicting import Table
         from rfdlc.training.model import Model
 
         with suppress(OSError):  # to which relative paths belong; where it is not there, absolute ones may be
             os.chdir(folder)
         model = Model.load(run)
-        if target_prior is not None:
-            model.decider = model.decider.replace(target_prior=target_prior)
+        model.decider = decider
         self.samples = model.open_samples(source, **where)
-        self.table = Table(model, utility, raw, named=self.samples.named, labelled=self.samples.labelled)
+        self.table = Table(model, raw, named=self.samples.named, labelled=self.samples.labelled)
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
         from pyarrow import concat_tables

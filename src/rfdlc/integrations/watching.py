@@ -11,22 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.decide import feedback
+from rfdlc.decide import monitor as monitoring
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.metrics import readable
-from rfdlc.decide.monitor import (
-    LEVELS,
-    MISFIT,
-    PRIOR,
-    STRANGE,
-    UTILITY,
-    Decided,
-    Monitor,
-    Reference,
-    Window,
-    assess,
-    lengths_needed,
-)
 from rfdlc.decide.predictions import Predictions, encode_targets
 from rfdlc.decide.priors import estimate_prior
 from rfdlc.decide.rules import UNFAMILIAR
@@ -50,7 +38,7 @@ class Log:
 
     decider: Decider
     version: str
-    decisions: Decided
+    decisions: monitoring.Decided
     left_out: int = 0  # decisions of earlier versions of the decider
     rows: Indices | None = None  # of decisions with labels
     targets: Indices | None = None
@@ -65,7 +53,7 @@ def read_log(source: str | Path, decider: str | Path | Decider | None = None, lo
         if decider is None:
             raise InputError(f"{place}: is not a log of decisions, so it needs its decider: --decider FILE or RUN")
         decider = decider if isinstance(decider, Decider) else Decider.load(decider)
-        decisions = Decided.of(decider, Predictions.load(place, decider.utility.classes, logits=logits))
+        decisions = monitoring.Decided.of(decider, Predictions.load(place, decider.utility.classes, logits=logits))
         return Log(decider, feedback.decider_version(decider), decisions)
     expect(parquet_files(place), f"{place}: has no decisions yet: the server writes them every minute, and at its end")
     file = open_table(place)
@@ -81,7 +69,7 @@ def read_log(source: str | Path, decider: str | Path | Decider | None = None, lo
     place_of = {name: i for i, name in enumerate(served.utility.actions)}
     actions = np.array([place_of[name] for name in texts["action"][order]], dtype=np.int64)
     strange = texts["reason"][order] == UNFAMILIAR
-    decisions = Decided(served.utility, values[order, :-1], actions, strange, values[order, -1])
+    decisions = monitoring.Decided(served.utility, values[order, :-1], actions, strange, values[order, -1])
     labels = _labels(place / LABELS, texts["id"][order], served)
     return Log(served, str(version), decisions, len(values) - len(order), *labels)
 
@@ -112,10 +100,10 @@ class Watch:
     """What a log shows, beside what held-out data promise."""
 
     log: Log
-    reference: Reference
-    monitor: Monitor
-    windows: list[Window]
-    whole: Window  # all samples together
+    reference: monitoring.Reference
+    monitor: monitoring.Monitor
+    windows: list[monitoring.Window]
+    whole: monitoring.Window  # all samples together
     lengths: list[tuple[int, bool]]  # by class, the samples that its interval needs, and whether there are as many
     realised: feedback.Realised | None
     options: list[feedback.Revision]
@@ -127,19 +115,19 @@ class Watch:
         promised, lines = self.reference.values(), []
         if not self.monitor.trusted:
             why = []
-            if alarms[STRANGE] is not None:
+            if alarms[monitoring.STRANGE] is not None:
                 share = f"from {promised['unfamiliar']:.1%} to {last.unfamiliar:.1%}"
-                why.append(f"unfamiliar input has risen {share} (alarm at sample {alarms[STRANGE]:,})")
-            if alarms[MISFIT] is not None:
-                why.append(f"no class prior explains the scores (alarm at sample {alarms[MISFIT]:,})")
+                why.append(f"unfamiliar input has risen {share} (alarm at sample {alarms[monitoring.STRANGE]:,})")
+            if alarms[monitoring.MISFIT] is not None:
+                why.append(f"no class prior explains the scores (alarm at sample {alarms[monitoring.MISFIT]:,})")
             lines.append(f"{NOT_TRUSTED}: {' and '.join(why)}. The data have changed in more than their class prior: "
                          "have samples reviewed, and compare with their labels.")  # fmt: skip
-        elif alarms[PRIOR] is not None:
+        elif alarms[monitoring.PRIOR] is not None:
             away = float(np.abs(last.estimate.prior - self.reference.prior).sum() / 2)
-            lines.append(f"The class prior has changed (alarm at sample {alarms[PRIOR]:,}): the last window is "
-                         f"{away:.2f} in total variation from the prior that is decided for.")  # fmt: skip
-        if alarms[UTILITY] is not None:
-            lines.append(f"Decisions are worth less (alarm at sample {alarms[UTILITY]:,}): "
+            lines.append(f"The class prior has changed (alarm at sample {alarms[monitoring.PRIOR]:,}): the last window "
+                         f"is {away:.2f} in total variation from the prior that is decided for.")  # fmt: skip
+        if alarms[monitoring.UTILITY] is not None:
+            lines.append(f"Decisions are worth less (alarm at sample {alarms[monitoring.UTILITY]:,}): "
                          f"{readable(last.expected_utility)} in the last window; held-out data promised "
                          f"{readable(promised['realised_utility'])}.")  # fmt: skip
         if not lines:
@@ -164,7 +152,7 @@ class Watch:
         """Plain lists and numbers, ready for JSON."""
         classes, monitor = self.log.decider.utility.classes.names, self.monitor
         tests = {
-            name: {"alarm_at_sample": when, "false_alarms_per_month": LEVELS[name]}
+            name: {"alarm_at_sample": when, "false_alarms_per_month": monitoring.LEVELS[name]}
             | ({"e_value": monitor.evidence[name].value} if name in monitor.evidence else {})
             for name, when in monitor.alarms.items()
         }
@@ -189,15 +177,9 @@ class Watch:
 
 
 def watch(
-    source: str | Path,
-    reference: Any,
-    out: str | Path | None = None,
-    *,
-    decider: str | Path | Decider | None = None,
-    window: str | int | None = None,
-    per_month: int | None = None,
-    logits: bool = False,
-) -> Watch:
+    source: str | Path, reference: Any, out: str | Path | None = None, *, decider: str | Path | Decider | None = None,
+    window: str | int | None = None, per_month: int | None = None, logits: bool = False,
+) -> Watch:  # fmt: skip
     """Estimate without labels what decisions are worth, and test whether anything has changed.
 
     Parameters
@@ -229,18 +211,18 @@ def watch(
         own = place / "held-out.npz"
         held = Predictions.load(own if own.is_file() else place, log.decider.utility.classes, logits=logits)
     expect(held.targets is not None, f"{reference}: held-out predictions need labels: a column 'target'")
-    known = Reference.fit(log.decider, held)
+    known = monitoring.Reference.fit(log.decider, held)
     decisions, spans = log.decisions, list(_spans(log.decisions, window))
     if per_month is None:
         seconds = MONTH if decisions.times is None else max(float(np.ptp(decisions.times)), SECONDS["d"])
         per_month = max(TRAFFIC, round(len(decisions) * MONTH / seconds))
-    monitor = Monitor(known, per_month=per_month).update(decisions)
-    windows = [assess(known, decisions[a:b], a) for a, b in track(spans, "Estimating windows")]
-    whole = assess(known, decisions) if len(windows) > 1 else windows[0]
+    monitor = monitoring.Monitor(known, per_month=per_month).update(decisions)
+    windows = [monitoring.assess(known, decisions[a:b], a) for a, b in track(spans, "Estimating windows")]
+    whole = monitoring.assess(known, decisions) if len(windows) > 1 else windows[0]
     sizes, carried = [2**k for k in range(20) if 2**k < len(spans)], np.maximum(known.prior, 1e-12)
     recent = [(len(decisions) - spans[-size][0], spans[-size][0]) for size in sizes]
     longer = [(size, estimate_prior(decisions.probabilities[start:], carried)) for size, start in recent]
-    lengths = lengths_needed([*longer, (len(decisions), whole.estimate)], known.prior)
+    lengths = monitoring.lengths_needed([*longer, (len(decisions), whole.estimate)], known.prior)
     realised, found = _from_labels(log)
     result = Watch(log, known, monitor, windows, whole, lengths, realised, found)
     if out is not None:
@@ -250,7 +232,7 @@ def watch(
     return result
 
 
-def _spans(decisions: Decided, window: str | int | None) -> Iterator[tuple[int, int]]:
+def _spans(decisions: monitoring.Decided, window: str | int | None) -> Iterator[tuple[int, int]]:
     """First and last row of each window; a short rest belongs to the last one."""
     text, size = str(window or ""), len(decisions)
     timed = re.fullmatch(r"(\d+)([hdw])", text)

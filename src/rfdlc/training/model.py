@@ -1,7 +1,7 @@
 """Model: a run folder made ready to predict and decide. The networks of runs are built here."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -248,18 +248,13 @@ class Model:
             own = f"{inputs.name} was encoded by its own training rows, not by those of this model"
             expect(inputs.encoder == self.encoder, f"{own}: give the table itself, its path or a data frame")
             return split_of(inputs, name, self.classes)
-        if self.encoder is not None and (isinstance(inputs, Mapping) or hasattr(inputs, "columns")):
-            cells = {str(name): inputs[name] for name in getattr(inputs, "columns", inputs)}
-            for name, column in cells.items():
-                several = isinstance(column, Sized) and not isinstance(column, str)
-                expect(several, f"column {name!r} is {column!r}: expected a list of cells, one per row")
-                if hasattr(column, "tolist") and "datetime" not in str(getattr(column, "dtype", "")):
-                    cells[name] = column.tolist()  # of dates it would give nanoseconds
-            inputs = self.encoder.transform(cells)
-        array = as_inputs("array", as_array(inputs))
+        array = as_array(self.encoder.encode(inputs) if self.encoder else inputs)
+        rows = f", or {self.encoder.expected}" if self.encoder else ""
+        told = f"an array of shape {array.shape} was given: expected (samples, {self.input_shape}){rows}"
+        expect(self.encoder is None or array.shape[1:] == self.input_shape, told)
+        array = as_inputs("array", array)
         images = self.embedding is not None and array.ndim == 4
-        fits = (images or array.shape[1:] == self.input_shape) and len(array)
-        expect(fits, f"an array of shape {array.shape} was given: expected (samples, {self.input_shape})")
+        expect((images or array.shape[1:] == self.input_shape) and len(array), told)
         return Split(array, np.full(len(array), -1, dtype=np.int64))
 
 

@@ -72,6 +72,8 @@ def profile(
     row, config = resolve(method, given.name, {**settings, **start.settings}, given.suits, len(given.train))
     networks = config.backbone not in TABULAR
     expect(networks, f"only networks are profiled, but backbone is {config.backbone}: set backbone=mlp")
+    if given.val is None and config.hold_out:  # as in the training
+        given = given.hold_out(config.hold_out, config.seed)
     device, seeds = choose_device(config.device), (config.seed,)
     net = place(method_net(row, config, given.input_shape, given.classes, seeds, start=start.weights), device)
     stage = PreparedStage(0, [(row, config, given.classes)], given, device)

@@ -138,13 +138,14 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         training = config.epochs * seconds * config.trainings * (1 + SHARE * bool(candidates)) / SAFETY
         all_of_them = f"{math.ceil(measured + training)} s give all of them"
         announce(f"too short  {length} of {config.epochs} epochs; {all_of_them}")
-    plan: dict[str, Any] = {
-        "epochs": length,
-        "seconds_per_epoch": seconds or None,
-        "candidates": candidates[:count],
-        "rungs": rungs,
-    }
-    plan |= {"trainings": more} if more else {}
+    expected = measured + length * seconds * config.replace(**more).trainings
+    if config.budget and expected > config.budget:
+        late = (
+            f"the training ends about {math.ceil(expected - config.budget)} s after its budget of {config.budget:g} s"
+        )
+        announce(f"overrun    one epoch takes about {seconds:.2g} s, and one is the least: {late}")
+    plan: dict[str, Any] = {"epochs": length, "seconds_per_epoch": seconds or None, "rungs": rungs}
+    plan |= {"candidates": candidates[:count]} | ({"trainings": more} if more else {})
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
 
 

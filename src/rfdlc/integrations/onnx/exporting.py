@@ -22,22 +22,17 @@ from numpy.typing import NDArray
 from rfdlc import __version__
 from rfdlc.data.images import ImageFiles
 from rfdlc.data.loader import Normaliser
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.evaluation import entries, evaluate
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
+from rfdlc.integrations.onnx import model as onnx_model
 from rfdlc.integrations.onnx.graph import serialise
-from rfdlc.integrations.onnx.model import (
-    FORMAT,
-    VERSION,
-    Decisions,
-    OnnxModel,
-    blank_sample,
-    check_exportable,
-    outputs_of,
-)
+from rfdlc.integrations.onnx.model import Decisions, OnnxModel
+from rfdlc.progress import announce
 from rfdlc.training.model import Model, OwnBackbone
 from rfdlc.training.run import Run, data_of
 
@@ -105,7 +100,8 @@ class Exported:
 
 def export(
     run: str | Path, out: str | Path, *, utility: Utility | None = None, target_prior: PriorLike | None = None,
-    utility_input: bool = False, resize: bool = False, precision: str = "float32", backbone: OwnBackbone | None = None,
+    decider: Decider | None = None, utility_input: bool = False, resize: bool = False, precision: str = "float32",
+    backbone: OwnBackbone | None = None,
 ) -> Exported:  # fmt: skip
     """Write a run as one graph from raw samples to actions; refused if the graph does not decide as the run does.
 
@@ -115,6 +111,8 @@ def export(
         A run folder, and the file to write: ONNX (`.onnx`) or torch.export (`.pt2`).
     utility, target_prior : optional
         Replace the utility of the run's Decider, and the class prior that it decides for.
+    decider : Decider, optional
+        Instead of the run's own, for example `Decider.load(run)` with sets or a budget.
     utility_input, resize
         Whether the utility is an input of the graph instead of a constant; whether it takes images of any size.
     precision, backbone
@@ -132,15 +130,18 @@ def export(
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    prior = model.decider.target_prior if target_prior is None else target_prior
-    model.decider = model.decider.replace(utility=utility, target_prior=prior)
-    check_exportable(model.decider, utility_input, model.familiarity is not None)
+    own = decider or model.decider
+    model.decider = own.replace(
+        utility=utility, target_prior=own.target_prior if target_prior is None else target_prior
+    )
+    onnx_model.check_exportable(model.decider, utility_input, model.familiarity is not None)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
     expect(square or not resize, f"resize is for square images, but this model takes samples of shape {shape}")
     metadata = {"resize": resize, "utility_input": utility_input, "precision": precision, **_describe(model)}
     if full:  # what any machine must compute for one sample
-        metadata["reference"] = model.decider.probabilities(model.predict(blank_sample(shape)))[0].tolist()
+        metadata["reference"] = model.decider.probabilities(model.predict(onnx_model.blank_sample(shape)))[0].tolist()
+    announce(f"translating the model to {path.suffix}: also for small ones, torch takes a while")
     logger = logging.getLogger("torch.onnx")
     with warnings.catch_warnings(action="ignore"), ExitStack() as quiet:
         quiet.callback(logger.setLevel, logger.level)
@@ -151,8 +152,9 @@ def export(
         extra = (torch.tensor(model.decider.utility.matrix),) if utility_input else ()
         with torch.no_grad():
             found = [output.numpy() for output in program(torch.tensor(inputs), *extra)]
-        return Decisions(**dict(zip(outputs_of(model.decider), found, strict=True)))
+        return Decisions(**dict(zip(onnx_model.outputs_of(model.decider), found, strict=True)))
 
+    announce("comparing the decisions of the file with those of the run")
     with replacing(path) as beside:
         beside.write_bytes(data)
         program: Any = None if onnx else torch.export.load(io.BytesIO(data)).module()
@@ -171,8 +173,8 @@ def _describe(model: Model) -> dict[str, Any]:
     samples: dict[str, Any] = {"input_shape": list(model.input_shape), "resizing": asdict(model.resizing)}
     samples["encoder"] = None if encoder is None else encoder.to_dict()
     decider = model.decider.to_dict()
-    version = max(VERSION, decider["version"])  # both are 3 with sets, a budget or unfamiliar samples
-    described = {"format": FORMAT, "version": version, "decider": decider, **samples}
+    version = max(onnx_model.VERSION, decider["version"])  # both are 3 with sets, a budget or unfamiliar samples
+    described = {"format": onnx_model.FORMAT, "version": version, "decider": decider, **samples}
     return {**described, "provenance": {**made_by, **made_from}}
 
 

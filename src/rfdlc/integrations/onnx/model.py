@@ -95,7 +95,10 @@ class OnnxModel:
         return model
 
     def decide(self, inputs: Any, utility: Utility | None = None) -> Decisions:
-        """Decide uint8 images, float features or rows of a table (`{column: cells}`), by another `utility` if given."""
+        """Decide uint8 images, float features or rows of a table (a data frame or `{column: cells}`).
+
+        By another `utility` if given.
+        """
         chosen = self.utility if utility is None else utility.with_classes(self.classes)
         decided = self._run(self._read(inputs), chosen)
         wrong = np.flatnonzero(~np.isfinite(decided.probabilities).all(axis=1))
@@ -112,11 +115,11 @@ class OnnxModel:
 
     def _read(self, inputs: Any) -> NDArray[Any]:
         """Samples as the graph takes them."""
-        rows = self.encoder and isinstance(inputs, Mapping)
-        array = np.asarray(self.encoder.transform(inputs) if self.encoder and rows else inputs)
+        array = np.asarray(self.encoder.encode(inputs) if self.encoder else inputs)
         sides = ", ".join(map(str, (*self._fixed, *("HW" if self.resize else ""))))
         fits = array.ndim == 1 + len(self.input_shape) and array.shape[1 : 1 + len(self._fixed)] == self._fixed
-        expect(fits and len(array), f"samples have shape {array.shape}: expected (N, {sides})")
+        rows = f", or {self.encoder.expected}" if self.encoder else ""
+        expect(fits and len(array), f"samples have shape {array.shape}: expected (N, {sides}){rows}")
         expect(not self._images or array.dtype == np.uint8, f"images are {array.dtype}: expected uint8, from 0 to 255")
         return array if self._images else as_inputs("samples", array)
 

@@ -53,17 +53,11 @@ SCRIPTS = (
 
 
 def report(
-    runs: Source | Sequence[Source] | Mapping[str, Source],
-    utility: Utility | None = None,
-    out: str | Path = "report.html",
-    *,
-    decider: Decider | None = None,
-    classes: Classes | Sequence[str] | None = None,
-    images: Images | None = None,
-    title: str | None = None,
-    bootstrap: int = BOOTSTRAP,
-    seed: int = 0,
-) -> Path:
+    runs: Source | Sequence[Source] | Mapping[str, Source], utility: Utility | None = None,
+    out: str | Path = "report.html", *, decider: Decider | None = None,
+    classes: Classes | Sequence[str] | None = None, images: Images | None = None, title: str | None = None,
+    bootstrap: int = BOOTSTRAP, seed: int = 0,
+) -> Path:  # fmt: skip
     """Write an HTML report of one or several runs, in which the utility can be edited.
 
     Parameters

@@ -67,11 +67,9 @@ class ReportRun:
 
 
 def as_runs(
-    given: Source | Sequence[Source] | Mapping[str, Source],
-    utility: Utility | None = None,
-    decider: Decider | None = None,
-    classes: Classes | Sequence[str] | None = None,
-) -> list[ReportRun]:
+    given: Source | Sequence[Source] | Mapping[str, Source], utility: Utility | None = None,
+    decider: Decider | None = None, classes: Classes | Sequence[str] | None = None,
+) -> list[ReportRun]:  # fmt: skip
     """Runs from whatever `report` accepts; a folder has its own decider, unless one is given."""
     several: Any = given if isinstance(given, Mapping | list | tuple) else [given]
     sources = list(several.values() if isinstance(several, Mapping) else several)
@@ -115,15 +113,10 @@ def alike(runs: Sequence[ReportRun]) -> list[ReportRun]:
 
 
 def compare(
-    a: Source | Sequence[Source],
-    b: Source | Sequence[Source],
-    utility: Utility | None = None,
-    *,
-    decider: Decider | None = None,
-    classes: Classes | Sequence[str] | None = None,
-    bootstrap: int = 300,
+    a: Source | Sequence[Source], b: Source | Sequence[Source], utility: Utility | None = None, *,
+    decider: Decider | None = None, classes: Classes | Sequence[str] | None = None, bootstrap: int = 300,
     seed: int = 0,
-) -> Comparison:
+) -> Comparison:  # fmt: skip
     """Compare two models on the same test samples: paired differences of every metric with 95% intervals.
 
     Parameters

@@ -73,7 +73,10 @@ class Unavailable(Exception):
     """The model cannot compute now: the request gets 503, and may be sent again."""
 
 
-def open_backend(path: str | Path, utility: Utility | None = None, target_prior: PriorLike | None = None) -> Backend:
+def open_backend(
+    path: str | Path, utility: Utility | None = None, target_prior: PriorLike | None = None,
+    decider: Decider | None = None,
+) -> Backend:  # fmt: skip
     """Load a run folder or a `.onnx` file, and check by one inference that it computes finite probabilities."""
     place = Path(path)
     exported = place.suffix == ".onnx"
@@ -88,6 +91,7 @@ def open_backend(path: str | Path, utility: Utility | None = None, target_prior:
         message = 'serving a run folder needs torch: pip install "rfdlc[train]", or serve an exported .onnx file'
         raise InputError(message) from None
     model: Any = OnnxModel.load(place) if exported else Model.load(place)
+    model.decider = decider or model.decider
     if target_prior is not None:
         model.decider = model.decider.replace(target_prior=target_prior)
 

@@ -108,7 +108,7 @@ class Reader:
         self.expected = {  # descriptions of the fields, and the answers to whatever is wrong with them
             "images": f"expected 1 to {most} base64 strings (RFC 4648, without a data: prefix) of image files",
             "arrays": f"expected nested lists of shape (1 to {most} samples, {sides}) with {numbers}",
-            "rows": f"expected the columns {columns}: equally long lists of 1 to {most} strings and finite numbers",
+            "rows": f"expected {{column: cells}} with {columns}: lists of equal length, 1 to {most} texts or numbers",
             "probabilities": f"expected nested lists of shape (1 to {most} samples, {count}), or (particles, samples, "
             f"{count}) with all particles of the model: numbers from 0 to 1, and rows that sum to 1",
             "utility": f"expected a matrix with {count} rows, one per class, and at most {self.most_actions} columns, "

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import Utility
@@ -37,14 +38,15 @@ def serve(
     host: str = "127.0.0.1", port: int = 8000, token_file: str | Path | None = None, limits: Limits | None = None,
     quiet: bool = False, certificate: str | Path | None = None, key: str | Path | None = None,
     versions: Mapping[str, str | Path] | None = None, name: str | None = None,
-    log_decisions: str | Path | None = None, reference: str | Path | None = None, decider: str | Path | None = None,
+    log_decisions: str | Path | None = None, reference: str | Path | None = None,
+    decider: str | Path | Decider | None = None,
 ) -> None:  # fmt: skip
     """Serve a run folder or an exported file until SIGTERM or Ctrl-C; accepted requests are answered first.
 
     `versions` are more versions of the model, by name, beside `model`, which is version 1 and the default; `name` is
     what the Open Inference Protocol calls the model. `log_decisions` is a folder for decisions, `reference` held-out
     predictions that they are watched beside (by default those of a run folder), and `decider` a file of
-    `rfdlc recalibrate`, which is taken up whenever it changes.
+    `rfdlc recalibrate`, which is taken up whenever it changes, or a `Decider` instead of the one of the run folder.
     """
     token = None if token_file is None else read_token(token_file)
     check_host(host, token)
@@ -60,11 +62,13 @@ def serve(
     backends = {}
     taken = "version 1 is the model itself: give the other one another name, such as 2=model.onnx"
     expect("1" not in (versions or {}), taken)
-    paths, live = {"1": model, **(versions or {})}, None if decider is None else Path(decider)
+    fixed = decider if isinstance(decider, Decider) else None
+    expect(not (fixed and versions), "a decider was fitted for one model: serve other versions on ports of their own")
+    paths, live = {"1": model, **(versions or {})}, Path(decider) if isinstance(decider, str | Path) else None
     expect(reference is None or log_decisions is not None, "--reference is for --log-decisions DIR: give both")
     for version, path in paths.items():
         expect(URL_SAFE.fullmatch(version), f"version {version!r}: expected letters, digits, dots, - and _")
-        backends[version] = ModelProcess(path, utility, target_prior).open()
+        backends[version] = ModelProcess(path, utility, target_prior, fixed).open()
     first = backends["1"].decider.utility
     for version, backend in backends.items():
         alike = backend.decider.utility.classes.names == first.classes.names

@@ -25,8 +25,6 @@ from fastapi import HTTPException
 from numpy.typing import NDArray
 
 import rfdlc
-from rfdlc.decide.priors import PriorLike
-from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, end_with_parent
 from rfdlc.integrations.server.backend import Backend, Limits, Unavailable, open_backend
 from rfdlc.integrations.server.requests import Reader
@@ -135,8 +133,9 @@ class Worker:
 class ModelProcess:
     """The model, in a process of its own: it can be killed while it computes, and is loaded again."""
 
-    def __init__(self, path: str | Path, utility: Utility | None, target_prior: PriorLike | None) -> None:
-        self.child = Child("compute", (Path(path).absolute(), utility, target_prior), {})
+    def __init__(self, path: str | Path, *decided_by: Any) -> None:
+        """`decided_by` as of `open_backend`: the utility, the target prior and the decider."""
+        self.child = Child("compute", (Path(path).absolute(), *decided_by), {})
         self.kill = self.child.kill
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None  # of the event loop
 

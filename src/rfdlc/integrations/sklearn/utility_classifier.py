@@ -15,15 +15,8 @@ from sklearn.ensemble import BaggingClassifier
 from sklearn.ensemble._forest import ForestClassifier
 from sklearn.model_selection import StratifiedGroupKFold, check_cv
 from sklearn.pipeline import Pipeline
-from sklearn.utils import _safe_indexing, get_tags, indexable
+from sklearn.utils import _safe_indexing, get_tags, indexable, validation
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_array,
-    check_is_fitted,
-    column_or_1d,
-    has_fit_parameter,
-)  # fmt: skip
 
 from rfdlc.decide.budgets import budget_of
 from rfdlc.decide.classes import Classes, Indices
@@ -51,7 +44,7 @@ class DecidingMixin:
 
     def fit_budget(self: Any, X: Any, y: Any, budget: Any) -> Any:
         """Hand over at most a share of the samples ("5%", or shares by action), by samples that `fit` has not seen."""
-        p, encoded = self.predict_proba(X), _encode(column_or_1d(y, warn=True), self.classes_)
+        p, encoded = self.predict_proba(X), _encode(validation.column_or_1d(y, warn=True), self.classes_)
         return self._decide_with(self.decider_.replace(budget=budget_of(self.decider_, p, encoded, budget)))
 
     def conformalize(self: Any, X: Any, y: Any, *, kind: str = "macro", coverage: float = 0.9, **options: Any) -> Any:
@@ -60,7 +53,7 @@ class DecidingMixin:
         `kind` is "marginal", "class" or "macro"; see `rfdlc.decide.sets.PredictionSets.fit` for further options.
         """
         check_coverage(coverage)
-        p, encoded = self.predict_proba(X), _encode(column_or_1d(y, warn=True), self.classes_)
+        p, encoded = self.predict_proba(X), _encode(validation.column_or_1d(y, warn=True), self.classes_)
         options = {"shifted": self.decider_.prior_warning(encoded) is not None} | options
         options = {"prior": self.decider_.decided_prior, "kind": kind, "coverage": coverage} | options
         sets = PredictionSets.fit(p, encoded, self.named_classes_, **options)
@@ -79,7 +72,7 @@ class DecidingMixin:
 
     def set_utility(self: Any, utility: Any) -> Any:
         """Decide for another utility from now on; nothing is fitted again, and a budget, which belongs to it, ends."""
-        check_is_fitted(self)
+        validation.check_is_fitted(self)
         self._decide_with(self.decider_.replace(utility=as_utility(utility, self.named_classes_), budget=None))
         self.utility = utility
         return self
@@ -156,13 +149,13 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
         """Calibrate out of fold, and fit the estimator to all samples. No group of samples is on both sides."""
         problem = f"{type(self.estimator).__name__} has no predict_proba: expected a classifier with probabilities"
         expect(hasattr(self.estimator, "predict_proba"), f"{problem}, such as CalibratedClassifierCV(estimator)")
-        y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")
+        y = validation.check_array(validation.column_or_1d(y, warn=True), ensure_2d=False, dtype=None, input_name="y")
         check_classification_targets(y)
         X, y, groups = indexable(X, y, groups)
         weights = as_sample_weight(sample_weight, X)
         prefit = isinstance(self.cv, str) and self.cv == "prefit"
         if prefit:
-            check_is_fitted(self.estimator)
+            validation.check_is_fitted(self.estimator)
         labels = np.unique(self.estimator.classes_ if prefit else y)
         encoded = _encode(y, labels)
         decider = self._new_decider(labels, encoded, weights)
@@ -184,7 +177,7 @@ class UtilityClassifier(DecidingMixin, MetaEstimatorMixin, ClassifierMixin, Base
 
     def predict_proba(self, X: Any) -> Floats:
         """Calibrated probabilities (N, C) under the prior where decisions are made, in the order of `classes_`."""
-        check_is_fitted(self)
+        validation.check_is_fitted(self)
         corrected = (self.decider_.probabilities(self._probabilities(model, X)) for model in self.estimators_)
         return np.mean([np.asarray(p) for p in corrected], axis=0)
 
@@ -234,7 +227,7 @@ def _fitted(estimator: Any, X: Any, y: NDArray[Any], weights: Floats | None) -> 
     if weights is None:
         return model.fit(X, y)
     piped = isinstance(model, Pipeline)
-    supported = piped or has_fit_parameter(model, "sample_weight")
+    supported = piped or validation.has_fit_parameter(model, "sample_weight")
     expect(supported, f"Underlying estimator {type(model).__name__} does not support sample weights.")
     return model.fit(X, y, **{f"{model.steps[-1][0]}__sample_weight" if piped else "sample_weight": weights})
 
@@ -250,7 +243,7 @@ def as_sample_weight(given: ArrayLike | None, samples: Any) -> Any:
     """One weight per sample (N,), 0 or more and not all 0; None for None."""
     if given is None:
         return None
-    weights = _check_sample_weight(given, samples, dtype=np.float64)
+    weights = validation._check_sample_weight(given, samples, dtype=np.float64)
     expect((weights >= 0).all(), "Negative values in data passed to `sample_weight`")
     expect(weights.any(), "Sample weights must contain at least one non-zero number.")
     return weights

@@ -12,25 +12,14 @@ from torch.nn import functional
 
 from rfdlc.decide.classes import Classes
 from rfdlc.errors import expect
+from rfdlc.training.networks import stack
 from rfdlc.training.networks.backbones import Backbone, Copies
 from rfdlc.training.networks.fused.stages import usable
-from rfdlc.training.networks.stack import (
-    IMAGES_IN_FRONT,
-    IN_CHANNELS,
-    IN_FRONT,
-    Conv,
-    CosineHead,
-    Dropout,
-    Linear,
-    MixedHead,
-    called,
-    reset,
-)
 
 HEADS: dict[str, Callable[..., nn.Module]] = {  # (networks, features, classes, scale, particles)
-    "cosine": lambda *size: CosineHead(*size[:4]),
-    "linear": lambda *size: Linear(*size[:3]),
-    "mixed": MixedHead,
+    "cosine": lambda *size: stack.CosineHead(*size[:4]),
+    "linear": lambda *size: stack.Linear(*size[:3]),
+    "mixed": stack.MixedHead,
 }
 EXECUTIONS = ("auto", "stacked", "separate")
 WIDE = 512  # channels from which grouped convolutions are not faster than one network after another
@@ -63,8 +52,8 @@ class Router(Combination):
     def __init__(self, runs: int, particles: int, width: int, classes: int, choices: int, hidden: int = 16) -> None:
         super().__init__()
         self.choices = min(choices, classes)
-        self.hidden = Linear(runs * (particles - 1), width, hidden)
-        self.score = Linear(runs, hidden + self.choices, 1)  # the same for all experts of a run
+        self.hidden = stack.Linear(runs * (particles - 1), width, hidden)
+        self.score = stack.Linear(runs, hidden + self.choices, 1)  # the same for all experts of a run
 
     def scores(self, logits: Tensor, features: Tensor) -> Tensor:
         """(R, M-1, B): above 0, expert i + 1 is asked."""
@@ -175,20 +164,21 @@ class ParticleNet(nn.Module):
         )
         self.single: list[nn.Sequential] = []  # one network's trunk and branch, where networks are computed separately
         size = networks, backbone.width, classes
-        self.dropout = Dropout(networks, dropout)
+        self.dropout = stack.Dropout(networks, dropout)
         self.head: Any = HEADS[head](*size, head_scale, particles)
         self.combination: Combination = combine(self.runs, backbone.width)
         self.resize: nn.Module = nn.Identity()  # of images, to the size that the networks are made for
-        reset(self, seeds)
+        stack.reset(self, seeds)
 
     def execute(self, how: str) -> None:
         """Compute the networks of a stack together, or separately, one after another, with the same parameters.
 
         Grouped convolutions pay for narrow layers and cost for wide ones (`benchmarks/execution.py`).
         """
-        widest = max((layer.weight.shape[0] for layer in self.branches.modules() if isinstance(layer, Conv)), default=0)
+        layers = (layer for layer in self.branches.modules() if isinstance(layer, stack.Conv))
+        widest = max((layer.weight.shape[0] for layer in layers), default=0)
         networks = self.runs * self.particles
-        possible = networks > 1 and self.layout is IN_CHANNELS
+        possible = networks > 1 and self.layout is stack.IN_CHANNELS
         separate = possible and (how == "separate" or (how == "auto" and widest >= WIDE * networks))
         with torch.device("meta"):  # structure alone: every call brings its own tensors
             self.single = [nn.Sequential(*(stage(1) for stage in part)) for part in self.stages if separate]
@@ -198,10 +188,10 @@ class ParticleNet(nn.Module):
         if self.single:
             return self._separate_features(x)
         fused = self.fused and self.trunk.training and self.branches.training and usable(x)
-        layout = IMAGES_IN_FRONT if fused else self.layout
+        layout = stack.IMAGES_IN_FRONT if fused else self.layout
         shared = self._through(self.trunk, layout.fold(x))
         if not len(self.branches):
-            return IN_FRONT.spread(layout.unfold(shared, self.runs), self.runs, self.particles)
+            return stack.IN_FRONT.spread(layout.unfold(shared, self.runs), self.runs, self.particles)
         spread = layout.spread(shared, self.runs, self.particles) if self.particles > 1 else shared
         return layout.unfold(self._through(self.branches, spread), self.runs * self.particles)
 
@@ -218,12 +208,12 @@ class ParticleNet(nn.Module):
             tensors = dict(stage.named_parameters()) | dict(stage.named_buffers())
             own = zip(*(tensor.chunk(len(inputs)) for tensor in tensors.values()), strict=True)
             calls = [dict(zip(tensors, values, strict=True)) for values in own]
-            inputs = [called(template, its, x, self.recompute) for its, x in zip(calls, inputs, strict=True)]
+            inputs = [stack.called(template, its, x, self.recompute) for its, x in zip(calls, inputs, strict=True)]
         return inputs
 
     def _through(self, stages: nn.Sequential, x: Tensor) -> Tensor:
         for stage in stages:
-            x = called(stage, {}, x, self.recompute)
+            x = stack.called(stage, {}, x, self.recompute)
         return x
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,10 +53,11 @@ function drawHeadline(data, run) {
   };
   const known = REGIONS.filter((region) => isNumber(values[`accuracy_by_region.${region}`]));
   const regionBars = known.map((region) => meter(region, values[`accuracy_by_region.${region}`]));
-  const kept =
-    values.abstention_rate > 0 ? `accuracy of the rest ${percent(values.kept_accuracy)}` : "every sample was decided";
+  const some = values.abstention_rate > 0;
+  const kept = some ? `accuracy of the rest ${percent(values.kept_accuracy)}` : "every sample was decided";
+  const answered = `${percent(values.kept_accuracy)} of the ${percent(1 - values.abstention_rate)} answered`;
   replace(byId("cards"), [
-    card("accuracy", "", regionBars),
+    card("accuracy", some ? `${answered}; abstained counts as wrong` : "", regionBars),
     card("false_head_rate", "rare classes decided as frequent ones"),
     card("mean_utility", "by the utility of this report"),
     card("ece", "confidence against accuracy"),

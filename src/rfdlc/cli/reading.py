@@ -1,0 +1,134 @@
+"""What options name by files or words: classes, class priors, utilities, experts, and deciders of folders."""
+
+import csv
+import re
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import rfdlc
+from rfdlc.errors import InputError, expect, listing
+
+BUILDERS = ("one-hot", "tail-sensitive")
+_NO_TABLES = (".json", ".toml", ".yaml", ".yml", ".xlsx", ".xls", ".ods", ".parquet", ".npy", ".npz")
+_CLASS_FILES = (".json", ".csv", ".tsv", ".parquet", ".npz")  # what can tell the classes; other dots are in names
+
+
+def with_expert(utility: "rfdlc.Utility", file: Path) -> "rfdlc.Utility":
+    """The utility with an expert: a table of true classes and answers, and optionally a column of costs."""
+    table = rfdlc.Utility.read_csv(file, utility.classes)
+    names, given = utility.classes.names, list(table.actions)
+    missing, unknown = [n for n in names if n not in given], [n for n in given if n not in (*names, "cost")]
+    expect(not missing, f"{file}: no column for the answer {listing(missing)}: expected one per class, and cost")
+    expect(not unknown, f"{file}: column {listing(unknown)} is not a class: expected one answer per class, and cost")
+    cost = table.matrix[:, given.index("cost")] if "cost" in given else 0.0
+    return utility.with_expert(file.stem, confusion=table.matrix[:, table.class_action], cost=cost)
+
+
+def read_classes(spec: str) -> "rfdlc.Classes":
+    """`cat,dog,newt`; a JSON file; a CSV with columns class,count[,group]; or any table of predictions."""
+    from rfdlc.tables import SUFFIXES, open_table
+
+    path, ending = Path(spec), Path(spec).suffix.lower()
+    if not path.is_file():
+        named = "," in spec and ending not in _CLASS_FILES
+        expect(named, f"classes {spec!r}: no such file; expected a file, or names such as cat,dog,newt")
+        return rfdlc.Classes(tuple(name.strip() for name in next(csv.reader([spec], skipinitialspace=True))))
+    if ending == ".json":
+        return rfdlc.Classes.from_json(path)
+    try:
+        if ending not in SUFFIXES or "class" not in open_table(path).names:
+            return rfdlc.Predictions.load(path).classes
+        columns = table_columns(path, "class")
+        names, groups = columns["class"], dict[str, list[str]]()
+        for name, group in zip(names, columns.get("group", ()), strict=False):
+            if group:
+                groups.setdefault(group, []).append(name)
+        counts: Any = tuple(_numbers(names, columns.get("count", ()), "count", whole=True).values()) or None
+        return rfdlc.Classes(tuple(names), counts, groups)
+    except InputError as error:
+        told = str(error).removeprefix(f"{path}: ")
+        raise InputError(f"{path}: {told}; training counts are read from a CSV with columns class,count") from None
+
+
+def read_prior(spec: str, what: str) -> str | dict[str, float]:
+    """`uniform`, `train`, `cat=0.2,dog=0.8`, or a CSV file with a column class, and share or count: always by name."""
+    if spec in ("uniform", "train", "estimate"):
+        return spec
+    if "=" in spec:
+        pairs = [item.partition("=") for item in spec.split(",")]
+        return _numbers([name.strip() for name, _, _ in pairs], [value for _, _, value in pairs], what)
+    expect(
+        spec.lower().endswith((".csv", ".tsv")),
+        f"{what} {spec!r} is unknown: expected uniform, train, estimate (a target prior alone), "
+        "shares such as cat=0.2,dog=0.8, or a CSV file with columns class,share or class,count",
+    )
+    columns = table_columns(Path(spec), "class")
+    kind = "count" if "count" in columns and "share" not in columns else "share"
+    expect(kind in columns, f"{spec}: expected columns class,share or class,count and one row per class")
+    return _numbers(columns["class"], columns[kind], f"{spec}: {kind}", whole=kind == "count")
+
+
+def table_columns(path: Path, *needed: str) -> dict[str, list[str]]:
+    """The cells of a small table as text, by column."""
+    from rfdlc.tables import read_columns
+
+    columns = {name: [str(cell).strip() for cell in cells.to_pylist()] for name, cells in read_columns(path).items()}
+    expect(all(map(columns.get, needed)), f"{path}: expected columns {', '.join(needed)} and one row per class")
+    return columns
+
+
+def _numbers(names: Iterable[str], texts: Iterable[str], what: str, whole: bool = False) -> dict[str, float]:
+    """The number of each class; a whole one such as 12.000 may be meant as twelve thousand, and raises."""
+    from rfdlc.tables import is_number, number
+
+    found: dict[str, float] = {}
+    for name, text in zip(names, texts, strict=False):
+        expect(name not in found, f"{what} of {name!r} is given twice: expected one for every class")
+        unclear = whole and re.fullmatch(r"[0-9]{1,3}([.,][0-9]{3})+", text)
+        fix = "could be read in two ways: write it without a sign for thousands"
+        expect(not unclear, f"{what} of {name!r}: {text!r} {fix}")
+        expect(is_number(text), f"{what} of {name!r}: {text!r} is not a number")
+        found[name] = number(text)
+    return found
+
+
+def read_utility(
+    spec: str, classes: "rfdlc.Classes | None", penalty: float | None = None, costs: bool = False
+) -> "rfdlc.Utility":
+    """The path of a CSV file, or `one-hot` or `tail-sensitive` for classes that are known."""
+    allowed = penalty is None or spec == "tail-sensitive"
+    expect(allowed, f"penalty {penalty} is for the utility tail-sensitive, not for {spec}: leave it out")
+    if spec not in BUILDERS:
+        kind, others = ("costs", "") if costs else ("utility", f" or one of {listing(BUILDERS)}")
+        expect(Path(spec).is_file(), f"{kind} {spec!r}: no such file; expected a CSV file{others}")
+        hint = "as `rfdlc utility new` writes one (a saved decider is given with --decider)"
+        expect(Path(spec).suffix.lower() not in _NO_TABLES, f"utility {spec!r}: expected a CSV file, {hint}")
+        table = rfdlc.Utility.read_csv(spec, classes)
+        utility = rfdlc.Utility.from_costs(table.matrix, table.classes, table.actions) if costs else table
+        _warn_of_sign(spec, utility, costs)
+        return utility
+    if classes is None:
+        raise InputError(f"utility {spec!r} needs the classes: give them with --classes")
+    if spec == "one-hot":
+        return rfdlc.Utility.one_hot(classes)
+    needs = "utility 'tail-sensitive' needs training counts: give --classes FILE with columns class,count"
+    expect(classes.counts is not None, needs)
+    return rfdlc.Utility.tail_sensitive(classes, -1.0 if penalty is None else penalty)
+
+
+def _warn_of_sign(spec: str, utility: "rfdlc.Utility", costs: bool) -> None:
+    """Costs read as utilities, or the reverse, would silently lead to the worst decisions."""
+    own = utility.class_action
+    among = utility.matrix[:, own]  # (C, C): what deciding for each class is worth
+    right = among.diagonal()
+    if (own >= 0).all() and (right == among.min(axis=1)).all() and (right < among.max(axis=1)).any():
+        least = "is worth the least of its row: if these are costs, give them with --costs"
+        most = "costs the most of its row: if these are utilities, give them with --utility"
+        warnings.warn(f"{spec}: every right decision {most if costs else least}", stacklevel=2)
+
+
+def folder_decider(path: Path) -> "rfdlc.Decider | None":
+    """The decider that a folder of predictions brings along."""
+    return rfdlc.Decider.load(path) if (path / "decider.json").is_file() else None
