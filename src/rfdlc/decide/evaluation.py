@@ -40,10 +40,8 @@ class Entry:
 
 
 def entries(values: Mapping[str, Any], headline: bool = False, most_parts: float = np.inf) -> Iterator[Entry]:
-    """The numbers in the values of an evaluation (or in a `metrics.json`), in the order of the registry.
-
-    Tables (with `headline` or `most_parts`) show how many samples were answered beside the accuracy, if not all.
-    """
+    """The numbers in the values of an evaluation (or in a `metrics.json`), in the order of the registry."""
+    # Tables show how many samples were answered beside the accuracy, if not all.
     table, abstains = headline or most_parts < np.inf, bool(values.get("abstention_rate"))
     for metric in METRICS.values():
         value = values.get(metric.name)

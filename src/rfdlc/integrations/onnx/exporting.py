@@ -130,10 +130,8 @@ def export(
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    own = decider or model.decider
-    model.decider = own.replace(
-        utility=utility, target_prior=own.target_prior if target_prior is None else target_prior
-    )
+    changes = {} if target_prior is None else {"target_prior": target_prior}
+    model.decider = (decider or model.decider).replace(utility=utility, **changes)
     onnx_model.check_exportable(model.decider, utility_input, model.familiarity is not None)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
