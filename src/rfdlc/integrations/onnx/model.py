@@ -95,7 +95,7 @@ class OnnxModel:
         return model
 
     def decide(self, inputs: Any, utility: Utility | None = None) -> Decisions:
-        """Decide uint8 images, features, or rows as a data frame or `{column: cells}`, by another `utility` if given."""
+        """Decide uint8 images, features or rows as a data frame or `{column: cells}`, by another `utility` if given."""
         chosen = self.utility if utility is None else utility.with_classes(self.classes)
         decided = self._run(self._read(inputs), chosen)
         wrong = np.flatnonzero(~np.isfinite(decided.probabilities).all(axis=1))
