@@ -130,7 +130,7 @@ def export(
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    changes = {} if target_prior is None else {"target_prior": target_prior}
+    changes: dict[str, Any] = {} if target_prior is None else {"target_prior": target_prior}
     model.decider = (decider or model.decider).replace(utility=utility, **changes)
     onnx_model.check_exportable(model.decider, utility_input, model.familiarity is not None)
     shape = model.input_shape
