@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rfdlc.training.networks.particles import CosineHead
-from rfdlc.training.networks.stack import Hidden, Linear
+from rfdlc.training.networks.stack import CosineHead, Hidden, Linear
 
 K, B, INPUTS, OUTPUTS = 3, 7, 5, 4
 

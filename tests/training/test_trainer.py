@@ -44,7 +44,8 @@ def test_eight_calls_from_the_command_to_the_loss(tmp_path, monkeypatch, capsys,
     loss = Watching(calls)
     row = Method("watched", "here", loss=lambda *given: loss if kind == "module" else loss.forward)
     monkeypatch.setitem(METHODS, "watched", row)
-    train_command("digits-lt", ["epochs=1", "widths=8", "batch_size=512"], out=tmp_path / "run", method="watched")
+    settings = ["epochs=1", "widths=8", "batch_size=512"]
+    train_command(source="digits-lt", settings=settings, out=tmp_path / "run", method="watched")
     assert calls[0] == "train.train"
     assert len(calls) + 1 <= 8, calls  # with the call of the loss itself
 

@@ -272,7 +272,8 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     if "diversity" in metrics and model.net.particles > 1:
         differ = metrics["diversity"]["disagreement"]
         lines.append(f"particles: the arg max of two of them differs on {differ:.1%} of the test samples")
-    lines += [str(model.decider), f"run folder: {path}", f"next: rfdlc {following}"]
+    lines += [f"calibration: {model.decider.fitted or 'none'}".partition(" (")[0], model.decider.decided_for]
+    lines += [f"run folder: {path}", f"next: rfdlc {following}"]
     choice = run.read_json("choice.json") if (path / "choice.json").exists() else {}
     tables = [metrics_table(columns, title), *([_choice_table(choice)] if choice else [])]
     tables += [_trials_table(run.tuning)] if run.tuning.get("rungs") else []
