@@ -54,7 +54,8 @@ the test set.
 `rf-dlc-strong` predicts from an image and its mirror image, others from the image alone
 ([what that gives](methods.md#rf-dlc-paper-rf-dlc-rf-dlc-strong)). *Accuracy traded for FHR*: decisions of the same runs
 with a penalty for rare samples taken for frequent classes. It is the largest that loses at most half a point of the
-accuracy that is expected of held-out training data (`frontier.py traded`).
+accuracy that is expected of held-out training data (`frontier.py traded`). The half point itself was set when the curve
+of penalties on the test split was known; the penalty of each run was not.
 
 `-` means not published or not measured. Sources: [the study](evidence.md), `benchmarks/frontier.py` and
 `benchmarks/finetune.py` with their CSV files in `benchmarks/results`, and `benchmarks/published.csv`.
