@@ -83,7 +83,7 @@ def train(
         chosen = _chosen(settings, ("out", *options))
         named = chosen.pop("method", method)
         prefixed = {key: chosen.pop(key) for key in [*chosen] if key.startswith(PREFIXES)}
-        of_network = {key[9:]: value for key, value in prefixed.items() if key.startswith("backbone.")}
+        of_network = {k.removeprefix("backbone."): v for k, v in prefixed.items() if k.startswith("backbone.")}
         chosen |= {"backbone_options": of_network} if of_network else {}
         chosen |= {name: value for name, value in (("budget", budget), ("log", log)) if value}
         resolve(named, str(source), chosen)

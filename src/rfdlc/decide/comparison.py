@@ -80,7 +80,7 @@ def compare_outcomes(
         for name in [name for name in left[0] if all(name in each for each in (*left, *right))]:
             found = paired_difference([each[name] for each in left], [each[name] for each in right])
             rows += [] if found is None else [Difference(name, labels[name], *found)]
-    distinct = {_likeness(row): row.p for row in rows}
+    distinct = {_likeness(row): row.p for row in reversed(rows)}  # of equal ones the first, whatever metrics follow
     adjusted = dict(zip(distinct, _holm(np.array(list(distinct.values()))), strict=True))
     differences = tuple(replace(row, p=float(adjusted[_likeness(row)])) for row in rows)
     return Comparison(names, len(a[0]), (len(a), len(b)), differences)
