@@ -136,7 +136,8 @@ class StreamedLoader(EpochLoader):
     def epoch(self, epoch: int, start_step: int = 0, weak: bool = False) -> Iterator[tuple[Tensor, ...]]:
         (order,) = self.draw_order(epoch).numpy()
         self._requests[:] = [(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
-        draws = self.augment.draw(self.count, seeded(AUGMENTATION, self.seeds[0], epoch, self.device))
+        generator = seeded(AUGMENTATION, self.seeds[0], epoch, self.device)
+        draws = self.augment.draw(self.count, generator, epoch > self.strong_until[0])
         for batch in self._received(self._kept, self._requests, draws):
             yield tuple(tensor[None] for tensor in (batch if weak else batch[:2]))
 
