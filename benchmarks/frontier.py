@@ -42,7 +42,6 @@ Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its 
 CHOICES: dict[str, Row] = {
     "strong": (STRONG, {}),
     "magnitude=0.5": (STRONG, {"magnitude": 0.5}),
-    **{f"weak_epochs={share:g}": (STRONG, {"weak_epochs": share}) for share in (0.05, 0.1, 0.2)},
     "trivialaugment": (STRONG, {"augment": "trivialaugment"}),
     "autoaugment": (STRONG, {"augment": "autoaugment"}),
     "cutout=0": (STRONG, {"cutout": 0}),

@@ -9,12 +9,11 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from rfdlc.data.augment import AUGMENTATIONS, Augment, cutmix, draw_shares, mixup
-from rfdlc.data.dataset import Dataset, Split
+from rfdlc.data.dataset import Split
 from rfdlc.data.loader import ResidentLoader
 from rfdlc.data.policy import BLENDS, CIFAR_PAIRS, OPERATIONS, TABLES, Policy
 from rfdlc.training.config import TrainConfig
-from rfdlc.training.loop import augmentation, build_stages
-from rfdlc.training.methods import find_method
+from rfdlc.training.loop import augmentation
 
 
 @pytest.fixture
@@ -266,26 +265,3 @@ def test_a_gpu_computes_all_images_and_selects_with_the_same_result(monkeypatch:
     found = augment(images, draws)
     monkeypatch.setattr("rfdlc.data.policy._changed", selected)
     assert torch.equal(augment(images, draws), found)
-
-
-def test_the_last_epochs_are_augmented_weakly(images: torch.Tensor) -> None:
-    split = Split(images.numpy(), np.arange(len(images)) % 2)
-    strong = Augment(crop_padding=4, flip=True, cutout=8, policy=Policy())
-    given: dict[str, Any] = {"seeds": (3, 4), "batch_size": len(images)}
-    loader = ResidentLoader(split, None, augment=strong, strong_until=(1, 2), **given)
-    ((x, _),) = loader.epoch(2)
-    ((all_strong, _),) = ResidentLoader(split, None, augment=strong, **given).epoch(2)
-    order, draws = ResidentLoader(split, None, augment=strong, **given).draw(2)
-    crops = {name: draws[name][0] for name in ("crop", "flip")}
-    torch.testing.assert_close(x[0], strong.weaker()(images[order[0]], crops) / 255)
-    assert torch.equal(x[1], all_strong[1])
-    assert not torch.equal(x[0], all_strong[0])
-
-
-def test_the_last_epochs_are_not_mixed(images: torch.Tensor) -> None:
-    splits = {"train": Split(images.numpy(), np.arange(len(images)) % 2)}
-    data = Dataset.of("images", ["a", "b"], splits)
-    config = TrainConfig(epochs=10, weak_epochs=0.2, mixup=1.0, preset="none")
-    (stage,) = build_stages(find_method("ce"), config, data, [0, 1], torch.device("cpu"))
-    assert bool((stage.mixing([0, 1], 8)[..., 0] < 1).all())
-    assert bool((stage.mixing([0, 1], 9)[..., 0] == 1).all())

@@ -17,7 +17,6 @@ from torch import Tensor
 from rfdlc.data.policy import CIFAR_PAIRS, Draws, Policy, compose, rotation
 
 ORDER, AUGMENTATION, MIXING = range(3)  # independent streams of random numbers
-OUTSIDE = 9  # widths of an image, by which a square lies outside of it
 
 
 def _nearest(images: Tensor, matrix: Tensor, offset: Tensor) -> Tensor:
@@ -69,8 +68,8 @@ class Augment:
         """Crop with 4 pixels of padding, flip, rotation up to 15 degrees: the paper's setting for CIFAR-LT."""
         return cls(crop_padding=4, flip=True, rotation=15.0)
 
-    def draw(self, count: int, generator: torch.Generator, weak: bool = False) -> Draws:
-        """Parameters for `count` images, on the generator's device; `weak`: no random operations and no cutout."""
+    def draw(self, count: int, generator: torch.Generator) -> Draws:
+        """Parameters for `count` images, on the generator's device."""
         draws: Draws = {}
         on: dict[str, Any] = {"generator": generator, "device": generator.device}
         if self.crop_padding:
@@ -82,8 +81,8 @@ class Augment:
         if self.policy is not None:
             draws |= self.policy.draw(count, generator)
         if self.cutout:
-            draws["cutout"] = torch.rand((count, 2), **on) - OUTSIDE * weak  # centre, as a fraction
-        return draws | self.policy.unchanged(count, generator.device) if weak and self.policy else draws
+            draws["cutout"] = torch.rand((count, 2), **on)  # centre, as a fraction
+        return draws
 
     def identity(self, count: int, device: torch.device) -> Draws:
         """Parameters for `count` images that change nothing, but for a cutout."""

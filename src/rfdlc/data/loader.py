@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -193,8 +192,7 @@ def normaliser(normalisation: Normalisation | None, shape: tuple[int, ...], devi
 class EpochLoader:
     """What both loaders share: which samples make the batches of R = len(seeds) runs, on each rank.
 
-    Run r depends on (seeds[r], epoch) alone. `positions` are the samples of each run, where it does not use all. After
-    its epoch in `strong_until`, images of a run are augmented weakly.
+    Run r depends on (seeds[r], epoch) alone. `positions` are the samples of each run, where it does not use all.
     """
 
     def __init__(
@@ -202,9 +200,7 @@ class EpochLoader:
         batch_size: int = 128, seeds: Sequence[int] = (0,), sampling: str = "shuffle",
         device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, drop_last: bool = False,
         rank: int = 0, world_size: int = 1, positions: Sequence[NDArray[np.int64]] | None = None,
-        strong_until: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        self.strong_until = list(strong_until) or [inf] * len(seeds)
         self.device, self.batch_size, self.seeds = torch.device(device), batch_size, tuple(seeds)
         self.targets = torch.from_numpy(split.labels).to(drawn_on)  # (N,)
         weights = None if split.weights is None else torch.from_numpy(split.weights).to(drawn_on)
@@ -273,8 +269,7 @@ class ResidentLoader(EpochLoader):
         """All random choices of an epoch: the sample at each place (R, N), the parameters of its augmentation."""
         each = self._each * len(self.seeds) if len(self._each) == 1 else self._each
         generators = [seeded(AUGMENTATION, seed, epoch, self.device) for seed in self.seeds]
-        given = zip(each, generators, self.strong_until, strict=True)
-        drawn = [own.draw(self.count, generator, epoch > until) for own, generator, until in given]
+        drawn = [own.draw(self.count, generator) for own, generator in zip(each, generators, strict=True)]
         if len(self._each) > 1:
             drawn = [self.augment.identity(self.count, self.device) | own for own in drawn]
         return self.draw_order(epoch), {name: torch.stack([d[name] for d in drawn]) for name in drawn[0]}

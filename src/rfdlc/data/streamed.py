@@ -136,8 +136,7 @@ class StreamedLoader(EpochLoader):
     def epoch(self, epoch: int, start_step: int = 0, weak: bool = False) -> Iterator[tuple[Tensor, ...]]:
         (order,) = self.draw_order(epoch).numpy()
         self._requests[:] = [(order[batch], (epoch, batch.start)) for batch in self.slices[start_step:]]
-        generator = seeded(AUGMENTATION, self.seeds[0], epoch, self.device)
-        draws = self.augment.draw(self.count, generator, epoch > self.strong_until[0])
+        draws = self.augment.draw(self.count, seeded(AUGMENTATION, self.seeds[0], epoch, self.device))
         for batch in self._received(self._kept, self._requests, draws):
             yield tuple(tensor[None] for tensor in (batch if weak else batch[:2]))
 

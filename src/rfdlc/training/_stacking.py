@@ -39,7 +39,7 @@ EARLY = LATE | BOOKKEEPING | {"method_options"}  # all that two runs may differ 
 OWN = LATE | BOOKKEEPING | {
     "seed", "hold_out", "trained_prior", "margin", "focal", "prior_tau", "repulsion", "repulsion_tau",
     "repulsion_strength", "learning_rate", "weight_decay", "schedule", "milestones", "decay", "warmup", "mixup",
-    "cutmix", "augment", "weak_epochs", "method_options",
+    "cutmix", "augment", "method_options",
 }  # fmt: skip
 
 

@@ -127,7 +127,6 @@ class TrainConfig(BaseModel):
     augment: str = Field("auto", description=", ".join(AUGMENTATIONS) + " of images; auto: crop")
     magnitude: Share = Field(0.0, description="largest strength of random operations of `augment`; 0: as they have")
     cutout: float = Field(0.0, ge=0, description="side of a black square in every image: pixels, or a share below 1")
-    weak_epochs: Share = Field(0.0, description="share of epochs, the last, without random operations, cutout, mixing")
     jitter: Share = Field(0.0, description="colour jitter of image files that are decoded while training")
     workers: int = Field(-1, ge=-1, description="processes that decode image files; -1: one per core")
     mixup: float = Field(0.0, ge=0, description="alpha of mixup's Beta(alpha, alpha), 0 for none")

@@ -68,11 +68,7 @@ class PreparedStage:
         self.stage, self.settings = self.stages[0], self.each[0]  # what the runs agree in
         self.start, self.end = runs[0][0].spans(runs[0][1])[number]
         drawn: dict[str, Any] = {"seeds": [config.seed for config in self.each], "sampling": self.settings.sampling}
-        self.strong_until = [self.end - round(own.weak_epochs * (self.end - self.start)) for own in self.each]
-        drawn["strong_until"], drawn["batch_size"] = (
-            self.strong_until,
-            group.shard_size(self.settings.batch_size, self.settings.accumulate),
-        )
+        drawn["batch_size"] = group.shard_size(self.settings.batch_size, self.settings.accumulate)
         if isinstance(data.train.inputs, ImageFiles):
             found = augmentation(self.settings, "images", data.input_shape[-1]) or Augment()
             drawn["view"] = View.of(found, self.settings.jitter)
@@ -102,8 +98,8 @@ class PreparedStage:
         alphas = [config.mixup or config.cutmix for config in self.each]
         steps = self.loader.steps
         drawn = [draw_shares(alpha or 1.0, steps, seed, epoch) for alpha, seed in zip(alphas, seeds, strict=True)]
-        for shares, alpha, until in zip(drawn, alphas, self.strong_until, strict=True):
-            if not alpha or epoch > until:  # not mixed, in a stack with runs that are
+        for shares, alpha in zip(drawn, alphas, strict=True):
+            if not alpha:  # not mixed, in a stack with runs that are
                 shares[:, 0] = 1
         return torch.stack(drawn, 1)
 
