@@ -253,7 +253,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         return
     from rfdlc.training.run import Run
 
-    run, path = Run(model.path), model.path
+    run, path, fitted = Run(model.path), model.path, model.decider.fitted
     metrics, notes = run.read_json("metrics.json"), run.metadata["data"].get("notes", [])
     title, columns = None, {name: metrics[key] for key, name in SCORED.items() if key in metrics}
     lines, following = [f"data: {note}" for note in notes], f"predict {path} DATA --out predictions.csv"
@@ -272,7 +272,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     if "diversity" in metrics and model.net.particles > 1:
         differ = metrics["diversity"]["disagreement"]
         lines.append(f"particles: the arg max of two of them differs on {differ:.1%} of the test samples")
-    lines += [f"calibration: {model.decider.fitted or 'none'}".partition(" (")[0], model.decider.decided_for]
+    lines += [f"calibration: {fitted.short if fitted else 'none'}", model.decider.decided_for]
     lines += [f"run folder: {path}", f"next: rfdlc {following}"]
     choice = run.read_json("choice.json") if (path / "choice.json").exists() else {}
     tables = [metrics_table(columns, title), *([_choice_table(choice)] if choice else [])]

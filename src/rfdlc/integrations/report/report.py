@@ -156,7 +156,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
     pictured = np.array(list(dict.fromkeys([*first, *errors.tolist()]))[:PICTURES], dtype=np.int64)
     if decider.fitted is not None:  # softmax(bias - weight |log p|^power), whatever the calibrator
         weight, bias = (np.asarray(values, dtype=np.float64).tolist() for values in decider.fitted.as_affine())
-        calibration = {"words": f"{decider.fitted.name}: {decider.fitted}", "weight": weight, "bias": bias}
+        calibration = {"words": f"{decider.fitted.name}: {decider.fitted.short}", "weight": weight, "bias": bias}
         calibration["power"] = decider.fitted.power
         calibration["prior"] = None if decider.fitted.prior is None else np.asarray(decider.fitted.prior).tolist()
     return {
