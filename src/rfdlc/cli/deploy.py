@@ -10,7 +10,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import JsonOption, RunFolder, Source, SourceRequest, Target, UtilityRequest, takes_request
 from rfdlc.cli.train import ready
-from rfdlc.cli.writing import check_writable, output
+from rfdlc.cli.writing import action_table, check_writable, output
 from rfdlc.errors import InputError, choose, counted, expect, listing, repeated
 from rfdlc.progress import announce
 
@@ -58,8 +58,7 @@ def embed(
     check_writable(out, endings=(".parquet", ".npz"))
     given: dict[str, Any] = {"image_size": image_size, "channels": channels, "crop": crop, "half": half, "flips": flips}
     given |= {"mean": numbers("mean", mean), "std": numbers("std", std), "batch_size": batch, "device": device}
-    given |= {"fit": fit, "interpolation": interpolation}
-    given |= {"root": reading.root, "target": target, **reading.given()}
+    given |= {"fit": fit, "interpolation": interpolation, "root": reading.root, "target": target, **reading.given()}
     with ready():
         try:
             named = [name.strip() for name in (layers or "").split(",") if name.strip()]
@@ -144,7 +143,8 @@ def predict(
     summary, lines = _written(done, out, done.decided_for)
     if out.suffix.lower() == ".npz":
         lines.append("the file holds logits: --out predictions.csv writes probabilities and the decided action")
-    output(json, summary | {"run": str(run), "decided_for": done.decided_for}, *lines)
+    summary |= {"run": str(run), "decided_for": done.decided_for, "actions": dict(done.actions)}
+    output(json, summary, *([action_table(done.actions)] if done.actions else []), *lines)
 
 
 @takes_request

@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from itertools import groupby
@@ -43,6 +43,7 @@ class Predicted:
     decided_for: str  # the class prior, in words
     complete: bool = True  # False where other processes still have parts to do: the last one writes the file
     skipped_file: Path | None = None  # names the broken samples
+    actions: Mapping[str, int] = field(default_factory=dict)  # how often each is in the table that this process wrote
 
 
 def predict(
@@ -105,7 +106,8 @@ def predict(
     parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
     complete = parts.fill(partial(table.compute, samples), "Predicting")
     skipped, listed = parts.skipped if complete else (0, None)
-    return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed)
+    actions = {name: store.actions[name] for name in table.decider.utility.actions} if store.actions else {}
+    return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed, actions)
 
 
 class Table:
