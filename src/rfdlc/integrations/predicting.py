@@ -23,6 +23,7 @@ from rfdlc.decide.sets import set_texts
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
 from rfdlc.files import replacing
+from rfdlc.integrations.deciding import chosen_decider
 from rfdlc.integrations.parts import Computed, Parts, Report, TableStore, ranks
 from rfdlc.training.model import Model, OwnBackbone
 
@@ -173,13 +174,9 @@ def decide_by(
     model: Model, samples: Samples, utility: Utility | None, prior: PriorLike | None, decider: Decider | None = None
 ) -> None:
     """Give the model what was asked for of the three; the prior "estimate" is that of the samples."""
-    alone = decider is None or (utility is None and prior is None)
-    expect(alone, "decider has a utility and a target prior of its own: give decider.replace(utility=...) alone")
-    changes: dict[str, Any] = {"utility": utility}
-    if prior is not None:
-        given = _estimated_prior(model, samples) if isinstance(prior, str) and prior == "estimate" else prior
-        changes["target_prior"] = given
-    model.decider = decider or model.decider.replace(**changes)
+    estimated = decider is None and isinstance(prior, str) and prior == "estimate"
+    given = _estimated_prior(model, samples) if estimated else prior
+    model.decider = chosen_decider(model.decider, utility, given, decider)
 
 
 def _estimated_prior(model: Model, samples: Samples) -> PriorEstimate:
