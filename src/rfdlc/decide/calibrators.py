@@ -286,13 +286,11 @@ class Auto(Calibrator):
         shares = chances(losses, weights)
         fitted = {name: CALIBRATORS[name].fit(log_p, targets, **context) for name in shares}
         means = {name: float(weights @ each) for name, each in losses.items()}
-        held_out, kept = HeldOut(log_p, targets, **context), for_any_prior(shares, targets, log_p.shape[1])
-        found = cls._weighing(shares, fitted, means, held_out, context.get("train_prior"))
+        given = HeldOut(log_p, targets, **context), context.get("train_prior")
+        found, kept = cls._weighing(shares, fitted, means, *given), for_any_prior(shares, targets, log_p.shape[1])
         if len(kept) == len(shares):
             return found
-        return replace(
-            found, estimating=cls._weighing(kept, fitted, {}, held_out, context.get("train_prior")).to_dict()
-        )
+        return replace(found, estimating=cls._weighing(kept, fitted, {}, *given).to_dict())
 
     @classmethod
     def _weighing(
@@ -353,7 +351,9 @@ class Auto(Calibrator):
     def __str__(self) -> str:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
         what = "weights" if len(self.weighted) > 1 else "chosen"
-        return f"{self.short} ({f'{what} by cross-validated loss: {losses}' if losses else 'too few samples to choose'})"
+        return (
+            f"{self.short} ({f'{what} by cross-validated loss: {losses}' if losses else 'too few samples to choose'})"
+        )
 
 
 def _along_counts(name: str, training_counts: Any = None, **_: Any) -> csr_array:

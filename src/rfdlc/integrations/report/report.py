@@ -132,9 +132,7 @@ def write_report(
         "actions": utility.actions,
         "decided_class": utility.decided_class.tolist(),
         "utility": pack(utility.matrix),
-        "runs": [
-            _run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing the charts")
-        ],
+        "runs": [_run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing charts")],
     }
     for run, found in zip(runs[1:], data["runs"][1:], strict=True):
         with suppress(InputError):  # other samples than those of the first run: not paired
