@@ -17,6 +17,7 @@ from rfdlc.training.config import TrainConfig
 from rfdlc.training.methods import METHODS
 from rfdlc.training.model import Model
 
+pytestmark = pytest.mark.usefixtures("quick_tables")
 SMALL = ["epochs=2", "widths=8"]
 
 

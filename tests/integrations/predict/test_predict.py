@@ -29,6 +29,7 @@ from rfdlc.integrations.parts import Parts, TableStore
 from rfdlc.integrations.server.backend import open_backend
 
 SLOWLY = [sys.executable, "-m", "tests.integrations.slow_parts"]
+pytestmark = pytest.mark.usefixtures("quick_tables")
 PHOTOS = 61  # not divisible by the size of parts or the number of processes
 
 
