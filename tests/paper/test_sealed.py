@@ -7,7 +7,6 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.training import trainer
 from rfdlc.training.train import RunSpec, train, train_many
 
-
 pytestmark = pytest.mark.usefixtures("quick_tables")
 
 

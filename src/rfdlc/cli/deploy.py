@@ -124,10 +124,10 @@ def predict(
     """
     on_ray = choose("engine", engine, ("local", "ray")) == "ray"
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
-    if not on_ray:
-        check_writable(out)
+    check_writable(None if on_ray else out)
     options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw}
     options |= reading.given() | request.for_model(run)
+    announce(f"reading {run}")  # at once: what predicts takes a while to load
     with ready():
         try:
             if on_ray:

@@ -21,7 +21,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import rfdlc
-from rfdlc.cli import app
+from rfdlc.cli import app, main
 from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.integrations import parts, predicting
 from rfdlc.integrations.deciding import chosen_decider
@@ -535,6 +535,17 @@ def test_commands_never_correct_twice(run, photos, tmp_path):
     plain = command("evaluate", tmp_path / "corrected.csv", "--json")
     for name in ("accuracy", "nll"):
         assert json.loads(found["raw.csv"].stdout)[name] == pytest.approx(json.loads(plain.stdout)[name], abs=1e-4)
+
+
+def test_the_command_says_at_once_what_it_does(run, photos, tmp_path, monkeypatch, capsys):
+    def early(*_, **__):
+        raise rfdlc.InputError(capsys.readouterr().err)
+
+    monkeypatch.setattr(rfdlc, "predict", early, raising=False)
+    monkeypatch.setattr(sys, "argv", ["rfdlc", "predict", str(run), str(photos), "--out", str(tmp_path / "p.csv")])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"reading {run}" in capsys.readouterr().err
 
 
 def test_the_command(run, photos, tmp_path):

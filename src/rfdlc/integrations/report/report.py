@@ -231,8 +231,7 @@ def asset(name: str) -> str:
 
 def quantise(probabilities: Floats) -> NDArray[np.uint16]:
     """-log p in steps of `STEP`: 0 is probability 1, `LEVELS` is the floor."""
-    levels = np.log(np.clip(probabilities, PROBABILITY_FLOOR, 1.0)) * (-1 / STEP)
-    return np.rint(levels).astype(np.uint16)
+    return np.rint(np.log(np.clip(probabilities, PROBABILITY_FLOOR, 1.0)) * (-1 / STEP)).astype(np.uint16)
 
 
 def pack(array: NDArray[Any]) -> str:
