@@ -27,7 +27,9 @@ def expect(condition: object, message: str) -> None:
 def choose(what: str, given: str, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     hint = "" if given in allowed else suggestion(given, allowed)
-    expect(given in allowed, f"{what} {given!r} is unknown: expected one of {listing(allowed, 40)}{hint}")
+    expect(
+        given in allowed, f"{what} {given!r} is unknown: expected one of {listing(allowed, 8 if hint else 40)}{hint}"
+    )
     return given
 
 

@@ -84,6 +84,12 @@ def test_evaluate_prints_what_the_library_computes(run, folder):
     assert code == 0
     assert "95% interval" in out
     assert "false head rate" in out
+    assert out.rstrip().endswith("Decided for the class prior that the scores carry.")
+    calibrated = run("evaluate", "test.csv", "--calibrate", "val.csv")[1]
+    assert (
+        f"Calibrated: {Decider(Utility.one_hot(list(classes.names))).fit(Predictions.load('val.csv')).fitted.short}."
+        in calibrated
+    )
 
 
 def test_labels_from_a_file(run, folder):

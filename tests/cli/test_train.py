@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rfdlc.cli import app
+from rfdlc.cli import app, train
 from rfdlc.cli.request import UtilityRequest
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError
 from rfdlc.integrations.server.backend import open_backend
+from rfdlc.training.config import TrainConfig
+from rfdlc.training.methods import METHODS
 from rfdlc.training.model import Model
 
+pytestmark = pytest.mark.usefixtures("quick_tables")
 SMALL = ["epochs=2", "widths=8"]
 
 
@@ -209,8 +212,11 @@ def test_trials_are_reported(tmp_path):
 
 
 def test_bad_input(tmp_path, folder):
-    with pytest.raises(InputError, match="did you mean 'epochs'"):
+    with pytest.raises(
+        InputError, match=r"expected one of preset, backbone, .* in all\); did you mean 'epochs'"
+    ) as found:
         run("train", "digits-lt", "--out", tmp_path / "x", "epohcs=3")
+    assert len(str(found.value)) < 200
     with pytest.raises(InputError, match="learning_rate='inf' is not possible"):
         run("train", "digits-lt", "--out", tmp_path / "x", "learning_rate=inf")
     with pytest.raises(InputError, match="factor='many' is not valid: input should be a valid number"):
@@ -247,6 +253,16 @@ def test_settings_are_judged_beside_those_of_the_method(tmp_path):
     assert run("train", "digits-lt", "--out", tmp_path / "run", "prior_tau=0,1,2", *SMALL).exit_code == 0  # 3 particles
     with pytest.raises(InputError, match="prior_tau has 2 values for 3 particles"):
         run("train", "digits-lt", "--out", tmp_path / "new", "prior_tau=0,1")
+
+
+def test_names_are_checked_early_and_none_is_refused_that_exists(monkeypatch):
+    settings, others = list(TrainConfig.model_fields), {name for each in METHODS.values() for name in each.options}
+    asked = []
+    monkeypatch.setattr(train, "choose", lambda what, given, allowed: asked.append((given, list(allowed))))
+    train._check_names([f"{name}=1" for name in (*settings, *others, "method", "data.factor", "backbone.x", "epoch")])
+    assert "epoch" in dict(asked)
+    assert all(name in settings or name == "epoch" for name, _ in asked)
+    assert all(allowed == settings for _, allowed in asked)
 
 
 def test_settings_are_listed():

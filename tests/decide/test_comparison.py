@@ -103,6 +103,13 @@ def test_opposite_differences_count_once(monkeypatch):
     assert 0 < min(row.p for row in without.differences) < 1
 
 
+def test_tables_show_what_was_answered_where_something_abstains():
+    sides, utility = (predictions(2), predictions(3)), rfdlc.Utility.one_hot(predictions(2).classes)
+    answered = {METRICS[name].label for name in ("abstention_rate", "kept_accuracy")}
+    assert not answered & {row[0] for row in rfdlc.compare(*sides, utility=utility).rows()}
+    assert answered < {row[0] for row in rfdlc.compare(*sides, utility=utility.with_abstain(0.8)).rows()}
+
+
 def test_tables_show_neither_rounding_nor_a_p_value_of_0():
     row = Difference("nll", "NLL", 0.5, 0.5 + 1e-17, 1e-17, -3e-18, 2e-17, 1e-9)
     shown = Comparison(("A", "B"), 10, (1, 1), (row, replace(row, name="accuracy", difference=-1e-18, p=0.2))).rows()

@@ -331,6 +331,12 @@ class TestEvaluate:
         assert not {"abstained", "accuracy where answered"} & {row[0] for row in evaluate(p, y).rows()}
         assert evaluate(p, y).flat()["abstention_rate"] == 0
 
+    def test_an_action_that_is_worth_the_same_for_every_class_keeps_its_promise(self):
+        p = np.random.default_rng(0).dirichlet(np.full(5, 0.5), 400).astype(np.float32)  # rows sum to 1 within 1e-7
+        result = evaluate(p, p.argmax(axis=1), utility=Utility.one_hot(5).with_abstain(0.7))
+        assert result.utility_gap_by_action["abstain"] == 0
+        assert [row[1] for row in result.rows() if row[0] == "  action abstain"] == ["0.0000"]
+
     def test_of_two_classes_the_false_head_rate_is_the_share_of_the_rare_one_that_is_missed(self):
         p, classes = [[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.1, 0.9]], Classes.from_counts([90, 10])
         result = evaluate(p, [0, 1, 1, 1, 0], classes=classes, bootstrap=5)

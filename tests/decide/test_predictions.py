@@ -154,7 +154,10 @@ def test_bad_csv(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cat,dog,label\n0.4,0.6,dog\n", "'label': 'dog' is not a number; every column but id and target is a class"),
+        (
+            "cat,dog,label\n0.4,0.6,dog\n",
+            "'dog' is not a number; every column but id and target is a class: rename that",
+        ),
         ("id,fraud,target\n7,0.4,1\n", r"p.csv: the class columns are fraud: .* add the other one \(1 - p\)"),
     ],
 )

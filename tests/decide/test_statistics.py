@@ -158,6 +158,8 @@ def test_calibrators_are_weighted_by_cross_validated_likelihood():
     assert losses["none"] > losses["temperature"] + 0.05
     assert "none" not in weights
     assert f"{weights['temperature']:.0%} temperature, " in repr(found)
+    assert repr(found).count(f"{found.fitted.short} (") == 1
+    assert found.fitted.short.count("%") == len(weights)
     assert f"(weights by cross-validated loss: temperature {losses['temperature']:.4f}, none " in repr(found)
     rng = np.random.default_rng(0)
     y = rng.choice(10, 3000, p=TRAIN)
@@ -226,6 +228,7 @@ def test_a_choice_of_earlier_versions_is_a_single_weight():
         [each.temperature for each in CALIBRATORS["temperature"](2.0, error=0.1).draws()]
     )
     assert str(found) == "temperature 2 (chosen by cross-validated loss: none 0.5000)"
+    assert found.short == "temperature 2"
 
 
 @pytest.mark.parametrize("size", [100, 500])

@@ -7,6 +7,8 @@ from rfdlc.data.dataset import Dataset, Split
 from rfdlc.training import trainer
 from rfdlc.training.train import RunSpec, train, train_many
 
+pytestmark = pytest.mark.usefixtures("quick_tables")
+
 
 class Sealed:
     """Labels that only tell how many they are, until they are opened."""

@@ -18,6 +18,7 @@ from rfdlc.training.model import method_net, new_decider
 from rfdlc.training.optimisation import EpochMean, normalise_head, rate, reinitialize_head
 from rfdlc.training.trainer import TrainingInterrupted
 
+pytestmark = pytest.mark.usefixtures("quick_tables")
 SMALL = {"epochs": 3, "widths": (8,), "batch_size": 128, "calibration": "temperature"}
 CPU = torch.device("cpu")
 TWO_STAGES = sorted(name for name, row in METHODS.items() if len(row.stages) > 1)

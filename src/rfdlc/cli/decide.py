@@ -85,8 +85,7 @@ def decide(
         output(True, summary)
         return
     lines = [f"Mean expected utility {readable(value)}; {changed:,} of {len(found):,} differ from arg max."]
-    lines += [f"Calibrated: {decider.fitted}."] if decider.fitted else []
-    lines += [f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
+    lines += _calibrated(decider, predictions)
     lines += _handed_over(decider, found)
     lines += [] if found.sets is None else [_set_line(decider, found.sets.sum(axis=1))]
     lines += [] if out is None else [f"Written to {out}."]
@@ -132,7 +131,7 @@ def evaluate(
         output(True, result.to_dict() | {"decider": _summary(decider, predictions)})
         return
     hint = "For head, tail and false head rate give training counts: --classes counts.csv"
-    lines = [result.promise, f"{decider!r}{decider.left_open(predictions)}"]
+    lines = [result.promise, *_calibrated(decider, predictions)]
     lines += [] if result.accuracy_by_region else [hint]
     output(False, {}, result, *lines)
     warning = decider.prior_warning(decider.read_labelled(predictions, None)[1])
@@ -222,6 +221,11 @@ def _runs(files: list[Path], request: LabelledRequest) -> "list[ReportRun]":
 
     each = zip(files, run_names(files), request.of_each(len(files)), strict=True)
     return alike([prepared(name, *own.prepare(file), file) for file, name, own in each])
+
+
+def _calibrated(decider: "rfdlc.Decider", predictions: "rfdlc.Predictions") -> list[str]:
+    known = [f"Calibrated: {decider.fitted.short}."] if decider.fitted else []
+    return [*known, f"D{decider.decided_for[1:]}{decider.left_open(predictions)}."]
 
 
 def _columns(decider: "rfdlc.Decider", found: "Explanation", ids: Any) -> dict[str, list[Any]]:

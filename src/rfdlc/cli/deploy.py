@@ -10,7 +10,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import JsonOption, RunFolder, Source, SourceRequest, Target, UtilityRequest, takes_request
 from rfdlc.cli.train import ready
-from rfdlc.cli.writing import check_writable, output
+from rfdlc.cli.writing import action_table, check_writable, output
 from rfdlc.errors import InputError, choose, counted, expect, listing, repeated
 from rfdlc.progress import announce
 
@@ -58,8 +58,7 @@ def embed(
     check_writable(out, endings=(".parquet", ".npz"))
     given: dict[str, Any] = {"image_size": image_size, "channels": channels, "crop": crop, "half": half, "flips": flips}
     given |= {"mean": numbers("mean", mean), "std": numbers("std", std), "batch_size": batch, "device": device}
-    given |= {"fit": fit, "interpolation": interpolation}
-    given |= {"root": reading.root, "target": target, **reading.given()}
+    given |= {"fit": fit, "interpolation": interpolation, "root": reading.root, "target": target, **reading.given()}
     with ready():
         try:
             named = [name.strip() for name in (layers or "").split(",") if name.strip()]
@@ -125,10 +124,10 @@ def predict(
     """
     on_ray = choose("engine", engine, ("local", "ray")) == "ray"
     expect(on_ray or address is None, f"--address {address} is for --engine ray: give that as well")
-    if not on_ray:
-        check_writable(out)
+    check_writable(None if on_ray else out)
     options: dict[str, Any] = {"split": split, "root": reading.root, "raw": raw}
     options |= reading.given() | request.for_model(run)
+    announce(f"reading {run}")  # at once: what predicts takes a while to load
     with ready():
         try:
             if on_ray:
@@ -144,7 +143,8 @@ def predict(
     summary, lines = _written(done, out, done.decided_for)
     if out.suffix.lower() == ".npz":
         lines.append("the file holds logits: --out predictions.csv writes probabilities and the decided action")
-    output(json, summary | {"run": str(run), "decided_for": done.decided_for}, *lines)
+    summary |= {"run": str(run), "decided_for": done.decided_for, "actions": dict(done.actions)}
+    output(json, summary, *([action_table(done.actions)] if done.actions else []), *lines)
 
 
 @takes_request

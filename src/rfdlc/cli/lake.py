@@ -91,19 +91,17 @@ def _class_columns(lake: "Lake", keep: Sequence[str]) -> "rfdlc.Classes":
     return rfdlc.Classes(tuple(names))
 
 
-def decide_files(
-    source: str, request: Request, out: str, keep: Sequence[str], save_decider: Path | None, json: bool
-) -> None:
+def decide_files(source: str, request: Request, out: str, keep: Sequence[str], saved: Path | None, json: bool) -> None:
     """Decide file by file."""
     from rfdlc.data.lake import Lake
     from rfdlc.decide.metrics import readable
     from rfdlc.integrations.deciding import decide_lake
 
-    check_writable(save_decider)
+    check_writable(saved)
     lake = Lake(source)
     decider = prepare_lake(request, lake, keep)
-    if save_decider is not None:
-        with replacing(save_decider) as beside:
+    if saved is not None:
+        with replacing(saved) as beside:
             decider.save(beside)
     found = decide_lake(lake, out, decider, keep=keep, logits=request.logits)
     summary: dict[str, Any] = {"samples": found.samples, "files": found.files, "actions": found.actions}

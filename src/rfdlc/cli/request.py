@@ -34,9 +34,7 @@ AbstainOption = Annotated[float | None, Option(help="Add an action `abstain` of 
 EXPERT = "CSV of somebody's answers, P(answer | true class), and optionally `cost`: an action of the file's name."
 BUDGET = "At most this share is handed over: `5%`, or by action: `total=10%,radiologist=2%`. Needs held-out data."
 ALARM = "Hand over samples unlike all others, at this rate of false alarms (`5%`). Needs held-out data. "
-ALARM += (
-    "Found by entropy; where there are logits, by their energy, too; of runs with familiarity=true, by features, too."
-)
+ALARM += "Found by entropy; of logits, by their energy, too; of runs with familiarity=true, by features, too."
 SETS = "Answer with sets: `marginal`, `class` or `macro` (a promised coverage, from held-out data), `u65` or `u80`."
 COVERAGE = "Promised share of samples whose set contains the true class, by default 0.9 (or 90%)."
 SeedOption = Annotated[int, Option(min=0, help="Seed of everything that is drawn.")]
@@ -88,8 +86,7 @@ class UtilityRequest:
         check_sets(self.sets, self.coverage)
         prior = None if self.target_prior is None else reading.read_prior(self.target_prior, "target prior")
         asked = self.sets or self.budget or self.unfamiliar
-        named = (self.utility, self.costs, self.penalty, self.abstain, self.expert, asked)
-        if all(value is None for value in named):
+        if all(value is None for value in (self.utility, self.costs, self.penalty, self.abstain, self.expert, asked)):
             return {"utility": None, "target_prior": prior}
         if model.suffix == ".onnx":
             expect(not asked, f"{model} holds its sets, budget and thresholds: export it again with the option")
@@ -101,9 +98,7 @@ class UtilityRequest:
         utility = self.read_utility(rfdlc.Classes.from_json(file), saved)
         if not asked:
             return {"utility": utility, "target_prior": prior}
-        late = (
-            "thresholds are for one prior, and an estimated one is known after predicting: write .npz, then decide it"
-        )
+        late = "thresholds are for one prior; an estimated one is known after predicting: write .npz, then decide it"
         expect(prior != "estimate", f"--target-prior estimate with --sets, --budget or --unfamiliar: {late}")
         expect(saved, f"{model} has no decider.json: the training has not finished; continue it with `rfdlc resume`")
         assert saved is not None
@@ -171,10 +166,8 @@ class Request(UtilityRequest):
         built = self.costs is None and self.utility in (None, *reading.BUILDERS)
         utility = self.read_utility(known if named or built else None, saved)
         prior = None if self.train_prior is None else reading.read_prior(self.train_prior, "training prior")
-        estimated = self.target_prior == "estimate"
-        target = (
-            None if self.target_prior is None or estimated else reading.read_prior(self.target_prior, "target prior")
-        )
+        wanted, estimated = self.target_prior, self.target_prior == "estimate"
+        target = None if wanted is None or estimated else reading.read_prior(wanted, "target prior")
         given: dict[str, Any] = {"combine": self.combine, "calibration": self.calibration, "rule": self.rule}
         given = {k: v for k, v in (given | {"train_prior": prior, "target_prior": target}).items() if v is not None}
         if saved is None:
@@ -310,9 +303,7 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def expanded(**values: Any) -> None:
         for name, kind in requests.items():
-            values[name] = kind(
-                **{field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
-            )
+            values[name] = kind(**{own.name: values.pop(own.name) for own in fields(kind) if own.name in values})
         command(**values)
 
     expanded.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

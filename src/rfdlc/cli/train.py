@@ -1,10 +1,12 @@
 """Commands that train: `rfdlc train`, `resume` and `fork`; and `rfdlc methods`."""
 
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +16,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import DataRequest, Force, JsonOption, RunFolder, Source, data_options, takes_request
 from rfdlc.cli.writing import new_table, output
-from rfdlc.errors import InputError, expect, printable
+from rfdlc.errors import InputError, choose, expect, printable
 from rfdlc.progress import announce, speaks
 
 if TYPE_CHECKING:
@@ -75,8 +77,11 @@ def train(
 
     announce("checking settings")  # at once: what trains takes a while to load
     options, of_data = tuple(vars(data)), data.given() | data_options(settings or ())
-    if not any(pair.partition("=")[0] in options for pair in settings or ()):  # these get an error of their own below
+    if not any(
+        pair.partition("=")[0] in ("out", *options) for pair in settings or ()
+    ):  # they have an error of their own
         check_source(source, data.root, of_data)
+        _check_names(settings or ())
     with ready():
         from rfdlc.training.methods import resolve
 
@@ -233,6 +238,17 @@ def _making(out: Path, force: bool) -> Iterator[None]:
             shutil.rmtree(replaced, ignore_errors=True)
 
 
+def _check_names(pairs: Iterable[str]) -> None:
+    """Raise for a name that no setting and no option has; their sources tell, without the time that torch takes."""
+    from rfdlc.data.load import all_options
+
+    config, others = ((files("rfdlc.training") / f"{name}.py").read_text("utf-8") for name in ("config", "methods"))
+    allowed = {"method", *all_options(), *re.findall(r'"(\w+)":', others)}
+    for name in (pair.partition("=")[0].strip().replace("-", "_") for pair in pairs if "=" in pair):
+        if name not in allowed and not name.startswith(PREFIXES):
+            choose("setting", name, re.findall(r"^    (\w+): .*= Field\(", config, re.MULTILINE))
+
+
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:
     """Settings by name, `method` and `data.key` among them; unknown names raise before any work."""
     from rfdlc.training.config import parse_pairs
@@ -253,7 +269,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
         return
     from rfdlc.training.run import Run
 
-    run, path = Run(model.path), model.path
+    run, path, fitted = Run(model.path), model.path, model.decider.fitted
     metrics, notes = run.read_json("metrics.json"), run.metadata["data"].get("notes", [])
     title, columns = None, {name: metrics[key] for key, name in SCORED.items() if key in metrics}
     lines, following = [f"data: {note}" for note in notes], f"predict {path} DATA --out predictions.csv"
@@ -272,7 +288,7 @@ def _report(model: "rfdlc.Model", as_json: bool) -> None:
     if "diversity" in metrics and model.net.particles > 1:
         differ = metrics["diversity"]["disagreement"]
         lines.append(f"particles: the arg max of two of them differs on {differ:.1%} of the test samples")
-    lines += [f"calibration: {model.decider.fitted or 'none'}".partition(" (")[0], model.decider.decided_for]
+    lines += [f"calibration: {fitted.short if fitted else 'none'}", model.decider.decided_for]
     lines += [f"run folder: {path}", f"next: rfdlc {following}"]
     choice = run.read_json("choice.json") if (path / "choice.json").exists() else {}
     tables = [metrics_table(columns, title), *([_choice_table(choice)] if choice else [])]

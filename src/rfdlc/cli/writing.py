@@ -66,10 +66,10 @@ def new_table(*columns: str, left: int = 1, title: str | None = None, **options:
     return table
 
 
-def action_table(counts: Mapping[str, int], rule: str, by_argmax: Mapping[str, int] | None = None) -> Any:
+def action_table(counts: Mapping[str, int], rule: str = "", by_argmax: Mapping[str, int] | None = None) -> Any:
     """The most frequent actions, and where it is known, how often arg max decides for the same class."""
     total, columns = sum(counts.values()), ["action", "decided", "share", *(["by arg max"] if by_argmax else [])]
-    table = new_table(*columns, title=f"{total:,} decisions by {rule}")
+    table = new_table(*columns, title=f"{total:,} decisions{f' by {rule}' if rule else ''}")
     rows = sorted(counts.items(), key=lambda row: -row[1])
     if rest := rows[SHOWN:]:
         rows[SHOWN:] = [(f"{len(rest)} more actions", sum(count for _, count in rest))]

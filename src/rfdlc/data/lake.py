@@ -136,9 +136,7 @@ def is_lake(source: str) -> bool:
     if names_many(source):
         return True
     run = any(os.path.exists(os.path.join(source, name)) for name in ("config.json", "predictions.npz"))
-    if run or not os.path.isdir(source):
-        return False
-    return bool(_files(*filesystem(source))[1])
+    return os.path.isdir(source) and not run and bool(_files(*filesystem(source))[1])
 
 
 def names_many(source: str) -> bool:

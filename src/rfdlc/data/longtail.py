@@ -134,5 +134,4 @@ def assign_folds(
         found[np.concatenate(order)] = np.arange(len(members)) % folds
         found = found[first]
     alone = [c for c in np.unique(labels) if len(np.unique(found[labels == c])) == 1]
-    never = np.isin(together, together[np.isin(labels, alone)])
-    return np.where(never, -1, found)
+    return np.where(np.isin(together, together[np.isin(labels, alone)]), -1, found)

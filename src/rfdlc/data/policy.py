@@ -82,8 +82,7 @@ def _equalise(values: Tensor, histogram: Tensor, strength: Tensor) -> Tensor:
     last = torch.where(histogram > 0, values, 0.0).amax(2, keepdim=True).long()
     step = ((histogram.sum(2, keepdim=True) - histogram.gather(2, last)) / 255).floor()
     before = histogram.cumsum(2) - histogram
-    found = ((before + (step / 2).floor()) / step.clamp(min=1)).floor()
-    return torch.where(step > 0, found, values)
+    return torch.where(step > 0, ((before + (step / 2).floor()) / step.clamp(min=1)).floor(), values)
 
 
 TABLES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

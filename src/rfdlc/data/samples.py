@@ -111,8 +111,7 @@ def open_samples(
     if reader is image_lists.read_list:
         whole = str(source).lower() in known_names()  # found by its training list, which stands for all of them
         file = image_lists.list_file(found, split, whole=whole)
-        named = image_lists.find_listed_images(file, spec.classes.names, allow_links)
-        return of_files(*named, spec, skip_broken)
+        return of_files(*image_lists.find_listed_images(file, spec.classes.names, allow_links), spec, skip_broken)
     if reader in (arrays.read, arrays.read_npy):
         return _arrays(found, spec, split)
     sized: dict[str, Any] = {"image_size": spec.input_shape[-1]} if "image_size" in options_of(reader) else {}

@@ -50,8 +50,7 @@ class View:
         from PIL import Image
 
         width, height = image.size
-        box = self._box(width, height, drawn, resizing.fit)
-        shown = view(image, box, size, channels, resizing.interpolation)
+        shown = view(image, self._box(width, height, drawn, resizing.fit), size, channels, resizing.interpolation)
         if self.flip and drawn[-1] < 0.5:
             shown = shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if not self.jitter:

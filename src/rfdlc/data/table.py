@@ -210,12 +210,10 @@ class TableEncoder:
     def fit(cls, table: Mapping[str, Cells]) -> "TableEncoder":
         columns = tuple(ColumnCode.fit(name, parse_column(name, cells)) for name, cells in table.items())
         many = {each.name: each.categories for each in columns if len(each.categories) > MOST_CATEGORIES}
-        told = listing(
-            f"column {name!r} has {len(own)} different texts{strays_among(own)}" for name, own in many.items()
-        )
+        each = (f"column {name!r} has {len(own)} different texts{strays_among(own)}" for name, own in many.items())
         fix = f"leave out what is no category ({' '.join(f'--drop {shlex.quote(name)}' for name in many)}; in Python"
         fix = f"{fix} drop={[*many]}), or turn it into numbers"
-        expect(not many, f"{told}: too many to be categories (at most {MOST_CATEGORIES}); {fix}")
+        expect(not many, f"{listing(each)}: too many to be categories (at most {MOST_CATEGORIES}); {fix}")
         return cls(columns)
 
     @property

@@ -82,6 +82,11 @@ class Calibrator(Protocol):
         """
         return [self]
 
+    @property
+    def short(self) -> str:
+        """What was fitted, in a few words; `str` may say more."""
+        return str(self)
+
     def __str__(self) -> str:
         return self.name
 
@@ -281,13 +286,11 @@ class Auto(Calibrator):
         shares = chances(losses, weights)
         fitted = {name: CALIBRATORS[name].fit(log_p, targets, **context) for name in shares}
         means = {name: float(weights @ each) for name, each in losses.items()}
-        held_out, kept = HeldOut(log_p, targets, **context), for_any_prior(shares, targets, log_p.shape[1])
-        found = cls._weighing(shares, fitted, means, held_out, context.get("train_prior"))
+        given = HeldOut(log_p, targets, **context), context.get("train_prior")
+        found, kept = cls._weighing(shares, fitted, means, *given), for_any_prior(shares, targets, log_p.shape[1])
         if len(kept) == len(shares):
             return found
-        return replace(
-            found, estimating=cls._weighing(kept, fitted, {}, held_out, context.get("train_prior")).to_dict()
-        )
+        return replace(found, estimating=cls._weighing(kept, fitted, {}, *given).to_dict())
 
     @classmethod
     def _weighing(
@@ -340,13 +343,17 @@ class Auto(Calibrator):
         middle = drawn[len(drawn) // 2].as_affine()[0]
         return [MatrixScaling(weight * (each.as_affine()[0] / middle), bias, self.prior) for each in drawn]
 
+    @property
+    def short(self) -> str:
+        several = ", ".join(f"{share:.0%} {each.name}" for share, each in self.weighted)
+        return several if len(self.weighted) > 1 else self.weighted[0][1].short
+
     def __str__(self) -> str:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
-        if len(self.weighted) == 1:
-            reason = f"chosen by cross-validated loss: {losses}" if losses else "too few samples to choose"
-            return f"{self.weighted[0][1]} ({reason})"
-        parts = ", ".join(f"{share:.0%} {each.name}" for share, each in self.weighted)
-        return f"{parts} (weights by cross-validated loss: {losses})"
+        what = "weights" if len(self.weighted) > 1 else "chosen"
+        return (
+            f"{self.short} ({f'{what} by cross-validated loss: {losses}' if losses else 'too few samples to choose'})"
+        )
 
 
 def _along_counts(name: str, training_counts: Any = None, **_: Any) -> csr_array:

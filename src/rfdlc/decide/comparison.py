@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from rfdlc.decide.evaluation import entries, rich_table
+from rfdlc.decide.evaluation import ANSWERED, entries, rich_table
 from rfdlc.decide.intervals import LEVEL, Array, Z, student
 from rfdlc.decide.metrics import METRICS, measure
 from rfdlc.decide.outcomes import Outcomes
@@ -53,7 +53,8 @@ class Comparison:
     def rows(self) -> list[tuple[str, ...]]:
         """(metric, a, b, difference, interval, adjusted p) as tables show them; * marks p below 0.05."""
         table: list[tuple[str, ...]] = []
-        for d in self.differences:
+        abstains = any(d.a or d.b for d in self.differences if d.name == "abstention_rate")
+        for d in [d for d in self.differences if abstains or d.name not in ANSWERED]:
             show = METRICS[d.name.partition(".")[0]].format
             p = (f"{d.p:.3f}" if d.p >= 0.0005 else "< 0.001") + "*" * (d.p < SIGNIFICANCE)
             table.append((d.label, show(d.a), show(d.b), show(d.difference), f"{show(d.low)} to {show(d.high)}", p))

@@ -204,8 +204,7 @@ def evaluate(
     """
     choose("uncertainty", uncertainty, UNCERTAINTIES)
     expect(bootstrap >= 0, f"bootstrap is {bootstrap}: expected a number of resamples, such as 500, or 0 for none")
-    known = None if classes is None else as_classes(classes)
-    decider = decider_for(decider, utility, known, scores)
+    decider = decider_for(decider, utility, None if classes is None else as_classes(classes), scores)
     checked, y = decider.read_labelled(scores, targets, logits)
     outcomes = replace(observe(checked, y, decider, uncertainty), groups=tuple(groups))
     if uncertainty == "own":

@@ -46,7 +46,7 @@ class Sums:
     def of(cls, o: Outcomes, probabilities: bool = True) -> "Sums":
         """The sums of some samples; `probabilities` says whether certainties are between 0 and 1."""
         classes, actions = o.utility.matrix.shape
-        gap = o.expected - o.realised
+        gap = o.gap
         each = np.stack([o.brier, o.nll, gap]).astype(np.float64)
         kept, inside = o.decided >= 0, (o.entropy > 0) & (o.entropy <= 1)
         place = np.searchsorted(np.arange(11) / 10, 1 - np.float64(o.entropy[inside]), side="right") - 1

@@ -248,8 +248,8 @@ def _worth(o: "Outcomes", values: NDArray[Any], offset: Any, sign: int = 1, rows
 
 def _gap(o: "Outcomes", rows: Any = True, **more: Any) -> Estimate:
     """Promised minus realised utility."""
-    promised = float(o.expected[rows].mean()) if np.any(rows) else 0.0
-    return _worth(o, o.expected - o.realised, promised, -1, rows, **more)
+    promised = float((o.realised + o.gap)[rows].mean()) if np.any(rows) else 0.0
+    return _worth(o, o.gap, promised, -1, rows, **more)
 
 
 def _gap_by_action(o: "Outcomes") -> dict[str, Estimate]:

@@ -46,16 +46,14 @@ class Decided:
         checked = decider.read(scores, logits)
         p = np.concatenate([p for _, p in decider.stream(checked)])
         found = decider.explain_probabilities(p, flags(decider, checked, p.argmax(axis=1)))
-        strange = np.asarray(found.reason == UNFAMILIAR)
-        return cls(decider.utility, p.astype(np.float64), found.action, strange, times)
+        return cls(decider.utility, p.astype(np.float64), found.action, np.asarray(found.reason == UNFAMILIAR), times)
 
     def __len__(self) -> int:
         return len(self.actions)
 
     def __getitem__(self, rows: Any) -> "Decided":
         times = None if self.times is None else self.times[rows]
-        own = self.probabilities[rows], self.actions[rows], self.unfamiliar[rows]
-        return Decided(self.utility, *own, times)
+        return Decided(self.utility, self.probabilities[rows], self.actions[rows], self.unfamiliar[rows], times)
 
     @cached_property
     def decided(self) -> Indices:

@@ -19,6 +19,7 @@ from rfdlc.decide.utility import Utility
 from rfdlc.errors import expect
 
 PROBABILITY_COLUMNS = ("likeliest", "confidence", "certainty", "expected", "entropy", "brier", "nll")
+ROUNDING = 1e-6  # of a sum of 32-bit probabilities
 SET_COLUMNS = ("covered", "set_size", "set_value")
 COLUMNS = ("targets", "actions", "decided", *PROBABILITY_COLUMNS, *SET_COLUMNS)
 # What ranks samples for error detection, from the probabilities and the scores of a chunk; None if it needs others.
@@ -100,6 +101,12 @@ class Outcomes:
     def realised(self) -> NDArray[np.float64]:
         """The utility U[true, action] of each decision."""
         return self.utility.matrix[self.targets, self.actions]
+
+    @property
+    def gap(self) -> NDArray[np.float64]:
+        """Promised minus realised utility; what rounding of probabilities in 32 bits leaves of 0 is 0."""
+        gap = self.expected - self.realised
+        return np.where(np.abs(gap) < ROUNDING * np.abs(self.utility.matrix).max(), 0.0, gap)
 
     @property
     def regret(self) -> NDArray[np.float64]:

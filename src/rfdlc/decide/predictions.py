@@ -223,8 +223,8 @@ def _from_table(path: Path, classes: Classes | None, logits: bool) -> Prediction
     try:
         values, found = read_numbers(file, classes.names, texts)
     except InputError as error:
-        hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class" if "column" in str(error) else ""
-        raise InputError(f"{error}{hint}") from None
+        hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class: rename that of the true classes to target"
+        raise InputError(f"{error}{hint if 'column' in str(error) else ''}") from None
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
     corrected = CORRECTED in found.get(KIND, ())
     return Predictions(**{kind: values}, **known, classes=classes, corrected=corrected)

@@ -83,10 +83,8 @@ class Unfamiliar:
         found = cls(false_alarm, thresholds, {}, kind, dict(scales or {}))
         above, weights = found.above(values, likeliest, classes), 1 / np.bincount(targets)[targets]
         inside = {name: np.isin(targets, members) for name, members in places.items()}
-        rates = {
-            name: float(np.average(above[rows], weights=weights[rows])) for name, rows in inside.items() if rows.any()
-        }
-        return replace(found, rates=rates)
+        each = {name: np.average(above[own], weights=weights[own]) for name, own in inside.items() if own.any()}
+        return replace(found, rates={name: float(rate) for name, rate in each.items()})
 
     def above(self, score: Floats, likeliest: Indices, classes: Classes) -> NDArray[np.bool_]:
         """Which samples are unfamiliar."""

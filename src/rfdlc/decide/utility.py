@@ -309,5 +309,4 @@ def _read_matrix(file: CsvFile) -> tuple[list[list[float]], list[str], list[str]
         expect(len(row) == len(file.names), f" line {line}: {len(row)} cells, expected {len(file.names)}")
         for action, cell in zip(actions, row[1:], strict=True):
             expect(is_number(cell, file.decimal), f" line {line}, column {action!r}: {cell!r} is not a number")
-    values = [[number(cell, file.decimal) for cell in row[1:]] for _, row in lines]
-    return values, names, actions
+    return [[number(cell, file.decimal) for cell in row[1:]] for _, row in lines], names, actions

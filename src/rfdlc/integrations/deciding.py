@@ -23,6 +23,7 @@ from rfdlc.decide.priors import PriorEstimate
 from rfdlc.decide.rules import Explanation
 from rfdlc.decide.scores import DECIDED, KIND
 from rfdlc.decide.sets import PredictionSets, set_texts
+from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import locked, parse_json
 from rfdlc.integrations.parts import ranks
@@ -123,6 +124,14 @@ class DecideTable:
         fields = [("action", "string"), ("expected_utility", "float32")]
         fields += [("reason", "string")] if (self.decider.utility.decided_class < 0).any() else []
         return fields + ([("set", "string"), ("set_size", "int32")] if self.decider.sets is not None else [])
+
+
+def chosen_decider(own: Decider, utility: Utility | None, prior: Any, decider: Decider | None = None) -> Decider:
+    """How a model is to decide: by another `decider`, or by its `own` for a utility and a class prior, where given."""
+    alone = decider is None or (utility is None and prior is None)
+    expect(alone, "decider has a utility and a target prior of its own: give decider.replace(utility=...) alone")
+    changes: dict[str, Any] = {} if prior is None else {"target_prior": prior}
+    return decider or own.replace(utility=utility, **changes)
 
 
 def decide_lake(
@@ -246,8 +255,7 @@ def _decide(lake: Lake, table: DecideTable, result: "Result", unit: Unit, report
             except InputError as error:
                 raise InputError(f"{unit.file}, rows from {first:,} on: {error}") from None
             first += batch.num_rows
-            kept = {name: batch.column(name) for name in table.keep}
-            pieces.append(pyarrow.table({**kept, **columns}))
+            pieces.append(pyarrow.table({name: batch.column(name) for name in table.keep} | columns))
             counts += np.bincount(columns["action"].indices.to_numpy(), minlength=len(counts))
             total += float(columns["expected_utility"].sum(dtype=np.float64))
             report(batch.num_rows)

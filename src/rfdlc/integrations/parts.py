@@ -7,9 +7,10 @@ of another model or source are never joined.
 import json
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -199,6 +200,7 @@ class TableStore:
     repeated: Sequence[str] = ()
     values: int = 0  # per row, where columns hold lists
     suffix: str = ".parquet"
+    actions: Counter[str] = field(default_factory=Counter)  # of the rows that were joined, where they have some
 
     def begin(self, path: Path | None, count: int = 0) -> None:
         pass
@@ -218,6 +220,8 @@ class TableStore:
                 both = zip(files[first : first + group], sizes[first : first + group], strict=True)
                 tables = [self._read(file, size) for file, size in both]
                 skipped += b"".join(table.schema.metadata.get(SKIPPED, b"") for table in tables)
+                for table in tables if "action" in schema.names else ():
+                    self.actions.update(table.column("action").to_pylist())
                 writer.write_table(concat_tables(table.cast(schema) for table in tables))
         return skipped
 

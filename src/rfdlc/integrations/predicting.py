@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from itertools import groupby
@@ -23,6 +23,7 @@ from rfdlc.decide.sets import set_texts
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import choose, expect, listing
 from rfdlc.files import replacing
+from rfdlc.integrations.deciding import chosen_decider
 from rfdlc.integrations.parts import Computed, Parts, Report, TableStore, ranks
 from rfdlc.training.model import Model, OwnBackbone
 
@@ -43,6 +44,7 @@ class Predicted:
     decided_for: str  # the class prior, in words
     complete: bool = True  # False where other processes still have parts to do: the last one writes the file
     skipped_file: Path | None = None  # names the broken samples
+    actions: Mapping[str, int] = field(default_factory=dict)  # how often each is in the table that this process wrote
 
 
 def predict(
@@ -105,7 +107,8 @@ def predict(
     parts = Parts(path, store, len(samples), max(1, min(PART_ROWS, PART_VALUES // len(table.schema))), job)
     complete = parts.fill(partial(table.compute, samples), "Predicting")
     skipped, listed = parts.skipped if complete else (0, None)
-    return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed)
+    actions = {name: store.actions[name] for name in table.decider.utility.actions} if store.actions else {}
+    return Predicted(path, len(samples) - skipped, skipped, model.decider.decided_for, complete, listed, actions)
 
 
 class Table:
@@ -171,13 +174,9 @@ def decide_by(
     model: Model, samples: Samples, utility: Utility | None, prior: PriorLike | None, decider: Decider | None = None
 ) -> None:
     """Give the model what was asked for of the three; the prior "estimate" is that of the samples."""
-    alone = decider is None or (utility is None and prior is None)
-    expect(alone, "decider has a utility and a target prior of its own: give decider.replace(utility=...) alone")
-    changes: dict[str, Any] = {"utility": utility}
-    if prior is not None:
-        given = _estimated_prior(model, samples) if isinstance(prior, str) and prior == "estimate" else prior
-        changes["target_prior"] = given
-    model.decider = decider or model.decider.replace(**changes)
+    estimated = decider is None and isinstance(prior, str) and prior == "estimate"
+    given = _estimated_prior(model, samples) if estimated else prior
+    model.decider = chosen_decider(model.decider, utility, given, decider)
 
 
 def _estimated_prior(model: Model, samples: Samples) -> PriorEstimate:

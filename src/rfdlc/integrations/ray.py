@@ -112,8 +112,7 @@ class PredictBatch:
         if not len(next(iter(batch.values()))):
             return kept | {name: np.empty(0, dtype=np.float32) for name in self.table.schema.names}
         rows = {name: batch[name] for name in batch if name not in self.keep}
-        shape = self.model.inputs.input_shape
-        given = rows if self.inputs is None else stacked(batch[self.inputs], shape)
+        given = rows if self.inputs is None else stacked(batch[self.inputs], self.model.inputs.input_shape)
         found: Predictions = self.model.predict(given)
         return kept | {name: np.asarray(column) for name, column in self.table.columns(found).items()}
 
@@ -176,16 +175,17 @@ def predict_source(
     found = parts.map_batches(PredictPart, fn_constructor_kwargs=given, **options)
     place = str(out) if remote else str(folder.absolute())
     found.write_parquet(place, mode="error")
-    written = ray.data.read_parquet(place).count()
-    return Predicted(Path(out), written, len(samples) - written, model.decider.decided_for)
+    counts, told = dict.fromkeys(model.decider.utility.actions, 0), model.decider.decided_for
+    for row in ray.data.read_parquet(place, columns=["action"]).iter_rows():
+        counts[row["action"]] += 1
+    written = sum(counts.values())
+    return Predicted(Path(out), written, len(samples) - written, told, actions=counts)
 
 
 class PredictPart:
     """Predicts parts of a source by their first sample, as `rfdlc.predict` does."""
 
-    def __init__(
-        self, run: str, source: str, decider: Decider, raw: bool, folder: str, where: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, run: str, source: str, decider: Decider, raw: bool, folder: str, where: dict[str, Any]) -> None:
         from rfdlc.integrations.predicting import Table
         from rfdlc.training.model import Model
 
@@ -217,7 +217,6 @@ def start(address: str | None = None) -> Any:
 
 def _actors(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `map_batches` for actors: as many as there are GPUs, one each, or else one per two cores."""
-    ray = start()
-    gpus, cpus = (int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU"))
+    gpus, cpus = (int(start().cluster_resources().get(name, 0)) for name in ("GPU", "CPU"))
     usual = {"concurrency": gpus or max(1, cpus // 2), "num_gpus": 1 if gpus else 0, "batch_format": "numpy"}
     return usual | dict(options)

@@ -48,8 +48,7 @@ class Log:
 def read_log(source: str | Path, decider: str | Path | Decider | None = None, logits: bool = False) -> Log:
     """A folder of `rfdlc serve --log-decisions`: its last decider's decisions; or predictions and their decider."""
     place = Path(source)
-    logged = (place / DECIDERS).is_dir()
-    if not logged:
+    if not (place / DECIDERS).is_dir():
         if decider is None:
             raise InputError(f"{place}: is not a log of decisions, so it needs its decider: --decider FILE or RUN")
         decider = decider if isinstance(decider, Decider) else Decider.load(decider)
@@ -59,8 +58,7 @@ def read_log(source: str | Path, decider: str | Path | Decider | None = None, lo
     file = open_table(place)
     absent = [name for name in (*COLUMNS, "time") if name not in file.names]
     expect(not absent, f"{place}: has no column {listing(absent)}: expected a log of `rfdlc serve --log-decisions`")
-    newest = sorted(parquet_files(place))[-1]
-    version = read_numbers(open_table(newest), ["time"], ["decider"])[1]["decider"][-1]
+    version = read_numbers(open_table(sorted(parquet_files(place))[-1]), ["time"], ["decider"])[1]["decider"][-1]
     served = Decider.load(place / DECIDERS / f"{version}.json")
     names = list(served.utility.classes.names)
     values, texts = read_numbers(file, [*names, "time"], COLUMNS)

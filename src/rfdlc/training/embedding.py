@@ -231,9 +231,7 @@ def _network(
             network: nn.Module = networks.load_backbone(name, pretrained, image_size=size, options=options)
             return network
         expect(not options, f"options {', '.join(options)} are for networks of timm, not for {name}: leave them out")
-        if ":" in name:
-            return _own(name)
-        return Plain(choose(f"backbone (expected {KINDS})", name, BACKBONES), channels)
+        return _own(name) if ":" in name else Plain(choose(f"backbone (expected {KINDS})", name, BACKBONES), channels)
 
 
 def _own(name: str) -> nn.Module:

@@ -30,8 +30,7 @@ def integrated_gain(config: TrainConfig, classes: Classes, utility: Matrix | Non
     if utility is not None:
         matrix, bounded = utility.T if config.utility_form == "column" else utility, config.utility_form == "bounded"
         given = {"samples": {"sample_weights": weights}, "columns": {"column_weights": weights}, "none": {}}
-        chosen = given[config.utility_weights]
-        parts.append(terms.Gain(matrix, config.alpha, bounded=bounded, after=after, **chosen))
+        parts.append(terms.Gain(matrix, config.alpha, bounded=bounded, after=after, **given[config.utility_weights]))
     return terms.CompositeLoss(shifts, parts)
 
 

@@ -119,8 +119,7 @@ def augmentation(config: TrainConfig, kind: str, side: int = 32) -> Augment | No
     padding = max(chosen.crop_padding if side >= SMALLEST_CROPPED else 1, side // 8) if chosen.crop_padding else 0
     cutout = round(config.cutout * side if config.cutout < 1 else config.cutout)
     policy = chosen.policy and replace(chosen.policy, magnitude=config.magnitude or chosen.policy.magnitude)
-    changed = replace(chosen, cutout=cutout, crop_padding=padding, policy=policy)
-    return changed if kind == "images" else None
+    return replace(chosen, cutout=cutout, crop_padding=padding, policy=policy) if kind == "images" else None
 
 
 def views_of(config: TrainConfig, kind: str) -> int:

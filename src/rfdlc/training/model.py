@@ -306,8 +306,7 @@ def own_network(config: TrainConfig, given: OwnBackbone | None = None) -> OwnBac
 
 def start_of(config: TrainConfig, network: OwnBackbone | None = None) -> Start:
     """What a training with this config starts from."""
-    given = own_network(config, network)
-    return starting_point(given, **{name: getattr(config, name) for name in NETWORK})
+    return starting_point(own_network(config, network), **{name: getattr(config, name) for name in NETWORK})
 
 
 def method_net(

@@ -97,8 +97,7 @@ def profile(
 
     def loss() -> Tensor:
         mixed = step.mixed(*batch[:3])
-        aims = step.aims(weak[0], mixed, 1) if weak else None
-        return step.loss(step.logits(mixed.inputs), mixed, None, aims)
+        return step.loss(step.logits(mixed.inputs), mixed, None, step.aims(weak[0], mixed, 1) if weak else None)
 
     with sensible_threads(net, config):  # forward alone, with backward, the whole step: the differences are the parts
         reading = _reading(stage.loader, device)

@@ -36,8 +36,7 @@ class ShardedCopy:
     def gradients(self) -> list[Tensor]:
         """This rank's part of the sums over all ranks, for each of `local`."""
         found = taken_gradients(self.parameters)
-        whole = [gradient for gradient in found if not isinstance(gradient, DTensor)]
-        self.processes.all_reduce_(whole)
+        self.processes.all_reduce_([gradient for gradient in found if not isinstance(gradient, DTensor)])
         parts = [_local(gradient) for gradient in found if isinstance(gradient, DTensor)]
         torch._foreach_mul_(parts, self.processes.world_size)  # it has divided them
         return [_local(gradient) for gradient in found]

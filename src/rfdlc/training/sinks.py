@@ -83,11 +83,9 @@ def open_sinks(run: Run) -> Iterator[Write]:
     opened: list[tuple[Write, Close]] = []
 
     def write(values: Mapping[str, Any], step: int) -> None:
-        numbers = {
-            key: value for key, value in values.items() if isinstance(value, int | float) and math.isfinite(value)
-        }
+        known = {name: each for name, each in values.items() if isinstance(each, int | float) and math.isfinite(each)}
         for writing, _ in opened:
-            writing(numbers, step)
+            writing(known, step)
 
     well = False
     try:

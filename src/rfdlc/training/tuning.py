@@ -140,10 +140,9 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         announce(f"too short  {length} of {config.epochs} epochs; {all_of_them}")
     expected = measured + length * seconds * config.replace(**more).trainings
     if config.budget and expected > config.budget:
-        late = (
-            f"the training ends about {math.ceil(expected - config.budget)} s after its budget of {config.budget:g} s"
-        )
-        announce(f"overrun    one epoch takes about {seconds:.2g} s, and one is the least: {late}")
+        told = f"the training ends about {math.ceil(expected - config.budget)} s after its budget"
+        slow = f"one epoch takes about {seconds:.2g} s, and one is the least"
+        announce(f"overrun    {slow}: {told} of {config.budget:g} s")
     plan: dict[str, Any] = {"epochs": length, "seconds_per_epoch": seconds or None, "rungs": rungs}
     plan |= {"candidates": candidates[:count]} | ({"trainings": more} if more else {})
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs

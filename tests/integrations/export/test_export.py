@@ -28,6 +28,7 @@ def own_network():
 
 
 # The other methods and backbones: benchmarks/export.py.
+pytestmark = pytest.mark.usefixtures("quick_tables")
 CASES = [("rf-dlc-paper", "resnet8"), ("ce", "own"), ("rf-dlc", "mlp"), ("ride", "mlp")]
 
 

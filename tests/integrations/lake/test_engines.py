@@ -116,7 +116,8 @@ def test_ray_as_an_engine_of_the_command(ray, tmp_path, monkeypatch, capsys):
         main()
     assert not ended.value.code
     table, local = dataset.dataset(tmp_path / "out").to_table(), pq.read_table(tmp_path / "local.parquet")
-    assert json.loads(capsys.readouterr().out)["samples"] == len(table) == len(local)
+    told = json.loads(capsys.readouterr().out)
+    assert told["samples"] == sum(told["actions"].values()) == len(table) == len(local)
     assert table.to_pydict() == local.to_pydict()
 
 

@@ -1,5 +1,6 @@
 """Predictions of any number of samples: the same rows as Model.predict, whatever was killed or shared out."""
 
+import csv
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,12 +21,15 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import rfdlc
-from rfdlc.cli import app
+from rfdlc.cli import app, main
 from rfdlc.data.samples import InputSpec, open_samples
 from rfdlc.integrations import parts, predicting
+from rfdlc.integrations.deciding import chosen_decider
 from rfdlc.integrations.parts import Parts, TableStore
+from rfdlc.integrations.server.backend import open_backend
 
 SLOWLY = [sys.executable, "-m", "tests.integrations.slow_parts"]
+pytestmark = pytest.mark.usefixtures("quick_tables")
 PHOTOS = 61  # not divisible by the size of parts or the number of processes
 
 
@@ -261,8 +266,12 @@ def test_decisions_continue_too(run, photos, tmp_path, monkeypatch):
     interrupted(monkeypatch, run, photos, tmp_path / "p.csv", utility=utility)
     written = []
     monkeypatch.setattr(Parts, "write", _noting(Parts.write, written))
-    assert rfdlc.predict(run, photos, tmp_path / "p.csv", utility=utility).complete
+    done = rfdlc.predict(run, photos, tmp_path / "p.csv", utility=utility)
+    assert done.complete
     assert written == [3, 4, 5, 6, 7]
+    with open(tmp_path / "p.csv", newline="") as file:
+        decided = [row["action"] for row in csv.DictReader(file)]
+    assert done.actions == {action: decided.count(action) for action in utility.actions}  # also of earlier parts
 
 
 def test_what_never_began_does_not_bar_the_next(run, photos, tmp_path):
@@ -528,11 +537,44 @@ def test_commands_never_correct_twice(run, photos, tmp_path):
         assert json.loads(found["raw.csv"].stdout)[name] == pytest.approx(json.loads(plain.stdout)[name], abs=1e-4)
 
 
+def test_the_command_says_at_once_what_it_does(run, photos, tmp_path, monkeypatch, capsys):
+    def early(*_, **__):
+        raise rfdlc.InputError(capsys.readouterr().err)
+
+    monkeypatch.setattr(rfdlc, "predict", early, raising=False)
+    monkeypatch.setattr(sys, "argv", ["rfdlc", "predict", str(run), str(photos), "--out", str(tmp_path / "p.csv")])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"reading {run}" in capsys.readouterr().err
+
+
 def test_the_command(run, photos, tmp_path):
     words = ["predict", run, photos, "--out", tmp_path / "p.parquet", "--abstain", "0.3", "--json"]
     told = json.loads(CliRunner().invoke(app, list(map(str, words))).stdout)
     assert (told["samples"], told["skipped"], told["complete"]) == (PHOTOS, 0, True)
     same(tmp_path / "p.parquet", run, photos)
+    decided = parquet.read_table(tmp_path / "p.parquet").column("action").to_pylist()
+    assert told["actions"] == {name: decided.count(name) for name in [*map(str, range(10)), "abstain"]}
+    shown = CliRunner().invoke(app, list(map(str, words[:-1]))).stdout
+    assert f"{PHOTOS} decisions" in shown
+    assert re.search(rf"abstain +{decided.count('abstain')} ", shown)
+    assert shown.rstrip().endswith(f"{tmp_path / 'p.parquet'}")
+    words[4] = tmp_path / "p.npz"
+    logits = CliRunner().invoke(app, list(map(str, words[:5]))).stdout
+    assert "decisions" not in logits
+
+
+def test_models_decide_by_one_decider_or_by_what_is_asked_for(run, photos, tmp_path):
+    own, utility = rfdlc.Decider.load(run), rfdlc.Utility.one_hot([str(i) for i in range(10)]).with_abstain(0.3)
+    other = own.replace(utility=utility)
+    assert chosen_decider(own, None, None).to_dict() == own.to_dict()
+    assert chosen_decider(own, utility, "uniform").target_prior.tolist() == [0.1] * 10
+    assert chosen_decider(own, None, None, other) is other
+    for use in (partial(rfdlc.predict, run, photos), partial(rfdlc.export, run)):
+        with pytest.raises(rfdlc.InputError, match="decider has a utility and a target prior of its own"):
+            use(tmp_path / ("p.csv" if use.func is rfdlc.predict else "m.onnx"), decider=other, utility=utility)
+    with pytest.raises(rfdlc.InputError, match="decider has a utility and a target prior of its own"):
+        open_backend(run, None, "uniform", other)
 
 
 def test_the_class_prior_of_the_samples_is_estimated(run, photos, tmp_path):

@@ -47,6 +47,15 @@ def test_the_history_is_that_of_the_first_training(tmp_path, predictions):
     assert run["made"]["history"] == {"epoch": [1, 2], "loss": [2.5, 1.5]}
 
 
+def test_the_calibrator_is_named_in_a_few_words(tmp_path, predictions):
+    folder = make_folder(tmp_path / "a", predictions, calibration="auto")
+    (run,) = data_of(rfdlc.report(folder, out=tmp_path / "report.html", bootstrap=0))["runs"]
+    weights = Decider.load(folder).fitted.weights
+    assert sorted(run["calibration"]["words"].removeprefix("auto: ").split(", ")) == sorted(
+        f"{share:.0%} {name}" for name, share in weights.items()
+    )
+
+
 def test_report_takes_the_given_utility_and_several_runs(tmp_path, predictions):
     first = make_folder(tmp_path / "a", predictions)
     second = make_folder(tmp_path / "b", make_predictions(seed=5))

@@ -160,8 +160,7 @@ def _indexed(files: Sequence[Path], root: Path, target: str | None, tars: bool) 
     column = "" if tars else str(image_bytes(files[0]))
     for number, file in enumerate(track(files, "Reading shards")):
         try:
-            found = _tar_samples(file, target) if tars else _rows(file, column, target)
-            for name, label, *place in found:
+            for name, label, *place in _tar_samples(file, target) if tars else _rows(file, column, target):
                 names.append(f"{file.relative_to(root).as_posix()}/{name}")
                 labels.append(label)
                 places.append((number, *place))

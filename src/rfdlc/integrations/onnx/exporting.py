@@ -29,6 +29,7 @@ from rfdlc.decide.priors import PriorLike
 from rfdlc.decide.utility import SHOWN_CLASSES, Utility
 from rfdlc.errors import InputError, choose, expect, listing
 from rfdlc.files import replacing
+from rfdlc.integrations.deciding import chosen_decider
 from rfdlc.integrations.onnx import model as onnx_model
 from rfdlc.integrations.onnx.graph import serialise
 from rfdlc.integrations.onnx.model import Decisions, OnnxModel
@@ -130,8 +131,7 @@ def export(
     onnx, full = path.suffix == ".onnx", precision == "float32"
     expect(onnx or precision != "int8", "int8 is for ONNX files: choose a name ending in .onnx, or half")
     model = Model.load(run, backbone=backbone, device="cpu")
-    changes: dict[str, Any] = {} if target_prior is None else {"target_prior": target_prior}
-    model.decider = (decider or model.decider).replace(utility=utility, **changes)
+    model.decider = chosen_decider(model.decider, utility, target_prior, decider)
     onnx_model.check_exportable(model.decider, utility_input, model.familiarity is not None)
     shape = model.input_shape
     square = len(shape) == 3 and shape[1] == shape[2]
@@ -200,8 +200,7 @@ def measure_parity(model: Model, decide: Callable[[NDArray[Any]], Decisions], *,
         own = decider.sets.members(probabilities, decider.utility)  # of the same probabilities: thresholds are sharp
         sets_changed = int((np.concatenate([batch.sets for batch in decided]) != own).any(axis=1).sum())
     kind, largest = "random samples" if recorded is None else "test samples", float(differences.max())
-    counts = int(changed.sum()), int(tied.sum())
-    return Parity(len(inputs), kind, largest, *counts, agreement, rounding, sets_changed)
+    return Parity(len(inputs), kind, largest, int(changed.sum()), int(tied.sum()), agreement, rounding, sets_changed)
 
 
 def measure_rounding(model: Model, inputs: NDArray[Any], graph: NDArray[Any], own: NDArray[Any]) -> Rounding:

@@ -267,8 +267,7 @@ def _onnx_bytes(
     assert exported is not None
     model = exported.model_proto
     graph, model.producer_name = model.graph, "rfdlc"
-    values = (*graph.input, *graph.output, *graph.value_info)
-    for entry in (model, graph, *graph.node, *values, *graph.initializer):
+    for entry in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         entry.ClearField("metadata_props")
         entry.ClearField("doc_string")
     if quantised:

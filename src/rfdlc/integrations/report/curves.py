@@ -50,8 +50,7 @@ def stratified(targets: Indices, size: int, seed: int) -> Indices:
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(targets))
     by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
-    places = ((np.arange(size) + rng.random()) * (len(targets) / size)).astype(np.int64)
-    return np.sort(by_class[places])
+    return np.sort(by_class[((np.arange(size) + rng.random()) * (len(targets) / size)).astype(np.int64)])
 
 
 def frontier_samples(run: ReportRun) -> int:

@@ -132,9 +132,7 @@ def write_report(
         "actions": utility.actions,
         "decided_class": utility.decided_class.tolist(),
         "utility": pack(utility.matrix),
-        "runs": [
-            _run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing the charts")
-        ],
+        "runs": [_run_data(run, evaluations[run.name], most, images, seed) for run in track(runs, "Computing charts")],
     }
     for run, found in zip(runs[1:], data["runs"][1:], strict=True):
         with suppress(InputError):  # other samples than those of the first run: not paired
@@ -156,7 +154,7 @@ def _run_data(run: ReportRun, evaluation: Evaluation, most: int, images: Images 
     pictured = np.array(list(dict.fromkeys([*first, *errors.tolist()]))[:PICTURES], dtype=np.int64)
     if decider.fitted is not None:  # softmax(bias - weight |log p|^power), whatever the calibrator
         weight, bias = (np.asarray(values, dtype=np.float64).tolist() for values in decider.fitted.as_affine())
-        calibration = {"words": f"{decider.fitted.name}: {decider.fitted}", "weight": weight, "bias": bias}
+        calibration = {"words": f"{decider.fitted.name}: {decider.fitted.short}", "weight": weight, "bias": bias}
         calibration["power"] = decider.fitted.power
         calibration["prior"] = None if decider.fitted.prior is None else np.asarray(decider.fitted.prior).tolist()
     return {
@@ -233,8 +231,7 @@ def asset(name: str) -> str:
 
 def quantise(probabilities: Floats) -> NDArray[np.uint16]:
     """-log p in steps of `STEP`: 0 is probability 1, `LEVELS` is the floor."""
-    levels = np.log(np.clip(probabilities, PROBABILITY_FLOOR, 1.0)) * (-1 / STEP)
-    return np.rint(levels).astype(np.uint16)
+    return np.rint(np.log(np.clip(probabilities, PROBABILITY_FLOOR, 1.0)) * (-1 / STEP)).astype(np.uint16)
 
 
 def pack(array: NDArray[Any]) -> str:

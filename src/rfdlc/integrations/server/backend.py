@@ -21,6 +21,7 @@ from rfdlc.decide.uncertainty import entropy, mutual_information, particle_proba
 from rfdlc.decide.unfamiliar import flags
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
+from rfdlc.integrations.deciding import chosen_decider
 from rfdlc.integrations.onnx.model import OnnxModel, blank_sample, check_rule
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ def open_backend(
         message = 'serving a run folder needs torch: pip install "rfdlc[train]", or serve an exported .onnx file'
         raise InputError(message) from None
     model: Any = OnnxModel.load(place) if exported else Model.load(place)
-    model.decider = decider or model.decider
-    if target_prior is not None:
-        model.decider = model.decider.replace(target_prior=target_prior)
+    chosen, inputs = chosen_decider(model.decider, utility, target_prior, decider), model if exported else model.inputs
+    check_rule(chosen)
 
     def compute(samples: NDArray[Any]) -> tuple[Floats, Floats, Any]:
         if exported:
@@ -101,17 +101,15 @@ def open_backend(
             return decided.probabilities, decided.mutual_information, decided.unfamiliar
         with sensible_threads(model.net, model.config) if model.embedding is None else nullcontext():
             predictions = model.predict(samples)
-        probabilities = np.asarray(model.decider.probabilities(predictions))
-        strange = None if model.decider.unfamiliar is None else flags(model.decider, predictions.scores)
+        probabilities = np.asarray(chosen.probabilities(predictions))
+        strange = None if chosen.unfamiliar is None else flags(chosen, predictions.scores)
         return probabilities, mutual_information(particle_probabilities(predictions.scores.values, True)), strange
 
-    decider, inputs = model.decider.replace(utility=utility), model if exported else model.inputs
-    check_rule(decider)
     finite = False
     with suppress(InputError):  # of scores that hold NaN
         finite = bool(np.isfinite(compute(blank_sample(inputs.input_shape))[0]).all())
     expect(finite, f"{path} cannot be served: its probabilities are not finite; train or export the model again")
-    return Backend(place.resolve().name, inputs, decider, compute)
+    return Backend(place.resolve().name, inputs, chosen, compute)
 
 
 @dataclass(frozen=True)

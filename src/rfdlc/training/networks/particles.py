@@ -258,8 +258,7 @@ class ParticleNet(nn.Module):
     def rate_factors(self, backbone: float, layer_decay: float) -> dict[Tensor, float]:
         """Learning-rate factors of the backbone's parameters: `backbone`, lower by a factor per stage to the input."""
         stages = [*self.trunk, *self.branches]
-        depths = range(len(stages) - 1, -1, -1)
-        pairs = zip(stages, depths, strict=True)
+        pairs = zip(stages, range(len(stages) - 1, -1, -1), strict=True)
         return {p: backbone * layer_decay**depth for stage, depth in pairs for p in stage.parameters()}
 
     def parts(self, name: str) -> list[nn.Module]:

@@ -1,0 +1,17 @@
+"""What makes tests of several folders shorter, where it is not what they test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def quick_tables() -> Iterator[None]:
+    """Few small candidates: for tests of what is done with a model of a table, not of how good it is."""
+    from rfdlc.training import tabular
+
+    small = {"TREES": 8, "ITERATIONS": 5, "PENALTIES": {"linear": 1.0}, "LARGE": 0}  # no perceptrons
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in small.items():
+            patch.setattr(tabular, name, value)
+        yield
