@@ -142,7 +142,10 @@ def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
         with shown():
             tuned(tmp_path / f"run-{budget}", places(200), budget=budget, tune="off")
         err = capsys.readouterr().err
-        assert ("too short  7 of 40 epochs; 23 s give all of them\n" in err) == told
+        assert (
+            "too short  7 of 40 epochs; 23 s give all of them; fewer particles and a smaller backbone take less\n"
+            in err
+        ) == told
         assert "overrun" not in err
     with shown():
         tuned(tmp_path / "short", places(200), budget=0.3, tune="off")
@@ -224,7 +227,7 @@ def test_slow_steps_leave_the_budget_to_the_training(tmp_path, slow, capsys):
     assert plan["seconds_per_epoch"] == 24.0
     assert plan["rungs"] == []
     assert run.config.epochs == int(0.9 * (200 - 8) / 24) == 7
-    told = f"too short  7 of 100 epochs; {int(np.ceil(8 + 100 * 24 * 1.3 / 0.9))} s give all of them\n"
+    told = f"too short  7 of 100 epochs; {int(np.ceil(8 + 100 * 24 * 1.3 / 0.9))} s give all of them; fewer"
     assert told in capsys.readouterr().err
 
 

@@ -239,8 +239,7 @@ def _solve(
     if not found.success:
         raise InputError(f"budgets could not be assigned ({found.message}): expected gains of moderate size")
     x = found.x.reshape(samples, actions)
-    choice = np.where(x.max(axis=1) > 1 - 1e-6, x.argmax(axis=1), -1)
-    return choice, np.maximum(-found.ineqlin.marginals[samples:], 0)
+    return np.where(x.max(axis=1) > 1 - 1e-6, x.argmax(axis=1), -1), np.maximum(-found.ineqlin.marginals[samples:], 0)
 
 
 def budget_curve(utility: Utility, p: Floats, targets: Indices, shares: ArrayLike) -> NDArray[np.float64]:

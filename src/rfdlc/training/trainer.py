@@ -315,7 +315,7 @@ def _plan(stack: Stack, waiting: int) -> dict[str, str]:
         "network": f"{network}, particles: {run.config.particles}, weights: {weights:,}",
         "training": f"{run.method_name}, {epochs}{', then again on all samples' * run.config.refit}{side_by_side}",
         "settings": f"preset {run.config.preset}{OTHERS.get(run.config.preset, '')}",
-        "device": f"{model.device}, {torch.get_num_threads()} CPU threads",
+        "device": f"{model.device}, {counted(torch.get_num_threads(), 'CPU thread')}",
         "decisions": model.decider.decided_for.removeprefix("decided "),
     }
 

@@ -136,8 +136,9 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
             break
     if config.budget and length < FEW * config.epochs:
         training = config.epochs * seconds * config.trainings * (1 + SHARE * bool(candidates)) / SAFETY
-        all_of_them = f"{math.ceil(measured + training)} s give all of them"
-        announce(f"too short  {length} of {config.epochs} epochs; {all_of_them}")
+        enough = f"{math.ceil(measured + training)} s give all of them"
+        less = "fewer particles and a smaller backbone take less"
+        announce(f"too short  {length} of {config.epochs} epochs; {enough}; {less}")
     expected = measured + length * seconds * config.replace(**more).trainings
     if config.budget and expected > config.budget:
         told = f"the training ends about {math.ceil(expected - config.budget)} s after its budget"
