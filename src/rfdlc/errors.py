@@ -27,9 +27,8 @@ def expect(condition: object, message: str) -> None:
 def choose(what: str, given: str, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     hint = "" if given in allowed else suggestion(given, allowed)
-    expect(
-        given in allowed, f"{what} {given!r} is unknown: expected one of {listing(allowed, 8 if hint else 40)}{hint}"
-    )
+    known = listing(allowed, 8 if hint else 40)
+    expect(given in allowed, f"{what} {given!r} is unknown: expected one of {known}{hint}")
     return given
 
 

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rfdlc.cli import app, train
+from rfdlc.cli import app
 from rfdlc.cli.request import UtilityRequest
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.predictions import Predictions
 from rfdlc.errors import InputError
 from rfdlc.integrations.server.backend import open_backend
-from rfdlc.training.config import TrainConfig
-from rfdlc.training.methods import METHODS
 from rfdlc.training.model import Model
 
 pytestmark = pytest.mark.usefixtures("quick_tables")
@@ -253,16 +251,6 @@ def test_settings_are_judged_beside_those_of_the_method(tmp_path):
     assert run("train", "digits-lt", "--out", tmp_path / "run", "prior_tau=0,1,2", *SMALL).exit_code == 0  # 3 particles
     with pytest.raises(InputError, match="prior_tau has 2 values for 3 particles"):
         run("train", "digits-lt", "--out", tmp_path / "new", "prior_tau=0,1")
-
-
-def test_names_are_checked_early_and_none_is_refused_that_exists(monkeypatch):
-    settings, others = list(TrainConfig.model_fields), {name for each in METHODS.values() for name in each.options}
-    asked = []
-    monkeypatch.setattr(train, "choose", lambda what, given, allowed: asked.append((given, list(allowed))))
-    train._check_names([f"{name}=1" for name in (*settings, *others, "method", "data.factor", "backbone.x", "epoch")])
-    assert "epoch" in dict(asked)
-    assert all(name in settings or name == "epoch" for name, _ in asked)
-    assert all(allowed == settings for _, allowed in asked)
 
 
 def test_settings_are_listed():

@@ -33,11 +33,10 @@ with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
     file.write("age,town,kind\\n" + "30,Oslo,a\\n,,b\\n7,Lima,a\\n41,Lima,b\\n" * 5)
     file.flush()
     rfdlc.cli.data.inspect(source=file.name, target="kind")
-    for target, meant in (("kin", "kind"), ("kind", "epochs")):
-        try:
-            rfdlc.cli.train.train(source=file.name, target=target, settings=["epoch=3"])
-        except rfdlc.errors.InputError as error:
-            assert f"did you mean {meant!r}" in str(error), error
+    try:
+        rfdlc.cli.train.train(source=file.name, target="kin")
+    except rfdlc.errors.InputError as error:
+        assert "did you mean 'kind'" in str(error)
 """
 
 

@@ -1,12 +1,10 @@
 """Commands that train: `rfdlc train`, `resume` and `fork`; and `rfdlc methods`."""
 
 import os
-import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +14,7 @@ from typer import Argument, Option
 import rfdlc
 from rfdlc.cli.request import DataRequest, Force, JsonOption, RunFolder, Source, data_options, takes_request
 from rfdlc.cli.writing import new_table, output
-from rfdlc.errors import InputError, choose, expect, printable
+from rfdlc.errors import InputError, expect, printable
 from rfdlc.progress import announce, speaks
 
 if TYPE_CHECKING:
@@ -77,11 +75,8 @@ def train(
 
     announce("checking settings")  # at once: what trains takes a while to load
     options, of_data = tuple(vars(data)), data.given() | data_options(settings or ())
-    if not any(
-        pair.partition("=")[0] in ("out", *options) for pair in settings or ()
-    ):  # they have an error of their own
+    if not any(pair.partition("=")[0] in options for pair in settings or ()):  # these get an error of their own below
         check_source(source, data.root, of_data)
-        _check_names(settings or ())
     with ready():
         from rfdlc.training.methods import resolve
 
@@ -236,17 +231,6 @@ def _making(out: Path, force: bool) -> Iterator[None]:
             os.replace(replaced, out)
         elif force:
             shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _check_names(pairs: Iterable[str]) -> None:
-    """Raise for a name that no setting and no option has; their sources tell, without the time that torch takes."""
-    from rfdlc.data.load import all_options
-
-    config, others = ((files("rfdlc.training") / f"{name}.py").read_text("utf-8") for name in ("config", "methods"))
-    allowed = {"method", *all_options(), *re.findall(r'"(\w+)":', others)}
-    for name in (pair.partition("=")[0].strip().replace("-", "_") for pair in pairs if "=" in pair):
-        if name not in allowed and not name.startswith(PREFIXES):
-            choose("setting", name, re.findall(r"^    (\w+): .*= Field\(", config, re.MULTILINE))
 
 
 def _chosen(pairs: list[str] | None, options: tuple[str, ...]) -> dict[str, Any]:
