@@ -74,7 +74,7 @@ MODELS = {"networks": "network", "fine-tuned": "refitted network", "strong": "rf
 LEFT_OUT = {"siblings": "siblings left out", "random": "classes left out", "super": "superclasses left out"}
 OURS = (
     "familiarity + energy + entropy + excess", "energy + entropy + excess", "familiarity + energy + entropy",
-    "energy + entropy", "distance + energy + entropy",
+    "energy + entropy", "distance + energy + entropy", "familiarity + entropy", "distance + entropy", "entropy",
 )  # fmt: skip
 RIVALS = ("energy", "largest probability", "Mahalanobis", "distance")
 
@@ -175,7 +175,7 @@ def read(file: Path) -> tuple[dict[str, Parts], Parts, Array]:
             elif name == "logits":
                 for each, values in of_logits(found[key].astype(np.float64)).items():
                     scores[each][part] = values
-            elif name:
+            elif name and name != "likeliest":
                 scores[name][part] = found[key].astype(np.float64)
         return scores, labels, found["counts"]
 
@@ -293,7 +293,8 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
     classes, held_y = rfdlc.Classes.from_counts(counts), labels["held-out"].astype(int)
     same_y = labels["cifar100"].astype(int)
     with np.load(file) as found:
-        likeliest = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1)
+        likeliest = {part: found[f"{part}/likeliest"] if f"{part}/likeliest" in found else
+                     softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1)
                      for part in labels}  # fmt: skip
     every, model = combined(scores, equal(held_y)), MODELS.get(file.parent.name, "head")
     for name in [name for name in (*OURS, *RIVALS) if name in every]:
@@ -325,9 +326,15 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of all seeds, then their means and, of two seeds or more, sample standard deviations."""
+    """The rows of all seeds, then their means and, of two seeds or more, sample standard deviations.
+
+    For our scores also the mean and deviation of the AUROC minus that of the best rival, by seed.
+    """
     yield from rows
-    keys = ("model", "score", "thresholds", "other")
+    keys, aurocs = ("model", "score", "thresholds", "other"), defaultdict[tuple[str, ...], list[float]](list)
+    for row in rows:
+        if row["auroc"]:
+            aurocs[tuple(row[name] for name in keys)].append(float(row["auroc"]))
     for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
         own = [row for row in rows if tuple(row[name] for name in keys) == key]
         values = {name: [float(row[name]) for row in own] for name in COLUMNS[5:] if own[0][name]}
@@ -336,6 +343,12 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if len(own) > 1:
             deviations = {name: f"{np.std(each, ddof=1):.4f}" for name, each in values.items()}
             yield {"seed": "deviation", **named, **deviations}
+            rivals = [aurocs[key[0], rival, "one", key[3]] for rival in RIVALS[:3]]
+            best = max(rivals, key=lambda each: np.mean(each) if each else 0.0)
+            if key[1] in OURS and len(best) == len(aurocs[key]) > 1:
+                apart = np.subtract(aurocs[key], best)
+                yield {"seed": "minus best rival", **named, "auroc": f"{apart.mean():.4f}"}
+                yield {"seed": "deviation of it", **named, "auroc": f"{apart.std(ddof=1):.4f}"}
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ rebuilt DermaMNIST, training images of Caltech-101, simulated ones; 32 x 32 pixe
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -116,7 +117,8 @@ def finetune(kind: str, seed: int, options: argparse.Namespace) -> None:
 
 def embed(images: Path, out: Path, weights: str, size: int) -> None:
     """Features of all images of a file under the same names, as `rfdlc embed` computes them."""
-    embedder, found = new_embedder(BACKBONE, weights, device=choose_device("auto"), image_size=size), {}
+    embedder = new_embedder(BACKBONE, weights, device=choose_device("auto"), image_size=size)
+    found: dict[str, Any] = {}
     with np.load(images) as file:
         for name in file.files:
             found[name] = embedder(file[name]).astype(np.float16) if name.endswith("_x") else file[name]
@@ -132,20 +134,38 @@ def heads(kind: str, seed: int, options: argparse.Namespace) -> None:
     parts = {name: (given[f"{name}_x"].astype(np.float32), given[f"{name}_y"]) for name in names}
     own, others = without(x, y, kind, seed)
     if kind == "none":  # what a user does: the samples for thresholds are out-of-fold, and all are trained on again
-        own, others = {"train_x": x, "train_y": y}, {}
+        own, others = {"train_x": x, "train_y": y, "test_x": parts[TEST[0]][0], "test_y": parts[TEST[0]][1]}, {}
     parts |= others
     with TemporaryDirectory() as place:
         model = rfdlc.train(own, "rf-dlc", f"{place}/run", seed=seed, familiarity=True)
         found = {part: model.predict(each) for part, (each, _) in parts.items()}
         if kind == "none":
             found["held-out"] = rfdlc.Predictions.load(f"{place}/run/held-out.npz")
-    measure, arrays = of_features(own["train_x"], own["train_y"]), {"counts": np.bincount(own["train_y"])}
+    fit = distances if kind == "none" else of_features
+    measure: Any = fit(own["train_x"], own["train_y"])
+    arrays: dict[str, Any] = {"counts": np.bincount(own["train_y"])}
     for part, each in found.items():
-        if part in parts:
-            arrays |= {f"{part}/{name}": values for name, values in measure(parts[part][0]).items()}
+        measured = measure(parts[part][0]) if part in parts else out_of_fold(x, y, each.targets, model)
+        arrays |= {f"{part}/{name}": values for name, values in measured.items()}
         arrays |= {f"{part}/logits": each.scores.values, f"{part}/familiarity": each.unfamiliarity}
+        arrays |= {f"{part}/likeliest": model.decider.probabilities(each).argmax(axis=1)}
         arrays[f"{part}/y"] = parts[part][1] if part in parts else each.targets
     save(options.folder / f"{kind}-{seed}.npz", arrays)
+
+
+def distances(x: Array, y: Array) -> Callable[[Array], dict[str, Array]]:
+    """The plain distance and ours, from features."""
+    known: dict[str, Any] = {"Mahalanobis": mahalanobis(x, y), "distance": FeatureDistance.fit(x, y)}
+    return lambda z: {name: measure(z) for name, measure in known.items()}
+
+
+def out_of_fold(x: Array, y: Array, targets: Any, model: Model) -> dict[str, Array]:
+    """Distances of training samples by fits to the other folds, in the order of the held-out predictions."""
+    fold = Split(x, y).folds(model.config.folds, model.config.seed)
+    rows = [np.flatnonzero(fold == number) for number in range(model.config.folds)]
+    assert np.array_equal(y[np.concatenate(rows)], targets)
+    each = [distances(np.delete(x, own, axis=0), np.delete(y, own))(x[own]) for own in rows]
+    return {name: np.concatenate([own[name] for own in each]) for name in each[0]}
 
 
 def fine_tuned(run: Path, file: Path, options: argparse.Namespace) -> None:
