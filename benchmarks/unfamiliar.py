@@ -53,7 +53,6 @@ Parts = dict[str, Array]
 WEIGHTED = "by region, classes equal"
 RATE, SURPRISING = 0.05, 0.5  # of false alarms; standard deviations of the energy that the entropy leaves
 COLUMNS = ("model", "seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
-REGRET = "regret of fine-tuned"
 CHOICE = ("score", "input", "family", "auroc", "deviation", "tasks")
 PACKAGES = ("rfdlc", "numpy", "torch", "scikit-learn")
 SUPERCLASS = np.array(  # of the classes of CIFAR-100 in alphabetical order
@@ -69,7 +68,7 @@ LOGITS = (
     "energy", "largest logit", "largest probability", "log probability", "entropy", "generalised entropy",
     "generalised entropy of each", "disagreement",
 )  # fmt: skip
-SIMULATED, FINE_TUNED = ("noise", "blobs", "digits"), "fine-tuned"
+SIMULATED, DATA, FINE_TUNED = ("noise", "blobs", "digits"), ("caltech101", "caltech", "cifar100"), "fine-tuned"
 MODELS = {"networks": "network", "fine-tuned": "refitted network", "strong": "rf-dlc-strong"}
 LEFT_OUT = {"siblings": "siblings left out", "random": "classes left out", "super": "superclasses left out"}
 OURS = (
@@ -152,7 +151,7 @@ def aurocs(scores: dict[str, Parts], held_y: Array, weights: Parts) -> dict[tupl
     """By score and part, of held-out samples against the part, classes counting equally."""
     own, found = equal(held_y), {}
     for name, parts in combined(scores, own).items():
-        for part in parts.keys() - {"held-out"}:
+        for part in parts.keys() - {"held-out", "familiar"}:
             truth = np.repeat([0, 1], [len(own), len(parts[part])])
             values = np.concatenate([parts["held-out"], parts[part]])
             found[name, part] = roc_auc_score(truth, values, sample_weight=np.concatenate([own, weights[part]]))
@@ -184,13 +183,11 @@ def model_task(file: Path) -> dict[tuple[str, str], float]:
     """AUROC by score and family of a model without some classes."""
     scores, labels, _ = read(file)
     kind = file.stem.partition("-")[0]
-    families = {"left out": LEFT_OUT[kind], "simulated": "simulated images", **{name: name for name in SIMULATED}}
+    families = {"left out": LEFT_OUT[kind], "simulated": "simulated images", **dict.fromkeys(DATA, "another data set")}
     start = FINE_TUNED if file.parent.name == "networks" else "heads"
     weights = {part: np.ones(len(y)) if part == "simulated" else equal(y) for part, y in labels.items()}
     found = aurocs(scores, labels["held-out"], weights)
-    return {
-        (name, f"{start}, {families.get(part, 'another data set')}"): auroc for (name, part), auroc in found.items()
-    }
+    return {(name, f"{start}, {families.get(part, part)}"): auroc for (name, part), auroc in found.items()}
 
 
 def masked_task(file: Path, kind: str, seed: int) -> dict[tuple[str, str], float]:
@@ -247,14 +244,17 @@ def choice_rows(out: Path, workers: int) -> Iterator[dict[str, Any]]:
         known = {family: parts for family, parts in families.items() if all((name, part) in values for part in parts)}
         means = {family: np.mean([np.mean(values[name, part]) for part in parts]) for family, parts in known.items()}
         tuned = [family for family in known if family.startswith(FINE_TUNED)]
-        best = {family: max(np.mean(values[rival, family]) for rival in RIVALS[:3]) for family in tuned}
+        heads = [family for family in known if family.startswith("heads")]
+        best = {family: max(np.mean(values[rival, family]) for rival in RIVALS[:3]) for family in tuned + heads}
         found = {
             "mean": [means[family] for family in known if family not in tuned],
-            "mean of heads": [means[family] for family in known if family.startswith("heads")],
+            "mean of heads": [means[family] for family in heads],
             "mean of fine-tuned": [means[family] for family in tuned],
         }
         summaries = {what: float(np.mean(each)) for what, each in found.items() if each}
-        summaries |= {REGRET: max(best[family] - means[family] for family in tuned)} if tuned else {}
+        for what, own_families in {FINE_TUNED: tuned, "heads": heads}.items():
+            apart = [float(best[family] - means[family]) for family in own_families]
+            summaries |= {f"regret of {what}": max(apart)} if apart else {}
         for what, value in summaries.items():
             rows.append({"score": name, "input": own, "family": what, "auroc": value, "deviation": "", "tasks": ""})
         rows += [
