@@ -69,7 +69,12 @@ LOGITS = (
     "generalised entropy of each", "disagreement",
 )  # fmt: skip
 SIMULATED, DATA, FINE_TUNED = ("noise", "blobs", "digits"), ("caltech101", "caltech", "cifar100"), "fine-tuned"
-MODELS = {"networks": "network", "fine-tuned": "refitted network", "strong": "rf-dlc-strong"}
+MODELS = {
+    "networks": "network",
+    "fine-tuned": "refitted network",
+    "strong": "rf-dlc-strong",
+    "heads-112": "head, 112 pixels",
+}
 LEFT_OUT = {"siblings": "siblings left out", "random": "classes left out", "super": "superclasses left out"}
 OURS = (
     "familiarity + energy + entropy + excess", "energy + entropy + excess", "familiarity + energy + entropy",
