@@ -23,7 +23,9 @@ classes against each other data set, and false alarms of the former in head and 
 for a false-alarm rate of 5% on held-out samples. Rivals in the same run: energy, largest probability, Mahalanobis
 distance. Their thresholds are one quantile of the held-out scores; ours are by region of the most probable class, too:
 then the AUROC is that of the false-alarm rate from which a sample is unfamiliar. Rows `by region, classes equal` are
-of thresholds in which each class of a region counts equally, as they were before.
+of thresholds in which each class of a region counts equally, as they were before. For heads, the most probable class is
+by the prior that is decided for, which is that of the training data; rows `by region, uniform prior` are for
+target_prior=uniform.
 """
 
 import argparse
@@ -50,7 +52,7 @@ from unfamiliar_scores import of_features, of_logits
 
 Array = NDArray[Any]
 Parts = dict[str, Array]
-WEIGHTED = "by region, classes equal"
+WEIGHTED, UNIFORM = "by region, classes equal", "by region, uniform prior"
 RATE, SURPRISING = 0.05, 0.5  # of false alarms; standard deviations of the energy that the entropy leaves
 COLUMNS = ("model", "seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
 CHOICE = ("score", "input", "family", "auroc", "deviation", "tasks")
@@ -298,16 +300,19 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
     classes, held_y = rfdlc.Classes.from_counts(counts), labels["held-out"].astype(int)
     same_y = labels["cifar100"].astype(int)
     with np.load(file) as found:
-        likeliest = {part: found[f"{part}/likeliest"] if f"{part}/likeliest" in found else
-                     softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1)
-                     for part in labels}  # fmt: skip
+        raw = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1) for part in labels}
+        decided = {part: found[f"{part}/likeliest"] for part in labels if f"{part}/likeliest" in found}
+    places = {"by region": decided or raw, **({UNIFORM: raw} if decided else {})}
+    likeliest = places["by region"]
     every, model = combined(scores, equal(held_y)), MODELS.get(file.parent.name, "head")
     for name in [name for name in (*OURS, *RIVALS) if name in every]:
         each = every[name]
         alarms: dict[str, Any] = {"one": None}
         if "held-out" in each:
-            by_region = Unfamiliar.fit(each["held-out"], likeliest["held-out"], held_y, classes, false_alarm=RATE)
-            alarms = {"by region": by_region.above(each["cifar100"], likeliest["cifar100"], classes)}
+            alarms = {}
+            for kind, place in places.items():
+                by_region = Unfamiliar.fit(each["held-out"], place["held-out"], held_y, classes, false_alarm=RATE)
+                alarms[kind] = by_region.above(each["cifar100"], place["cifar100"], classes)
             alarms["one"] = each["cifar100"] > np.quantile(each["held-out"], 1 - RATE)
             alarms[WEIGHTED] = np.zeros(len(same_y), dtype=bool)
             for members in classes.thirds.values():
@@ -321,7 +326,7 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
             if alarms[kind] is not None:
                 head, tail = (alarms[kind][np.isin(same_y, classes.thirds[r])].mean() for r in ("head", "tail"))
                 texts = [f"{value:.4f}" for value in (alarms[kind].mean(), head, tail, tail / max(head, 1e-9))]
-            ranks = smallest_rate(each, likeliest, classes) if kind == "by region" else each
+            ranks = smallest_rate(each, places[kind], classes) if kind in places else each
             for other in [part for part in each if part not in ("held-out", "cifar100")]:
                 truth = np.repeat([0, 1], [len(each["cifar100"]), len(each[other])])
                 auroc = roc_auc_score(truth, np.concatenate([ranks["cifar100"], ranks[other]]))
