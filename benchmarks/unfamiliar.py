@@ -23,7 +23,9 @@ classes against each other data set, and false alarms of the former in head and 
 for a false-alarm rate of 5% on held-out samples. Rivals in the same run: energy, largest probability, Mahalanobis
 distance. Their thresholds are one quantile of the held-out scores; ours are by region of the most probable class, too:
 then the AUROC is that of the false-alarm rate from which a sample is unfamiliar. Rows `by region, classes equal` are
-of thresholds in which each class of a region counts equally, as they were before.
+of thresholds in which each class of a region counts equally, as they were before. For heads, the most probable class is
+by the prior that is decided for, which is that of the training data; rows `by region, uniform prior` are for
+target_prior=uniform.
 """
 
 import argparse
@@ -50,10 +52,9 @@ from unfamiliar_scores import of_features, of_logits
 
 Array = NDArray[Any]
 Parts = dict[str, Array]
-WEIGHTED = "by region, classes equal"
+WEIGHTED, UNIFORM = "by region, classes equal", "by region, uniform prior"
 RATE, SURPRISING = 0.05, 0.5  # of false alarms; standard deviations of the energy that the entropy leaves
 COLUMNS = ("model", "seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
-REGRET = "regret of fine-tuned"
 CHOICE = ("score", "input", "family", "auroc", "deviation", "tasks")
 PACKAGES = ("rfdlc", "numpy", "torch", "scikit-learn")
 SUPERCLASS = np.array(  # of the classes of CIFAR-100 in alphabetical order
@@ -69,12 +70,17 @@ LOGITS = (
     "energy", "largest logit", "largest probability", "log probability", "entropy", "generalised entropy",
     "generalised entropy of each", "disagreement",
 )  # fmt: skip
-SIMULATED, FINE_TUNED = ("noise", "blobs", "digits"), "fine-tuned"
-MODELS = {"networks": "network", "fine-tuned": "refitted network", "strong": "rf-dlc-strong"}
+SIMULATED, DATA, FINE_TUNED = ("noise", "blobs", "digits"), ("caltech101", "caltech", "cifar100"), "fine-tuned"
+MODELS = {
+    "networks": "network",
+    "fine-tuned": "refitted network",
+    "strong": "rf-dlc-strong",
+    "heads-112": "head, 112 pixels",
+}
 LEFT_OUT = {"siblings": "siblings left out", "random": "classes left out", "super": "superclasses left out"}
 OURS = (
     "familiarity + energy + entropy + excess", "energy + entropy + excess", "familiarity + energy + entropy",
-    "energy + entropy", "distance + energy + entropy",
+    "energy + entropy", "distance + energy + entropy", "familiarity + entropy", "distance + entropy", "entropy",
 )  # fmt: skip
 RIVALS = ("energy", "largest probability", "Mahalanobis", "distance")
 
@@ -152,7 +158,7 @@ def aurocs(scores: dict[str, Parts], held_y: Array, weights: Parts) -> dict[tupl
     """By score and part, of held-out samples against the part, classes counting equally."""
     own, found = equal(held_y), {}
     for name, parts in combined(scores, own).items():
-        for part in parts.keys() - {"held-out"}:
+        for part in parts.keys() - {"held-out", "familiar"}:
             truth = np.repeat([0, 1], [len(own), len(parts[part])])
             values = np.concatenate([parts["held-out"], parts[part]])
             found[name, part] = roc_auc_score(truth, values, sample_weight=np.concatenate([own, weights[part]]))
@@ -175,7 +181,7 @@ def read(file: Path) -> tuple[dict[str, Parts], Parts, Array]:
             elif name == "logits":
                 for each, values in of_logits(found[key].astype(np.float64)).items():
                     scores[each][part] = values
-            elif name:
+            elif name and name != "likeliest":
                 scores[name][part] = found[key].astype(np.float64)
         return scores, labels, found["counts"]
 
@@ -184,13 +190,11 @@ def model_task(file: Path) -> dict[tuple[str, str], float]:
     """AUROC by score and family of a model without some classes."""
     scores, labels, _ = read(file)
     kind = file.stem.partition("-")[0]
-    families = {"left out": LEFT_OUT[kind], "simulated": "simulated images", **{name: name for name in SIMULATED}}
+    families = {"left out": LEFT_OUT[kind], "simulated": "simulated images", **dict.fromkeys(DATA, "another data set")}
     start = FINE_TUNED if file.parent.name == "networks" else "heads"
     weights = {part: np.ones(len(y)) if part == "simulated" else equal(y) for part, y in labels.items()}
     found = aurocs(scores, labels["held-out"], weights)
-    return {
-        (name, f"{start}, {families.get(part, 'another data set')}"): auroc for (name, part), auroc in found.items()
-    }
+    return {(name, f"{start}, {families.get(part, part)}"): auroc for (name, part), auroc in found.items()}
 
 
 def masked_task(file: Path, kind: str, seed: int) -> dict[tuple[str, str], float]:
@@ -247,14 +251,17 @@ def choice_rows(out: Path, workers: int) -> Iterator[dict[str, Any]]:
         known = {family: parts for family, parts in families.items() if all((name, part) in values for part in parts)}
         means = {family: np.mean([np.mean(values[name, part]) for part in parts]) for family, parts in known.items()}
         tuned = [family for family in known if family.startswith(FINE_TUNED)]
-        best = {family: max(np.mean(values[rival, family]) for rival in RIVALS[:3]) for family in tuned}
+        heads = [family for family in known if family.startswith("heads")]
+        best = {family: max(np.mean(values[rival, family]) for rival in RIVALS[:3]) for family in tuned + heads}
         found = {
             "mean": [means[family] for family in known if family not in tuned],
-            "mean of heads": [means[family] for family in known if family.startswith("heads")],
+            "mean of heads": [means[family] for family in heads],
             "mean of fine-tuned": [means[family] for family in tuned],
         }
         summaries = {what: float(np.mean(each)) for what, each in found.items() if each}
-        summaries |= {REGRET: max(best[family] - means[family] for family in tuned)} if tuned else {}
+        for what, own_families in {FINE_TUNED: tuned, "heads": heads}.items():
+            apart = [float(best[family] - means[family]) for family in own_families]
+            summaries |= {f"regret of {what}": max(apart)} if apart else {}
         for what, value in summaries.items():
             rows.append({"score": name, "input": own, "family": what, "auroc": value, "deviation": "", "tasks": ""})
         rows += [
@@ -293,15 +300,19 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
     classes, held_y = rfdlc.Classes.from_counts(counts), labels["held-out"].astype(int)
     same_y = labels["cifar100"].astype(int)
     with np.load(file) as found:
-        likeliest = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1)
-                     for part in labels}  # fmt: skip
+        raw = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1) for part in labels}
+        decided = {part: found[f"{part}/likeliest"] for part in labels if f"{part}/likeliest" in found}
+    places = {"by region": decided or raw, **({UNIFORM: raw} if decided else {})}
+    likeliest = places["by region"]
     every, model = combined(scores, equal(held_y)), MODELS.get(file.parent.name, "head")
     for name in [name for name in (*OURS, *RIVALS) if name in every]:
         each = every[name]
         alarms: dict[str, Any] = {"one": None}
         if "held-out" in each:
-            by_region = Unfamiliar.fit(each["held-out"], likeliest["held-out"], held_y, classes, false_alarm=RATE)
-            alarms = {"by region": by_region.above(each["cifar100"], likeliest["cifar100"], classes)}
+            alarms = {}
+            for kind, place in places.items():
+                by_region = Unfamiliar.fit(each["held-out"], place["held-out"], held_y, classes, false_alarm=RATE)
+                alarms[kind] = by_region.above(each["cifar100"], place["cifar100"], classes)
             alarms["one"] = each["cifar100"] > np.quantile(each["held-out"], 1 - RATE)
             alarms[WEIGHTED] = np.zeros(len(same_y), dtype=bool)
             for members in classes.thirds.values():
@@ -315,7 +326,7 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
             if alarms[kind] is not None:
                 head, tail = (alarms[kind][np.isin(same_y, classes.thirds[r])].mean() for r in ("head", "tail"))
                 texts = [f"{value:.4f}" for value in (alarms[kind].mean(), head, tail, tail / max(head, 1e-9))]
-            ranks = smallest_rate(each, likeliest, classes) if kind == "by region" else each
+            ranks = smallest_rate(each, places[kind], classes) if kind in places else each
             for other in [part for part in each if part not in ("held-out", "cifar100")]:
                 truth = np.repeat([0, 1], [len(each["cifar100"]), len(each[other])])
                 auroc = roc_auc_score(truth, np.concatenate([ranks["cifar100"], ranks[other]]))
@@ -325,9 +336,15 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of all seeds, then their means and, of two seeds or more, sample standard deviations."""
+    """The rows of all seeds, then their means and, of two seeds or more, sample standard deviations.
+
+    For our scores also the mean and deviation of the AUROC minus that of the best rival, by seed.
+    """
     yield from rows
-    keys = ("model", "score", "thresholds", "other")
+    keys, aurocs = ("model", "score", "thresholds", "other"), defaultdict[tuple[str, ...], list[float]](list)
+    for row in rows:
+        if row["auroc"]:
+            aurocs[tuple(row[name] for name in keys)].append(float(row["auroc"]))
     for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
         own = [row for row in rows if tuple(row[name] for name in keys) == key]
         values = {name: [float(row[name]) for row in own] for name in COLUMNS[5:] if own[0][name]}
@@ -336,6 +353,12 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if len(own) > 1:
             deviations = {name: f"{np.std(each, ddof=1):.4f}" for name, each in values.items()}
             yield {"seed": "deviation", **named, **deviations}
+            rivals = [aurocs[key[0], rival, "one", key[3]] for rival in RIVALS[:3]]
+            best = max(rivals, key=lambda each: np.mean(each) if each else 0.0)
+            if key[1] in OURS and len(best) == len(aurocs[key]) > 1:
+                apart = np.subtract(aurocs[key], best)
+                yield {"seed": "minus best rival", **named, "auroc": f"{apart.mean():.4f}"}
+                yield {"seed": "deviation of it", **named, "auroc": f"{apart.std(ddof=1):.4f}"}
 
 
 def main() -> None:

@@ -3,21 +3,20 @@
     python benchmarks/unfamiliar_networks.py simulated FOLDER
     python benchmarks/unfamiliar_networks.py images images.npz --data DIR --simulated FOLDER
     python benchmarks/unfamiliar_networks.py runs OUT/fine-tuned RUN0 RUN1 RUN2 --images images.npz
-    python benchmarks/unfamiliar_networks.py heads OUT/cifar100 --features cifar100-lt.npz --others caltech101=x.npz ...
+    python benchmarks/unfamiliar_networks.py embed features.npz --images images.npz --weights lite0.safetensors
+    python benchmarks/unfamiliar_networks.py heads OUT/heads --features features.npz
     python benchmarks/unfamiliar_networks.py finetune OUT/networks --images images.npz --weights lite0.safetensors
 
 finetune: EfficientNet-Lite0 (ImageNet weights) with the preset `finetune` at 160 pixels and `familiarity=true`, without
 some classes of CIFAR100-LT as heads are, with seed 0, or of all classes (`--kinds none --seeds 0 1 2`). Networks
 without some classes see no images of the test, those of all classes no others beside their own.
 
+embed: features of all images of a file, by the settings with which `rfdlc embed` computes them by default (224 pixels,
+bicubic), in 16 bits in the file. Weights: benchmarks/lite.py.
+
 heads: `rfdlc train` on features without some classes: one class of each superclass of CIFAR-100 (`--kinds siblings`), a
-fifth of all classes (`random`), four superclasses (`super`); or of all classes, for the test (`none`). A fifth of the
-samples of the other classes (a tenth for `none`) is held out. --features holds train_x and train_y, --others x or
-train_x, and y or train_y, by the same network. Ours are EfficientNet-Lite0 (ImageNet weights) at 224 pixels,
-`--interpolation bilinear --crop 1`. Those of training images (the files of benchmarks/features.py) were computed
-earlier and with another rounding of pixels than those of test images: of 2,048 training images, both are about 1% of
-their squared length apart. Choice: kinds siblings, random, super with seed 0, and random with seeds 0 and 1 for
-Caltech101-LT.
+fifth of all classes (`random`), four superclasses (`super`), with the photographs and simulated images as others; or of
+all classes, for the test (`none`). A fifth of the samples of the other classes (a tenth for `none`) is held out.
 
 runs: run folders of fine-tuned networks of CIFAR100-LT (`benchmarks/finetune.py`, row `ours`), with out-of-fold logits
 of all training images as held-out samples. Features of a few training images per class (--known) give distances, for
@@ -31,6 +30,7 @@ rebuilt DermaMNIST, training images of Caltech-101, simulated ones; 32 x 32 pixe
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -44,8 +44,9 @@ import rfdlc
 from rfdlc.data.dataset import Split
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.decide.unfamiliar import FeatureDistance
+from rfdlc.training.embedding import new_embedder
 from rfdlc.training.loop import split_outputs
-from rfdlc.training.model import Model
+from rfdlc.training.model import Model, choose_device
 from unfamiliar import LEFT_OUT, SIMULATED, left_out
 from unfamiliar_scores import mahalanobis, of_features
 
@@ -114,26 +115,57 @@ def finetune(kind: str, seed: int, options: argparse.Namespace) -> None:
     save(options.folder / f"{kind}-{seed}.npz", arrays)
 
 
+def embed(images: Path, out: Path, weights: str, size: int) -> None:
+    """Features of all images of a file under the same names, as `rfdlc embed` computes them."""
+    embedder = new_embedder(BACKBONE, weights, device=choose_device("auto"), image_size=size)
+    found: dict[str, Any] = {}
+    with np.load(images) as file:
+        for name in file.files:
+            found[name] = embedder(file[name]).astype(np.float16) if name.endswith("_x") else file[name]
+    np.savez_compressed(out, **found)
+
+
 def heads(kind: str, seed: int, options: argparse.Namespace) -> None:
-    """A model of features without some classes, and the file with its scores by part and name."""
-    with np.load(options.features) as file:
-        x, y = file["train_x"].astype(np.float32), file["train_y"].astype(int)
-    parts = {}
-    for name, _, path in (each.partition("=") for each in options.others):
-        with np.load(path) as file:
-            start = "train_" if "train_x" in file else ""
-            rows = np.sort(np.random.default_rng(seed).permutation(len(file[start + "x"]))[:COUNT])
-            parts[name] = file[start + "x"][rows].astype(np.float32), file[start + "y"][rows]
+    """A model of features without some classes, or of all, and the file with its scores by part and name."""
+    given = {name: values for file in options.features for name, values in np.load(file).items()}
+    x, y = given["train_x"].astype(np.float32), given["train_y"].astype(int)
+    names = {key[:-2] for key in given} - {"train"}
+    names = names & set(TEST) if kind == "none" else names - set(TEST)
+    parts = {name: (given[f"{name}_x"].astype(np.float32), given[f"{name}_y"]) for name in names}
     own, others = without(x, y, kind, seed)
+    if kind == "none":  # what a user does: the samples for thresholds are out-of-fold, and all are trained on again
+        own, others = {"train_x": x, "train_y": y, "test_x": parts[TEST[0]][0], "test_y": parts[TEST[0]][1]}, {}
     parts |= others
     with TemporaryDirectory() as place:
-        model = rfdlc.train(own, "rf-dlc", f"{place}/run", seed=seed)
-        logits = {part: model.predict(each).scores.values for part, (each, _) in parts.items()}
-    measure, arrays = of_features(own["train_x"], own["train_y"]), {"counts": np.bincount(own["train_y"])}
-    for part, (each, labels) in parts.items():
-        arrays |= {f"{part}/{name}": values for name, values in measure(each).items()}
-        arrays |= {f"{part}/logits": logits[part].astype(np.float16), f"{part}/y": labels}
+        model = rfdlc.train(own, "rf-dlc", f"{place}/run", seed=seed, familiarity=True)
+        found = {part: model.predict(each) for part, (each, _) in parts.items()}
+        if kind == "none":
+            found["held-out"] = rfdlc.Predictions.load(f"{place}/run/held-out.npz")
+    fit = distances if kind == "none" else of_features
+    measure: Any = fit(own["train_x"], own["train_y"])
+    arrays: dict[str, Any] = {"counts": np.bincount(own["train_y"])}
+    for part, each in found.items():
+        measured = measure(parts[part][0]) if part in parts else out_of_fold(x, y, each.targets, model)
+        arrays |= {f"{part}/{name}": values for name, values in measured.items()}
+        arrays |= {f"{part}/logits": each.scores.values, f"{part}/familiarity": each.unfamiliarity}
+        arrays |= {f"{part}/likeliest": model.decider.probabilities(each).argmax(axis=1)}
+        arrays[f"{part}/y"] = parts[part][1] if part in parts else each.targets
     save(options.folder / f"{kind}-{seed}.npz", arrays)
+
+
+def distances(x: Array, y: Array) -> Callable[[Array], dict[str, Array]]:
+    """The plain distance and ours, from features."""
+    known: dict[str, Any] = {"Mahalanobis": mahalanobis(x, y), "distance": FeatureDistance.fit(x, y)}
+    return lambda z: {name: measure(z) for name, measure in known.items()}
+
+
+def out_of_fold(x: Array, y: Array, targets: Any, model: Model) -> dict[str, Array]:
+    """Distances of training samples by fits to the other folds, in the order of the held-out predictions."""
+    fold = Split(x, y).folds(model.config.folds, model.config.seed)
+    rows = [np.flatnonzero(fold == number) for number in range(model.config.folds)]
+    assert np.array_equal(y[np.concatenate(rows)], targets)
+    each = [distances(np.delete(x, own, axis=0), np.delete(y, own))(x[own]) for own in rows]
+    return {name: np.concatenate([own[name] for own in each]) for name in each[0]}
 
 
 def fine_tuned(run: Path, file: Path, options: argparse.Namespace) -> None:
@@ -185,7 +217,7 @@ def simulated_images(folder: Path) -> None:
             Image.fromarray(image).save(folder / name / f"{i:03}.png")
 
 
-def collect(data: Path, simulated: Path, out: Path) -> None:
+def collect(data: Path, simulated: Path, out: Path, count: int) -> None:
     """The file of images for `train`, without a seed: the first ones of a fixed permutation."""
     from PIL import Image
 
@@ -194,7 +226,7 @@ def collect(data: Path, simulated: Path, out: Path) -> None:
         return np.asarray(found).transpose(2, 0, 1)
 
     def drawn(images: Any, labels: Any) -> tuple[Array, Array]:
-        rows = np.sort(np.random.default_rng(0).permutation(len(images))[:COUNT])
+        rows = np.sort(np.random.default_rng(0).permutation(len(images))[:count])
         return np.asarray(images)[rows], np.asarray(labels)[rows]
 
     cifar100 = rfdlc.load("cifar100-lt", root=data)
@@ -216,19 +248,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("simulated").add_argument("folder", type=Path)
-    first, second, third, fourth = (commands.add_parser(name) for name in ("images", "runs", "heads", "finetune"))
+    names = ("images", "runs", "heads", "finetune", "embed")
+    first, second, third, fourth, fifth = (commands.add_parser(name) for name in names)
     first.add_argument("out", type=Path)
     first.add_argument("--data", type=Path, required=True)
     first.add_argument("--simulated", type=Path, required=True)
+    first.add_argument("--count", type=int, default=COUNT, help="images of each kind, but for training images")
     second.add_argument("folder", type=Path)
     second.add_argument("runs", type=Path, nargs="+")
     second.add_argument("--images", type=Path, required=True)
     second.add_argument("--count", type=int, default=600, help="images of each kind")
     second.add_argument("--known", type=int, default=12, help="training images per class for distances")
-    third.add_argument("--features", type=Path, required=True)
-    third.add_argument("--others", nargs="+", required=True, metavar="NAME=FILE")
-    fourth.add_argument("--images", type=Path, required=True)
-    fourth.add_argument("--weights", type=Path, required=True)
+    third.add_argument("--features", type=Path, nargs="+", required=True)
+    fifth.add_argument("out", type=Path)
+    fifth.add_argument("--image-size", type=int, default=0)
+    for command in (fourth, fifth):
+        command.add_argument("--images", type=Path, required=True)
+        command.add_argument("--weights", required=True)
     fourth.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     for command in (third, fourth):
         command.add_argument("folder", type=Path)
@@ -238,7 +274,9 @@ def main() -> None:
     if options.command == "simulated":
         simulated_images(options.folder)
     elif options.command == "images":
-        collect(options.data, options.simulated, options.out)
+        collect(options.data, options.simulated, options.out, options.count)
+    elif options.command == "embed":
+        embed(options.images, options.out, options.weights, options.image_size)
     elif options.command == "runs":
         for seed, run in enumerate(options.runs):
             fine_tuned(run, options.folder / f"none-{seed}.npz", options)
