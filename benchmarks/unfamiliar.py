@@ -23,9 +23,9 @@ classes against each other data set, and false alarms of the former in head and 
 for a false-alarm rate of 5% on held-out samples. Rivals in the same run: energy, largest probability, Mahalanobis
 distance. Their thresholds are one quantile of the held-out scores; ours are by region of the most probable class, too:
 then the AUROC is that of the false-alarm rate from which a sample is unfamiliar. Rows `by region, classes equal` are
-of thresholds in which each class of a region counts equally, as they were before. For heads, the most probable class is
-by the prior that is decided for, which is that of the training data; rows `by region, uniform prior` are for
-target_prior=uniform.
+of thresholds in which each class of a region counts equally, as they were before. The class that a sample looks like is
+the most probable one of the raw scores, which carry a uniform prior. Rows `by region, natural prior` are by the class
+that is most probable for the prior of the training data, as regions of heads were before.
 """
 
 import argparse
@@ -52,7 +52,7 @@ from unfamiliar_scores import of_features, of_logits
 
 Array = NDArray[Any]
 Parts = dict[str, Array]
-WEIGHTED, UNIFORM = "by region, classes equal", "by region, uniform prior"
+WEIGHTED, NATURAL = "by region, classes equal", "by region, natural prior"
 RATE, SURPRISING = 0.05, 0.5  # of false alarms; standard deviations of the energy that the entropy leaves
 COLUMNS = ("model", "seed", "score", "thresholds", "other", "auroc", "false_alarms", "head", "tail", "tail_over_head")
 CHOICE = ("score", "input", "family", "auroc", "deviation", "tasks")
@@ -302,7 +302,7 @@ def test_rows(file: Path) -> Iterator[dict[str, Any]]:
     with np.load(file) as found:
         raw = {part: softmax(found[f"{part}/logits"].astype(float)).mean(axis=0).argmax(axis=1) for part in labels}
         decided = {part: found[f"{part}/likeliest"] for part in labels if f"{part}/likeliest" in found}
-    places = {"by region": decided or raw, **({UNIFORM: raw} if decided else {})}
+    places = {"by region": raw, **({NATURAL: decided} if decided else {})}
     likeliest = places["by region"]
     every, model = combined(scores, equal(held_y)), MODELS.get(file.parent.name, "head")
     for name in [name for name in (*OURS, *RIVALS) if name in every]:

@@ -274,3 +274,25 @@ def test_thresholds_without_counts_serve_classes_with_counts(world):
 def test_unfamiliarity_is_a_number():
     with pytest.raises(InputError, match="unfamiliarity has values that are not finite"):
         Predictions(logits=np.zeros((2, 2)), unfamiliarity=[0.1, np.nan])
+
+
+def test_regions_do_not_depend_on_the_prior_that_is_decided_for(world):
+    """A natural prior takes unclear samples of rare classes for frequent ones: they still look rare."""
+    each = {name: logits_of(x) / 12 for name, (x, _) in world.items()}
+    held = Predictions(logits=each["held"], targets=world["held"][1], classes=CLASSES)
+    utility = Utility.one_hot(CLASSES).with_abstain(0)
+    given = {"train_prior": "uniform", "calibration": None}
+    found = {
+        prior: Decider(utility, target_prior=prior, **given).fit_unfamiliar(held, false_alarm=0.1)
+        for prior in ("train", "uniform")
+    }
+    assert found["train"].unfamiliar.thresholds == pytest.approx(found["uniform"].unfamiliar.thresholds)
+    p = {prior: decider.probabilities(each["test"], logits=True) for prior, decider in found.items()}
+    moved = p["train"].argmax(axis=1) != p["uniform"].argmax(axis=1)
+    assert moved.mean() > 0.05
+    flagged = [decider.explain(each["test"], logits=True).reason == "unfamiliar" for decider in found.values()]
+    assert (flagged[0] == flagged[1]).all()
+    assert flagged[0][moved].any()
+    # with a class that cannot occur, nothing looks like it
+    impossible = found["uniform"].replace(target_prior=[0, 0.2, 0.2, 0.2, 0.2, 0.2])
+    assert len(impossible.explain(each["test"], logits=True).reason) == len(each["test"])

@@ -491,3 +491,30 @@ def test_runs_side_by_side_have_no_trials(tmp_path):
     models = rfdlc.train_many(places(50), specs)
     assert [model.config.tune for model in models] == ["off", "off"]
     assert not list(tmp_path.glob("*/tuning.json"))
+
+
+def test_a_short_budget_takes_smaller_networks(tmp_path, slow, capsys):
+    """Two steps of an epoch, a second for each particle: 60 s have time for fewer than a quarter of 100 epochs."""
+    clock, _ = slow
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (60, 3, 16, 16)).astype(np.uint8), np.arange(60) % 3
+    usual = {"batch_size": 32, "epochs": 100, "tune": "off", "particles": 3}
+    for number, (budget, given, backbone, particles) in enumerate([
+        (60, {}, "resnet8", 3),
+        (1200, {}, "auto", 3),
+        (60, {"backbone": "resnet20"}, "resnet20", 3),
+    ]):  # fmt: skip
+        clock[0] = 0.0
+        with shown():
+            run = rfdlc.train(images, "rf-dlc", tmp_path / str(number), **usual, **given, budget=budget)
+        assert (run.config.backbone, run.config.particles) == (backbone, particles)
+        assert Run(tmp_path / str(number)).config.backbone == backbone
+        assert ("smaller    backbone=resnet8" in capsys.readouterr().err) == (backbone == "resnet8")
+    del usual["particles"]
+    clock[0] = 0.0
+    run = rfdlc.train(images, "rf-dlc", tmp_path / "alone", **usual, budget=60)
+    before = resolve("rf-dlc", "arrays", usual, "images", 54)[1]
+    assert (run.config.backbone, run.config.particles) == ("resnet8", 1)
+    assert run.config.learning_rate == pytest.approx(before.learning_rate / before.particles)
+    assert run.config.weight_decay == pytest.approx(before.weight_decay * before.particles)
+    assert Run(tmp_path / "alone").config == run.config

@@ -37,8 +37,7 @@ def large_lake(file: str) -> "Lake | None":
         return None
     lake = Lake(file)
     plain = all("/" not in unit.name and unit.file.lower().endswith(PARQUET) for unit in lake.units)
-    small = plain and not names_many(file) and sum(unit.size for unit in lake.units) <= MOST_BYTES
-    return None if small else lake
+    return None if plain and not names_many(file) and sum(unit.size for unit in lake.units) <= MOST_BYTES else lake
 
 
 def evaluate_files(lake: "Lake", request: Request, groups: Any, uncertainty: str, json: bool) -> None:

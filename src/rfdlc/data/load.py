@@ -57,8 +57,7 @@ def register_source(
     suffixes, recognises : sequence of str, callable
         Which files are in this format, such as `.jsonl`; `recognises(path) -> bool` also for folders.
     """
-    known = recognises or (lambda path: bool(suffixes))
-    SOURCES.insert(0, Source(read, dict(names or {}), tuple(suffixes), known))
+    SOURCES.insert(0, Source(read, dict(names or {}), tuple(suffixes), recognises or (lambda path: bool(suffixes))))
 
 
 def _named(find: Callable[..., Path], names: Iterable[str]) -> dict[str, Finder]:

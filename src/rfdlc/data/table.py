@@ -124,8 +124,7 @@ def _arrow_texts(column: Any) -> Any:
     if not (types.is_string(kind) or types.is_large_string(kind)):
         return array([as_text(cell) for cell in column.to_pylist()], string())
     texts = compute.utf8_trim_whitespace(column.cast(string()))
-    missing = compute.is_in(compute.utf8_lower(texts), value_set=array(sorted(MISSING)))
-    return compute.if_else(missing, None, texts)
+    return compute.if_else(compute.is_in(compute.utf8_lower(texts), value_set=array(sorted(MISSING))), None, texts)
 
 
 def strays_among(values: Sequence[str]) -> str:

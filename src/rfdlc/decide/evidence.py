@@ -94,8 +94,7 @@ class PriorBets:
         exceeded with a probability of `UNSURE` alone.
         """
         middle = float(weights @ self.mean)
-        variance = float((weights - middle) @ self._error @ (weights - middle))
-        error = float(np.sqrt(max(variance, 0.0)))
+        error = float(np.sqrt(max(float((weights - middle) @ self._error @ (weights - middle)), 0.0)))
         most = -float(ndtri(UNSURE * share)) * error
         return middle + correlated * error + min((self._cost - float(np.log(share))) / self._held_out, most)
 

@@ -28,5 +28,4 @@ def out_of_fold(decider: "Decider", scores: Scores, y: Indices, *, folds: int = 
             if decider.decided_prior is not None and fitted.effective_prior is not None:
                 fitted = fitted.replace(target_prior=decider.decided_prior)  # however the decider itself was weighted
             parts += [p for _, p in fitted.stream(fitted.read(scores.values[:, inside], scores.logits))]
-    back = np.argsort(np.concatenate([np.flatnonzero(fold == k) for k in range(folds)]))
-    return np.concatenate(parts)[back]
+    return np.concatenate(parts)[np.argsort(np.concatenate([np.flatnonzero(fold == k) for k in range(folds)]))]

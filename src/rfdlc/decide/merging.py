@@ -108,8 +108,7 @@ def metrics_of(sums: Sums, utility: Utility, groups: Sequence[tuple[str, str]]) 
     heads = {} if classes.counts is None else {f: classes.head_mask(f) for f in HEAD_FRACTIONS}
     rates = {}
     for fraction, head in heads.items():
-        false = counts[~head][:, (decided >= 0) & head[decided]].sum()
-        rates[fraction] = _share(false, counts[~head].sum())
+        rates[fraction] = _share(counts[~head][:, (decided >= 0) & head[decided]].sum(), counts[~head].sum())
     defined = [rate for rate in rates.values() if not np.isnan(rate)]
     best = utility.matrix.max(axis=1)
     kept = counts[:, decided >= 0].sum()

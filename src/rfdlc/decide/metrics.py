@@ -152,8 +152,7 @@ def risk_coverage(correct: Mask, confidence: Floats) -> tuple[Array, Array]:
     Errors are spread evenly over samples of equal confidence, so the order of the samples does not matter.
     """
     _, place, count = np.unique(-np.asarray(confidence), return_inverse=True, return_counts=True)
-    wrong = np.bincount(place, weights=~correct, minlength=len(count))
-    errors = np.repeat(wrong / count, count)
+    errors = np.repeat(np.bincount(place, weights=~correct, minlength=len(count)) / count, count)
     kept = np.arange(1, len(errors) + 1)
     return kept / max(1, len(errors)), np.cumsum(errors) / kept
 

@@ -45,7 +45,7 @@ class Decided:
         """What a decider decides for scores."""
         checked = decider.read(scores, logits)
         p = np.concatenate([p for _, p in decider.stream(checked)])
-        found = decider.explain_probabilities(p, flags(decider, checked, p.argmax(axis=1)))
+        found = decider.explain_probabilities(p, flags(decider, checked, p))
         return cls(decider.utility, p.astype(np.float64), found.action, np.asarray(found.reason == UNFAMILIAR), times)
 
     def __len__(self) -> int:
@@ -214,8 +214,7 @@ class Window:
 def assess(reference: Reference, decisions: Decided, first: int = 0) -> Window:
     """Estimate the class prior of decided samples, and from it what the decisions are worth."""
     p, carried = decisions.probabilities, np.maximum(reference.prior, LEAST)
-    few = np.linspace(0, len(p) - 1, min(GIBBS, len(p))).astype(np.int64)
-    estimate = estimate_prior(p, carried, drawn=[p[few]])
+    estimate = estimate_prior(p, carried, drawn=[p[np.linspace(0, len(p) - 1, min(GIBBS, len(p))).astype(np.int64)]])
     moved, values = corrected(p, estimate.prior / carried), decisions.utility.matrix.T[decisions.actions]
     each = np.einsum("nc,nc->n", moved, values)
     chance = np.maximum(np.einsum("nc,nc->n", moved, values**2) - each**2, 0)  # rounding may leave less than 0

@@ -226,8 +226,7 @@ def _from_table(path: Path, classes: Classes | None, logits: bool) -> Prediction
         hint = f"; every column but {' and '.join(BOOK_KEEPING)} is a class: rename that of the true classes to target"
         raise InputError(f"{error}{hint if 'column' in str(error) else ''}") from None
     kind, known = "logits" if logits else "probabilities", {"targets": found.get("target"), "ids": found.get("id")}
-    corrected = CORRECTED in found.get(KIND, ())
-    return Predictions(**{kind: values}, **known, classes=classes, corrected=corrected)
+    return Predictions(**{kind: values}, **known, classes=classes, corrected=CORRECTED in found.get(KIND, ()))
 
 
 def _from_npz(path: Path, classes: Classes | None, logits: bool) -> Predictions:

@@ -194,8 +194,7 @@ def _posterior(
 
 def _most_probable(likelihood: Floats, prior: Prior, pseudo_counts: Floats) -> Prior:
     for _ in track(range(MOST_ITERATIONS), "Estimating the prior"):
-        counts = prior * (likelihood.T @ (1 / np.maximum(likelihood @ prior, 1e-300)))
-        new = normalised(counts + pseudo_counts)
+        new = normalised(prior * (likelihood.T @ (1 / np.maximum(likelihood @ prior, 1e-300))) + pseudo_counts)
         moved, prior = np.abs(new - prior).sum() / 2, new
         if moved <= STANDSTILL:
             break
@@ -218,5 +217,4 @@ def _bbse(mean: Prior, joint: Floats, otherwise: Prior) -> Prior:
     held_out = joint.sum(axis=0)
     weights, _ = nnls(joint, mean)
     share = weights * held_out
-    known = share / max(share.sum(), 1e-300) * otherwise[held_out > 0].sum()
-    return np.where(held_out > 0, known, otherwise)
+    return np.where(held_out > 0, share / max(share.sum(), 1e-300) * otherwise[held_out > 0].sum(), otherwise)

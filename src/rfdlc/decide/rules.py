@@ -103,8 +103,7 @@ def _expected_utility(utility: Utility, ratio: Prior | None) -> Gain:
     A value that all actions of a row share decides nothing and is left out: in 32 bits it would cost the digits in
     which they differ.
     """
-    spread = np.ptp(utility.matrix, axis=1).max()
-    return _linear(utility.matrix - _shared(utility)[:, None], ratio, float(spread))
+    return _linear(utility.matrix - _shared(utility)[:, None], ratio, float(np.ptp(utility.matrix, axis=1).max()))
 
 
 def _shared(utility: Utility) -> Floats:

@@ -345,8 +345,7 @@ def _threshold(scores: Floats, weights: Floats, alpha: float) -> tuple[float, fl
         return 0.0, 1.0
     at = float(ranked[place])
     left = float(weights[scores < at].sum())
-    keep = 1 - (allowed - left) / (float(weights[scores == at].sum()) + test)
-    return at, float(np.clip(keep, 0, 1))
+    return at, float(np.clip(1 - (allowed - left) / (float(weights[scores == at].sum()) + test), 0, 1))
 
 
 def _pools(samples: Indices, classes: Classes, least: int) -> list[tuple[Sequence[int], Sequence[int]]]:
@@ -355,8 +354,7 @@ def _pools(samples: Indices, classes: Classes, least: int) -> list[tuple[Sequenc
     Classes are pooled in the order of their frequency, which does not depend on the held-out scores. If all rare
     classes together have fewer than `least` samples, the next frequent classes lend theirs.
     """
-    frequency = samples if classes.counts is None else np.array(classes.counts)
-    falling = np.lexsort((-samples, -frequency)).tolist()
+    falling = np.lexsort((-samples, -(samples if classes.counts is None else np.array(classes.counts)))).tolist()
     pools: list[tuple[Sequence[int], Sequence[int]]] = [([c], [c]) for c in falling if samples[c] >= least]
     rare, pooled = [c for c in falling if samples[c] < least], list[list[int]]()
     for c in rare:

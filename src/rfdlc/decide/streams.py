@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from rfdlc.decide.budgets import Worth, limited_actions
 from rfdlc.decide.classes import Indices
 from rfdlc.decide.decider import Decider
-from rfdlc.decide.rules import largest
 from rfdlc.decide.unfamiliar import flags, unfamiliar_action
 from rfdlc.errors import InputError, expect
 
@@ -75,7 +74,7 @@ class StreamController:
         expect(len(named) == len(checked), f"{len(named)} days for {len(checked)} samples: expected one per sample")
         expect(self.per_day is None or days is not None, "per_day needs the day of each sample: give days")
         p = np.concatenate([p for _, p in decider.stream(checked)])
-        worth, strange = Worth.of(decider.utility, p), flags(decider, checked, largest(p))
+        worth, strange = Worth.of(decider.utility, p), flags(decider, checked, p)
         groups = limited_actions(budget.shares if budget else {}, worth, decider.utility)[1]
         rows = zip(worth.gains, named, strange, strict=True)
         choice = np.array([self._choose(row, groups, day, odd) for row, day, odd in rows], dtype=np.int64)
@@ -89,8 +88,7 @@ class StreamController:
             return -1
         prices = self._priced()
         values = gains - prices @ groups
-        full = self._balance + 1 - self._shares > self._slack
-        values[groups[full].any(axis=0)] = -np.inf
+        values[groups[self._balance + 1 - self._shares > self._slack].any(axis=0)] = -np.inf
         if self.per_day is not None and counted["handed_over"] >= self.per_day:
             values[:] = -np.inf
         best = int(values.argmax())
@@ -115,8 +113,7 @@ class StreamController:
         """What each budget's actions gain over all others at their prices; sorted again now and then."""
         values, margins = gains - prices @ groups, np.empty(len(groups))
         for g, group in enumerate(groups):
-            others = max(values[~group].max(initial=0.0), 0.0)
-            margins[g] = values[group].max() + prices[g] - others
+            margins[g] = values[group].max() + prices[g] - max(values[~group].max(initial=0.0), 0.0)
         self._pending.append(margins)
         if len(self._pending) >= self.window / REFRESHED:
             self._recent, self._pending = np.concatenate([self._recent, self._pending])[-self.window :], []

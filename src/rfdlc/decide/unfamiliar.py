@@ -32,7 +32,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Unfamiliar:
-    """Thresholds of a score by region of the most probable class, and what they do to held-out samples.
+    """Thresholds of a score by region of the class that a sample looks like, and what they do to held-out samples.
+
+    It is the most probable class if all were equally frequent. For a prior that favours frequent classes, half of the
+    rare samples might count as head: the threshold would be too low for them, and would change with the prior.
 
     Parameters
     ----------
@@ -200,7 +203,7 @@ def fitted_unfamiliar(
         scales = {name: deviation(TERMS[name](scores), weights) for name in names}
         scales |= {GIVEN: scales[GIVEN] / (len(names) - 1)} if GIVEN in names else {}  # as much as all others together
         found = replace(found, scales=scales)
-    likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
+    likeliest = np.concatenate([_seen_as(decider, p) for _, p in decider.stream(scores)])
     options: dict[str, Any] = {"false_alarm": false_alarm, "kind": found.kind, "scales": found.scales}
     return Unfamiliar.fit(found.score(scores), likeliest, targets, decider.utility.classes, **options)
 
@@ -229,22 +232,33 @@ def handed_over(decider: "Decider", scores: Scores, batch: bool) -> tuple[Indice
         actions = kept_to(decider, scores, batch)
         return actions, np.zeros(len(actions), dtype=bool)
     pieces = (p for _, p in decider.stream(scores))  # once: every pass calibrates all scores
-    each = [(largest(decider.gains(p)), unfamiliar_action(utility, p), largest(p)) for p in pieces]
+    each = [(largest(decider.gains(p)), unfamiliar_action(utility, p), _seen_as(decider, p)) for p in pieces]
     kept, forced, likeliest = map(np.concatenate, zip(*each, strict=True))
-    flagged = flags(decider, scores, likeliest)
+    flagged = found.above(found.score(scores), likeliest, utility.classes)
     if batch and decider.budget is not None:
         kept = kept_to(decider, scores, batch, flagged)
     return np.where(flagged, forced, kept), flagged
 
 
-def flags(decider: "Decider", scores: Scores, likeliest: Indices | None = None) -> NDArray[np.bool_]:
-    """Which samples are unfamiliar (none without thresholds); `likeliest` are their most probable classes."""
+def flags(decider: "Decider", scores: Scores, p: Floats | None = None) -> NDArray[np.bool_]:
+    """Which samples are unfamiliar (none without thresholds); p are their corrected probabilities, where known."""
     found = decider.unfamiliar
     if found is None:
         return np.zeros(len(scores), dtype=bool)
-    if likeliest is None:
-        likeliest = np.concatenate([largest(p) for _, p in decider.stream(scores)])
+    pieces = (own for _, own in decider.stream(scores)) if p is None else [p]
+    likeliest = np.concatenate([_seen_as(decider, own) for own in pieces])
     return found.above(found.score(scores), likeliest, decider.utility.classes)
+
+
+def unlike_prior(decider: "Decider") -> Floats:
+    """Factors (C,) of corrected probabilities that make all classes equally frequent; 0 for impossible ones."""
+    prior = decider.decided_prior
+    even = np.ones(len(decider.utility.classes))
+    return even if prior is None else np.divide(even, prior, out=np.zeros_like(even), where=np.asarray(prior) > 0)
+
+
+def _seen_as(decider: "Decider", p: Floats) -> Indices:
+    return largest(p * unlike_prior(decider))
 
 
 def actions_for(utility: Utility) -> Indices:

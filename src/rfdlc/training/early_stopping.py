@@ -44,8 +44,7 @@ def ends_early(run: Run) -> bool:
     if not run.config.patience or not run.epoch:
         return False
     if run.phase >= run.config.folds:
-        best = [min(_losses(run, phase))[1] for phase in range(run.config.folds)]
-        return run.epoch >= round(float(np.mean(best)))
+        return run.epoch >= round(float(np.mean([min(_losses(run, phase))[1] for phase in range(run.config.folds)])))
     losses = _losses(run, run.phase)
     return sum(epoch > min(losses)[1] for _, epoch in losses) >= run.config.patience
 

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from rfdlc.data.images import ImageFiles
+from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import epochs
 from rfdlc.training.model import sensible_threads
+from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.run import Run
 from rfdlc.training.trainer import Trainer
 
@@ -59,3 +61,11 @@ def seconds_per_epoch(trainer: Trainer, runs: Sequence[Run], most: float, show: 
         total += float(np.median(gaps[len(gaps) // 2 :])) * stack.stages[0].loader.steps
         waiting = [run for run in waiting if all(run not in member.runs for member in stack.members)]
     return total
+
+
+def relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
+    """Of an epoch of a trial, in epochs of the run. Image files are decoded for every trial alone."""
+    if isinstance(trainer.data.train.inputs, ImageFiles) or run.method.combination is not as_they_are:
+        return 1.0
+    shared, own = len(net.trunk), len(net.branches)
+    return (shared + own) / (shared + own * run.config.particles)

@@ -20,7 +20,7 @@ from rfdlc.progress import announce, live
 from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.factories import as_they_are
 from rfdlc.training.loop import TrainingStopped, epochs
-from rfdlc.training.measuring import MOST, seconds_per_epoch, steps_per_epoch
+from rfdlc.training.measuring import MOST, relative_cost, seconds_per_epoch, steps_per_epoch
 from rfdlc.training.methods import FOLDS, MOST_FOLDED
 from rfdlc.training.model import new_decider, sensible_threads
 from rfdlc.training.networks.particles import ParticleNet
@@ -35,6 +35,7 @@ FEWEST_STEPS = 20  # of a trial
 LONGEST = 4  # times the usual number of epochs, whatever the budget
 PLENTY = 2  # times the usual number of epochs, from which on a budget is better spent on more trainings than on epochs
 FEW = 0.25  # of the usual number of epochs, below which a budget is too short for good results
+TOO_FEW_STEPS = 500  # of a training, with which a smaller network learns more, where a budget is short
 SAFETY = 0.9  # of a budget: evaluations and files take some of it
 ENOUGH, MOST_HELD_OUT = 1000, 0.3  # held-out samples of trials, and the largest share
 CLEARLY = 0.95  # of the loss, below which a variation replaces the best trial
@@ -90,6 +91,7 @@ def tune(trainer: Trainer, run: Run) -> None:
             stack = trainer.stacker.next_stack([run])
             trainer.announce_plan(stack)
             plan = run.tuning or _plan(trainer, run, stack.net, began)
+            run.config = run.config.replace(**plan.get("network", {}))
             run.write_json(FILE, plan)
             if plan["rungs"]:
                 announce(f"trials     {len(plan['candidates'])} settings, halved until one is left, then varied")
@@ -117,9 +119,16 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
     """How many epochs the training has, what is tried before it, and for how many epochs each time."""
     config, given = run.config, set(run.metadata.get("given", ()))
     candidates = _candidates(trainer, run, given) if config.tune != "off" else []
-    seconds, cost, measured = 0.0, _relative_cost(trainer, run, net), 0.0
-    if config.budget:
-        seconds, cost, measured = _measured(trainer, run, candidates, cost, began)
+    seconds, cost, measured, network = 0.0, relative_cost(trainer, run, net), 0.0, Settings()
+    for network in ({}, *_smaller(run, net, given)) if config.budget else ():
+        run.config = config.replace(**network)
+        seconds, cost, measured = _measured(trainer, run, candidates, relative_cost(trainer, run, net), began)
+        possible = SAFETY * (config.budget - measured) / (seconds * config.trainings)
+        if possible >= FEW * config.epochs or possible * steps_per_epoch(trainer, run) >= TOO_FEW_STEPS:
+            break
+    config = run.config
+    if network:
+        announce(f"smaller    {_words(network)}: larger networks are too slow for a budget of {config.budget:g} s")
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     most = 2 ** int(math.log2(max(1, len(candidates))))
@@ -146,7 +155,19 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         announce(f"overrun    {slow}: {told} of {config.budget:g} s")
     plan: dict[str, Any] = {"epochs": length, "seconds_per_epoch": seconds or None, "rungs": rungs}
     plan |= {"candidates": candidates[:count]} | ({"trainings": more} if more else {})
+    plan |= {"network": network} if network else {}
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
+
+
+def _smaller(run: Run, net: ParticleNet, given: set[str]) -> list[Settings]:
+    """Networks that take less time, where the user has chosen none: first a smaller backbone, then one particle."""
+    config, own = run.config, {"particles", "learning_rate", "weight_decay"}
+    if net.name not in ("resnet32", "resnet50") or given & {"backbone", "shared_stages"}:
+        return []
+    small: Settings = {"backbone": "resnet8"}
+    several = config.particles > 1 and run.method.combination is as_they_are and len(config.prior_tau) < 2
+    alone = small | {"particles": 1, "repulsion": "none", **_as_a_particle(config)}
+    return [small, alone] if several and not given & own else [small]
 
 
 def _measured(
@@ -306,14 +327,14 @@ def _pairs(rung: dict[str, Any]) -> list[tuple[Settings, float]]:
 
 def _chosen(plan: dict[str, Any]) -> Settings:
     """The settings of the best trial, and the epochs: fewer where more of them raised its loss."""
-    more = plan.get("trainings", {})
+    more = plan.get("network", {}) | plan.get("trainings", {})
     if not plan["rungs"]:
         return {"epochs": plan["epochs"], **more}
     best = _best(plan)[0]
     tried = [(loss, rung["epochs"]) for rung in plan["rungs"] for own, loss in _pairs(rung) if own == best]
     lowest, longest = min(tried), max(tried, key=lambda pair: pair[1])
     fewer = longest[0] > RISE * lowest[0]
-    return {**best, "epochs": lowest[1] if fewer else plan["epochs"], **more}
+    return {**more, **best, "epochs": lowest[1] if fewer else plan["epochs"]}
 
 
 def _copy(run: Run, config: TrainConfig) -> Run:
@@ -340,14 +361,6 @@ def _as_a_particle(config: TrainConfig) -> Settings:
     """The mean loss of M particles has 1/M of the gradient for each, as sgd with a lower rate and more decay has."""
     many = config.particles if config.optimiser == "sgd" else 1
     return {"learning_rate": config.learning_rate / many, "weight_decay": config.weight_decay * many}
-
-
-def _relative_cost(trainer: Trainer, run: Run, net: ParticleNet) -> float:
-    """Of an epoch of a trial, in epochs of the run. Image files are decoded for every trial alone."""
-    if isinstance(trainer.data.train.inputs, ImageFiles) or run.method.combination is not as_they_are:
-        return 1.0
-    shared, own = len(net.trunk), len(net.branches)
-    return (shared + own) / (shared + own * run.config.particles)
 
 
 def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list[float], list[float]]:

@@ -243,8 +243,7 @@ def _label(content: bytes, suffix: str, target: str | None) -> Any:
         return None
     if isinstance(found, str) and re.fullmatch(r"[0-9]{1,9}", found):
         return int(found)
-    usable = (isinstance(found, str) and found) or (type(found) is int and found >= 0)
-    return found if usable else None
+    return found if (isinstance(found, str) and found) or (type(found) is int and found >= 0) else None
 
 
 # -- Parquet -----------------------------------------------------------------------------------------------------------

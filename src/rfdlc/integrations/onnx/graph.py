@@ -16,7 +16,7 @@ from rfdlc.data.loader import Normaliser
 from rfdlc.decide.decider import Decider
 from rfdlc.decide.scores import PROBABILITY_FLOOR
 from rfdlc.decide.sets import PredictionSets, SetUtility
-from rfdlc.decide.unfamiliar import GIVEN, actions_for
+from rfdlc.decide.unfamiliar import GIVEN, actions_for, unlike_prior
 from rfdlc.decide.utility import Utility
 from rfdlc.errors import InputError, expect
 from rfdlc.integrations.onnx.model import METADATA_KEY, check_rule, outputs_of, with_checksum
@@ -79,6 +79,7 @@ class DecisionHead(nn.Module):
         self.prices = None if kept is None else nn.Buffer(torch.tensor(kept.columns(decider.utility)).float())
         limits = None if strange is None else strange.limits(decider.utility.classes)
         self.limits = None if limits is None else nn.Buffer(torch.tensor(limits, dtype=torch.float32))
+        self.evened = nn.Buffer(torch.tensor(unlike_prior(decider), dtype=torch.float32))
         self.terms = {} if strange is None else strange.terms
         self.handing = nn.Buffer(torch.tensor(actions_for(decider.utility)))
         self.sets = None if decider.sets is None else SETS[type(decider.sets)](decider.sets, decider.utility)
@@ -103,7 +104,7 @@ class DecisionHead(nn.Module):
         terms = {"energy": lambda: -logits.logsumexp(-1).mean(0), "entropy": lambda: _entropy(each.mean(0))}
         terms[GIVEN] = lambda: given
         score = torch.stack([terms[name]() / scale for name, scale in self.terms.items()]).sum(0)
-        strange = score > self.limits[probabilities.argmax(-1)]
+        strange = score > self.limits[(probabilities * self.evened).argmax(-1)]
         action = torch.where(strange, self.handing[gains[:, self.handing].argmax(-1)], action)
         return probabilities, expected, action, uncertainty, disagreement, *sets, strange
 
@@ -120,8 +121,7 @@ class CoverageHead(nn.Module):
         if self.empty:
             return inside
         nearest = (probabilities / self.thresholds.clamp_min(1e-30)).argmax(-1)
-        alone = nn.functional.one_hot(nearest, len(self.thresholds)).bool()
-        return inside | (alone & ~inside.any(-1, keepdim=True))
+        return inside | (nn.functional.one_hot(nearest, len(self.thresholds)).bool() & ~inside.any(-1, keepdim=True))
 
 
 class SetUtilityHead(nn.Module):

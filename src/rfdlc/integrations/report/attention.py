@@ -47,8 +47,7 @@ def grad_cam(model: "Model", images: NDArray[np.uint8], classes: Sequence[int]) 
             inputs = scaled(torch.from_numpy(images).to(model.device)).requires_grad_(True)
             logits = model.net.one_view(inputs[None])[0][0]  # (M, N, C)
             chosen = torch.as_tensor(classes, device=model.device).expand(len(logits), -1)
-            score = logits.log_softmax(-1).gather(2, chosen[..., None]).sum()
-            (slopes,) = torch.autograd.grad(score, found[-1])
+            (slopes,) = torch.autograd.grad(logits.log_softmax(-1).gather(2, chosen[..., None]).sum(), found[-1])
     finally:
         hook.remove()
     particles = len(logits) if found[-1].shape[1] % len(logits) == 0 and len(model.net.branches) else 1

@@ -139,8 +139,7 @@ def _tests(watched: Watch) -> str:
     for name, when in watched.monitor.alarms.items():
         state = "no alarm" if when is None else f'<span class="alarm">alarm at sample {when:,}</span>'
         evidence = watched.monitor.evidence.get(name)
-        value = "" if evidence is None else f"{evidence.value:.3g}"
-        rows.append([name, state, value, f"{LEVELS[name]:.1%}"])
+        rows.append([name, state, "" if evidence is None else f"{evidence.value:.3g}", f"{LEVELS[name]:.1%}"])
     return _table(["test", "state", "e-value now", "false alarms per month"], rows)
 
 

@@ -186,8 +186,7 @@ class Service:
     def _work(self, kind: str, given: Any, deadline: float) -> Any:
         worker = self._free.get()
         try:
-            work = self.inference.work[kind] if worker.starts() else partial(worker.call, kind)
-            return work(given, deadline)
+            return (self.inference.work[kind] if worker.starts() else partial(worker.call, kind))(given, deadline)
         finally:
             self._free.put(worker)
 

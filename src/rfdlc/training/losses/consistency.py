@@ -39,5 +39,4 @@ class Consistency:
     def __call__(self, logits: Tensor, aims: Tensor, epoch: Tensor) -> Tensor:
         """Values (R, M, B) of the term."""
         log_p = functional.log_softmax(logits / self.temperature, -1)
-        share = self.factor * self.temperature**2 * (epoch / self.epochs).clamp(max=1)
-        return -share * (aims * log_p).sum(-1)
+        return -(self.factor * self.temperature**2 * (epoch / self.epochs).clamp(max=1)) * (aims * log_p).sum(-1)
