@@ -19,6 +19,7 @@ the same runs with fewer rare samples taken for frequent classes, for half a poi
 """
 
 import argparse
+import csv
 import json
 import time
 from collections import defaultdict
@@ -190,6 +191,9 @@ def train(
         began = time.perf_counter()
         models = rfdlc.train_many(data, specs, networks=options.networks)
         seconds = (time.perf_counter() - began) / len(models)
+        with (models[0].path / "history.csv").open(newline="") as file:
+            epochs = sum(float(row["seconds"]) for row in csv.DictReader(file))
+        print(f"{seconds * len(models):.0f} s in all, {epochs:.0f} s of them in epochs", flush=True)
         for (name, seed), spec, model in zip(each, specs, models, strict=True):
             config = model.config
             weights = sum(parameter.numel() for parameter in model.net.parameters())
