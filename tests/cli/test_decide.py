@@ -481,3 +481,14 @@ def test_files_that_are_not_there_and_labels_that_are_missing_are_named_so(run, 
     assert (code, "or --labels FILE" in err) == (2, True)
     code, _, err = run("evaluate", tmp_path / "p.csv", "--labels", tmp_path / "none.csv")
     assert (code, err.endswith("none.csv: no such file: correct the path\n")) == (2, True)
+
+
+def test_tables_are_not_squeezed_where_there_is_no_terminal(run, folder, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    words = "compare", "test.csv", "test.parquet", "--classes", "counts.csv"
+    lines = run(*words)[1].splitlines()
+    assert any("metric" in line and "95% interval" in line for line in lines)
+    assert any("false head rate, head = first 25%" in line for line in lines)
+    assert max(map(len, lines)) > 80
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, run(*words)[1].splitlines())) <= 60

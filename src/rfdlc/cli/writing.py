@@ -9,6 +9,7 @@ from typing import Any
 from rfdlc.errors import expect, printable
 
 SHOWN = 25  # rows of a table that may have many
+PIPED = 200  # columns at most, where the output is no terminal
 
 
 def check_other(out: Path | None, file: Path) -> None:
@@ -51,6 +52,8 @@ def output(as_json: bool, table: Mapping[str, Any], *parts: Any) -> None:
                 yield Segment("\n".join(map(printable, text.split("\n"))), style, control)
 
     console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED
     for part in parts:
         console.print(Escaped(part), soft_wrap=isinstance(part, str | Text))
 

@@ -155,13 +155,13 @@ class Evaluation:
 
 
 def rich_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str | None = None) -> Any:
-    """A table of plain text, with numbers in the second column."""
+    """A table of plain text, with numbers in all columns but the first."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, caption=caption, title_justify="left")
     for i, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if i == 1 else "left")
+        table.add_column(Text(column), justify="right" if i else "left")
     for row in rows:
         table.add_row(*map(Text, row))
     return table
