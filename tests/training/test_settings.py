@@ -111,3 +111,11 @@ def test_the_prior_that_probabilities_carry():
 @pytest.mark.parametrize("name", ["features", "table", "finetune", "images"])
 def test_data_may_have_the_name_of_a_general_preset(name):
     assert resolve("rf-dlc", name, {}, "images")[1] == resolve("rf-dlc", "photos", {}, "images")[1]
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch"), [(0, 128), (5, 32), (180, 32), (600, 64), (1023, 64), (1024, 128), (90_000, 128)]
+)
+def test_few_images_train_in_small_batches(samples, batch):
+    assert resolve("rf-dlc", "shapes", {}, "images", samples)[1].batch_size == batch
+    assert resolve("rf-dlc", "shapes", {"batch_size": 50}, "images", samples)[1].batch_size == 50

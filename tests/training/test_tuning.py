@@ -509,7 +509,7 @@ def test_a_short_budget_takes_smaller_networks(tmp_path, slow, capsys):
             run = rfdlc.train(images, "rf-dlc", tmp_path / str(number), **usual, **given, budget=budget)
         assert (run.config.backbone, run.config.particles) == (backbone, particles)
         assert Run(tmp_path / str(number)).config.backbone == backbone
-        assert ("smaller    backbone=resnet8" in capsys.readouterr().err) == (backbone == "resnet8")
+        assert ("smaller    resnet8, particles: 3," in capsys.readouterr().err) == (backbone == "resnet8")
     del usual["particles"]
     clock[0] = 0.0
     run = rfdlc.train(images, "rf-dlc", tmp_path / "alone", **usual, budget=60)

@@ -150,7 +150,7 @@ class Method:
         return float(config.particles * work / (3 * epochs))
 
 
-MOST_ROWS = {"table": 1024, "features": 128}  # of a batch, by the preset
+ROWS = {"table": (64, 1024), "features": (64, 128), "images": (32, 128)}  # of a batch, by the preset
 FEWEST_STEPS = 500  # of a training on features
 FOLDS, MOST_FOLDED = 3, 20_000  # folds that calibrate heads and fine-tuned networks, up to so many samples
 
@@ -316,11 +316,11 @@ def resolve(
 
 def _sized(preset: str, samples: int) -> dict[str, int]:
     """Batches of about an eighth of the rows, so that an epoch has several steps; enough epochs to train heads."""
-    if preset not in (*MOST_ROWS, "finetune") or not samples:
+    if preset not in (*ROWS, "finetune") or not samples:
         return {}
     folds = {"calibration_folds": FOLDS if samples <= MOST_FOLDED else 1}  # a tenth is enough of many samples
     if preset == "finetune":
         return folds
-    batch = min(MOST_ROWS[preset], max(64, 2 ** int(math.log2(samples / 8))))
+    batch = min(ROWS[preset][1], max(ROWS[preset][0], 2 ** int(math.log2(samples / 8))))
     heads = {"epochs": max(10, math.ceil(FEWEST_STEPS * batch / samples))}
     return {"batch_size": batch, **(heads | folds if preset == "features" else {})}

@@ -128,7 +128,7 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
             break
     config = run.config
     if network:
-        announce(f"smaller    {_words(network)}: larger networks are too slow for a budget of {config.budget:g} s")
+        announce(f"smaller    {network['backbone']}, particles: {config.particles}, as the budget is short")
     least = max(1, math.ceil(FEWEST_STEPS * config.batch_size / len(trainer.data.train)))
     varied = len(_varied(trainer, run, given)) / 2  # in rungs: they train as long as its last two
     most = 2 ** int(math.log2(max(1, len(candidates))))
@@ -146,8 +146,8 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
     if config.budget and length < FEW * config.epochs:
         training = config.epochs * seconds * config.trainings * (1 + SHARE * bool(candidates)) / SAFETY
         enough = f"{math.ceil(measured + training)} s give all of them"
-        less = "fewer particles and a smaller backbone take less"
-        announce(f"too short  {length} of {config.epochs} epochs; {enough}; {less}")
+        less = "" if network else "; fewer particles and a smaller backbone take less"
+        announce(f"too short  {length} of {config.epochs} epochs; {enough}{less}")
     expected = measured + length * seconds * config.replace(**more).trainings
     if config.budget and expected > config.budget:
         told = f"the training ends about {math.ceil(expected - config.budget)} s after its budget"
