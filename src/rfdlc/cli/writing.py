@@ -9,7 +9,6 @@ from typing import Any
 from rfdlc.errors import expect, printable
 
 SHOWN = 25  # rows of a table that may have many
-PIPED = 200  # columns at most, where the output is no terminal
 
 
 def check_other(out: Path | None, file: Path) -> None:
@@ -53,7 +52,7 @@ def output(as_json: bool, table: Mapping[str, Any], *parts: Any) -> None:
 
     console = Console(highlight=False, emoji=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPED
+        console.width = 200  # at most: tables are as wide as they need
     for part in parts:
         console.print(Escaped(part), soft_wrap=isinstance(part, str | Text))
 

@@ -350,10 +350,8 @@ class Auto(Calibrator):
 
     def __str__(self) -> str:
         losses = ", ".join(f"{name} {loss:.4f}" for name, loss in self.losses.items())
-        what = "weights" if len(self.weighted) > 1 else "chosen"
-        return (
-            f"{self.short} ({f'{what} by cross-validated loss: {losses}' if losses else 'too few samples to choose'})"
-        )
+        reason = f"{'weights' if len(self.weighted) > 1 else 'chosen'} by cross-validated loss: {losses}"
+        return f"{self.short} ({reason if losses else 'too few samples to choose'})"
 
 
 def _along_counts(name: str, training_counts: Any = None, **_: Any) -> csr_array:

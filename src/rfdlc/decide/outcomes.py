@@ -97,12 +97,12 @@ class Outcomes:
         """Whether the most probable class is the true one."""
         return self.likeliest == self.targets
 
-    @property
+    @cached_property
     def realised(self) -> NDArray[np.float64]:
         """The utility U[true, action] of each decision."""
         return self.utility.matrix[self.targets, self.actions]
 
-    @property
+    @cached_property
     def gap(self) -> NDArray[np.float64]:
         """Promised minus realised utility; what rounding of probabilities in 32 bits leaves of 0 is 0."""
         gap = self.expected - self.realised

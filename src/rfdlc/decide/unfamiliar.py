@@ -34,8 +34,8 @@ AUTO = "auto"
 class Unfamiliar:
     """Thresholds of a score by region of the class that a sample looks like, and what they do to held-out samples.
 
-    It is the most probable class if all were equally frequent. For a prior that favours frequent classes, half of the
-    rare samples might count as head: the threshold would be too low for them, and would change with the prior.
+    It is the most probable class if all were equally frequent. For a prior that favours frequent classes, many rare
+    samples would count as head: the threshold would be too low for them, and would change with the prior.
 
     Parameters
     ----------

@@ -221,7 +221,7 @@ class TableStore:
                 tables = [self._read(file, size) for file, size in both]
                 skipped += b"".join(table.schema.metadata.get(SKIPPED, b"") for table in tables)
                 for table in tables if "action" in schema.names else ():
-                    self.actions.update(table.column("action").to_pylist())
+                    self.actions.update({r["values"]: r["counts"] for r in table["action"].value_counts().to_pylist()})
                 writer.write_table(concat_tables(table.cast(schema) for table in tables))
         return skipped
 

@@ -176,8 +176,9 @@ def predict_source(
     place = str(out) if remote else str(folder.absolute())
     found.write_parquet(place, mode="error")
     counts, told = dict.fromkeys(model.decider.utility.actions, 0), model.decider.decided_for
-    for row in ray.data.read_parquet(place, columns=["action"]).iter_rows():
-        counts[row["action"]] += 1
+    for batch in ray.data.read_parquet(place, columns=["action"]).iter_batches(batch_format="pyarrow"):
+        for row in batch["action"].value_counts().to_pylist():
+            counts[row["values"]] += row["counts"]
     written = sum(counts.values())
     return Predicted(Path(out), written, len(samples) - written, told, actions=counts)
 
@@ -217,6 +218,7 @@ def start(address: str | None = None) -> Any:
 
 def _actors(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `map_batches` for actors: as many as there are GPUs, one each, or else one per two cores."""
-    gpus, cpus = (int(start().cluster_resources().get(name, 0)) for name in ("GPU", "CPU"))
+    there = start().cluster_resources()
+    gpus, cpus = (int(there.get(name, 0)) for name in ("GPU", "CPU"))
     usual = {"concurrency": gpus or max(1, cpus // 2), "num_gpus": 1 if gpus else 0, "batch_format": "numpy"}
     return usual | dict(options)

@@ -121,7 +121,7 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
     candidates = _candidates(trainer, run, given) if config.tune != "off" else []
     seconds, cost, measured, network = 0.0, relative_cost(trainer, run, net), 0.0, Settings()
     for network in ({}, *_smaller(run, net, given)) if config.budget else ():
-        run.config = config.replace(**network)
+        run = _copy(run, config.replace(**network))
         seconds, cost, measured = _measured(trainer, run, candidates, relative_cost(trainer, run, net), began)
         possible = SAFETY * (config.budget - measured) / (seconds * config.trainings)
         if possible >= FEW * config.epochs or possible * steps_per_epoch(trainer, run) >= TOO_FEW_STEPS:

@@ -1,8 +1,6 @@
 """Small images in two sizes of classes, and runs that were trained for an instant."""
 
 import warnings
-from copy import copy
-from functools import cache
 
 import numpy as np
 import pytest
@@ -11,23 +9,6 @@ import rfdlc
 from rfdlc.data.dataset import Split
 
 SIDE, CLASSES = 12, 6
-
-
-@pytest.fixture(scope="session", autouse=True)
-def translations_are_read_once():
-    """torch's exporter reads its translations to ONNX, which takes it a second, for every file that it writes."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    read = cache(ONNXRegistry.from_torchlib)
-
-    def copied(**version):
-        registry = copy(read(**version))
-        registry.functions = {target: [*known] for target, known in registry.functions.items()}
-        return registry
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -186,7 +186,8 @@ class Service:
     def _work(self, kind: str, given: Any, deadline: float) -> Any:
         worker = self._free.get()
         try:
-            return (self.inference.work[kind] if worker.starts() else partial(worker.call, kind))(given, deadline)
+            work = self.inference.work[kind] if worker.starts() else partial(worker.call, kind)
+            return work(given, deadline)
         finally:
             self._free.put(worker)
 
