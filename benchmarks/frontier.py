@@ -60,11 +60,10 @@ CHOICES: dict[str, Row] = {
     "shared_stages=2": (STRONG, {"shared_stages": 2}),
     "repulsion=none": (STRONG, {"repulsion": "none"}),
     "consistency=0.5": (STRONG, {"consistency": 0.5}),
-    "consistency=1": (STRONG, {"consistency": 1.0}),
-    "consistency=1 own": (STRONG, {"consistency": 1.0, "consistency_target": "own"}),
-    "consistency=1 same": (STRONG, {"consistency": 1.0, "consistency_view": "same"}),
-    "consistency=1 T=2": (STRONG, {"consistency": 1.0, "consistency_temperature": 2.0}),
-    "consistency=2": (STRONG, {"consistency": 2.0}),
+    "refit, distill=0": (STRONG, {"refit": True, "distill": 0}),
+    "refit, distill=0.25": (STRONG, {"refit": True, "distill": 0.25}),
+    "refit, distill=0.5": (STRONG, {"refit": True, "distill": 0.5}),
+    "refit, distill=0.75": (STRONG, {"refit": True, "distill": 0.75}),
 }
 MEASURED: dict[str, Row] = {
     "cross-entropy": ("ce", {}),
@@ -179,7 +178,8 @@ def train(
 ) -> None:
     """Train the seeds of these rows side by side, and append what they give."""
     choosing = options.command == "choose"
-    common = dict(pair.split("=", 1) for pair in options.set) | ({"refit": False} if choosing else {})
+    usual: dict[str, Any] = {"refit": False} if choosing else {}
+    common = dict(pair.split("=", 1) for pair in options.set)
     data = rfdlc.load(options.source, root=options.data)
     data = equally_held_out(data, options.each, *seeds) if choosing else data
     each = [(name, seed) for name in names for seed in seeds]
@@ -187,7 +187,9 @@ def train(
         specs = []
         for name, seed in each:
             method, changes = rows[name]
-            specs.append(rfdlc.RunSpec(Path(folder) / f"{name}-{seed}", method, {**changes, **common, "seed": seed}))
+            specs.append(
+                rfdlc.RunSpec(Path(folder) / f"{name}-{seed}", method, {**usual, **changes, **common, "seed": seed})
+            )
         began = time.perf_counter()
         models = rfdlc.train_many(data, specs, networks=options.networks)
         seconds = (time.perf_counter() - began) / len(models)

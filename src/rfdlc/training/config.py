@@ -20,7 +20,6 @@ from rfdlc.decide.calibrators import CALIBRATORS
 from rfdlc.decide.decider import COMBINATIONS
 from rfdlc.errors import InputError, choose, expect
 from rfdlc.training.distributed import PARALLEL
-from rfdlc.training.losses.consistency import TARGETS, VIEWS
 from rfdlc.training.losses.terms import REPULSIONS, WEIGHT_FORMS
 from rfdlc.training.networks.backbones import BACKBONES
 from rfdlc.training.networks.particles import EXECUTIONS, HEADS
@@ -37,7 +36,6 @@ CHOICES: dict[str, tuple[Collection[str], ...]] = {
     "utility_form": (("row", "bounded", "column"),), "utility_weights": (("samples", "columns", "none"),),
     "repulsion": (("none",), REPULSIONS), "optimiser": (OPTIMISERS,), "schedule": (SCHEDULES,),
     "sampling": (SAMPLINGS,), "augment": (("auto",), AUGMENTATIONS),
-    "consistency_target": (TARGETS,), "consistency_view": (VIEWS,),
     "combine": (COMBINATIONS,), "calibration": (("none",), CALIBRATORS),
     "precision": (("auto", "bf16", "float32"),), "execution": (EXECUTIONS,), "batch_norm": (("local", "sync"),),
     "parallel": (PARALLEL,),
@@ -100,11 +98,9 @@ class TrainConfig(BaseModel):
     repulsion: str = Field("none", description="what repels the particles")
     repulsion_tau: float = Field(40.0, ge=1e-9, description="number of epochs over which the repulsion fades")
     repulsion_strength: float = Field(1.0, ge=0, description="factor of the repulsion")
-    # consistency
-    consistency: float = Field(0.0, ge=0, description="factor of the term that draws particles to right predictions")
-    consistency_target: str = Field("ensemble", description="whose predictions: of the particle's own, or the ensemble")
-    consistency_view: str = Field("weak", description="of which view: weak, without random operations, or the same")
-    consistency_temperature: float = Field(1.0, ge=1e-3, description="temperature of these predictions")
+    # predictions to train towards
+    distill: Share = Field(0.0, description="weight of the first training's predictions in a refit; rest: labels")
+    consistency: float = Field(0.0, ge=0, description="factor of a particle's right predictions of a weaker view")
     consistency_ramp: Share = Field(0.5, description="share of the epochs over which the factor rises")
     # optimisation
     epochs: int = Field(100, ge=1, description="passes over the training data")
@@ -239,9 +235,8 @@ class TrainConfig(BaseModel):
         for one, other, off in (("mixup", "cutmix", 0), ("compile", "checkpoint_activations", "false")):
             both = getattr(self, one) and getattr(self, other)
             expect(not both, f"{one} and {other} cannot be used together: set one of them to {off}")
-        teaches = not self.consistency or self.consistency_target == "ensemble" or self.consistency_view == "weak"
-        same = "consistency of a particle with itself needs two views: set consistency_view=weak"
-        expect(teaches, f"{same}, or consistency_target=ensemble")
+        alike = not self.distill or len(set(self.prior_tau)) < 2
+        expect(alike, f"distill is for particles of one prior, not for prior_tau={self.prior_tau}: give one value")
         scaled = self.head != "linear" or self.head_init == "random"
         expect(scaled, "head_init=class-means is for cosine and mixed heads: set head=mixed, or head_init=random")
         return self

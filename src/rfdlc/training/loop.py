@@ -84,6 +84,7 @@ class PreparedStage:
             for ((method, config, classes), stage), changed in zip(both, self.each, strict=True)
         ]
         self.losses = RunLosses(losses).to(device)
+        self.teacher: ParticleNet | None = None  # which the networks are trained towards
 
     def rates(self, epoch: int) -> list[float]:
         """The learning rate of each run."""
@@ -124,10 +125,9 @@ def augmentation(config: TrainConfig, kind: str, side: int = 32) -> Augment | No
 
 def views_of(config: TrainConfig, kind: str) -> int:
     """2 where consistency compares an augmented view with a weaker one."""
-    two = config.consistency > 0 and config.consistency_view == "weak"
-    found = augmentation(config, kind)
-    fix = "set augment=randaugment or cutout=0.5, or consistency_view=same with consistency_target=ensemble"
-    expect(not two or (found and found != found.weaker()), f"consistency needs a view that is augmented further: {fix}")
+    two, found = config.consistency > 0, augmentation(config, kind)
+    needs = "consistency needs a view that is augmented further: set augment=randaugment or cutout=0.5"
+    expect(not two or (found and found != found.weaker()), needs)
     return 1 + two
 
 
@@ -196,7 +196,8 @@ def epochs(
             if stage.settings.head_init == "class-means" and done == stage.start == 0:
                 start_at_class_means(net, stage, processes)
             white = _whitened_once(net, stage)
-            step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
+            given = stage.losses, stage.settings, stage.stage, deviations, stage.each, processes, stage.teacher
+            step = Step(net, *given)
             execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps)
             if done > stage.start:
                 step.load(state)
@@ -270,7 +271,9 @@ def fit_whitening(net: ParticleNet, stage: PreparedStage, processes: ProcessGrou
 def _whitened_once(net: ParticleNet, stage: PreparedStage) -> list[Whitening]:
     """Whiten all samples of a run now and not in every step, which takes as long as the heads; by which layers."""
     loader, layers = stage.loader, [layer for layer in list(net.trunk)[:1] if isinstance(layer, Whitening)]
-    if not layers or net.runs > 1 or not isinstance(loader, ResidentLoader) or loader.device.type != "cpu":
+    if not isinstance(loader, ResidentLoader) or loader.device.type != "cpu" or not layers:
+        return []
+    if net.runs > 1 or stage.teacher:  # which sees the same samples, and whitens them
         return []
     if loader.inputs.ndim > 2 or loader.inputs.numel() > WHITENED_AT_ONCE:  # images are augmented first
         return []

@@ -143,7 +143,7 @@ class Method:
     def relative_cost(self, epochs: int = 200) -> float:
         """Work of a training of so many epochs, in trainings of one network: frozen layers have no backward pass."""
         config = self.configure({**self.settings, "epochs": epochs})
-        work, views = 0, config.consistency > 0 and config.consistency_view == "weak"  # another forward pass
+        work, views = 0, config.consistency > 0  # another forward pass
         for stage in self.stages:
             passes = (3 + views if stage.trains == "all" else 1) * (1 + stage.number("swag_samples", config))
             work += stage.number("epochs", config) * passes
@@ -266,7 +266,7 @@ METHODS: dict[str, Method] = {
         "experts for three class priors, each consistent with its own right predictions of a weaker view",
         "Zhao et al. 2023",
         {**_EXPERTS, "prior_tau": (-0.5, 1.0, 2.5), "milestones": (0.5, 0.8, 0.95), "cutout": 0.5,
-         "consistency": 0.6, "consistency_target": "own", "consistency_ramp": 0.05},
+         "consistency": 0.6, "consistency_ramp": 0.05},
     ),
     "repulsive-predictions": Method(
         "the prior inside the likelihood; particles repelled in their predictions", "D'Angelo and Fortuin 2021",

@@ -44,7 +44,7 @@ from rfdlc.training.networks.pretrained import Start, Weights
 FORMAT, VERSION, READABLE = "rfdlc-run", 2, (1, 2)
 HASHED = 4096  # samples at a time
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+LAST, PREVIOUS, TEACHER = "last.ckpt", "previous.ckpt", "teacher.safetensors"
 CHECKSUM = "sha256"  # in the metadata of files of weights
 
 Rows = list[dict[str, Any]]
@@ -164,6 +164,11 @@ class Run:
     @property
     def spans(self) -> list[tuple[int, int]]:
         return self.method.spans(self.config)
+
+    @property
+    def taught(self) -> bool:
+        """Whether this training is one towards the predictions of the one before it."""
+        return self.config.distill > 0 and self.phase >= self.config.folds
 
     @property
     def epochs(self) -> int:
