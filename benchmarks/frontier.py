@@ -60,10 +60,9 @@ CHOICES: dict[str, Row] = {
     "shared_stages=2": (STRONG, {"shared_stages": 2}),
     "repulsion=none": (STRONG, {"repulsion": "none"}),
     "consistency=0.5": (STRONG, {"consistency": 0.5}),
-    "refit, distill=0": (STRONG, {"refit": True, "distill": 0}),
-    "refit, distill=0.25": (STRONG, {"refit": True, "distill": 0.25}),
-    "refit, distill=0.5": (STRONG, {"refit": True, "distill": 0.5}),
-    "refit, distill=0.75": (STRONG, {"refit": True, "distill": 0.75}),
+    "all samples": (STRONG, {"hold_out": 0, "calibration": "none"}),
+    "warm refit": (STRONG, {"refit": True, "warm_refit": True}),  # beside "all samples", which is what a refit trains
+    "test_shift=0": (STRONG, {"test_shift": 0}),
 }
 MEASURED: dict[str, Row] = {
     "cross-entropy": ("ce", {}),
@@ -181,15 +180,14 @@ def train(
     usual: dict[str, Any] = {"refit": False} if choosing else {}
     common = dict(pair.split("=", 1) for pair in options.set)
     data = rfdlc.load(options.source, root=options.data)
-    data = equally_held_out(data, options.each, *seeds) if choosing else data
+    data = equally_held_out(data, options.each, seeds[0]) if choosing else data
     each = [(name, seed) for name in names for seed in seeds]
     with TemporaryDirectory() if options.keep is None else nullcontext(options.keep) as folder:
         specs = []
         for name, seed in each:
             method, changes = rows[name]
-            specs.append(
-                rfdlc.RunSpec(Path(folder) / f"{name}-{seed}", method, {**usual, **changes, **common, "seed": seed})
-            )
+            settings = {**usual, **common, **changes, "seed": seed}
+            specs.append(rfdlc.RunSpec(Path(folder) / f"{name}-{seed}", method, settings))
         began = time.perf_counter()
         models = rfdlc.train_many(data, specs, networks=options.networks)
         seconds = (time.perf_counter() - began) / len(models)
@@ -219,6 +217,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--set", nargs="+", default=[])
     parser.add_argument("--networks", type=int, default=24, help="most networks of a stack")
+    parser.add_argument(
+        "--together", action="store_true", help="seeds as one stack, which the first holds out (choose)"
+    )
     parser.add_argument("--each", type=int, default=25, help="held-out samples per class (choose)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="folder in which the runs stay")
@@ -240,7 +241,7 @@ def main() -> None:
             parser.error(f"{options.command} needs --keep RUNS, the folder that `measure --keep RUNS` wrote")
         of_runs(options, stamp)
         return
-    for seeds in [[seed] for seed in options.seeds] if choosing else [options.seeds]:
+    for seeds in [[seed] for seed in options.seeds] if choosing and not options.together else [options.seeds]:
         for names in stacks(options.only or list(rows), rows, apart=not choosing):
             train(options, names, seeds, rows, stamp)
 

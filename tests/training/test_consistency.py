@@ -1,4 +1,4 @@
-"""Consistency and distillation against naive loops; what a training with them does, alone, in a stack and resumed."""
+"""Consistency of particles against naive loops, and what a training with it does, alone and in a stack."""
 
 import numpy as np
 import pytest
@@ -12,11 +12,10 @@ from rfdlc.data.policy import Policy
 from rfdlc.errors import InputError
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.loop import build_stages
-from rfdlc.training.losses.consistency import Consistency, distilled
+from rfdlc.training.losses.consistency import Consistency
 from rfdlc.training.methods import find_method
 from rfdlc.training.model import method_net
 from rfdlc.training.step import Step
-from rfdlc.training.trainer import Trainer
 
 SMALL = {"widths": 16, "particles": 3, "batch_size": 16, "epochs": 2, "tune": "off", "shared_stages": 0}
 
@@ -33,16 +32,6 @@ def naive(student, teacher, labels, factor):
     return total / student.shape[0] / student.shape[1]
 
 
-def naive_distillation(student, teacher, temperature=2.0):
-    total = 0.0
-    for particle in student:
-        for b, logits in enumerate(particle):
-            aim = teacher[:, b].mean(0) / temperature
-            log_q = logits / temperature - torch.logsumexp(logits / temperature, 0)
-            total = total - temperature**2 * (torch.exp(aim - torch.logsumexp(aim, 0)) * log_q).sum()
-    return total / student.shape[0] / student.shape[1]
-
-
 def test_values_and_gradients_equal_a_naive_loop(sample):
     student, labels = sample
     teacher = student.flip(0) + torch.randn(student.shape, generator=torch.Generator().manual_seed(1))
@@ -56,10 +45,6 @@ def test_values_and_gradients_equal_a_naive_loop(sample):
         torch.testing.assert_close(found, expected)
         slopes = [torch.autograd.grad(value, student)[0] for value in (found, expected)]
         torch.testing.assert_close(*slopes)
-    found, expected = distilled(student[None], teacher[None]).mean(), naive_distillation(student, teacher)
-    torch.testing.assert_close(found, expected)
-    slopes = [torch.autograd.grad(value, student)[0] for value in (found, expected)]
-    torch.testing.assert_close(*slopes)
 
 
 def prepared(**settings):
@@ -91,25 +76,10 @@ def test_a_step_adds_it_to_the_objective(settings):
     assert added.item() > 0
 
 
-@pytest.mark.parametrize("mixup", [0, 0.4])
-def test_a_teacher_takes_its_share_of_the_objective(mixup):
-    stage, step = prepared(mixup=mixup, consistency=0, distill=0.3, repulsion="none")
-    inputs, targets = next(stage.loader.epoch(1))
-    mixed = step.mixed(inputs, targets, torch.tensor([[0.7, 0.5, 0.5]]))
-    logits = step.logits(mixed.inputs)
-    plain = step.loss(logits, mixed)
-    step.teacher = prepared(seed=5)[1].net
-    known = step.teacher.particle_logits(mixed.inputs)[0].detach()
-    expected = 0.7 * plain[0] + 0.3 * naive_distillation(logits[0], known)
-    torch.testing.assert_close(step.loss(logits, mixed)[0], expected)
-
-
-@pytest.mark.parametrize("taught", [False, True])
-def test_micro_batches_give_the_same_step(taught):
+def test_micro_batches_give_the_same_step():
     found = []
     for accumulate in (1, 4):
-        stage, step = prepared(mixup=0.4, accumulate=accumulate, head="linear", repulsion="none", distill=0.5)
-        step.teacher = prepared(seed=5)[1].net.eval() if taught else None
+        stage, step = prepared(mixup=0.4, accumulate=accumulate, head="linear", repulsion="none")
         inputs, targets, weak = next(stage.loader.epoch(1, weak=True))
         step.compute(inputs, targets, torch.tensor([[0.7, 0.5, 0.5]]), weak)
         found.append([parameter.detach().clone() for parameter in step.parameters])
@@ -156,78 +126,3 @@ def test_what_has_no_two_views_is_refused(tmp_path):
     with pytest.raises(InputError, match="consistency needs a view that is augmented further: set augment=randaugment"):
         rfdlc.train(data, "rf-dlc", tmp_path / "run", consistency=1, augment="crop", **SMALL)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(InputError, match="distill is for particles of one prior"):
-        TrainConfig(distill=0.5, prior_tau=(0, 2), particles=2)
-
-
-@pytest.fixture(scope="module")
-def easy():
-    """Images of three classes, each with a bright third."""
-    rng = np.random.default_rng(3)
-    labels = np.repeat(np.arange(3), [60, 40, 20])
-    images = rng.integers(0, 120, (120, 1, 9, 9))
-    for image, label in zip(images, labels, strict=True):
-        image[0, 3 * label : 3 * label + 3] += 60
-    return rfdlc.load((images.astype(np.uint8), labels))
-
-
-TAUGHT = {**SMALL, "epochs": 3, "refit": True, "distill": 0.5, "checkpoint_every": 1, "mixup": 0}
-
-
-def test_a_refit_is_trained_towards_the_networks_that_calibrated(easy, tmp_path):
-    """By hand: the first training without the held-out samples, then the second, step by step, with it as teacher."""
-    settings = TAUGHT | {"backbone": "resnet8", "epochs": 2, "seed": 3, "whiten": 0}
-    model = rfdlc.train(easy, "rf-dlc", tmp_path / "run", **settings)
-    first = rfdlc.train(easy, "rf-dlc", tmp_path / "first", **settings | {"refit": False})
-    method, config = find_method("rf-dlc"), model.config
-    teacher = first.net.train()
-    teacher.dropout.eval()
-    stage = build_stages(method, config, easy, [3], torch.device("cpu"))[0]
-    net = method_net(method, config, easy.input_shape, easy.classes, (3,))
-    step = Step(net, stage.losses, stage.settings, stage.stage, (), stage.each, teacher=teacher)
-    for epoch in (1, 2):
-        step.begin_epoch(epoch, stage.rates(epoch))
-        for inputs, targets in stage.loader.epoch(epoch):
-            step.compute(inputs, targets, torch.ones(1, 3))
-    for name, weight in net.state_dict().items():
-        torch.testing.assert_close(model.net.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
-    with np.load(tmp_path / "run/held-out.npz") as held, np.load(tmp_path / "first/held-out.npz") as same:
-        np.testing.assert_allclose(held["logits"], same["logits"], atol=1e-5)
-
-
-def test_taught_runs_of_a_stack_equal_runs_alone_and_resumed_ones(easy, tmp_path, monkeypatch):
-    seeds = (1, 2)
-    specs = [rfdlc.RunSpec(tmp_path / f"many-{seed}", "rf-dlc", TAUGHT | {"seed": seed}) for seed in seeds]
-    for seed, model in zip(seeds, rfdlc.train_many(easy, specs), strict=True):
-        path = tmp_path / f"alone-{seed}"
-        calls = []
-
-        def stop(trainer, run, member, epoch, _row=Trainer._history_row, calls=calls):
-            calls.append(run.phase)
-            if len(calls) == 5:  # in the second epoch of the refit
-                raise KeyboardInterrupt
-            return _row(trainer, run, member, epoch)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "_history_row", stop)
-            with pytest.raises(KeyboardInterrupt):
-                rfdlc.train(easy, "rf-dlc", path, **TAUGHT, seed=seed)
-        assert calls == [0, 0, 0, 1, 1]
-        alone = rfdlc.resume(path, easy)
-        plain = rfdlc.train(easy, "rf-dlc", tmp_path / f"plain-{seed}", **TAUGHT | {"seed": seed, "distill": 0})
-        assert not (tmp_path / f"plain-{seed}" / "teacher.safetensors").exists()
-        for name, weight in alone.net.state_dict().items():
-            torch.testing.assert_close(model.net.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
-        assert not torch.allclose(plain.net.head_weights, alone.net.head_weights, atol=1e-3)
-
-
-def test_runs_that_begin_alike_do_not_share_a_teacher(easy, tmp_path):
-    """The class weights start late: both runs are one training until then, but their refits have other teachers."""
-    late = TAUGHT | {"deferred": 0.7, "repulsion": "none"}
-    each = {"plain": {}, "weighted": {"weights": "linear"}}
-    specs = [rfdlc.RunSpec(tmp_path / name, "rf-dlc", late | own) for name, own in each.items()]
-    models = rfdlc.train_many(easy, specs)
-    for (name, own), model in zip(each.items(), models, strict=True):
-        alone = rfdlc.train(easy, "rf-dlc", tmp_path / f"{name}-alone", **late | own)
-        for key, weight in alone.net.state_dict().items():
-            torch.testing.assert_close(model.net.state_dict()[key], weight, rtol=1e-4, atol=1e-5)

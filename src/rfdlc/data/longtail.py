@@ -41,7 +41,8 @@ def hold_out_indices(
 
     A class with two samples is on both sides, one with a single sample is kept. With `groups` (N,), no group is on
     both sides, but a class in two or more groups is, wherever groups of several classes allow it. `first` (N,) is the
-    sample of which each is a copy, if not its own place: copies are on the side of the first.
+    sample of which each is a copy, if not its own place: copies are on one side. How many are held out does not depend
+    on the seed, as long as a class has samples without copies: runs of several seeds can train side by side.
     """
     expect(0 < fraction < 1, f"hold-out fraction {fraction} is out of range: expected 0 < fraction < 1")
     own = np.arange(len(labels))
@@ -49,13 +50,19 @@ def hold_out_indices(
     if groups is not None:
         held = _held_groups(labels, fraction, seed, groups if (first == own).all() else _joined(groups, first))
     else:
-        held = np.zeros(len(labels), dtype=bool)
-        for c in np.unique(labels):
-            members = _shuffled(np.flatnonzero((labels == c) & (first == own)), seed, int(c))
-            held[members[: _share(len(members), fraction)]] = True
+        held, copies = np.zeros(len(labels), dtype=bool), np.bincount(first, minlength=len(labels))
+        copies[first[labels != labels[first]]] = 0  # those of several classes are never held out
+        leads = (first == own) & (copies > 0)
+        for c, count in zip(*np.unique(labels, return_counts=True), strict=True):
+            members = _shuffled(np.flatnonzero((labels == c) & leads), seed, int(c))
+            free = wanted = _share(int(count), fraction)
+            for member, size in zip(members.tolist(), copies[members].tolist(), strict=True):
+                if size <= free:
+                    held[member], free = True, free - size
+            if free == wanted and len(members):  # none fits: the fewest copies, unless they are the whole class
+                least = members[copies[members].argmin()]
+                held[least] = wanted > 0 and copies[least] < count
         held = held[first]
-        gone = np.setdiff1d(labels, labels[~held])  # classes whose samples are copies of held-out ones of other classes
-        held &= ~np.isin(first, first[np.isin(labels, gone)])
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 

@@ -9,7 +9,6 @@ from math import ceil, inf
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rfdlc.data.augment import AUGMENTATIONS
@@ -25,7 +24,7 @@ from rfdlc.training.methods import Stage
 from rfdlc.training.model import Model, OwnBackbone, choose_device, method_net
 from rfdlc.training.networks.particles import ParticleNet, place
 from rfdlc.training.networks.stack import share_statistics
-from rfdlc.training.run import TEACHER, Run, read_weights
+from rfdlc.training.run import Run
 
 # The class weights and the utility term, which start after the deferred epoch.
 LATE = frozenset({
@@ -118,6 +117,8 @@ class Stacker:
         net = nets[0] if alone else self.build(first, [run.config.seed for run in runs])
         if checkpoints:
             net.load_state_dict(stacked([found.net for found in checkpoints]))
+        elif first.warm:
+            net.load_state_dict(stacked([run.trained for run in runs]))
         net = place(net, device)
         self.group.broadcast_(list(net.state_dict().values()))  # a backbone of the user's own may be random
         if first.config.batch_norm == "sync" and not self.group.single:
@@ -134,17 +135,7 @@ class Stacker:
         # with the stage that has just ended: it is finalized after its last checkpoint
         numbers = [i for i, (begin, last) in enumerate(first.spans) if last >= start and begin < end]
         stages = [PreparedStage(number, described, data, device, self.group, positions) for number in numbers]
-        for stage in stages if first.taught else ():
-            stage.teacher = self._teacher(runs, device) if stage.stage.trains == "all" else None
         return Stack(first, members, net, stages, stacked([found.state for found in checkpoints]), start, end)
-
-    def _teacher(self, runs: Sequence[Run], device: torch.device) -> ParticleNet:
-        """The networks that calibrated these runs. Our own see batches as in training; others, as when they predict."""
-        net = self.build(runs[0], [run.config.seed for run in runs])
-        net.load_state_dict(stacked([read_weights(run.path / TEACHER)[0] for run in runs]))
-        net = place(net, device).requires_grad_(False).train(net.fusable)
-        net.dropout.eval()
-        return net
 
     def _signature(self, run: Run) -> Hashable:
         """Equal for runs that can train in one stack from where they are. Image files are streamed to one run alone."""
@@ -198,7 +189,7 @@ def _training(run: Run) -> Iterator[tuple[Hashable, int]]:
     begins = inf if config.weights == "constant" and config.utility == "none" else config.deferred_epoch
     shared = tuple(value for name, value in config if name not in EARLY)
     past: Hashable = method.combination, method.combination is as_they_are or options, run.config.folds, shared
-    past = past, run.path if run.taught else None  # teachers differ
+    past = past, run.path if run.warm else None  # which starts from weights of its own
     for stage, (start, end) in zip(method.stages, run.spans, strict=True):
         loss, rate = stage.loss or method.loss, stage.number("learning_rate_factor", config)
         plain = loss is integrated_gain  # until LATE starts, it is what it is without

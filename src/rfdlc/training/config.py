@@ -98,8 +98,7 @@ class TrainConfig(BaseModel):
     repulsion: str = Field("none", description="what repels the particles")
     repulsion_tau: float = Field(40.0, ge=1e-9, description="number of epochs over which the repulsion fades")
     repulsion_strength: float = Field(1.0, ge=0, description="factor of the repulsion")
-    # predictions to train towards
-    distill: Share = Field(0.0, description="weight of the first training's predictions in a refit; rest: labels")
+    # consistency
     consistency: float = Field(0.0, ge=0, description="factor of a particle's right predictions of a weaker view")
     consistency_ramp: Share = Field(0.5, description="share of the epochs over which the factor rises")
     # optimisation
@@ -129,11 +128,13 @@ class TrainConfig(BaseModel):
     cutmix: float = Field(0.0, ge=0, description="alpha of CutMix (images), 0 for none; not together with mixup")
     hold_out: float = Field(0.1, ge=0, le=0.9, description="share of the training data held out for calibration")
     refit: bool = Field(False, description="train again on all samples and keep the calibration: one training more")
+    warm_refit: bool = Field(False, description="a refit starts from the networks trained before it, not from new ones")
     calibration_folds: int = Field(
         1, ge=1, le=20, description="trainings before a refit, each without a fold, that calibrate; 1: hold_out alone"
     )
     # decisions
     test_flip: bool = Field(False, description="predict the mean logits of an image and its mirror image")
+    test_shift: int = Field(0, ge=0, le=16, description="and of two copies shifted by so many pixels; 0: none")
     familiarity: bool = Field(False, description="learn from features how far samples are from the training data")
     combine: str = Field("mean-probabilities", description="how particles are combined")
     target_prior: str = Field("train", description="prior to decide for: train, uniform, a=0.9,b=0.1; scores: as is")
@@ -235,8 +236,6 @@ class TrainConfig(BaseModel):
         for one, other, off in (("mixup", "cutmix", 0), ("compile", "checkpoint_activations", "false")):
             both = getattr(self, one) and getattr(self, other)
             expect(not both, f"{one} and {other} cannot be used together: set one of them to {off}")
-        alike = not self.distill or len(set(self.prior_tau)) < 2
-        expect(alike, f"distill is for particles of one prior, not for prior_tau={self.prior_tau}: give one value")
         scaled = self.head != "linear" or self.head_init == "random"
         expect(scaled, "head_init=class-means is for cosine and mixed heads: set head=mixed, or head_init=random")
         return self

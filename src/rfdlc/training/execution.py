@@ -26,8 +26,6 @@ class Execution:
         net, settings, processes, on_gpu = step.net, step.settings, step.processes, step.device.type == "cuda"
         synchronised = settings.batch_norm == "sync" and not processes.single  # inside of the networks, layer by layer
         net.fused = net.fusable and not net.single and steps >= WORTH_FUSING and not synchronised
-        if step.teacher is not None:
-            step.teacher.fused = net.fused
         if settings.compile and on_gpu and step.stage.trains == "all" and not net.fused and not synchronised:
             # for full micro-batches alone: compiling another shape costs more than it saves
             full = -(-settings.batch_size // processes.world_size // settings.accumulate)

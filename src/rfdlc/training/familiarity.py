@@ -90,7 +90,7 @@ def first_stages(net: ParticleNet) -> Iterator[Callable[[Tensor], Tensor]]:
     def statistics(inputs: Tensor) -> Tensor:
         found = [inputs.new_zeros(inputs.shape[0], 1, dtype=torch.float32)]  # where there are no others
         for output in (outputs.pop(number).float() for number in sorted(outputs)):
-            output = output[: inputs.shape[0]] if net.mirrored else output  # mirror images follow
+            output = output[: inputs.shape[0]]  # other views follow
             pixels = output.flatten(2) if output.ndim == 4 else output.mT
             found += [pixels.mean(-1), pixels.std(-1, correction=0)] if output.ndim > 2 else []
         return torch.cat(found, 1)

@@ -84,7 +84,6 @@ class PreparedStage:
             for ((method, config, classes), stage), changed in zip(both, self.each, strict=True)
         ]
         self.losses = RunLosses(losses).to(device)
-        self.teacher: ParticleNet | None = None  # which the networks are trained towards
 
     def rates(self, epoch: int) -> list[float]:
         """The learning rate of each run."""
@@ -196,8 +195,7 @@ def epochs(
             if stage.settings.head_init == "class-means" and done == stage.start == 0:
                 start_at_class_means(net, stage, processes)
             white = _whitened_once(net, stage)
-            given = stage.losses, stage.settings, stage.stage, deviations, stage.each, processes, stage.teacher
-            step = Step(net, *given)
+            step = Step(net, stage.losses, stage.settings, stage.stage, deviations, stage.each, processes)
             execution = Execution(step, (stage.end - max(done, stage.start)) * stage.loader.steps)
             if done > stage.start:
                 step.load(state)
@@ -271,9 +269,7 @@ def fit_whitening(net: ParticleNet, stage: PreparedStage, processes: ProcessGrou
 def _whitened_once(net: ParticleNet, stage: PreparedStage) -> list[Whitening]:
     """Whiten all samples of a run now and not in every step, which takes as long as the heads; by which layers."""
     loader, layers = stage.loader, [layer for layer in list(net.trunk)[:1] if isinstance(layer, Whitening)]
-    if not isinstance(loader, ResidentLoader) or loader.device.type != "cpu" or not layers:
-        return []
-    if net.runs > 1 or stage.teacher:  # which sees the same samples, and whitens them
+    if not layers or net.runs > 1 or not isinstance(loader, ResidentLoader) or loader.device.type != "cpu":
         return []
     if loader.inputs.ndim > 2 or loader.inputs.numel() > WHITENED_AT_ONCE:  # images are augmented first
         return []

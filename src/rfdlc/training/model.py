@@ -344,8 +344,10 @@ def method_net(
         net = ParticleNet(found, len(classes), particles=config.particles, seeds=seeds, combine=combine, **options)
     if seen != shape:
         net.resize = Resize(shape[1], shape[2], size, config.interpolation)
-    expect(not config.test_flip or len(shape) == 3, f"test_flip is for images, got samples of shape {shape}")
-    net.name, net.recompute, net.mirrored = name, config.checkpoint_activations, config.test_flip
+    for view in ("test_flip", "test_shift"):
+        expect(not getattr(config, view) or len(shape) == 3, f"{view} is for images, got samples of shape {shape}")
+    net.name, net.recompute = name, config.checkpoint_activations
+    net.mirrored, net.shift = config.test_flip, config.test_shift
     net.execute(config.execution)
     return net
 

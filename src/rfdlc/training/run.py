@@ -44,7 +44,7 @@ from rfdlc.training.networks.pretrained import Start, Weights
 FORMAT, VERSION, READABLE = "rfdlc-run", 2, (1, 2)
 HASHED = 4096  # samples at a time
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
-LAST, PREVIOUS, TEACHER = "last.ckpt", "previous.ckpt", "teacher.safetensors"
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 CHECKSUM = "sha256"  # in the metadata of files of weights
 
 Rows = list[dict[str, Any]]
@@ -68,6 +68,7 @@ class Run:
         self.path, self.writes = Path(path), writes
         self.phase, self.epoch = 0, 0
         self.history: Rows = []
+        self.trained: dict[str, Tensor] = {}  # weights of the training before a warm refit
         self._made: dict[str, Any] | None = None  # the config.json that this process wrote
 
     @contextmanager
@@ -166,9 +167,9 @@ class Run:
         return self.method.spans(self.config)
 
     @property
-    def taught(self) -> bool:
-        """Whether this training is one towards the predictions of the one before it."""
-        return self.config.distill > 0 and self.phase >= self.config.folds
+    def warm(self) -> bool:
+        """Whether this training starts from the networks of the one before it."""
+        return self.config.warm_refit and self.phase >= self.config.folds
 
     @property
     def epochs(self) -> int:

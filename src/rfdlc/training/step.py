@@ -19,7 +19,7 @@ from rfdlc.errors import expect
 from rfdlc.training.config import TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, overlapped, taken_gradients
 from rfdlc.training.losses import GlobalBatch, RunLosses, reduce
-from rfdlc.training.losses.consistency import Consistency, distilled
+from rfdlc.training.losses.consistency import Consistency
 from rfdlc.training.losses.terms import Repulsions
 from rfdlc.training.methods import Stage
 from rfdlc.training.networks.particles import ParticleNet
@@ -33,7 +33,7 @@ class Step:
         self, net: ParticleNet, losses: RunLosses, settings: TrainConfig, stage: Stage = Stage(),  # noqa: B008
         deviations: Sequence[Tensor] = (),  # of the weights, where an earlier stage has measured them
         each: Sequence[TrainConfig] = (),  # of every run, where they differ in what a run may have of its own
-        processes: ProcessGroup = SINGLE, teacher: ParticleNet | None = None,
+        processes: ProcessGroup = SINGLE,
     ) -> None:  # fmt: skip
         several = not processes.single and stage.trains == "all"
         self.shards = None
@@ -61,7 +61,6 @@ class Step:
         consistent = settings.consistency > 0 and stage.trains == "all"
         ramp = settings.consistency_ramp * settings.epochs
         self.consistency = Consistency(settings.consistency, ramp) if consistent else None
-        self.teacher = teacher
         self.mixing = cutmix if settings.cutmix else mixup if any(own.mixup for own in each) else None
         self.average = [p.detach().clone() for p in self.weights] if settings.average else []
         self.epoch_mean = EpochMean(self.parameters) if stage.weight_averaging else None
@@ -151,13 +150,9 @@ class Step:
         if self.mixing is not None:  # weighed between both labels
             others = self.losses(logits, micro.partners, self.epoch, batch)
             losses = micro.lam * losses + (1 - micro.lam) * others
-        size = None if batch is None else batch.size
         if self.consistency is not None and aims is not None:
-            losses = losses + reduce((self.consistency(logits, aims, self.epoch),), size)
-        if self.teacher is not None:
-            with torch.no_grad(), self.autocast():
-                known = self.teacher.particle_logits(micro.inputs).float()
-            losses = losses.lerp(reduce((distilled(logits, known),), size), self.settings.distill)
+            values = self.consistency(logits, aims, self.epoch)
+            losses = losses + reduce((values,), None if batch is None else batch.size)
         if self.repulsions is not None:
             apart = self.repulsions(self.net.head_weights, logits, self.epoch)
             # every micro-batch has the same heads: each counts by its samples, all together once

@@ -10,7 +10,7 @@ from rfdlc.training.config import TABULAR, TrainConfig
 from rfdlc.training.distributed import SINGLE, ProcessGroup, process_group, started_processes, under_torchrun
 from rfdlc.training.methods import resolve
 from rfdlc.training.model import NETWORK, Model, OwnBackbone, start_of
-from rfdlc.training.run import TEACHER, Checkpoint, Run, data_of, describe_data, load_for, sizes_for, weights_of
+from rfdlc.training.run import Checkpoint, Run, data_of, describe_data, load_for, sizes_for, weights_of
 from rfdlc.training.trainer import Trainer
 from rfdlc.training.tuning import check_tuning, tune
 
@@ -129,7 +129,7 @@ def fork(
             trainer.check(run, again=under_torchrun())
             origin = {"path": str(source.path), "epoch": checkpoint.epoch}
             origin["changes"] = {name: str(value) for name, value in changes.items()}
-            kept = {file.name: file for name in ("embedding.*", TEACHER) for file in source.path.glob(name)}
+            kept = {file.name: file for file in source.path.glob("embedding.*")}
             run.create(source.metadata["data"], source.classes, kept, forked_from=origin)
             if run.checkpoint() is None:
                 run.save_checkpoint(checkpoint)

@@ -38,7 +38,7 @@ from rfdlc.training.model import Model, OwnBackbone, choose_device, new_decider,
 from rfdlc.training.networks.mixture import Mixture
 from rfdlc.training.networks.particles import ParticleNet
 from rfdlc.training.networks.pretrained import PREFIX
-from rfdlc.training.run import PREVIOUS, TEACHER, Checkpoint, Run, checksummed, data_of
+from rfdlc.training.run import PREVIOUS, Checkpoint, Run, checksummed, data_of
 from rfdlc.training.sinks import Write, check_sinks, open_sinks, step_of
 from rfdlc.training.step import check_sharding
 from rfdlc.training.tabular import check_table, describe_table, fit_table, unused_settings
@@ -185,10 +185,8 @@ class Trainer:
         if predictions is not None:
             fold = self.data.train.folds(run.config.folds, run.config.seed) if run.phase else np.empty(0)
             _calibrate(run, _joined(run, predictions, int(np.isin(fold, range(run.phase)).sum())))
-        if run.config.distill and run.phase < run.config.folds:
-            run.write(TEACHER, checksummed(model.net.state_dict()))
-            self.group.barrier()  # all ranks read it
         run.phase, run.epoch = run.phase + 1, 0
+        run.trained = {name: value.clone() for name, value in model.net.state_dict().items() if run.warm}
         return None if run.phase < run.config.trainings else self._finish(run, model.net.requires_grad_(True), write)
 
     def _fit_table(self, run: Run, write: Write) -> Model:
@@ -303,8 +301,7 @@ def _plan(stack: Stack, waiting: int) -> dict[str, str]:
     run, model, data = stack.run, stack.members[0].model, stack.members[0].data
     samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     weights = sum(parameter.numel() for parameter in model.net.parameters())
-    again = ", then again on all samples" * run.config.refit
-    again += " and towards the first predictions" * bool(again and run.config.distill)
+    again = (", then on all samples" if run.config.warm_refit else ", then again on all samples") * run.config.refit
     folds = f"{run.config.folds} folds, " if run.config.folds > 1 else ""
     epochs = f"{folds}{counted(run.epochs, 'epoch')} of {counted(stack.stages[-1].loader.steps, 'step')}"
     side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""

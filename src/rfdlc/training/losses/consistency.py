@@ -1,10 +1,8 @@
-"""Terms that train particles towards predictions: their own of a weaker view, or those of an earlier ensemble."""
+"""Consistency: particles are trained towards their own predictions of a weaker view, where these are right."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-TEMPERATURE = 2.0  # of distillation; 1 was as accurate on held-out data, with a higher log loss
 
 
 class Consistency:
@@ -26,12 +24,3 @@ class Consistency:
         """Values (R, M, B) of the term."""
         ramp = (epoch / self.epochs).clamp(max=1)
         return -(self.factor * ramp) * (aims * functional.log_softmax(logits, -1)).sum(-1)
-
-
-def distilled(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Cross-entropy (R, M, B) of particles with an ensemble that sees the same inputs, by mean logits (R, M, B, C).
-
-    Logits of both are divided by a temperature T, and values multiplied by T^2 (Hinton et al. 2015).
-    """
-    aims = (teacher.mean(1, keepdim=True) / TEMPERATURE).softmax(-1)
-    return -(TEMPERATURE**2) * (aims * functional.log_softmax(logits / TEMPERATURE, -1)).sum(-1)

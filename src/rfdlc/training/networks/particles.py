@@ -144,7 +144,7 @@ class ParticleNet(nn.Module):
     name = ""  # of the backbone
     recompute = False  # keep the inputs of stages alone for the backward pass
     fused = False  # whether a training step may use fused stages
-    mirrored = False  # whether predictions are means over images and their mirror images
+    mirrored, shift = False, 0  # predictions are means over images, their mirror images, and those shifted by pixels
 
     def __init__(
         self, backbone: Backbone, classes: int, *, particles: int = 1, seeds: Sequence[int] = (0,),
@@ -221,13 +221,22 @@ class ParticleNet(nn.Module):
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (R, M, B, C) of the particles, not combined, and their features (R, M, B, F), in full precision."""
-        if not self.mirrored or self.training:
+        if self.training or not (self.mirrored or self.shift):
             return self.one_view(x)
-        logits, features = self.one_view(torch.cat([x, x.flip(-1)], 1))
-        return logits.unflatten(2, (2, -1)).mean(2), features.unflatten(2, (2, -1)).mean(2)
+        views, weights = [x], [1.0]
+        if self.shift:  # along a diagonal; together they count as much as the image
+            edge = functional.pad(x.flatten(0, 1), (self.shift,) * 4, mode="replicate").unflatten(0, x.shape[:2])
+            far = 2 * self.shift
+            views, weights = [x, edge[..., far:, far:], edge[..., :-far, :-far]], [0.5, 0.25, 0.25]
+        if self.mirrored:
+            views, weights = views + [view.flip(-1) for view in views], [weight / 2 for weight in weights * 2]
+        shares = torch.tensor(weights, device=x.device)[:, None, None]
+        found = (t.unflatten(2, (len(views), -1)) for t in self.one_view(torch.cat(views, 1)))
+        logits, features = ((t * shares.to(t.dtype)).sum(2) for t in found)
+        return logits, features
 
     def one_view(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of these images alone, without mirror images."""
+        """The same of these images alone, without other views."""
         features, kind = self.features(x).to(self.head.weight.dtype), x.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             logits = self.head(self.dropout(features))
