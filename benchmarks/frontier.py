@@ -71,6 +71,8 @@ MEASURED: dict[str, Row] = {
     "balpoe": ("balpoe", {"refit": True}),
     "mdcs": ("mdcs", {"refit": True}),
     "rf-dlc-strong": (STRONG, {}),
+    "rf-dlc-strong, cold refit, no shifts": (STRONG, {"warm_refit": False, "test_shift": 0}),
+    "rf-dlc-strong, 200 epochs": (STRONG, {"epochs": 200}),
     "rf-dlc-strong, 8 particles": (STRONG, {"particles": 8}),
     **{  # from seconds to minutes
         f"{particles} particles, {epochs} epochs": (STRONG, {"particles": particles, "epochs": epochs, "warmup": 5})

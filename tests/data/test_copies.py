@@ -162,3 +162,34 @@ def test_images_of_one_camera_take_little_memory() -> None:
     assert first_copies(images).tolist() == list(range(1_000))  # too many to be copies of one
     assert tracemalloc.get_traced_memory()[1] < 40e6
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
+def test_every_seed_holds_out_as_many_samples(fraction):
+    """Classes of 400 to 5 samples, some of them copies, and a few with other labels."""
+    rng = np.random.default_rng(1)
+    labels = np.repeat(np.arange(8), [400, 200, 100, 50, 30, 20, 10, 5])
+    first = np.arange(len(labels))
+    for _ in range(40):
+        one, other = np.sort(rng.choice(np.flatnonzero(labels == rng.integers(0, 6)), 2, replace=False))
+        first[first == first[other]] = min(first[one], first[other])
+    first[801] = first[800] = 3  # of classes 6 and 0
+    first = first[first]
+    sizes = set()
+    for seed in range(20):
+        kept, held = hold_out_indices(labels, fraction, seed, None, first)
+        assert not set(first[kept]) & set(first[held])
+        assert {800, 801, 3} <= set(kept)
+        wanted = np.round(np.bincount(labels) * fraction).clip(1)
+        np.testing.assert_allclose(np.bincount(labels[held], minlength=8), wanted, atol=1)
+        sizes.add(len(held))
+    assert len(sizes) == 1
+
+
+def test_classes_of_copies_alone():
+    """Two pairs are on both sides, one pair is kept, and so is a sample that is alone."""
+    labels, first = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([0, 0, 2, 2, 4, 4, 6])
+    for seed in range(6):
+        kept, held = hold_out_indices(labels, 0.1, seed, None, first)
+        assert held.tolist() in ([0, 1], [2, 3])
+        assert {4, 5, 6} <= set(kept)

@@ -52,16 +52,16 @@ def hold_out_indices(
     else:
         held, copies = np.zeros(len(labels), dtype=bool), np.bincount(first, minlength=len(labels))
         copies[first[labels != labels[first]]] = 0  # those of several classes are never held out
-        leads = (first == own) & (copies > 0)
+        leads = copies > 0
         for c, count in zip(*np.unique(labels, return_counts=True), strict=True):
             members = _shuffled(np.flatnonzero((labels == c) & leads), seed, int(c))
-            free = wanted = _share(int(count), fraction)
+            free = _share(int(count), fraction)
             for member, size in zip(members.tolist(), copies[members].tolist(), strict=True):
                 if size <= free:
                     held[member], free = True, free - size
-            if free == wanted and len(members):  # none fits: the fewest copies, unless they are the whole class
+            if len(members) and not held[members].any():  # none fits: the fewest copies, unless they are the class
                 least = members[copies[members].argmin()]
-                held[least] = wanted > 0 and copies[least] < count
+                held[least] = copies[least] < count
         held = held[first]
     return np.flatnonzero(~held), np.flatnonzero(held)
 

@@ -98,7 +98,6 @@ class TrainConfig(BaseModel):
     repulsion: str = Field("none", description="what repels the particles")
     repulsion_tau: float = Field(40.0, ge=1e-9, description="number of epochs over which the repulsion fades")
     repulsion_strength: float = Field(1.0, ge=0, description="factor of the repulsion")
-    # consistency
     consistency: float = Field(0.0, ge=0, description="factor of a particle's right predictions of a weaker view")
     consistency_ramp: Share = Field(0.5, description="share of the epochs over which the factor rises")
     # optimisation

@@ -301,7 +301,6 @@ def _plan(stack: Stack, waiting: int) -> dict[str, str]:
     run, model, data = stack.run, stack.members[0].model, stack.members[0].data
     samples = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     weights = sum(parameter.numel() for parameter in model.net.parameters())
-    again = (", then on all samples" if run.config.warm_refit else ", then again on all samples") * run.config.refit
     folds = f"{run.config.folds} folds, " if run.config.folds > 1 else ""
     epochs = f"{folds}{counted(run.epochs, 'epoch')} of {counted(stack.stages[-1].loader.steps, 'step')}"
     side_by_side = f", the first of {waiting} runs, {len(stack.members)} side by side" if waiting > 1 else ""
@@ -315,7 +314,7 @@ def _plan(stack: Stack, waiting: int) -> dict[str, str]:
         **_image_plan(data),
         **_single(data),
         "network": f"{network}, particles: {run.config.particles}, weights: {weights:,}",
-        "training": f"{run.method_name}, {epochs}{again}{side_by_side}",
+        "training": f"{run.method_name}, {epochs}{', then again on all samples' * run.config.refit}{side_by_side}",
         "settings": f"preset {run.config.preset}{OTHERS.get(run.config.preset, '')}",
         "device": f"{model.device}, {counted(torch.get_num_threads(), 'CPU thread')}",
         "decisions": model.decider.decided_for.removeprefix("decided "),

@@ -231,9 +231,8 @@ class ParticleNet(nn.Module):
         if self.mirrored:
             views, weights = views + [view.flip(-1) for view in views], [weight / 2 for weight in weights * 2]
         shares = torch.tensor(weights, device=x.device)[:, None, None]
-        found = (t.unflatten(2, (len(views), -1)) for t in self.one_view(torch.cat(views, 1)))
-        logits, features = ((t * shares.to(t.dtype)).sum(2) for t in found)
-        return logits, features
+        logits, features = (t.unflatten(2, (len(views), -1)) for t in self.one_view(torch.cat(views, 1)))
+        return (logits * shares).sum(2), (features * shares).sum(2)
 
     def one_view(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The same of these images alone, without other views."""
