@@ -17,7 +17,8 @@ import rfdlc
 from rfdlc import files
 from rfdlc.cli import main
 from rfdlc.errors import printable
-from rfdlc.tables import open_table, write_table
+from rfdlc.table_writing import write_table
+from rfdlc.tables import open_table
 
 FORMULAS = ["=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(1)", "\t=1", "'=1", "''@x", "＝1+1"]
 PLAIN = ["-1", "+1.5e3", "a=b", "'quoted'", "", "it's"]

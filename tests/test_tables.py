@@ -9,7 +9,8 @@ from pyarrow import feather, parquet
 
 import rfdlc
 from rfdlc import InputError, Predictions
-from rfdlc.tables import delimiter_of, is_number, number, open_table, read_columns, write_table
+from rfdlc.table_writing import write_table
+from rfdlc.tables import delimiter_of, is_number, number, open_table, read_columns
 
 P = np.array([[0.75, 0.25], [0.5, 0.5], [0.125, 0.875]])
 

@@ -3,21 +3,24 @@
 import csv
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice, pairwise
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rfdlc.errors import InputError, expect, repeated
-from rfdlc.files import ALWAYS_UNPACKED, check_expansion, ipc_size, replacing
+from rfdlc.errors import InputError, expect, listing, repeated
+from rfdlc.files import ALWAYS_UNPACKED, check_expansion, ipc_size
 from rfdlc.progress import track
 
 CSV, PARQUET, ARROW = (".csv", ".tsv"), (".parquet", ".pq"), (".arrow", ".feather")
 SUFFIXES = (*CSV, *PARQUET, *ARROW)
+SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLIT_WORDS |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 TEXTS = ("string", "binary", "large_string", "large_binary")  # types of Arrow
 HEAD_LINES = 20  # how many lines decide on the delimiter: in fewer, a comma inside a name could be mistaken for it
 BLOCK_BYTES, BATCH_ROWS = 1 << 24, 1 << 14  # read at a time from CSV, and from Parquet or Arrow
@@ -27,15 +30,39 @@ FORMULA, NUMBER = r"^'*[=+\-@\t\r\n＝＋－＠]", r"^[+-]?(\d+\.?\d*|\.\d+)([eE
 DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 
 
-def open_table(path: Path, *, of_samples: bool = False) -> "ArrowFile | CsvFile":
+def open_table(path: Path, *, of_samples: bool = False) -> "ArrowFile | CsvFile | SplitFiles":
     """Open a file or folder; where rows are samples, a first line of numbers is a row of `column 1`, `column 2`, ..."""
+    if of_samples and (parts := split_files(path)):
+        return SplitFiles(path, parts)
     file = CsvFile(path, of_samples) if path.suffix.lower() in CSV and not path.is_dir() else ArrowFile(path)
     check_names(str(path), file.names)
     return file
 
 
 def is_table(path: Path) -> bool:
-    return bool(parquet_files(path)) if path.is_dir() else path.is_file() and path.suffix.lower() in SUFFIXES
+    if path.is_dir():
+        return bool(parquet_files(path) or split_files(path))
+    return path.is_file() and path.suffix.lower() in SUFFIXES
+
+
+def split_name(word: str) -> str | None:
+    """train, val or test for the ways people write them; None for any other word."""
+    return SPLIT_WORDS.get(word.lower())
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """The tables called train, val and test in a folder; none without one to train on, or where it has images."""
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = {split_name(file.stem): file for file in inside if file.suffix.lower() in SUFFIXES and file.is_file()}
+    if "train" not in found or any(each.is_dir() and _holds_images(each) for each in inside):
+        return {}
+    return {name: found[name] for name in ("train", "val", "test") if name in found}
+
+
+def _holds_images(folder: Path) -> bool:
+    """Whether it is called as folders of a split are, or has images among the first of its files."""
+    kinds = (guess_type(file.name)[0] or "" for file in islice(folder.iterdir(), 100))
+    return split_name(folder.name) is not None or any(kind.startswith("image/") for kind in kinds)
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -214,6 +241,36 @@ class CsvFile:
         expect(not line or error is None, f"{self.path}: cannot be read as CSV ({error})")
 
 
+class SplitFiles:
+    """Tables of one split each, such as train.csv and test.csv, as one table with another column, `split`."""
+
+    names: list[str]
+
+    def __init__(self, path: Path, parts: dict[str, Path]) -> None:
+        self.path, self.files = path, {name: open_table(file, of_samples=True) for name, file in parts.items()}
+        first, columns = parts["train"], self.files["train"].names
+        for name, file in self.files.items():
+            absent = [column for column in columns if column not in file.names]
+            fix = f"if its rows have no class, train on {first} alone, and `rfdlc predict` them later"
+            expect(not absent, f"{parts[name]} lacks the columns {listing(absent)} that {first.name} has: {fix}")
+        taken = f"{first} has a column 'split', but {path} has a table for each: remove the column, or name {first}"
+        expect(all(column.lower() != "split" for column in columns), taken)
+        self.names = [*columns, "split"]
+
+    def batches(self, numbers: Collection[str] | None = None) -> Iterator[Any]:
+        """Yield the rows of the first table, then of the others, with the types of the first."""
+        from pyarrow import RecordBatch, array, schema, string
+
+        kinds: Any = None
+        for name, file in self.files.items():
+            for batch in file.batches(numbers):
+                own = batch.select(self.names[:-1])
+                kinds = kinds or own.schema
+                with reading(file.path, f"a table like {next(iter(self.files.values())).path.name}"):
+                    columns = own.cast(schema(kinds)).columns
+                yield RecordBatch.from_arrays([*columns, array([name] * len(own), string())], self.names)
+
+
 def _occur_again(header: list[str], below: Iterable[list[str]], decimal: str) -> bool:
     """Whether most texts of the first row are values: they occur again below, and not because the header does."""
     others = list[list[str]]()
@@ -289,7 +346,7 @@ def read_columns(path: Path, *, of_samples: bool = False) -> dict[str, Any]:
 
 
 def read_numbers(
-    file: ArrowFile | CsvFile, numbers: Sequence[str], texts: Sequence[str]
+    file: ArrowFile | CsvFile | SplitFiles, numbers: Sequence[str], texts: Sequence[str]
 ) -> tuple[NDArray[Any], dict[str, NDArray[np.str_]]]:
     """Read some columns as one matrix (rows, numbers), and others as text by their names."""
     values, words = list[NDArray[Any]](), {name: list[str]() for name in texts}
@@ -337,46 +394,3 @@ def is_number(cell: str, decimal: str = ".") -> bool:
         return number(cell, decimal) is not None
     except ValueError:
         return False
-
-
-def open_writer(path: Path, schema: Any, kind: str, repeated: Sequence[str] = ()) -> Any:
-    """Open a file of a kind (`.parquet` or `.csv`) to write tables to; `repeated` are columns with few values."""
-    from pyarrow.csv import CSVWriter
-    from pyarrow.parquet import ParquetWriter
-
-    if kind not in PARQUET:
-        return _CsvWriter(CSVWriter(path, schema.empty_table().rename_columns(list(map(escaped, schema.names))).schema))
-    return ParquetWriter(path, schema, use_dictionary=list(repeated), write_statistics=False)
-
-
-class _CsvWriter:
-    """Writes tables whose texts and names are escaped."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    def __enter__(self) -> "_CsvWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()
-
-    def write_table(self, table: Any) -> None:
-        from pyarrow import compute, types
-
-        for place, column in enumerate(table.columns):
-            if types.is_string(column.type) and "RFDLC_KEEP_FORMULAS" not in os.environ:
-                formula = compute.match_substring_regex(column, FORMULA)
-                formula = compute.and_not(formula, compute.match_substring_regex(column, NUMBER))
-                cells = compute.if_else(formula, compute.binary_join_element_wise("'", column, ""), column)
-                table = table.set_column(place, table.schema.names[place], cells)
-        self._writer.write_table(table.rename_columns(list(map(escaped, table.schema.names))))
-
-
-def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write columns of equal length; the file is complete or not there."""
-    import pyarrow
-
-    table = pyarrow.table({name: list(values) for name, values in columns.items()})
-    with replacing(path) as beside, open_writer(beside, table.schema, path.suffix.lower()) as writer:
-        writer.write_table(table)

@@ -51,7 +51,7 @@ def decide(
     import numpy as np
 
     from rfdlc.decide.metrics import readable
-    from rfdlc.tables import write_table
+    from rfdlc.table_writing import write_table
 
     if out is not None and is_folder(out):
         decide_files(file, request, out, keep or [], save_decider, json)
@@ -312,7 +312,7 @@ def mislabelled(
 
     - `rfdlc train patients.csv --out runs/folds --cv 5 && rfdlc mislabelled runs/folds --out suspects.csv`
     """
-    from rfdlc.tables import write_table
+    from rfdlc.table_writing import write_table
 
     check_writable(out, endings=(".csv", ".parquet"))
     check_other(out, file)

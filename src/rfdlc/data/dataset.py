@@ -23,8 +23,6 @@ SHARED = "{} of {} {} samples are copies of training samples: `rfdlc inspect` li
 HELD_OUT = "the data has no test split: {} of {} samples were held out for it (seed {})"  # a note
 EMBEDDED = 64  # so many features without names, or more, are those of a network
 COPIES = "{} training samples are copies of others, or look like them: they stay on one side of every split"  # a note
-ALIASES = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-ALIASES |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 
 
 @dataclass(frozen=True)
@@ -215,11 +213,6 @@ class Dataset:
         train = self.train.take(kept)
         classes = Classes.from_labels(train.labels, self.classes.names, self.classes.groups)
         return replace(self, train=train, val=self.train.take(held), classes=classes)
-
-
-def split_name(word: str) -> str | None:
-    """train, val or test for the ways people write them; None for any other word."""
-    return ALIASES.get(word.lower())
 
 
 def choose_split(name: str, splits: Collection[str], wanted: str | None) -> str:

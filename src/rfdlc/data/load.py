@@ -13,11 +13,11 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from rfdlc.data.copies import hashes
-from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, Dataset, Normalisation, split_name
+from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, Dataset, Normalisation
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
-from rfdlc.tables import is_table, open_table, read_columns
+from rfdlc.tables import is_table, open_table, read_columns, split_name
 
 Reader = Callable[..., Dataset]
 Finder = Callable[[Path], Path]

@@ -28,7 +28,8 @@ from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import locked, parse_json
 from rfdlc.integrations.parts import ranks
 from rfdlc.progress import live
-from rfdlc.tables import BLOCK_BYTES, open_writer
+from rfdlc.table_writing import open_writer
+from rfdlc.tables import BLOCK_BYTES
 
 WRITTEN = b"rfdlc.decided"  # key of the metadata of what is written
 GROUP_ROWS = 2**20  # of a row group

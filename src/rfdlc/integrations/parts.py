@@ -23,7 +23,7 @@ from rfdlc.data.sources.arrays import open_arrays
 from rfdlc.errors import InputError, expect
 from rfdlc.files import locked, read_json, replacing
 from rfdlc.progress import live
-from rfdlc.tables import open_writer
+from rfdlc.table_writing import open_writer
 
 JOB = "job.json"
 SKIPPED, MADE_BY = b"rfdlc.skipped", b"rfdlc.job"  # keys of metadata in Parquet files

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import SPLITS, Dataset, Split, as_images, as_inputs, split_name
+from rfdlc.data.dataset import SPLITS, Dataset, Split, as_images, as_inputs
 from rfdlc.data.embedding import Embedding
 from rfdlc.data.images import resized
 from rfdlc.data.table import blurred
 from rfdlc.decide.classes import Classes, as_array, is_missing, numbered
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import array_of, open_npz
+from rfdlc.tables import split_name
 
 Arrays = dict[str, NDArray[Any]]
 

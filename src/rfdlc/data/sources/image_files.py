@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, choose_split, split_name
+from rfdlc.data.dataset import LINKING, SKIPPING, Dataset, Normalisation, Split, choose_split
 from rfdlc.data.images import GREY, SUFFIXES, BrokenImage, ImageFiles, Packed, PackedText, Resizing, attempt
 from rfdlc.errors import expect, listing
 from rfdlc.progress import track
+from rfdlc.tables import is_table, split_name
 
 Fit = Literal["auto", "crop", "pad", "stretch"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -58,7 +59,9 @@ def read_folder(
             listed[split] += [Entry(f"{below}/{image}", kind) for image in images]
             broken += [] if images else [f"{place / kind}: the class folder holds no image (expected {ENDINGS})"]
             kinds.add(kind)
-    expect(kinds, f"{path}: has no class folders with images: expected {path}/CLASS/*.png, .jpg, ...")
+    tables = listing((entry.name for entry in sorted(path.iterdir()) if is_table(entry)), 3)
+    fix = f"; for a table, name it: {path}/{tables}" if tables else ""
+    expect(kinds, f"{path}: has no class folders with images: expected {path}/CLASS/*.png, .jpg, ...{fix}")
     unsplit = f"{path}: has {listing(sorted(kinds))} but no training folder: expected {path}/train/CLASS/*.png"
     expect(not (whole and all(map(split_name, kinds))), unsplit)
     inside = _entries(root, root, allow_links)
@@ -243,4 +246,4 @@ def _size_note(sizes: set[Size], side: int, fitted: str) -> str:
     least, *_, most = sorted([*sizes] * 2, key=math.prod)
     small, large = (f"{width}x{height}" for width, height in (least, most))
     come = f"images of {small}" if len(sizes) == 1 else f"images from {small} to {large} ({len(sizes)} sizes)"
-    return f"{come} become {side}x{side}: {fitted}; image_size and fit set others"
+    return f"{come} become {side}x{side}: {fitted}; data.image_size=N and data.fit=crop, pad or stretch set others"

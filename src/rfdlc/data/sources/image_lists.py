@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import Dataset, Normalisation, choose_split, split_name
+from rfdlc.data.dataset import Dataset, Normalisation, choose_split
 from rfdlc.data.images import PackedText
 from rfdlc.data.sources.image_files import Entry, Fit, ImageOptions, Interpolation, is_image, listed_name, read_images
 from rfdlc.decide.classes import MOST_NUMBERED
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.progress import track
+from rfdlc.tables import split_name
 
 # How many images and classes published data sets have, and with which values one of them is normalised.
 PUBLISHED = {

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import Dataset, split_name
+from rfdlc.data.dataset import Dataset
 from rfdlc.data.images import Resizing, fitted, picture, planes, unusable
 from rfdlc.data.sources import arrays, table
 from rfdlc.data.sources.image_files import Interpolation
 from rfdlc.errors import expect, listing
 from rfdlc.progress import track
+from rfdlc.tables import split_name
 
 LARGEST_SMALL, USUAL_SIDE = 64, 224  # squares up to the first keep their size; others become the second
 TRANSFORMED = "leave out transforms such as ToTensor and Normalize, since images are normalised here"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from rfdlc.data.dataset import Dataset, choose_split, split_name
+from rfdlc.data.dataset import Dataset, choose_split
 from rfdlc.data.images import ImageFiles, Packed, PackedText
 from rfdlc.data.sources.image_files import Entry, Fit, ImageOptions, Interpolation, is_image, read_images
 from rfdlc.data.sources.table import TARGETS
@@ -20,7 +20,7 @@ from rfdlc.decide.classes import numbered
 from rfdlc.errors import InputError, expect, listing
 from rfdlc.files import parse_json
 from rfdlc.progress import track
-from rfdlc.tables import PARQUET, bounded, reading
+from rfdlc.tables import PARQUET, bounded, reading, split_name
 
 TAR = (".tar",)
 CLASS_FILE = "classes.txt"  # beside the shards: names of numbered classes, one per line

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rfdlc.data.copies import first_copies
-from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split, split_name
+from rfdlc.data.dataset import HELD_OUT, SKIPPING, SPLITS, Dataset, Normalisation, Split
 from rfdlc.data.longtail import hold_out_indices
 from rfdlc.data.table import Column, ColumnCode, TableEncoder, as_numbers, parse_column, strays_among, text_column
 from rfdlc.errors import expect, listing, suggestion
-from rfdlc.tables import check_names, open_table, read_columns
+from rfdlc.tables import check_names, open_table, read_columns, split_name
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
