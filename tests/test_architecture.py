@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "integrations": {"decide", "data", "training"},
     "cli": {"decide", "data", "training", "integrations"},
 }
-SHARED = {"errors", "files", "progress", "style", "tables"}
+SHARED = {"errors", "files", "progress", "style", "table_writing", "tables"}
 # The order inside `training`: a module imports only modules and packages of earlier rows.
 ORDER_OF_TRAINING = (
     {"distributed", "hub", "trial_losses"},

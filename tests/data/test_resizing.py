@@ -60,7 +60,7 @@ def test_fits_are_pillows_own(tmp_path: Path, fit: str, interpolation: str) -> N
         (
             [(20, 41)] * 2 + [(20, 40)] * 6,
             "pad",
-            r"resized as a whole, padded \(25% of .* longer than 2:1\); image",
+            r"resized as a whole, padded \(25% of .* longer than 2:1\); data",
         ),
         (
             [(40, 20)] * 7 + [(20, 38)] * 3,
