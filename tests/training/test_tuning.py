@@ -307,6 +307,9 @@ def test_what_gains_by_more_epochs_is_expected_to_gain_again():
     plan = {"epochs": 50, "rungs": [first, {"epochs": 8, "trials": [fast], "losses": [1.2]}]}
     assert tuning._chosen(plan) == {"augment": "none", "epochs": 4}  # more epochs raised its loss
     assert tuning._chosen({"epochs": 50, "rungs": [first, second]})["epochs"] == 50
+    for error, epochs in ((0.09, 4), (0.11, 50)):  # a rise by .2 is clear, or less than two standard errors
+        plan["rungs"][0] = {**first, "errors": [0.0, error, 0.0]}
+        assert tuning._chosen(plan)["epochs"] == epochs
 
 
 def test_what_regularises_less_must_be_clearly_better():

@@ -154,8 +154,7 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         slow = f"one epoch takes about {seconds:.2g} s, and one is the least"
         announce(f"overrun    {slow}: {told} of {config.budget:g} s")
     plan: dict[str, Any] = {"epochs": length, "seconds_per_epoch": seconds or None, "rungs": rungs}
-    plan |= {"candidates": candidates[:count]} | ({"trainings": more} if more else {})
-    plan |= {"network": network} if network else {}
+    plan |= {"candidates": candidates[:count]} | {k: v for k, v in {"trainings": more, "network": network}.items() if v}
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
 
 
@@ -326,14 +325,15 @@ def _pairs(rung: dict[str, Any]) -> list[tuple[Settings, float]]:
 
 
 def _chosen(plan: dict[str, Any]) -> Settings:
-    """The settings of the best trial, and the epochs: fewer where more of them raised its loss."""
+    """The settings of the best trial, and the epochs: fewer where more of them clearly raised its loss."""
     more = plan.get("network", {}) | plan.get("trainings", {})
     if not plan["rungs"]:
         return {"epochs": plan["epochs"], **more}
     best = _best(plan)[0]
     tried = [(loss, rung["epochs"]) for rung in plan["rungs"] for own, loss in _pairs(rung) if own == best]
     lowest, longest = min(tried), max(tried, key=lambda pair: pair[1])
-    fewer = longest[0] > RISE * lowest[0]
+    error = UNCERTAIN * max(error for rung in plan["rungs"] for error in rung.get("errors", [0.0]))
+    fewer = longest[0] > max(RISE * lowest[0], lowest[0] + error)
     return {**more, **best, "epochs": lowest[1] if fewer else plan["epochs"]}
 
 
