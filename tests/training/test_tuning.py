@@ -126,10 +126,12 @@ def test_trials_cost_at_most_the_share(tmp_path, monkeypatch, length, more):
 def test_a_budget_gives_the_number_of_epochs(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.51 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
-    for budget, expected in (("60s", 105), ("1m", 105), (2, 3), ("1h", 4 * 40)):
+    for budget, expected in (("60s", 52), ("1m", 52), (2, 1), (1.5, 1), (1, 1), ("1h", 4 * 40)):
         path = tmp_path / f"run-{budget}"
         (run,) = [tuned(path, places(200), budget=budget, tune="off")]
         assert run.config.epochs == expected
+        assert run.config.refit == (budget != 1)  # no time for two epochs
+        assert run.config.warm_refit == (budget not in (1, "1h"))  # with more time, folds calibrate
         assert Run(path).config.epochs == read(path)["epochs"] == expected
         assert read(path)["seconds_per_epoch"] == 0.51
 
@@ -143,7 +145,7 @@ def test_a_budget_that_is_too_short_is_named(tmp_path, monkeypatch, capsys):
             tuned(tmp_path / f"run-{budget}", places(200), budget=budget, tune="off")
         err = capsys.readouterr().err
         assert (
-            "too short  7 of 40 epochs; 23 s give all of them; fewer particles and a smaller backbone take less\n"
+            "too short  6 of 40 epochs; 23 s give all of them; fewer particles and a smaller backbone take less\n"
             in err
         ) == told
         assert "overrun" not in err
@@ -157,21 +159,22 @@ def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path
     monkeypatch.setattr(tuning, "seconds_per_epoch", lambda trainer, runs, most, show: 0.1 * len(runs))
     monkeypatch.setattr("rfdlc.training.trainer.Trainer.fit", lambda self, runs: runs)
     monkeypatch.setattr(tuning.time, "perf_counter", lambda: 0.0)
-    folds = {"refit": True, "calibration_folds": 3}
-    for number, (budget, more, length, refit) in enumerate(
+    folds, warm, none = {"refit": True, "calibration_folds": 3}, {"refit": True, "warm_refit": True}, {}
+    for number, (budget, more, length, chosen) in enumerate(
         (
-            (35, {}, 160, False),  # 315 epochs: too few for four trainings of twice the usual 40
-            (40, {}, 90, True),  # 360 epochs
-            (400, {}, 160, True),
-            (400, {"hold_out": 0.2}, 160, False),  # the user's
-            (400, {"calibration_folds": 5}, 160, False),
+            (35, {}, 157, warm),  # 315 epochs: too few for four trainings of twice the usual 40
+            (40, {}, 90, folds),  # 360 epochs
+            (400, {}, 160, folds),
+            (400, {"hold_out": 0.2}, 160, none),  # the user's
+            (400, {"calibration_folds": 5}, 160, none),
+            (400, {"warm_refit": False}, 160, none),
         )
     ):
         path = tmp_path / str(number)
         run = tuned(path, places(200), budget=budget, tune="off", **more)
-        assert (run.config.epochs, run.config.refit) == (length, refit)
-        assert (read(path)["chosen"].items() >= folds.items()) == refit
-        assert Run(path).config.trainings == (4 if refit else 1)
+        assert read(path)["chosen"] == {"epochs": length, **chosen}
+        assert Run(path).config == run.config
+        assert run.config.trainings == (4 if chosen is folds else 2 if chosen is warm else 1)
 
 
 def test_rungs_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
@@ -250,7 +253,7 @@ def test_trials_are_measured_where_their_steps_are_quick(tmp_path, slow, monkeyp
     assert 0 < plan["measured"] < 0.05 * 600
     assert plan["rungs"]
     left = 600 - plan["measured"]  # trials took no time: theirs goes to epochs
-    assert run.config.epochs == int(0.9 * left / plan["seconds_per_epoch"]) > int(0.9 * left / 1.3 / 2)
+    assert run.config.epochs == int(0.9 * left / plan["seconds_per_epoch"] / 2) > int(0.9 * left / 1.3 / 4)
 
 
 def test_a_rung_that_runs_out_of_time_is_stopped_and_left_out(tmp_path, monkeypatch):

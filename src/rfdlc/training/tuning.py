@@ -143,11 +143,12 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         count, rungs = _rungs(most, work, least, varied, length)
         if rungs:
             break
-    if config.budget and length < FEW * config.epochs:
+    spent = length * (1 + ("warm_refit" in more))  # on each network
+    if config.budget and spent < FEW * config.epochs:
         training = config.epochs * seconds * config.trainings * (1 + SHARE * bool(candidates)) / SAFETY
         enough = f"{math.ceil(measured + training)} s give all of them"
         less = "" if network else "; fewer particles and a smaller backbone take less"
-        announce(f"too short  {length} of {config.epochs} epochs; {enough}{less}")
+        announce(f"too short  {spent} of {config.epochs} epochs; {enough}{less}")
     expected = measured + length * seconds * config.replace(**more).trainings
     if config.budget and expected > config.budget:
         told = f"the training ends about {math.ceil(expected - config.budget)} s after its budget"
@@ -205,11 +206,11 @@ def _rungs(most: int, work: float, least: int, varied: float, length: int) -> tu
 
 
 def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible: float) -> Settings:
-    """Where a budget has time for them: folds that calibrate, then a training on all samples."""
-    found = {"refit": True, "calibration_folds": FOLDS}
-    free = trainer.data.val is None and config.hold_out and not config.refit and not given & {*found, "hold_out"}
-    few, enough = len(trainer.data.train) <= MOST_FOLDED, possible >= (FOLDS + 1) * PLENTY * config.epochs
-    return found if free and few and enough else {}
+    """With a budget, all samples are trained on in the end: after folds that calibrate, if it has time for them."""
+    fixed = given & {"refit", "warm_refit", "calibration_folds", "hold_out"}
+    free = trainer.data.val is None and config.hold_out and not config.refit and not fixed and possible >= 2
+    folds = len(trainer.data.train) <= MOST_FOLDED and possible >= (FOLDS + 1) * PLENTY * config.epochs
+    return {"refit": True} | ({"calibration_folds": FOLDS} if folds else {"warm_refit": True}) if free else {}
 
 
 def _most_trials(count: int, possible: float, varied: float) -> int:
@@ -396,5 +397,4 @@ def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list
 
 
 def _words(settings: Settings) -> str:
-    texts = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
-    return " ".join(f"{name}={text}" for name, text in texts.items())
+    return " ".join(f"{name}={f'{own:g}' if isinstance(own, float) else own}" for name, own in settings.items())
