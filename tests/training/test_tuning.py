@@ -1,6 +1,7 @@
 """Trials before a training: they find what hurts, cost what they may, and are the same when they are made again."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -424,6 +425,9 @@ def test_losses_weigh_classes_equally_at_the_best_temperature():
     assert found == pytest.approx(best, rel=1e-3)
     noise = rfdlc.Predictions(logits=100 * rng.normal(0, 1, (100, 3)), targets=labels, classes=classes)
     assert found < balanced_losses(noise, decider).mean <= np.log(3) + 1e-3  # overconfident, but not worse than chance
+    certain = rfdlc.Predictions(logits=noise.scores.values.astype(np.float32), targets=labels, classes=classes)
+    with warnings.catch_warnings(action="error"):  # 32 bits hold no probability as small
+        assert balanced_losses(certain, decider).mean == pytest.approx(balanced_losses(noise, decider).mean, rel=1e-3)
 
 
 def test_a_trial_that_diverges_is_left_out(tmp_path, monkeypatch):

@@ -25,7 +25,8 @@ class TrialLosses(NamedTuple):
 
 def balanced_losses(predictions: Predictions, decider: Decider) -> TrialLosses:
     """Negative log-likelihoods at the best temperature: their mean is at most that of chance."""
-    log_p = safe_log(np.asarray(decider.replace(calibration=None, target_prior="uniform").probabilities(predictions)))
+    plain = decider.replace(calibration=None, target_prior="uniform").probabilities(predictions)
+    log_p = safe_log(np.asarray(plain, dtype=np.float64))  # 32 bits have no probability as small as the least below
     labels = np.asarray(predictions.targets)
     weights = 1 / np.bincount(labels)[labels]
 
