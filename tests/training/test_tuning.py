@@ -425,9 +425,11 @@ def test_losses_weigh_classes_equally_at_the_best_temperature():
     assert found == pytest.approx(best, rel=1e-3)
     noise = rfdlc.Predictions(logits=100 * rng.normal(0, 1, (100, 3)), targets=labels, classes=classes)
     assert found < balanced_losses(noise, decider).mean <= np.log(3) + 1e-3  # overconfident, but not worse than chance
-    certain = 60 * np.eye(3, dtype=np.float32)[np.r_[1, labels[1:]]]  # all are right but one
-    with warnings.catch_warnings(action="error"):  # 32 bits hold no probability as small
-        sure = balanced_losses(rfdlc.Predictions(logits=certain, targets=labels, classes=classes), decider)
+    many = np.repeat([0, 1, 2], [6000, 30, 10])
+    timid = np.float32(3) * np.eye(3, dtype=np.float32)[many]  # so that a low temperature is best
+    timid[0] = 0, 30, 0  # and one is quite wrong: 32 bits hold no probability as small
+    with warnings.catch_warnings(action="error"):
+        sure = balanced_losses(rfdlc.Predictions(logits=timid, targets=many, classes=classes), decider)
     assert np.isfinite(sure.each).all()
 
 
