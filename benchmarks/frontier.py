@@ -39,6 +39,7 @@ from rfdlc.training._stacking import OWN
 from rfdlc.training.model import Model
 
 STRONG, PENALTIES = "rf-dlc-strong", (-0.25, -1.0)
+SIX_VIEWS = {"test_flip": True, "test_shift": 1}  # as STRONG predicts
 Row = tuple[str, dict[str, Any]]  # a method, and settings that differ from its own
 CHOICES: dict[str, Row] = {
     "strong": (STRONG, {}),
@@ -69,6 +70,7 @@ MEASURED: dict[str, Row] = {
     "logit adjustment": ("la", {}),
     "rf-dlc": ("rf-dlc", {}),
     "balpoe": ("balpoe", {"refit": True}),
+    "balpoe, warm refit, six views": ("balpoe", {"refit": True, "warm_refit": True, **SIX_VIEWS}),
     "mdcs": ("mdcs", {"refit": True}),
     "rf-dlc-strong": (STRONG, {}),
     "rf-dlc-strong, cold refit, no shifts": (STRONG, {"warm_refit": False, "test_shift": 0}),
@@ -79,10 +81,13 @@ MEASURED: dict[str, Row] = {
         for particles in (1, 3, 8)
         for epochs in (20, 50, 100, 200)
     },
-    "short: 3 particles, 40 epochs, light augmentation": (
-        "rf-dlc",
-        {"epochs": 40, "augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "batch_size": 128},
-    ),
+    **{
+        f"short: 3 particles, {epochs} epochs, light augmentation": (
+            "rf-dlc",
+            {"epochs": epochs, "augment": "crop-flip", "mixup": 0.1, "learning_rate": 0.2, "warm_refit": True},
+        )
+        for epochs in (20, 40)
+    },
 }
 METRICS = ("accuracy", "head", "med", "tail", "false_head_rate", "ece", "nll")
 FIELDS = (
