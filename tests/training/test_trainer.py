@@ -3,6 +3,7 @@
 import json
 import shutil
 import traceback
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -179,3 +180,18 @@ def test_a_backbone_by_its_import_path_is_found_again(tmp_path, monkeypatch):
     for wrong in ("my_networks:large", "no_such_module:small"):
         with pytest.raises(InputError, match=f"backbone='{wrong}' cannot be imported"):
             rfdlc.train("digits-lt", "ce", tmp_path / "wrong", backbone=wrong)
+
+
+@pytest.mark.parametrize(("epochs", "direction", "told"), [(10, 1, True), (10, -1, False), (9, 1, False)])
+def test_a_loss_that_rose_is_told(tmp_path, monkeypatch, epochs, direction, told):
+    def moved(self, run, member, epoch, _row=trainer.Trainer._history_row):
+        return _row(self, run, member, epoch) | {"loss": 20.0 + direction * epoch.epoch}
+
+    monkeypatch.setattr(trainer.Trainer, "_history_row", moved)
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(60, 3)).astype(np.float32), np.repeat([0, 1], 30)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        rfdlc.train(data, "ce", tmp_path / "run", backbone="mlp", widths=(4,), epochs=epochs)
+    rose = "rose from 21 in the first epoch to 30 in the last: likely the learning rate is too high"
+    assert any(rose in str(one.message) for one in found) == told

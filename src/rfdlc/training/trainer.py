@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import combinations
@@ -46,6 +47,7 @@ from rfdlc.training.tabular import check_table, describe_table, fit_table, unuse
 MAY_CHANGE = ("device", "workers", "compile", "execution", "parallel", "log")  # between the calls that train a run
 SECONDS_BETWEEN_CHECKPOINTS = 10.0  # an epoch may take a tenth of a second: writing after each would slow it down
 SECONDS_UNTIL_FILES_AGREE = 90
+ENOUGH_TO_LEARN = 10  # epochs, after which a loss above that of the first is worth a warning
 OTHERS = {"features": "; preset=table for a table", "table": "; preset=features for those of a network"}
 
 
@@ -178,6 +180,10 @@ class Trainer:
     def _end_phase(self, member: Member, write: Write) -> Model | None:
         """Calibrate where samples were held out; after the last phase, write and score the model."""
         run, model = member.runs[0], member.model
+        first, last = (run.history[place]["loss"] for place in (0, -1))
+        if last > first and run.epoch >= ENOUGH_TO_LEARN and not run.config.patience:
+            rose = f"the training loss of {run.path} rose from {first:.3g} in the first epoch to {last:.3g} in the last"
+            warnings.warn(f"{rose}: likely the learning rate is too high; try a smaller learning_rate", stacklevel=2)
         restore_best(run, model.net)
         if run.config.familiarity:
             model.fit_familiarity(run, member.data.train)
