@@ -169,6 +169,7 @@ def test_a_long_budget_calibrates_out_of_fold_and_trains_on_all_samples(tmp_path
             (400, {"hold_out": 0.2}, 160, none),  # the user's
             (400, {"calibration_folds": 5}, 160, none),
             (400, {"warm_refit": False}, 160, none),
+            (35, {"schedule": "step"}, 160, none),  # restarts suit a rate that falls to 0
         )
     ):
         path = tmp_path / str(number)

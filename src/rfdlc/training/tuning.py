@@ -151,9 +151,10 @@ def _plan(trainer: Trainer, run: Run, net: ParticleNet, began: float) -> dict[st
         announce(f"too short  {spent} of {config.epochs} epochs; {enough}{less}")
     expected = measured + length * seconds * config.replace(**more).trainings
     if config.budget and expected > config.budget:
-        told = f"the training ends about {math.ceil(expected - config.budget)} s after its budget"
-        slow = f"one epoch takes about {seconds:.2g} s, and one is the least"
-        announce(f"overrun    {slow}: {told} of {config.budget:g} s")
+        late = (
+            f"the training ends about {math.ceil(expected - config.budget)} s after its budget of {config.budget:g} s"
+        )
+        announce(f"overrun    one epoch takes about {seconds:.2g} s, and one is the least: {late}")
     plan: dict[str, Any] = {"epochs": length, "seconds_per_epoch": seconds or None, "rungs": rungs}
     plan |= {"candidates": candidates[:count]} | {k: v for k, v in {"trainings": more, "network": network}.items() if v}
     return plan | ({"measured": round(measured, 3), "seconds": []} if config.budget else {})  # of the rungs
@@ -206,11 +207,12 @@ def _rungs(most: int, work: float, least: int, varied: float, length: int) -> tu
 
 
 def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible: float) -> Settings:
-    """With a budget, all samples are trained on in the end: after folds that calibrate, if it has time for them."""
+    """With a budget, all samples are trained on in the end: after folds, or further (where rates fall in steps: not)."""
     fixed = given & {"refit", "warm_refit", "calibration_folds", "hold_out"}
     free = trainer.data.val is None and config.hold_out and not config.refit and not fixed and possible >= 2
     folds = len(trainer.data.train) <= MOST_FOLDED and possible >= (FOLDS + 1) * PLENTY * config.epochs
-    return {"refit": True} | ({"calibration_folds": FOLDS} if folds else {"warm_refit": True}) if free else {}
+    more = {"calibration_folds": FOLDS} if folds else {"warm_refit": True}
+    return {"refit": True, **more} if free and (folds or config.schedule == "cosine") else {}
 
 
 def _most_trials(count: int, possible: float, varied: float) -> int:
