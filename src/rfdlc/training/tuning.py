@@ -60,10 +60,6 @@ Settings = dict[str, Any]
 PLAIN: Settings = {"prior_tau": "", "head": "linear"}  # cross-entropy: the prior is divided out afterwards
 
 
-class _OutOfTime(Exception):
-    """The trials have taken all of the budget that they may."""
-
-
 def check_tuning(trainer: Trainer, run: Run, given: Mapping[str, Any]) -> TrainConfig:
     """The config of a run, without trials where none are possible; raises where the user asked for them."""
     config, data = run.config, trainer.data
@@ -207,7 +203,7 @@ def _rungs(most: int, work: float, least: int, varied: float, length: int) -> tu
 
 
 def _trainings(trainer: Trainer, config: TrainConfig, given: set[str], possible: float) -> Settings:
-    """With a budget, all samples are trained on in the end: after folds, or further (where rates fall in steps: not)."""
+    """With a budget, all samples are trained on in the end: after folds, or further unless rates fall in steps."""
     fixed = given & {"refit", "warm_refit", "calibration_folds", "hold_out"}
     free = trainer.data.val is None and config.hold_out and not config.refit and not fixed and possible >= 2
     folds = len(trainer.data.train) <= MOST_FOLDED and possible >= (FOLDS + 1) * PLENTY * config.epochs
@@ -265,7 +261,7 @@ def _try_in_time(trainer: Trainer, run: Run, plan: dict[str, Any], rung: dict[st
     else:
         try:
             _try(trainer, run, plan, rung, began + left)
-        except _OutOfTime:
+        except TimeoutError:
             plan["rungs"].remove(rung)
         before.append(round(time.perf_counter() - began, 3))
     return run.write_json(FILE, plan)
@@ -374,7 +370,7 @@ def _losses(trainer: Trainer, trials: Sequence[Run], until: float) -> tuple[list
         def step(*_: Any, together: int) -> None:
             show(together, "")
             if time.perf_counter() > until:
-                raise _OutOfTime
+                raise TimeoutError
 
         while waiting:
             stack = trainer.stacker.next_stack(waiting)
