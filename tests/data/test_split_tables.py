@@ -6,6 +6,7 @@ import pytest
 
 import rfdlc
 from rfdlc.errors import InputError
+from rfdlc.progress import shown
 from rfdlc.tables import open_table, split_files
 
 
@@ -46,10 +47,13 @@ def test_parquet_files_of_other_types(tmp_path):
         rfdlc.load(tmp_path)
 
 
-def test_a_run_predicts_the_split_that_is_asked_for(folder, tmp_path):
+def test_a_run_predicts_the_split_that_is_asked_for_or_the_last(folder, tmp_path, capsys):
     model = rfdlc.train(folder, "rf-dlc", tmp_path / "run", backbone="mlp", epochs=2)
     predicted = rfdlc.predict(tmp_path / "run", folder, out=tmp_path / "p.csv", split="test")
     assert predicted.samples == 20
+    with shown():
+        assert rfdlc.predict(tmp_path / "run", folder, out=tmp_path / "q.csv").samples == 20
+    assert "using the split 'test' of train, test" in capsys.readouterr().err
     again = model.predict(pd.read_csv(folder / "Test.csv")).scores.values
     np.testing.assert_allclose(again, model.predict(rfdlc.load(folder).test).scores.values, atol=1e-5)
 

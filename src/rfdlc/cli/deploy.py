@@ -76,7 +76,7 @@ def _written(done: Any, out: Path, what: str) -> tuple[dict[str, Any], list[str]
     """What was written, for JSON and in lines; of several processes, the last one writes the file."""
     listed = done.skipped_file and str(done.skipped_file)
     summary = {"out": str(out), "samples": done.samples, "complete": done.complete, "skipped": done.skipped}
-    lines = [f"{done.samples:,} samples, {what}: {out}"]
+    lines = [f"{counted(done.samples, 'sample')}, {what}: {out}"]
     lines += [f"{done.skipped:,} broken ones were left out{f': {listed}' if listed else ''}"] if done.skipped else []
     share = ["this process has finished its share; the last one to finish writes the file"]
     return summary | {"skipped_file": listed}, lines if done.complete else share

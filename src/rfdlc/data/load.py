@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, ValidationError, create_model
 
 from rfdlc.data.copies import hashes
-from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, Dataset, Normalisation
+from rfdlc.data.dataset import COPIES, HELD_OUT, SHARED, SHARED_GROUPS, Dataset, Normalisation
 from rfdlc.data.sources import arrays, embedded, image_files, image_lists, image_table, items, longtailed, shards, table
 from rfdlc.errors import InputError, expect, listing, suggestion
 from rfdlc.tables import SUFFIXES as OF_TABLES
@@ -135,13 +135,18 @@ def check_source(source: Any, root: str | Path | None, options: Mapping[str, Any
 
 
 def _shared(data: Dataset) -> list[str]:
-    """Notes on images in memory that are in the training split and in another one."""
+    """Notes on groups, and on images in memory, that are in the training split and in another one."""
+    groups = {name: np.unique(split.groups) for name, split in data.splits.items() if split.groups is not None}
+    train = groups.pop("train", ())
+    both = {name: int(np.isin(own, train).sum()) for name, own in groups.items()}
+    found_groups = [SHARED_GROUPS.format(count, name) for name, count in both.items() if count]
     in_memory = all(isinstance(split.inputs, np.ndarray) for split in data.splits.values())
     if data.kind != "images" or len(data.splits) < 2 or not in_memory:
-        return []
+        return found_groups
     found = {name: hashes(split.array) for name, split in data.splits.items()}
     counts = {name: int(np.isin(own, found["train"]).sum()) for name, own in found.items() if name != "train"}
-    return [SHARED.format(count, len(data.splits[name]), name) for name, count in counts.items() if count]
+    shared = [SHARED.format(count, len(data.splits[name]), name) for name, count in counts.items() if count]
+    return found_groups + shared
 
 
 def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
@@ -156,8 +161,10 @@ def find_reader(source: Any, root: str | Path | None) -> tuple[Reader, Any]:
             return each.read, each.names[str(source).lower()](inside)
     if not path.exists():
         if path.suffix or re.search(r"[\\/]", str(source)):  # it was meant to be a path
-            raise InputError(f"{path}: no such file or folder: correct the path{suggestion(str(source), names)}")
-        known = f"known are {listing(names, 40)}{suggestion(str(source), names)}"
+            near = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
+            raise InputError(f"{path}: no such file or folder: correct the path{suggestion(path.name, near or names)}")
+        here = sorted(each.name for each in inside.iterdir()) if inside.is_dir() else []
+        known = f"known are {listing(names, 40)}{suggestion(str(source), [*names, *here])}"
         raise InputError(f"{str(source)!r} is neither a known data set nor an existing path ({path}): {known}")
     for each in SOURCES:
         if each.matches(path):

@@ -20,7 +20,7 @@ from rfdlc.data.sources.table import TARGETS, TableRows, names_rows, rows_of_spl
 from rfdlc.data.table import TableEncoder, text_column
 from rfdlc.decide.classes import Classes, as_array
 from rfdlc.errors import expect, listing, suggestion
-from rfdlc.tables import is_table, open_table, parquet_files
+from rfdlc.tables import is_table, open_table, parquet_files, split_files
 
 AHEAD = 2  # chunks that are read while one is computed
 Item = TypeVar("Item")
@@ -231,6 +231,7 @@ def _table(path: Path, spec: InputSpec, split: str | None) -> Samples:
     """Rows encoded as the training rows were. Of the other columns, the one that named rows there gives the ids."""
     encoder: Any = spec.encoder
     features = {column.name for column in encoder.columns}
+    split = choose_split(str(path), parts, split) if (parts := split_files(path)) else split
     rows = TableRows(path, split, _target(path, spec, features), spec.classes.names)
     others = [name for name in rows.names if name not in features]
     identity = encoder.identity if encoder.identity in others else next(filter(names_rows, others), None)

@@ -179,7 +179,7 @@ class Classes:
 
     def in_order(self, names: Sequence[str]) -> "Classes":
         """The same classes in the order of `names`, which must be the same set."""
-        odd = sorted(set(names) ^ set(self.names)) or ["?"]
+        odd = [*sorted({*self.names} - {*names}), *sorted({*names} - {*self.names})] or ["?"]
         other = f"classes {listing(self.names)} do not match {listing(names)}: {odd[0]!r} is in only one of them"
         expect(odd == ["?"] and len(names) == len(self), f"{other}{suggestion(odd[0], odd[1:])}")
         counts = None if self.counts is None else tuple(self.counts[self._index[name]] for name in names)

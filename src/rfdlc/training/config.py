@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError, field_validator, model_validator
@@ -27,6 +28,7 @@ from rfdlc.training.optimisation import OPTIMISERS, SCHEDULES
 
 GENERAL = ("images", "features", "table", "finetune")  # presets by kind of data, not by name
 UNITS = {"s": 1, "m": 60, "h": 3600}  # of durations, in seconds
+SHORT = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "optimizer": "optimiser"}
 SINKS = ("tensorboard", "mlflow", "wandb")
 TABULAR = ("mixture", "trees")  # backbones of tables, that are not networks alone
 # The names that a setting may have; registries may grow.
@@ -270,6 +272,7 @@ class TrainConfig(BaseModel):
         for name in (name for name in names if name not in TrainConfig.model_fields):
             fix = f"write data.{name}=..., in Python data_options={{{name!r}: ...}}"
             expect(name not in all_options(), f"{name} is an option of the data and not a setting: {fix}")
+            expect(name not in SHORT, f"setting {name!r} is unknown: did you mean {SHORT.get(name)!r}?")
             choose("setting", name, TrainConfig.model_fields)
 
     @staticmethod
@@ -280,7 +283,9 @@ class TrainConfig(BaseModel):
 def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
     """`key=value` words of a command line."""
     for pair in pairs:
-        expect("=" in pair, f"{pair!r} is not a setting: expected key=value, for example epochs=20")
+        both = "; to test on a second file, put both into one folder as train.csv and test.csv, and name the folder"
+        file = both if Path(pair).is_file() else ""
+        expect("=" in pair, f"{pair!r} is not a setting: expected key=value, for example epochs=20{file}")
     return {key.strip().replace("-", "_"): value.strip() for key, value in (pair.split("=", 1) for pair in pairs)}
 
 

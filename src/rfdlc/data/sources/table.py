@@ -20,6 +20,7 @@ from rfdlc.tables import check_names, open_table, read_columns, split_name
 
 Table = dict[str, Any]  # cells by column: a column of pyarrow, or an array
 TARGETS = ("target", "label", "class", "y")
+FEW_CATEGORIES = 20  # more of a column whose name ends in id are hardly kinds of something
 
 
 def read(
@@ -131,8 +132,10 @@ class TableRows:
 def check_roles(where: str, table: Table, target: str | None, *others: str | None) -> tuple[str, list[str]]:
     """The class column, given or found, and a note if it was found; raises for columns that are not there."""
     usual, found = [column for column in table if column.lower() in TARGETS], list[str]()
+    columns = [column for column in table if column.lower() != "split"]
     if target is None:
-        expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {listing(table)}")
+        likely = listing([*columns[-1:], *columns[:-1]])  # the class is often the last column
+        expect(len(usual) == 1, f"{where}: which column is the class? Name it with target (--target): {likely}")
         target, found = usual[0], [f"column {usual[0]!r} was taken for the class: target names another"]
     roles = [name for name in (target, *others) if name is not None]
     for name in roles:
@@ -213,6 +216,11 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
     if column.median is None:
         strays = strays_among(column.categories)
         said = f"column {column.name!r} became {len(column.features)} features, one per category{strays}"
+        if names_rows(column.name) and len(column.features) > FEW_CATEGORIES:
+            named = (
+                f"groups={column.name} (--groups) keeps its rows on one side of a split, drop (--drop) leaves it out"
+            )
+            said, strays = f"{said}; it looks like an identifier: {named}", strays or column.name
         if strays:
             warnings.warn(said, stacklevel=4)
         return [said + (f"; {missing} missing values are a category of their own" if missing else "")]

@@ -1,0 +1,87 @@
+"""Slips of a first hour: what is said names the place and the cure."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import rfdlc
+from rfdlc.cli.reading import read_utility
+from rfdlc.errors import InputError
+from rfdlc.training.config import TrainConfig, parse_pairs
+
+
+def costs(tmp_path, **cells):
+    table = pd.DataFrame(
+        {"benign": {"benign": 0, "malignant": 25}, "malignant": {"benign": 1, "malignant": 0}}, dtype=float
+    )
+    for name, value in cells.items():
+        true, action = name.split("_as_")
+        table.loc[true, action] = value
+    table.rename_axis("true").to_csv(tmp_path / "costs.csv")
+    return str(tmp_path / "costs.csv")
+
+
+CLASSES = rfdlc.Classes(["benign", "malignant"], [80, 20])
+
+
+def test_a_wrong_sign_of_one_cost_is_told(tmp_path):
+    with warnings.catch_warnings(action="error"):
+        read_utility(costs(tmp_path), CLASSES, costs=True)
+    with pytest.warns(UserWarning, match="taking 'malignant' for 'benign' costs less than being right: is its sign"):
+        read_utility(costs(tmp_path, malignant_as_benign=-25), CLASSES, costs=True)
+    with pytest.warns(UserWarning, match="taking 'benign' for 'malignant' is worth more than being right"):
+        read_utility(costs(tmp_path, benign_as_benign=0.5, malignant_as_malignant=30), CLASSES)
+
+
+def test_the_misspelt_class_is_named_and_not_the_right_one(tmp_path):
+    costs(tmp_path)
+    text = tmp_path / "costs.csv"
+    text.write_text(text.read_text().replace("malignant", "malingant"))
+    with pytest.raises(InputError, match="'malingant' is in only one of them; did you mean 'malignant'"):
+        read_utility(str(text), CLASSES, costs=True)
+
+
+def test_short_names_and_second_files(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="setting 'lr' is unknown: did you mean 'learning_rate'"):
+        TrainConfig.check_names(["lr"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test.csv").write_text("a\n1\n")
+    with pytest.raises(InputError, match=r"put both into one folder as train\.csv and test\.csv"):
+        parse_pairs(["test.csv"])
+    with pytest.raises(InputError, match=r"expected key=value, for example epochs=20$"):
+        parse_pairs(["other.csv"])
+    (tmp_path / "hospital").mkdir()
+    for wrong in ("hopsital", "./hopsital"):
+        with pytest.raises(InputError, match="did you mean 'hospital'"):
+            rfdlc.load(wrong)
+
+
+@pytest.fixture
+def patients(tmp_path):
+    """Two rows per patient, one in each split for some of them; the class is the last of many columns."""
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame({"patient_id": [f"P{i // 2}" for i in range(120)]})
+    for number in range(9):
+        rows[f"value {number}"] = rng.normal(size=120).round(3)
+    rows["diagnosis"] = np.where(rows["value 0"] > 1, "sick", "well")
+    rows[:81].to_csv(tmp_path / "train.csv", index=False)
+    rows[81:].to_csv(tmp_path / "test.csv", index=False)
+    return tmp_path
+
+
+def test_columns_that_may_be_the_class_come_first(patients):
+    with pytest.raises(InputError, match=r"Name it with target \(--target\): diagnosis, patient_id, .* \(11 in all\)"):
+        rfdlc.load(patients)
+
+
+def test_identifiers_and_groups_in_two_splits_are_told(patients):
+    told = "column 'patient_id' became 41 features, one per category; it looks like an identifier: groups=patient_id"
+    with pytest.warns(UserWarning, match="it looks like an identifier"):
+        assert any(note.startswith(told) for note in rfdlc.load(patients, target="diagnosis").notes)
+    notes = rfdlc.load(patients, target="diagnosis", groups="patient_id").notes
+    assert "1 groups of the split test are in the training split, too: its scores look better than they are" in notes
+    frame = pd.read_csv(patients / "test.csv")[1:]
+    frame.to_csv(patients / "test.csv", index=False)
+    assert not any("groups" in note for note in rfdlc.load(patients, target="diagnosis", groups="patient_id").notes)
