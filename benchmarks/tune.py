@@ -92,7 +92,8 @@ def fixed(
 
 def once(settings: dict[str, Any]) -> dict[str, Any]:
     """As many epochs in one training, as steps of the rate have it with a budget."""
-    return {**settings, "refit": False, "warm_refit": False, "epochs": 2 * settings["epochs"]}
+    most = round((1 + tuning.SHARE) * tuning.LONGEST * 100)  # the preset has 100 epochs
+    return {**settings, "refit": False, "warm_refit": False, "epochs": min(most, 2 * settings["epochs"])}
 
 
 def scores(folder: Path) -> dict[str, Any]:

@@ -191,8 +191,12 @@ def test_a_table_with_the_wrong_sign_is_told(run, folder):
     assert "costs.csv: every right decision is worth the least" in run("decide", "test.csv", "-u", "costs.csv")[2]
     assert "U.csv: every right decision costs the most" in run("decide", "test.csv", "--costs", "U.csv")[2]
     (folder / "odd.csv").write_text("true,cat,dog,newt\ncat,0,1,1\ndog,2,0,1\nnewt,0,0,1\n")  # right for one of them
+    assert (
+        "odd.csv: taking 'dog' for 'newt' is worth more than being right"
+        in run("decide", "test.csv", "-u", "odd.csv")[2]
+    )
     (folder / "flat.csv").write_text("true,cat,dog,newt\ncat,1,1,1\ndog,0,0,0\nnewt,2,2,2\n")
-    for words in (("-u", "U.csv"), ("--costs", "costs.csv"), ("-u", "odd.csv"), ("-u", "flat.csv")):
+    for words in (("-u", "U.csv"), ("--costs", "costs.csv"), ("-u", "flat.csv")):
         assert run("decide", "test.csv", *words)[2] == ""
 
 

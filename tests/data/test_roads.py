@@ -59,7 +59,7 @@ def test_lists_of_texts_stay_as_they_are(tmp_path: Path) -> None:
 def test_a_first_line_of_numbers_is_a_row(tmp_path: Path) -> None:
     rows = [f"{a:.1f},{a:.1f},{'Iris-setosa' if a < 5 else 'Iris-virginica'}" for a in np.linspace(4, 6, 12)]
     (tmp_path / "iris.csv").write_text("\n".join(rows))
-    with pytest.raises(InputError, match=r"which column is the class.*: column 1, column 2, column 3"):
+    with pytest.raises(InputError, match=r"which column is the class.*: column 3, column 1, column 2"):
         rfdlc.load(tmp_path / "iris.csv")
     data = rfdlc.load(tmp_path / "iris.csv", target="column 3", test_fraction=0)
     assert len(data.train) == 12

@@ -219,7 +219,7 @@ def test_pickled_objects_are_refused(tmp_path):
         (lambda d: Predictions(probabilities=P).with_classes(Classes(("a", "b"))), "3 columns but there are 2 classes"),
         (
             lambda d: Predictions(probabilities=P, classes=Classes(NAMES)).with_classes(Classes(("a", "b", "c"))),
-            "'a' is",
+            "'cat' is",
         ),
     ],
 )
