@@ -134,6 +134,14 @@ def test_a_run_of_version_1_is_loaded_and_predicts_the_same():
     assert np.array_equal(model.decider.decide(found), model.decider.decide(saved))
 
 
+def test_settings_that_are_gone_are_left_out(tmp_path):
+    shutil.copytree(OLD, tmp_path / "run")
+    table = json.loads((tmp_path / "run/config.json").read_text())
+    table["settings"] |= {"consistency_target": "ensemble", "consistency_view": "weak", "consistency_temperature": 1.0}
+    (tmp_path / "run/config.json").write_text(json.dumps(table))
+    assert rfdlc.Model.load(tmp_path / "run").config == rfdlc.Model.load(OLD).config
+
+
 def test_a_run_of_version_1_is_resumed(tmp_path):
     shutil.copytree(OLD, tmp_path / "run")
     for name in ("model.safetensors", "decider.json", "metrics.json"):

@@ -46,6 +46,7 @@ HASHED = 4096  # samples at a time
 PREFIXES = "net.", "state."  # of the tensors of a checkpoint
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 CHECKSUM = "sha256"  # in the metadata of files of weights
+GONE = {"consistency_target", "consistency_view", "consistency_temperature"}  # settings of earlier versions
 
 Rows = list[dict[str, Any]]
 
@@ -139,6 +140,7 @@ class Run:
     def config(self) -> TrainConfig:
         """The settings; what a folder of an earlier version does not have is as the method's default."""
         settings = {**self.metadata["settings"], **self.tuning.get("chosen", {})}
+        settings = {name: value for name, value in settings.items() if name not in GONE}
         if "tune" not in settings and settings.get("augment") == "auto":  # of earlier versions
             settings["augment"] = "crop-flip"
         if self.metadata["version"] == 1:  # its target prior was the prior to train for, and never corrected

@@ -217,9 +217,7 @@ def _told(column: ColumnCode, cells: Column) -> list[str]:
         strays = strays_among(column.categories)
         said = f"column {column.name!r} became {len(column.features)} features, one per category{strays}"
         if names_rows(column.name) and len(column.features) > FEW_CATEGORIES:
-            named = (
-                f"groups={column.name} (--groups) keeps its rows on one side of a split, drop (--drop) leaves it out"
-            )
+            named = f"groups={column.name} (--groups) keeps its rows together, drop (--drop) leaves it out"
             said, strays = f"{said}; it looks like an identifier: {named}", strays or column.name
         if strays:
             warnings.warn(said, stacklevel=4)
